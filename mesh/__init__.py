@@ -1,0 +1,1 @@
+"""What coordinator, node, gateway and clients share: roster, handshake, sealing, TLS, errors, logs."""

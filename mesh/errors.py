@@ -1,0 +1,169 @@
+"""The one exception tree.
+
+Every error says what happened, to what, and (in `hint`) what to do about it. `reason` is a stable
+UPPER_SNAKE word for programs; `code` is the canonical gRPC status name. Messages never hold prompt
+text, token ids or generated text. `mesh.rpc` maps the tree to gRPC status with ErrorInfo, and
+`gateway.http.errors` maps it to OpenAI's form; nothing else translates errors.
+"""
+
+from __future__ import annotations
+
+DOMAIN = "sealring"
+
+
+class SealringError(Exception):
+    """Base of every error that a user may see.
+
+    `metadata` holds short strings for programs (limits, names, numbers); it goes into ErrorInfo.
+    """
+
+    code = "UNKNOWN"
+    default_reason = "UNKNOWN"
+
+    def __init__(self, message: str, *, hint: str = "", reason: str | None = None, **metadata: object):
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.reason = reason or self.default_reason
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+
+    def __str__(self) -> str:
+        return f"{self.message} (hint: {self.hint})" if self.hint else self.message
+
+
+class InvalidInput(SealringError):
+    """The caller's input is wrong and will stay wrong; `param` in the metadata names the field."""
+
+    code = "INVALID_ARGUMENT"
+    default_reason = "INVALID_INPUT"
+
+
+class NotFound(SealringError):
+    """The named thing does not exist."""
+
+    code = "NOT_FOUND"
+    default_reason = "NOT_FOUND"
+
+
+class AlreadyExists(SealringError):
+    """The named thing exists already."""
+
+    code = "ALREADY_EXISTS"
+    default_reason = "ALREADY_EXISTS"
+
+
+class Unauthenticated(SealringError):
+    """No valid credential was presented."""
+
+    code = "UNAUTHENTICATED"
+    default_reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(SealringError):
+    """The caller is known and may not do this."""
+
+    code = "PERMISSION_DENIED"
+    default_reason = "PERMISSION_DENIED"
+
+
+class FailedPrecondition(SealringError):
+    """The system is not in the state that the call needs; retrying alone does not help."""
+
+    code = "FAILED_PRECONDITION"
+    default_reason = "FAILED_PRECONDITION"
+
+
+class ConfigError(FailedPrecondition):
+    """A setting, a file named by a setting, or the environment is unusable."""
+
+    default_reason = "BAD_CONFIG"
+
+
+class ModelError(FailedPrecondition):
+    """A model folder is missing, corrupt, or of a kind that cannot be served."""
+
+    default_reason = "BAD_MODEL"
+
+
+class Conflict(SealringError):
+    """Another change or holder came first; read the state again and retry."""
+
+    code = "ABORTED"
+    default_reason = "CONFLICT"
+
+
+class ResourceExhausted(SealringError):
+    """A limit, a quota or memory is used up."""
+
+    code = "RESOURCE_EXHAUSTED"
+    default_reason = "RESOURCE_EXHAUSTED"
+
+
+class Unavailable(SealringError):
+    """Not served just now; the same call may succeed later."""
+
+    code = "UNAVAILABLE"
+    default_reason = "UNAVAILABLE"
+
+
+class DeadlineExceeded(SealringError):
+    """It took longer than the caller or a limit allowed."""
+
+    code = "DEADLINE_EXCEEDED"
+    default_reason = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(SealringError):
+    """The caller went away or cancelled."""
+
+    code = "CANCELLED"
+    default_reason = "CANCELLED"
+
+
+class Internal(SealringError):
+    """A fault of sealring's own; the details are in its log, not in the message."""
+
+    code = "INTERNAL"
+    default_reason = "INTERNAL"
+
+
+class EpochEnded(Unavailable):
+    """The ring's epoch ended while the work was under way."""
+
+    default_reason = "EPOCH_ENDED"
+
+
+class HandshakeError(PermissionDenied):
+    """A SIGMA handshake failed a check. Nothing of this reaches the peer."""
+
+    default_reason = "HANDSHAKE_FAILED"
+
+
+class RecordError(PermissionDenied):
+    """A record could not be sealed or opened; its link is poisoned."""
+
+    default_reason = "RECORD_REFUSED"
+
+
+class RosterError(PermissionDenied):
+    """A roster or root metadata failed a check of the reader."""
+
+    default_reason = "ROSTER_REFUSED"
+
+
+class AttestationError(PermissionDenied):
+    """Attestation or challenge evidence is missing, stale or wrong."""
+
+    default_reason = "ATTESTATION_REFUSED"
+
+
+class EnvelopeError(PermissionDenied):
+    """A sealed prompt or reply could not be opened."""
+
+    default_reason = "ENVELOPE_REFUSED"
+
+
+class CertificateError(PermissionDenied):
+    """A certificate or signing request failed a check."""
+
+    default_reason = "CERTIFICATE_REFUSED"

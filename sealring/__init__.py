@@ -1,0 +1,1 @@
+"""sealring: the public contract (`sealring.v1`) and the client library."""
