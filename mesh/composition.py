@@ -1,0 +1,211 @@
+"""Which rows are where: the state that every member of a ring, and the gateway, derives alike.
+
+A pure state machine over the totally ordered steps of one epoch. `apply` validates a step against the
+state so far, changes the state, and tells what the step computes and which records it puts on the ring.
+All members run this same code, and the digest of the result goes into the associated data of every
+record, so members that disagree fail at the first record instead of computing garbage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mesh.errors import InvalidInput
+from sealring.v1 import control_pb2 as control
+
+MAX_LANES = 64
+MAX_CHUNKS = 64
+MAX_PARAMS_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [start, end) of a row's prompt; `last` when they end it and a token is sampled."""
+
+    row: int
+    start: int
+    end: int
+    last: bool
+    params_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A row that goes; `lane` is None when it was still being prefilled, else `index` is its place."""
+
+    row: int
+    lane: int | None
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A prefilled row that is appended to a lane."""
+
+    row: int
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedStep:
+    """One step with everything that a member derives from it.
+
+    `changes` are in order. Exactly one of `chunks` and `rows` is non-empty, or neither. `sampled` are the
+    rows that get a token, in the order of the token record on the closing edge (uint32 [len(sampled)]).
+    `digest` is 32 bytes over the composition after the changes and this step's work.
+    """
+
+    number: int
+    digest: bytes
+    changes: tuple[Admission | Eviction, ...]
+    chunks: tuple[Chunk, ...]
+    lane: int | None
+    rows: tuple[int, ...]
+    sampled: tuple[int, ...]
+
+
+class Composition:
+    """Rows in prefill and rows in lanes of one epoch. Not thread safe."""
+
+    def __init__(self, *, epoch: int, max_rows: int, prefill_chunk: int) -> None:
+        self._epoch = epoch
+        self._max_rows = max_rows
+        self._prefill_chunk = prefill_chunk
+        self._last_step = 0
+        self._prefilling: dict[int, tuple[int, int]] = {}  # row -> (done, prompt tokens)
+        self._lanes: dict[int, list[int]] = {}
+        self._lane_of: dict[int, int] = {}
+        self._highest_row = 0
+
+    @property
+    def last_step(self) -> int:
+        return self._last_step
+
+    def lane_rows(self, lane: int) -> tuple[int, ...]:
+        """The rows of a lane in order; empty when there is no such lane."""
+        return tuple(self._lanes.get(lane, ()))
+
+    def lanes(self) -> dict[int, tuple[int, ...]]:
+        return {lane: tuple(rows) for lane, rows in sorted(self._lanes.items())}
+
+    def prefilling(self) -> dict[int, tuple[int, int]]:
+        """Row -> (tokens done, tokens of the prompt), for rows not yet in a lane."""
+        return dict(self._prefilling)
+
+    @property
+    def rows(self) -> int:
+        """Rows that hold memory."""
+        return len(self._prefilling) + len(self._lane_of)
+
+    def apply(self, step: control.Step) -> ResolvedStep:
+        """Executes the bookkeeping of `step`.
+
+        Raises InvalidInput with reason BAD_STEP when the step does not follow from the state; the state
+        is then unusable and the epoch must end.
+        """
+        if step.number != self._last_step + 1:
+            raise _bad(f"step {step.number} follows step {self._last_step}")
+        self._last_step = step.number
+        changes = tuple(self._change(change) for change in step.changes)
+        work = step.WhichOneof("work")
+        chunks: tuple[Chunk, ...] = ()
+        lane: int | None = None
+        rows: tuple[int, ...] = ()
+        if work == "prefill":
+            chunks = self._prefill(step.prefill.chunks)
+            sampled = tuple(chunk.row for chunk in chunks if chunk.last)
+        elif work == "decode":
+            lane = step.decode.lane
+            rows = self.lane_rows(lane)
+            if not rows:
+                raise _bad(f"lane {lane} has no rows to decode")
+            sampled = rows
+        else:
+            sampled = ()
+        digest = self._digest(lane, chunks)
+        return ResolvedStep(step.number, digest, changes, chunks, lane, rows, sampled)
+
+    def _change(self, change: control.Change) -> Admission | Eviction:
+        kind = change.WhichOneof("change")
+        if kind == "admit":
+            return self._admit(change.admit.row, change.admit.lane)
+        if kind == "evict":
+            return self._evict(change.evict.row)
+        raise _bad("a change says nothing")
+
+    def _admit(self, row: int, lane: int) -> Admission:
+        done, total = self._prefilling.get(row, (0, -1))
+        if done != total:
+            raise _bad(f"row {row} is not ready to be admitted")
+        if lane >= MAX_LANES:
+            raise _bad(f"lane {lane} is above {MAX_LANES - 1}")
+        del self._prefilling[row]
+        self._lanes.setdefault(lane, []).append(row)
+        self._lane_of[row] = lane
+        return Admission(row, lane)
+
+    def _evict(self, row: int) -> Eviction:
+        if row in self._prefilling:
+            del self._prefilling[row]
+            return Eviction(row, None, 0)
+        lane = self._lane_of.pop(row, None)
+        if lane is None:
+            raise _bad(f"row {row} is not here to be evicted")
+        rows = self._lanes[lane]
+        index = rows.index(row)
+        rows.pop(index)
+        if not rows:
+            del self._lanes[lane]
+        return Eviction(row, lane, index)
+
+    def _prefill(self, chunks: Sequence[control.Chunk]) -> tuple[Chunk, ...]:
+        if not 1 <= len(chunks) <= MAX_CHUNKS:
+            raise _bad(f"a prefill has {len(chunks)} chunks")
+        if len({chunk.row for chunk in chunks}) != len(chunks):
+            raise _bad("a prefill names a row twice")
+        return tuple(self._chunk(chunk) for chunk in chunks)
+
+    def _chunk(self, chunk: control.Chunk) -> Chunk:
+        if chunk.start == 0:
+            if chunk.row <= self._highest_row:
+                raise _bad(f"row {chunk.row} is not a new row")
+            if self.rows >= self._max_rows:
+                raise _bad(f"row {chunk.row} is one more than the {self._max_rows} rows of this ring")
+            self._highest_row = chunk.row
+            self._prefilling[chunk.row] = (0, chunk.prompt_tokens)
+        elif chunk.params_bytes:
+            raise _bad("parameters travel with the first chunk only")
+        done, total = self._prefilling.get(chunk.row, (-1, -1))
+        if (chunk.start, chunk.prompt_tokens) != (done, total):
+            raise _bad(f"chunk of row {chunk.row} does not continue its prompt")
+        if not chunk.start < chunk.end <= total or chunk.end - chunk.start > self._prefill_chunk:
+            raise _bad(f"chunk of row {chunk.row} has a length that is not allowed")
+        if chunk.params_bytes > MAX_PARAMS_BYTES:
+            raise _bad(f"parameters of row {chunk.row} are too long")
+        self._prefilling[chunk.row] = (chunk.end, total)
+        return Chunk(chunk.row, chunk.start, chunk.end, chunk.end == total, chunk.params_bytes)
+
+    def _digest(self, lane: int | None, chunks: tuple[Chunk, ...]) -> bytes:
+        digest = hashlib.sha256(b"sealring composition v1")
+        digest.update(struct.pack(">QQi", self._epoch, self._last_step, -1 if lane is None else lane))
+        for chunk in chunks:
+            digest.update(struct.pack(">QIII", chunk.row, chunk.start, chunk.end, chunk.params_bytes))
+        digest.update(struct.pack(">I", len(self._lanes)))
+        for number in sorted(self._lanes):
+            rows = self._lanes[number]
+            digest.update(struct.pack(f">II{len(rows)}Q", number, len(rows), *rows))
+        digest.update(struct.pack(">I", len(self._prefilling)))
+        for row in sorted(self._prefilling):
+            digest.update(struct.pack(">QII", row, *self._prefilling[row]))
+        return digest.digest()
+
+
+def _bad(message: str) -> InvalidInput:
+    return InvalidInput(message, reason="BAD_STEP", hint="gateway and members disagree; the epoch must end")
