@@ -1,0 +1,82 @@
+"""Imports mlx-lm's model code without its text side.
+
+`import mlx_lm` imports transformers (1.5 s on one core, 0.2 GiB) for tokenizers that an engine never
+uses, and three engines may start at once on two cores. `install` puts a package of the same name and path
+in `sys.modules` whose `__init__` has not run, so `mlx_lm.models.*` and `mlx_lm.utils.load_model` come from the installed
+sources unchanged. Whoever asks that package for a name of its real `__init__` (`mlx_lm.load`,
+`mlx_lm.generate`) gets the real one: the stand-ins are dropped and the real `__init__` runs.
+
+Call `install` before the first import of mlx_lm. Where mlx_lm was imported already it does nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any, NoReturn
+
+_TEXT_SIDE = "mlx_lm.tokenizer_utils"
+_AFTER_TEXT_SIDE = ("mlx_lm.utils",)
+
+
+class _LightPackage(ModuleType):
+    """mlx_lm before its `__init__` has run."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.__class__ = ModuleType  # type: ignore[assignment]
+        for module in (_TEXT_SIDE, *_AFTER_TEXT_SIDE):
+            sys.modules.pop(module, None)
+            self.__dict__.pop(module.rpartition(".")[2], None)
+        assert self.__spec__ is not None
+        assert self.__spec__.loader is not None
+        self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
+
+def install() -> None:
+    """Makes `import mlx_lm.models...` and `import mlx_lm.utils` light. Idempotent.
+
+    Raises ImportError where mlx-lm is not installed.
+    """
+    if "mlx_lm" in sys.modules:
+        return
+    spec = importlib.util.find_spec("mlx_lm")
+    if spec is None:
+        raise ImportError("mlx-lm is not installed")
+    package = _LightPackage("mlx_lm")
+    package.__spec__ = spec
+    package.__file__ = spec.origin
+    package.__path__ = list(spec.submodule_search_locations or [])
+    sys.modules["mlx_lm"] = package
+
+
+def import_utils() -> ModuleType:
+    """`mlx_lm.utils`, whose `load_model` and `_get_classes` the engine uses.
+
+    Its imports of transformers (through tokenizer_utils) and huggingface_hub are answered with stand-ins
+    while it is imported into a light package.
+    """
+    install()
+    if "mlx_lm.utils" in sys.modules or not isinstance(sys.modules["mlx_lm"], _LightPackage):
+        return importlib.import_module("mlx_lm.utils")
+    tokenizers = ModuleType(_TEXT_SIDE)
+    tokenizers.TokenizerWrapper = object  # type: ignore[attr-defined]
+    tokenizers.load = _no_text_side  # type: ignore[attr-defined]
+    hub = ModuleType("huggingface_hub")
+    hub.snapshot_download = _no_text_side  # type: ignore[attr-defined]
+    real_hub = sys.modules.get("huggingface_hub")
+    sys.modules[_TEXT_SIDE] = tokenizers
+    sys.modules["huggingface_hub"] = real_hub or hub
+    try:
+        return importlib.import_module("mlx_lm.utils")
+    finally:
+        if real_hub is None:
+            del sys.modules["huggingface_hub"]
+
+
+def _no_text_side(*_: object, **__: object) -> NoReturn:
+    raise RuntimeError("the engine loads neither tokenizers nor remote files through mlx_lm")

@@ -1,0 +1,127 @@
+"""The caches of one stage, for one row during prefill and for a lane's rows during decode.
+
+A stage's cache is a list of mlx-lm cache objects, one for each of the model's caches that a present layer
+uses (`Slots` gives the model the list that it expects). Rows join and leave a lane's cache with mlx-lm's own
+batch caches, as its `BatchGenerator` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mesh.errors import ModelError
+
+Cache = list[Any]
+
+
+def merge(rows: Sequence[Cache]) -> Cache:
+    """One batch cache of the rows' caches, each of one sequence. The rows' caches stay usable.
+
+    Raises ModelError (reason CACHE_NOT_BATCHABLE) where the model uses a cache that cannot be batched.
+    """
+    if not rows:
+        return []
+    for cache in rows[0]:
+        _check_batchable(cache)
+    return [caches[0].merge(list(caches)) for caches in zip(*rows, strict=True)]
+
+
+def extend(batch: Cache, other: Cache) -> Cache:
+    """Appends the rows of `other` to `batch`, in place, and returns it; an empty list is a batch of no rows."""
+    if not batch:
+        return other
+    if other:
+        for mine, theirs in zip(batch, other, strict=True):
+            mine.extend(theirs)
+    return batch
+
+
+def filter(batch: Cache, keep: Sequence[int]) -> Cache:
+    """Keeps the rows with these indices, in this order, in place, and returns the batch ([] for no rows)."""
+    if not keep:
+        return []
+    for cache in batch:
+        cache.filter(list(keep))
+    return batch
+
+
+def extract(batch: Cache, row: int) -> Cache:
+    """A copy of one row as a cache of one sequence."""
+    return [cache.extract(row) for cache in batch]
+
+
+def nbytes(cache: Cache) -> int:
+    """The bytes that the cache holds, room for growth included."""
+    return sum(int(part.nbytes) for part in cache)
+
+
+def _check_batchable(cache: Any) -> None:
+    for part in getattr(cache, "caches", (cache,)):
+        if not hasattr(part, "merge"):
+            raise ModelError(
+                f"a cache of class {type(part).__name__} cannot hold several rows",
+                reason="CACHE_NOT_BATCHABLE",
+                hint="serve this model with one row per lane",
+            )
+
+
+class Slots:
+    """Places a stage's caches where the model expects them.
+
+    A model's code makes masks and positions from caches at absolute indices, also those of absent layers. In
+    the place of an absent layer's cache stands a present one of the same kind, for all caches of a row have
+    the same offset when a step begins; failing that any that counts tokens; failing that a shadow: a cache of its own that
+    counts tokens with keys and values of width zero.
+    """
+
+    def __init__(self, templates: Cache, owners: Sequence[Sequence[int]], lo: int, hi: int) -> None:
+        present = [i for i, layers in enumerate(owners) if any(lo <= layer < hi for layer in layers)]
+        self._present = present
+        self._shadows: list[int] = []
+        self._where: list[int | None] = []
+        self._idle = templates
+        counting = [i for i in present if hasattr(templates[i], "offset")]
+        for index, template in enumerate(templates):
+            if index in present:
+                self._where.append(present.index(index))
+                continue
+            alike = [i for i in present if _kind(templates[i]) == _kind(template)] or counting
+            if not hasattr(template, "offset") and not (
+                alike and _kind(templates[alike[0]]) == _kind(template)
+            ):
+                self._where.append(None)
+            elif alike:
+                self._where.append(present.index(alike[0]))
+            else:
+                self._where.append(len(present) + self._shadow(templates, index))
+
+    def _shadow(self, templates: Cache, index: int) -> int:
+        for number, other in enumerate(self._shadows):
+            if _kind(templates[other]) == _kind(templates[index]):
+                return number
+        self._shadows.append(index)
+        return len(self._shadows) - 1
+
+    def select(self, full: Cache) -> Cache:
+        """The stage's own caches out of a full list of the model's."""
+        return [full[i] for i in (*self._present, *self._shadows)]
+
+    def spread(self, cache: Cache) -> Cache:
+        """The list that the model's `__call__` expects."""
+        return [
+            self._idle[index] if where is None else cache[where] for index, where in enumerate(self._where)
+        ]
+
+    def count(self, cache: Cache, rows: int, tokens: int) -> None:
+        """Lets the shadows count the tokens of a step that was just run."""
+        for shadow in cache[len(self._present) :]:
+            nothing = mx.zeros((rows, 1, tokens, 0))
+            shadow.update_and_fetch(nothing, nothing)
+
+
+def _kind(cache: Any) -> tuple[Any, ...]:
+    parts = getattr(cache, "caches", ())
+    return (type(cache), getattr(cache, "max_size", None), *(_kind(part) for part in parts))

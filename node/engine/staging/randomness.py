@@ -1,0 +1,54 @@
+"""Stages with random weights, for checks and benchmarks."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from .anatomy import dissect
+from .skeleton import build_skeleton
+from .stage import Stage
+
+_SPREAD = 0.02
+
+
+def random_model(config: dict[str, Any], *, seed: int, dtype: mx.Dtype = mx.float32) -> nn.Module:
+    """The whole model with random weights, lazy.
+
+    A parameter's values depend on the seed and its name only: its initial value plus noise of its own, so
+    that no norm is all ones and no bias zero, and a stage which lacks one shows.
+    """
+    mx.random.seed(seed)
+    model = build_skeleton(config)
+    quantization = config.get("quantization")
+    parameters = []
+    for name, value in tree_flatten(model.parameters()):
+        if mx.issubdtype(value.dtype, mx.floating):
+            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            noise = mx.random.normal(value.shape, key=mx.random.key(int.from_bytes(digest[:8], "big")))
+            value = (value + _SPREAD * noise).astype(dtype)
+        parameters.append((name, value))
+    model.update(tree_unflatten(parameters))
+    if quantization is not None:
+        nn.quantize(
+            model,
+            group_size=quantization["group_size"],
+            bits=quantization["bits"],
+            mode=quantization.get("mode", "affine"),
+        )
+    return model
+
+
+def random_stage(
+    config: dict[str, Any], lo: int, hi: int, *, seed: int, dtype: mx.Dtype = mx.float32
+) -> Stage:
+    """A stage with random weights; a layer has the same parameters whatever the split."""
+    model = random_model(config, seed=seed, dtype=dtype)
+    stage = Stage(model, dissect(model, config["model_type"]), lo, hi)
+    for array in stage.kept:
+        mx.eval(array)
+    return stage

@@ -1,0 +1,72 @@
+"""Builds an mlx-lm model from its configuration, with parameters that nobody evaluates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.nn as nn
+
+from mesh.errors import ModelError
+from node.engine import mlx_lm_import
+
+from .anatomy import Anatomy, dissect
+
+
+def build_skeleton(config: dict[str, Any]) -> nn.Module:
+    """The model that a configuration describes; its parameters are lazy and random.
+
+    Raises ModelError: MODEL_TYPE_UNKNOWN, MODEL_NEEDS_REMOTE_CODE or BAD_MODEL_CONFIG.
+    """
+    model_class, arguments_class = model_classes(config)
+    try:
+        model: nn.Module = model_class(arguments_class.from_dict(config))
+    except Exception as error:  # a model's own code may raise anything on a configuration that it dislikes
+        raise ModelError(
+            f"the configuration of the {config['model_type']} model is incomplete or inconsistent "
+            f"({type(error).__name__}: {error})",
+            reason="BAD_MODEL_CONFIG",
+            hint="compare its config.json with that of a model that works",
+        ) from error
+    model.eval()
+    return model
+
+
+def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    """mlx-lm's model class and its arguments class for a configuration."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type.replace("-", "_").isidentifier():
+        raise ModelError(
+            "the model's configuration names no model_type",
+            reason="BAD_MODEL_CONFIG",
+            hint="config.json needs a model_type, such as llama",
+        )
+    if config.get("model_file") is not None:
+        raise ModelError(
+            "the model wants to run code of its own",
+            reason="MODEL_NEEDS_REMOTE_CODE",
+            hint="use a model of an architecture that mlx-lm ships",
+        )
+    try:
+        classes: tuple[Any, Any] = mlx_lm_import.import_utils()._get_classes(config)
+    except (ValueError, AttributeError) as error:
+        raise ModelError(
+            f"mlx-lm has no architecture {model_type}",
+            reason="MODEL_TYPE_UNKNOWN",
+            hint="update mlx-lm, or choose a model of an architecture that it supports",
+            model_type=model_type,
+        ) from error
+    return classes
+
+
+def layer_count(config: dict[str, Any]) -> int:
+    """The number of layers that a ring can share out."""
+    return len(_dissected(config).layers)
+
+
+def check_stageable(config: dict[str, Any]) -> None:
+    """Raises ModelError (reason ARCHITECTURE_NOT_STAGEABLE) unless the architecture splits. Loads no weights."""
+    _dissected(config)
+
+
+def _dissected(config: dict[str, Any]) -> Anatomy:
+    return dissect(build_skeleton(config), config["model_type"])

@@ -1,0 +1,201 @@
+"""Loads one stage's weights from a model folder, and finds model folders."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mesh.errors import ModelError, NotFound
+from node.engine import mlx_lm_import
+from node.engine.staging import Stage, build_skeleton
+from node.engine.staging.anatomy import dissect
+
+_HEADER_LIMIT = 100 * 1024 * 1024
+_CONFIG_LIMIT = 16 * 1024 * 1024
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_REDOWNLOAD = "download or convert the model again"
+
+
+def load_stage(path: Path, lo: int, hi: int) -> Stage:
+    """The layers [lo, hi) of the model in the folder `path`, with the embedding, norm and head that they need.
+
+    mlx-lm's `load_model` maps the complete weights lazily, converts and quantizes them and insists that they
+    are exactly the model's parameters; only then is the stage cut out and its own parameters read, a layer's worth at a time.
+    No other layer's weights are read from the disk.
+
+    Raises ModelError for a missing, corrupt or unsupported model, InvalidInput for an impossible range.
+    """
+    model, config = load_lazily(path)
+    stage = Stage(model, dissect(model, config["model_type"]), lo, hi)
+    del model
+    try:
+        for array in stage.kept:
+            mx.eval(array)
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"the weights of {path.name} could not be read: {error}",
+            reason="WEIGHTS_CORRUPT",
+            hint=_REDOWNLOAD,
+        ) from error
+    mx.clear_cache()
+    return stage
+
+
+def load_lazily(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The whole model with lazily mapped weights, and its configuration. No weight is read."""
+    config = read_config(path)
+    build_skeleton(config)  # the clear errors about the configuration, before mlx-lm's
+    for file in weight_files(path):
+        read_header(file)
+    utils = mlx_lm_import.import_utils()
+    try:
+        model, loaded = utils.load_model(path, lazy=True, strict=True)
+    except (ValueError, KeyError, RuntimeError, OSError) as error:
+        raise ModelError(
+            f"the weights of {path.name} do not fit its configuration: {_first_words(error)}",
+            reason="WEIGHTS_MISMATCH",
+            hint=_REDOWNLOAD,
+        ) from error
+    return model, loaded
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The model folder's config.json, as mlx-lm reads it (with generation_config.json's end tokens)."""
+    file = path / "config.json"
+    if not path.is_dir():
+        raise ModelError(
+            f"there is no model folder {path.name}", reason="MODEL_NOT_FOUND", hint="check the model's path"
+        )
+    if not file.is_file():
+        raise ModelError(
+            f"{path.name} has no config.json",
+            reason="CONFIG_MISSING",
+            hint="a model folder holds config.json, safetensors files and a tokenizer",
+        )
+    if file.stat().st_size > _CONFIG_LIMIT:
+        raise ModelError(
+            f"config.json of {path.name} is too large", reason="BAD_MODEL_CONFIG", hint=_REDOWNLOAD
+        )
+    try:
+        config = mlx_lm_import.import_utils().load_config(path)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ModelError(
+            f"config.json of {path.name} is not JSON", reason="BAD_MODEL_CONFIG", hint=_REDOWNLOAD
+        ) from error
+    if not isinstance(config, dict):
+        raise ModelError(
+            f"config.json of {path.name} is not a JSON object", reason="BAD_MODEL_CONFIG", hint=_REDOWNLOAD
+        )
+    return config
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The folder's weight files, in order of name, complete by its index if it has one."""
+    files = sorted(path.glob("model*.safetensors"))
+    if not files:
+        raise ModelError(
+            f"{path.name} has no model*.safetensors",
+            reason="WEIGHTS_MISSING",
+            hint="convert the model with mlx_lm.convert, or download it again",
+        )
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            named = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(
+                f"{index.name} of {path.name} is unusable", reason="WEIGHTS_CORRUPT", hint=_REDOWNLOAD
+            ) from error
+        missing = sorted(named - {file.name for file in files})
+        if missing:
+            raise ModelError(
+                f"{path.name} lacks {len(missing)} of its weight files, {missing[0]} first",
+                reason="WEIGHTS_MISSING",
+                hint=_REDOWNLOAD,
+            )
+    return files
+
+
+def read_header(file: Path) -> bytes:
+    """The header of a safetensors file, after checking that the file is as long as the header says.
+
+    The format: 8 bytes length (little endian), JSON, data; see github.com/huggingface/safetensors.
+    """
+
+    def corrupt(why: str) -> ModelError:
+        return ModelError(f"{file.name} is {why}", reason="WEIGHTS_CORRUPT", hint=_REDOWNLOAD)
+
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        if len(prefix) < 8:
+            raise corrupt("truncated")
+        (length,) = struct.unpack("<Q", prefix)
+        if length > _HEADER_LIMIT:
+            raise corrupt("not a safetensors file")
+        header = stream.read(length)
+    if len(header) < length:
+        raise corrupt("truncated")
+    try:
+        entries = json.loads(header)
+        end = max(
+            (entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"), default=0
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        raise corrupt("not a safetensors file") from None
+    if not isinstance(end, int) or 8 + length + end != size:
+        raise corrupt("truncated" if isinstance(end, int) and 8 + length + end > size else "damaged")
+    return header
+
+
+def find_model(name_or_path: str, models_dirs: Sequence[Path], *, allow_download: bool = False) -> Path:
+    """The folder of a model: an absolute path, a name in one of `models_dirs`, or a hub id `org/name`.
+
+    A hub id is looked up in `models_dirs` (as `org/name` and as `name`), then in the local Hugging Face cache, and
+    downloaded only with `allow_download`. Raises NotFound (reason MODEL_NOT_FOUND).
+    """
+    if name_or_path.startswith("/"):
+        path = Path(name_or_path)
+        if path.is_dir():
+            return path
+        raise _not_found(name_or_path, "check the model's path")
+    is_hub_id = _HUB_ID.fullmatch(name_or_path) is not None and ".." not in name_or_path
+    if not is_hub_id and (_NAME.fullmatch(name_or_path) is None or ".." in name_or_path):
+        raise _not_found(
+            name_or_path[:100], "a model is an absolute path, a folder's name or a hub id org/name"
+        )
+    for folder in models_dirs:
+        for name in dict.fromkeys((name_or_path, name_or_path.rpartition("/")[2])):
+            if (folder / name / "config.json").is_file():
+                return folder / name
+    if is_hub_id:
+        return _from_hub(name_or_path, allow_download)
+    raise _not_found(name_or_path, "put it in a models folder, or name it by its path or hub id")
+
+
+def _from_hub(hub_id: str, allow_download: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = mlx_lm_import.import_utils().DEFAULT_ALLOW_PATTERNS
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=patterns, local_files_only=not allow_download))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        hint = "check the id and the network" if allow_download else "allow downloads, or copy the model here"
+        raise _not_found(hub_id, hint) from error
+
+
+def _not_found(name: str, hint: str) -> NotFound:
+    return NotFound(f"there is no model {name}", reason="MODEL_NOT_FOUND", hint=hint)
+
+
+def _first_words(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
