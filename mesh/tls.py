@@ -1,0 +1,214 @@
+"""mTLS for gRPC: credentials that follow rotation, channel options, and who is at the other end.
+
+A `TlsStore` holds the current key, certificate and authorities. Servers read it at every handshake; clients
+get a new channel from `PeerChannel` after it changed, while streams on the old channel live on until they end
+or the old certificate does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from mesh.certificates import PeerIdentity, Role, expires_at, role_server_name, to_pem
+from mesh.clock import Clock
+from mesh.errors import Unauthenticated
+
+MAX_MESSAGE_BYTES = 16 << 20
+KEEPALIVE_MILLISECONDS = 2000
+PING_TIMEOUT_MILLISECONDS = 1000
+MAX_CONNECTION_AGE_MILLISECONDS = 3600 * 1000
+
+_COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MILLISECONDS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MILLISECONDS),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+
+
+@dataclass(frozen=True)
+class TlsMaterial:
+    """A leaf key (PEM), its certificate (DER) and the authorities to trust (DER)."""
+
+    private_key: bytes
+    certificate: bytes
+    authorities: tuple[bytes, ...]
+
+    def __repr__(self) -> str:
+        return f"TlsMaterial(expires={expires_at(self.certificate):.0f})"
+
+
+class TlsStore:
+    """The material in use, replaced as a whole when a certificate or an authority rotates."""
+
+    def __init__(self, material: TlsMaterial) -> None:
+        self._lock = threading.Lock()
+        self._material = material
+        self._generation = 0
+
+    def replace(self, material: TlsMaterial) -> None:
+        """Use `material` for every handshake from now on."""
+        with self._lock:
+            self._material = material
+            self._generation += 1
+
+    def current(self) -> tuple[int, TlsMaterial]:
+        """A number that grows with every replacement, and the material."""
+        with self._lock:
+            return self._generation, self._material
+
+
+def server_credentials(store: TlsStore, *, require_client: bool = True) -> grpc.ServerCredentials:
+    """Server credentials that take up rotated material at the next handshake.
+
+    `require_client=False` is for the joining port alone: a node that joins has no certificate yet.
+    """
+    generation, material = store.current()
+    served = [generation]
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        generation, material = store.current()
+        if generation == served[0]:
+            return None
+        served[0] = generation
+        return _server_configuration(material, require_client)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _server_configuration(material, require_client),
+        fetch,  # type: ignore[arg-type]  # None means unchanged, which the stubs leave out
+        require_client_authentication=require_client,
+    )
+
+
+def channel_credentials(material: TlsMaterial) -> grpc.ChannelCredentials:
+    """Client credentials that present the material's certificate."""
+    return grpc.ssl_channel_credentials(
+        root_certificates=to_pem(*material.authorities),
+        private_key=material.private_key,
+        certificate_chain=to_pem(material.certificate),
+    )
+
+
+def joining_channel(address: str, authorities: tuple[bytes, ...]) -> grpc.aio.Channel:
+    """A channel to the coordinator's joining port, which trusts `authorities` and presents no certificate."""
+    credentials = grpc.ssl_channel_credentials(root_certificates=to_pem(*authorities))
+    name = role_server_name(Role.COORDINATOR)
+    return grpc.aio.secure_channel(address, credentials, options=channel_options(name))
+
+
+def channel_options(server_name: str) -> list[tuple[str, int | str]]:
+    """Client options: keepalive that finds a frozen peer in 3 s, message sizes, own subchannels."""
+    return [
+        *_COMMON_OPTIONS,
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.ssl_target_name_override", server_name),
+        ("grpc.default_authority", server_name),
+        ("grpc.enable_retries", 0),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+    ]
+
+
+def server_options() -> list[tuple[str, int]]:
+    """Server options: pings as often as our clients send them, message sizes, one server per port."""
+    return [
+        *_COMMON_OPTIONS,
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MILLISECONDS // 4),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_MILLISECONDS),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+class PeerChannel:
+    """A client channel to one peer that swaps itself when the certificate rotates.
+
+    Call `get` for every RPC and do not keep what it returns. Use it from one event loop only.
+    """
+
+    def __init__(self, address: str, store: TlsStore, server_name: str, *, clock: Clock = time.time) -> None:
+        self.address = address
+        self._store = store
+        self._server_name = server_name
+        self._clock = clock
+        self._generation = -1
+        self._channel: grpc.aio.Channel | None = None
+        self._expires = 0.0
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def get(self) -> grpc.aio.Channel:
+        """The channel to use now."""
+        generation, material = self._store.current()
+        if self._channel is None or generation != self._generation:
+            self._retire()
+            self._generation = generation
+            self._expires = expires_at(material.certificate)
+            self._channel = grpc.aio.secure_channel(
+                self.address, channel_credentials(material), options=channel_options(self._server_name)
+            )
+        return self._channel
+
+    async def close(self, grace: float | None = None) -> None:
+        """Close this and every retired channel, giving streams `grace` seconds to end."""
+        channel, self._channel = self._channel, None
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
+        if channel is not None:
+            await channel.close(grace)
+
+    def _retire(self) -> None:
+        if self._channel is not None:
+            remaining = max(0.0, self._expires - self._clock())
+            task = asyncio.get_running_loop().create_task(_close(self._channel, remaining))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+
+
+class AuthenticatedContext(Protocol):
+    """The part of a gRPC servicer context that `peer_identity` reads."""
+
+    def auth_context(self) -> Mapping[str, list[bytes]]:
+        """The properties of the connection that gRPC verified."""
+
+
+def peer_identity(context: AuthenticatedContext) -> PeerIdentity:
+    """Who is calling, from the URI SAN of the verified client certificate.
+
+    Raises Unauthenticated (NO_CLIENT_CERTIFICATE), CertificateError (BAD_PEER_URI).
+    """
+    properties = context.auth_context()
+    uris = properties.get("peer_uri", [])
+    if list(properties.get("transport_security_type", [])) != [b"ssl"] or len(uris) != 1:
+        raise Unauthenticated(
+            "caller presented no certificate of this cluster",
+            reason="NO_CLIENT_CERTIFICATE",
+            hint="connect with mTLS",
+        )
+    return PeerIdentity.parse(uris[0].decode("ascii", errors="replace"))
+
+
+async def _close(channel: grpc.aio.Channel, grace: float) -> None:
+    try:
+        await channel.close(grace)
+    except asyncio.CancelledError:
+        await channel.close(None)
+        raise
+
+
+def _server_configuration(material: TlsMaterial, require_client: bool) -> grpc.ServerCertificateConfiguration:
+    pair = (material.private_key, to_pem(material.certificate))
+    roots = to_pem(*material.authorities) if require_client else None
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
