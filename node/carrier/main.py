@@ -1,0 +1,140 @@
+"""The carrier process: one epoch's MLX group and link keys. `python -m node.carrier.main --help`.
+
+Ends when its control pipe ends, when told to, or at the first fault, which it reports if it still can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from mesh.errors import DeadlineExceeded, EpochEnded, SealringError
+from mesh.frames import FrameSocket
+from mesh.logging import configure
+from mesh.problem import to_problem
+from mesh.records import link_pair
+from mesh.sigma import SessionKeys
+from node.carrier.pump import Pump
+from node.carrier.ring import RingGroup
+from node.channel import CarrierChannel
+from sealring.v1 import control_pb2, engine_pb2
+
+SEND_DEADLINE = 60.0  # seconds that a neighbour may take to read one record
+log = structlog.get_logger()
+
+
+class Carrier:
+    """Main thread: control pipe. Two threads more for the two directions, one for the watchdog."""
+
+    def __init__(self, control: FrameSocket, channel: CarrierChannel) -> None:
+        self._control, self._channel = control, channel
+        self._pump: Pump | None = None
+        self._start: engine_pb2.StartCarrier | None = None
+        self._fault_lock = threading.Lock()
+
+    def run(self) -> None:
+        self._control.send(engine_pb2.CarrierEvent(ready=engine_pb2.CarrierReady()))
+        while (command := self._control.receive(engine_pb2.CarrierCommand)) is not None:
+            kind = command.WhichOneof("command")
+            if kind == "start":
+                self._start = command.start
+            elif kind == "form":
+                self._guarded("form", self._form)
+            elif kind == "install":
+                self._install(command.install)
+            elif kind == "ping":
+                self._pong(command.ping)
+            elif kind == "shutdown":
+                return
+
+    def _form(self) -> None:
+        start = self._start
+        if start is None:
+            raise EpochEnded("the carrier was told to form a group before it was started")
+        timeout = start.form_timeout_ms / 1000
+        watchdog = threading.Timer(timeout, self._fault, (_not_formed(timeout),))
+        watchdog.daemon = True
+        watchdog.start()
+        outgoing, incoming = link_pair(
+            SessionKeys.from_carrier(start.outgoing_keys), SessionKeys.from_carrier(start.incoming_keys)
+        )
+        self._start = None
+        group = RingGroup(start.rank, start.size, start.own_address, start.next_address)
+        self._pump = Pump(group, self._channel, outgoing, incoming)
+        self._pump.confirm(timeout)
+        watchdog.cancel()
+        self._control.send(engine_pb2.CarrierEvent(up=engine_pb2.CarrierUp()))
+        self._guarded("send", self._pump.send_loop)
+        self._guarded("receive", self._pump.receive_loop)
+        self._guarded("watch", self._watch)
+
+    def _guarded(self, name: str, loop: Callable[[], None]) -> None:
+        def body() -> None:
+            try:
+                loop()
+            except BaseException as error:
+                self._fault(error)
+
+        threading.Thread(target=body, name=name, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(1)
+            since = self._pump.counters.sending_since if self._pump else 0.0
+            if since and time.monotonic() - since > SEND_DEADLINE:
+                raise EpochEnded("the next member does not read its link", reason="PEER_FROZEN")
+
+    def _fault(self, error: BaseException) -> None:
+        """Reports once and ends the process: threads inside MLX cannot be stopped otherwise."""
+        with self._fault_lock:
+            if not isinstance(error, SealringError):
+                log.error("carrier fault", kind=type(error).__name__, exc_info=error)
+            try:
+                fault = engine_pb2.CarrierFault(problem=to_problem(error))
+                self._control.send(engine_pb2.CarrierEvent(fault=fault))
+            except OSError:
+                pass
+            os._exit(1)
+
+    def _install(self, install: engine_pb2.InstallKeys) -> None:
+        if self._pump is not None:
+            keys = SessionKeys.from_carrier(install.keys)
+            self._pump.install(keys, outgoing=install.outgoing, at_step=install.at_step)
+
+    def _pong(self, ping: control_pb2.Ping) -> None:
+        counters = self._pump.counters if self._pump else None
+        pong = engine_pb2.CarrierPong(sequence=ping.sequence)
+        if counters:
+            pong.records_sealed, pong.records_opened = counters.sealed, counters.opened
+            pong.bytes_sealed, pong.bytes_opened = counters.bytes_sealed, counters.bytes_opened
+        self._control.send(engine_pb2.CarrierEvent(pong=pong))
+
+
+def _not_formed(timeout: float) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"the ring was not formed within {timeout:g} s",
+        hint="check that the members reach each other's ring ports",
+        reason="RING_NOT_FORMED",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="sealring carrier", description=__doc__)
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--channel-fds", required=True, help="four descriptors, comma-separated")
+    arguments = parser.parse_args()
+    configure("carrier")
+    descriptors = [int(part) for part in arguments.channel_fds.split(",")]
+    channel = CarrierChannel(*descriptors)
+    Carrier(FrameSocket(socket.socket(fileno=arguments.control_fd)), channel).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

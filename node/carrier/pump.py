@@ -1,0 +1,85 @@
+"""The two loops of a carrier: seal what the engine sends, open what the ring brings.
+
+The first record on each link is a confirmation, so a stranger that took the connection is found before any
+activation is sent. Any failure ends the epoch: no retry, no plaintext path.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from mesh.errors import EpochEnded
+from mesh.records import TAG_BYTES, Link, RecordHeader, RecordKind
+from node.carrier.ring import RingGroup
+from node.channel import CarrierChannel
+
+_CONFIRMATION = bytes(32)
+_CONFIRM_HEADER = RecordHeader(RecordKind.CONFIRM, 0, bytes(32), "uint8", (32,), 32)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Work done; `sending_since` is the monotonic time at which a send that still runs began, or 0."""
+
+    sealed: int = 0
+    opened: int = 0
+    bytes_sealed: int = 0
+    bytes_opened: int = 0
+    sending_since: float = 0.0
+
+
+class Pump:
+    """Moves records between one engine and one ring group. Loops end by raising EpochEnded or RecordError."""
+
+    def __init__(self, group: RingGroup, channel: CarrierChannel, outgoing: Link, incoming: Link) -> None:
+        self._group, self._channel = group, channel
+        self._outgoing, self._incoming = outgoing, incoming
+        self.counters = Counters()
+
+    def confirm(self, timeout: float) -> None:
+        """Exchanges the confirmation records. Raises RecordError (a stranger) or EpochEnded."""
+        self._seal_and_send(_CONFIRM_HEADER, memoryview(_CONFIRMATION))
+        if not self._group.wait_readable(timeout):
+            raise EpochEnded("the previous member sent no confirmation record", reason="NO_CONFIRMATION")
+        opened = bytearray(_CONFIRM_HEADER.length)
+        self._receive_and_open(_CONFIRM_HEADER, memoryview(opened))
+
+    def send_loop(self) -> None:
+        while True:
+            header, data, slot = self._channel.next_outgoing()
+            self._seal_and_send(header, data)
+            self._channel.sent(slot, data)
+
+    def receive_loop(self) -> None:
+        while True:
+            self._wait_for_announcement()
+            header = self._channel.next_expected()
+            self._group.wait_readable(None)
+            slot, data = self._channel.free_slot(header.length)
+            self._receive_and_open(header, data)
+            self._channel.deliver(header, slot, data)
+
+    def _wait_for_announcement(self) -> None:
+        """Returns when the engine has announced a record; finds a neighbour that leaves meanwhile."""
+        early = False
+        while not self._channel.expects():
+            if early:  # bytes of a record that is announced in a moment: the engine is what we wait for
+                return
+            ready = self._group.wait_readable(None, self._channel.incoming_descriptor)
+            early = self._group.incoming.fileno() in ready
+
+    def _seal_and_send(self, header: RecordHeader, data: memoryview) -> None:
+        length = header.length + TAG_BYTES
+        self._outgoing.sealer.seal_into(data, self._group.send_buffer(length), header)
+        self.counters.sending_since = time.monotonic()
+        self._group.send(length)
+        self.counters.sending_since = 0.0
+        self.counters.sealed += 1
+        self.counters.bytes_sealed += header.length
+
+    def _receive_and_open(self, header: RecordHeader, out: memoryview) -> None:
+        ciphertext = self._group.receive(header.length + TAG_BYTES)
+        self._incoming.opener.open_into(ciphertext, out, header)
+        self.counters.opened += 1
+        self.counters.bytes_opened += header.length

@@ -1,0 +1,312 @@
+"""The data channel between an engine and the carrier of one epoch: two sockets and two arenas.
+
+Payloads travel through shared memory, fixed-size messages over the sockets say where they are. Each
+direction is first in, first out. The engine announces (`expect`) every record that is to come, because a
+carrier receives only what has been announced: its header is what the record is opened against.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Self
+
+from mesh.errors import EpochEnded, InvalidInput
+from mesh.records import MAX_RECORD_BYTES, RecordHeader, RecordKind
+from node.arena import SLOTS, Arena, create_arena
+
+MAX_DIMENSIONS = 4
+_MESSAGE = struct.Struct(">BQ32s12sB4IiI")
+_RELEASE = struct.Struct(">i")
+MESSAGE_BYTES = _MESSAGE.size
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelEnds:
+    """Descriptors for the two processes: outgoing socket, incoming socket, outgoing and incoming arena."""
+
+    engine: tuple[int, int, int, int]
+    carrier: tuple[int, int, int, int]
+
+    def close(self) -> None:
+        for descriptor in (*self.engine, *self.carrier):
+            os.close(descriptor)
+
+
+def create_channel() -> ChannelEnds:
+    """Both ends of a new data channel; the caller passes them on and then closes its own copies."""
+    outgoing, incoming = socket.socketpair(), socket.socketpair()
+    arenas = create_arena(), create_arena()
+    return ChannelEnds(
+        engine=(outgoing[0].detach(), incoming[0].detach(), *arenas),
+        carrier=(outgoing[1].detach(), incoming[1].detach(), os.dup(arenas[0]), os.dup(arenas[1])),
+    )
+
+
+def encode_message(header: RecordHeader, slot: int) -> bytes:
+    dimensions = len(header.shape)
+    if dimensions > MAX_DIMENSIONS:
+        raise InvalidInput(f"a record has {dimensions} dimensions", reason="BAD_RECORD")
+    shape = (*header.shape, *([0] * (MAX_DIMENSIONS - dimensions)))
+    return _MESSAGE.pack(
+        header.kind, header.step, header.digest, header.dtype.encode(), dimensions, *shape, slot, header.length
+    )
+
+
+def decode_message(message: bytes) -> tuple[RecordHeader, int]:
+    kind, step, digest, dtype, dimensions, *rest = _MESSAGE.unpack(message)
+    shape, slot, length = tuple(rest[:dimensions]), rest[4], rest[5]
+    header = RecordHeader(RecordKind(kind), step, digest, dtype.rstrip(b"\0").decode(), shape, length)
+    return header, slot
+
+
+def split(header: RecordHeader) -> Iterator[RecordHeader]:
+    """The records that carry one payload: itself, or parts of at most MAX_RECORD_BYTES as plain bytes."""
+    if header.length <= MAX_RECORD_BYTES:
+        yield header
+        return
+    for start in range(0, header.length, MAX_RECORD_BYTES):
+        part = min(MAX_RECORD_BYTES, header.length - start)
+        yield replace(header, dtype="uint8", shape=(part,), length=part)
+
+
+class MessageSocket:
+    """Fixed-size messages over one blocking socket."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.socket = socket.socket(fileno=descriptor)
+        self.socket.setblocking(True)
+        self._size = size
+
+    def send(self, message: bytes) -> None:
+        """Raises EpochEnded when the other process is gone."""
+        try:
+            self.socket.sendall(message)
+        except OSError:
+            raise _ended() from None
+
+    def receive(self) -> bytes:
+        """Waits for one message. Raises EpochEnded when the other process is gone or on `shut`."""
+        parts, missing = b"", self._size
+        while missing:
+            try:
+                part = self.socket.recv(missing)
+            except OSError:
+                raise _ended() from None
+            if not part:
+                raise _ended()
+            parts += part
+            missing -= len(part)
+        return parts
+
+    def ready(self) -> bool:
+        """Whether at least the beginning of a message is there."""
+        try:
+            return bool(self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return False
+        except OSError:
+            raise _ended() from None
+
+    def shut(self) -> None:
+        """Wakes whoever waits in `receive`."""
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@dataclass(slots=True)
+class Received:
+    """One record that the carrier has opened. `data` is valid until `release`."""
+
+    header: RecordHeader
+    data: memoryview
+    _channel: EngineChannel | None
+    _slot: int
+
+    def release(self) -> None:
+        """Gives the slot back; must be called once for every record."""
+        channel, self._channel = self._channel, None
+        self.data.release()
+        if channel is not None:
+            channel._free_incoming(self._slot)
+
+
+class EngineChannel:
+    """The engine's end. `send`, `expect` and `receive` may be called from three different threads."""
+
+    def __init__(
+        self, outgoing_socket: int, incoming_socket: int, outgoing_arena: int, incoming_arena: int
+    ) -> None:
+        self._outgoing = MessageSocket(outgoing_socket, _RELEASE.size)
+        self._incoming = MessageSocket(incoming_socket, MESSAGE_BYTES)
+        self._outgoing_arena = Arena(outgoing_arena)
+        self._incoming_arena = Arena(incoming_arena)
+        self._free = list(reversed(range(SLOTS)))
+        self._expected: deque[RecordHeader] = deque()
+        self._send_lock = threading.Lock()
+        self._expect_lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(self, header: RecordHeader, *buffers: memoryview | bytes) -> None:
+        """Copies the payload (`buffers` one after another, `header.length` bytes in all) out to the carrier.
+
+        Waits while all slots are under way. Raises EpochEnded when the carrier is gone.
+        """
+        with self._send_lock:
+            if header.length <= MAX_RECORD_BYTES:
+                self._send_one(header, buffers)
+                return
+            whole = memoryview(b"".join(buffers))
+            start = 0
+            for part in split(header):
+                self._send_one(part, (whole[start : start + part.length],))
+                start += part.length
+
+    def _send_one(self, header: RecordHeader, buffers: tuple[memoryview | bytes, ...]) -> None:
+        slot = self._take_slot()
+        target = self._outgoing_arena.slot(slot, header.length)
+        start = 0
+        for buffer in buffers:
+            flat = memoryview(buffer).cast("B")
+            target[start : start + len(flat)] = flat
+            start += len(flat)
+        target.release()
+        if start != header.length:
+            raise InvalidInput("a record's payload is not of its announced length", reason="BAD_RECORD")
+        self._outgoing.send(encode_message(header, slot))
+
+    def _take_slot(self) -> int:
+        while self._outgoing.ready() or not self._free:
+            (released,) = _RELEASE.unpack(self._outgoing.receive())
+            self._free.append(released)
+            self._free.sort(reverse=True)
+        return self._free.pop()
+
+    def expect(self, header: RecordHeader) -> None:
+        """Announces the next record of the incoming link. Raises EpochEnded when the carrier is gone."""
+        with self._expect_lock:
+            self._expected.append(header)
+            for part in split(header):
+                self._incoming.send(encode_message(part, -1))
+
+    def receive(self) -> Received:
+        """The next expected record, opened. Waits; raises EpochEnded when the carrier is gone or on `shut`."""
+        message = self._incoming.receive()
+        wanted = self._expected.popleft()
+        header, slot = decode_message(message)
+        data = self._incoming_arena.slot(slot, header.length)
+        if header == wanted:
+            return Received(header, data, self, slot)
+        return self._receive_parts(wanted, header, slot, data)
+
+    def _receive_parts(
+        self, wanted: RecordHeader, header: RecordHeader, slot: int, data: memoryview
+    ) -> Received:
+        whole = bytearray()
+        parts = list(split(wanted))
+        for number, part in enumerate(parts):
+            if number:
+                header, slot = decode_message(self._incoming.receive())
+                data = self._incoming_arena.slot(slot, header.length)
+            if header != part:
+                raise InvalidInput("a record arrived that was not expected", reason="BAD_RECORD")
+            whole += data
+            data.release()
+            self._free_incoming(slot)
+        return Received(wanted, memoryview(whole), None, -1)
+
+    def _free_incoming(self, slot: int) -> None:
+        with self._expect_lock:
+            self._incoming.send(encode_message(_NOTHING, slot))
+
+    def shut(self) -> None:
+        """Wakes every waiting call, which then raises EpochEnded. May be called from any thread."""
+        self._outgoing.shut()
+        self._incoming.shut()
+
+    def close(self) -> None:
+        self.shut()
+        self._outgoing.close()
+        self._incoming.close()
+        self._outgoing_arena.close()
+        self._incoming_arena.close()
+
+
+class CarrierChannel:
+    """The carrier's end: one thread takes what is to be sent, another delivers what came."""
+
+    def __init__(
+        self, outgoing_socket: int, incoming_socket: int, outgoing_arena: int, incoming_arena: int
+    ) -> None:
+        self._outgoing = MessageSocket(outgoing_socket, MESSAGE_BYTES)
+        self._incoming = MessageSocket(incoming_socket, MESSAGE_BYTES)
+        self._outgoing_arena = Arena(outgoing_arena)
+        self._incoming_arena = Arena(incoming_arena)
+        self._free = list(reversed(range(SLOTS)))
+        self._expected: deque[RecordHeader] = deque()
+
+    @property
+    def incoming_descriptor(self) -> int:
+        return self._incoming.socket.fileno()
+
+    def next_outgoing(self) -> tuple[RecordHeader, memoryview, int]:
+        """Waits for a payload to seal: header, plaintext (valid until `sent`), slot."""
+        header, slot = decode_message(self._outgoing.receive())
+        return header, self._outgoing_arena.slot(slot, header.length), slot
+
+    def sent(self, slot: int, data: memoryview) -> None:
+        data.release()
+        self._outgoing.send(_RELEASE.pack(slot))
+
+    def next_expected(self) -> RecordHeader:
+        """Waits for the next announcement."""
+        while not self._expected:
+            self._read_incoming()
+        return self._expected.popleft()
+
+    def expects(self) -> bool:
+        """Whether an announcement is there, without waiting."""
+        while self._incoming.ready():
+            self._read_incoming()
+        return bool(self._expected)
+
+    def free_slot(self, length: int) -> tuple[int, memoryview]:
+        """Waits until the engine has released a slot."""
+        while not self._free:
+            self._read_incoming()
+        slot = self._free.pop()
+        return slot, self._incoming_arena.slot(slot, length)
+
+    def deliver(self, header: RecordHeader, slot: int, data: memoryview) -> None:
+        data.release()
+        self._incoming.send(encode_message(header, slot))
+
+    def _read_incoming(self) -> None:
+        header, slot = decode_message(self._incoming.receive())
+        if slot < 0:
+            self._expected.append(header)
+        else:
+            self._free.append(slot)
+            self._free.sort(reverse=True)
+
+
+_NOTHING = RecordHeader(RecordKind.CONFIRM, 0, bytes(32), "", (), 0)
+
+
+def _ended() -> EpochEnded:
+    return EpochEnded("the data channel was closed", hint="the epoch is over; a new one is formed")
