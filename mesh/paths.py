@@ -1,0 +1,23 @@
+"""Where state, settings and logs lie unless somebody says otherwise."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def default_state_root() -> Path:
+    """The user's own state folder: each component keeps its state in a folder of its name below it."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "sealring"
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "sealring"
+
+
+def default_config_file() -> Path:
+    """The settings file that is read when it exists and no other is named."""
+    if sys.platform == "darwin":
+        return default_state_root() / "sealring.toml"
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "sealring" / "sealring.toml"
