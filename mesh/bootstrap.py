@@ -1,0 +1,141 @@
+"""First contact: learn a cluster's root metadata from nothing but an address and a pinned root fingerprint.
+
+The coordinator's TLS leaf carries the chain of root metadata in a private extension. A newcomer completes a
+TLS handshake without sending anything, reads the leaf, checks the chain against its pin and the leaf against
+the authority that the root names, and only then opens a gRPC channel that trusts that authority.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import ssl
+from dataclasses import dataclass
+from typing import Self
+
+from cryptography import x509
+
+from mesh.certificates import (
+    MAX_CERTIFICATE_BYTES,
+    ROOT_EXTENSION,
+    Role,
+    check_issued_by,
+    load_certificate,
+)
+from mesh.clock import Clock, wall_clock
+from mesh.encoding import FormatError, decode_base32, encode_base32
+from mesh.errors import CertificateError, DeadlineExceeded, InvalidInput, RosterError, Unavailable
+from mesh.rootmeta import MAX_CHAIN_BYTES, RootMetadata, decode_chain, verify_root_chain
+
+TOKEN_ID_BYTES = 10
+TOKEN_SECRET_BYTES = 32
+_TOKEN = re.compile(r"sr1\.([a-z2-7]{52})\.([a-z2-7]{16})\.([a-z2-7]{52})\Z")
+
+
+@dataclass(frozen=True)
+class JoinToken:
+    """A join token: the pinned root fingerprint, the token's id, and its secret (never shown by repr)."""
+
+    root_sha256: bytes
+    token_id: str
+    secret: bytes
+
+    @classmethod
+    def generate(cls, root_sha256: bytes) -> Self:
+        """A fresh token for the cluster with this root fingerprint."""
+        identifier = encode_base32(secrets.token_bytes(TOKEN_ID_BYTES))
+        return cls(root_sha256, identifier, secrets.token_bytes(TOKEN_SECRET_BYTES))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `sr1.<root hash>.<id>.<secret>` (base32, one spelling). Raises InvalidInput (BAD_TOKEN)."""
+        match = _TOKEN.match(text)
+        try:
+            if match is None:
+                raise FormatError("not a token")
+            root_sha256 = decode_base32(match[1], size=32)
+            decode_base32(match[2], size=TOKEN_ID_BYTES)
+            secret = decode_base32(match[3], size=TOKEN_SECRET_BYTES)
+        except FormatError:
+            raise InvalidInput(
+                "join token is malformed",
+                reason="BAD_TOKEN",
+                hint="copy all of it: sr1, root hash, id and secret, with dots between",
+            ) from None
+        return cls(root_sha256, match[2], secret)
+
+    def format(self) -> str:
+        """The token as text, secret included: for the operator's eyes only."""
+        return f"sr1.{encode_base32(self.root_sha256)}.{self.token_id}.{encode_base32(self.secret)}"
+
+    def __repr__(self) -> str:
+        return f"JoinToken({self.token_id})"
+
+
+async def fetch_root(
+    host: str, port: int, root_sha256: bytes, *, deadline: float, clock: Clock = wall_clock
+) -> RootMetadata:
+    """The verified root metadata of the coordinator at `host:port`, within `deadline` seconds.
+
+    Nothing but a TLS handshake is sent. Raises Unavailable (COORDINATOR_UNREACHABLE), DeadlineExceeded,
+    RosterError (ROOT_*), CertificateError (NO_ROOT_METADATA, NOT_ISSUED_HERE, ...).
+    """
+    try:
+        async with asyncio.timeout(deadline):
+            leaf = await _read_leaf(host, port)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"coordinator {host}:{port} did not finish a TLS handshake in time", reason="COORDINATOR_SILENT"
+        ) from None
+    except (OSError, ssl.SSLError, EOFError) as error:
+        raise Unavailable(
+            f"coordinator {host}:{port} cannot be reached",
+            reason="COORDINATOR_UNREACHABLE",
+            hint="check the address, the port and that the coordinator runs",
+        ) from error
+    return verify_coordinator_leaf(leaf, root_sha256, now=clock())
+
+
+def verify_coordinator_leaf(leaf: bytes, root_sha256: bytes, *, now: float) -> RootMetadata:
+    """The root metadata inside a coordinator's leaf (DER), if chain, pin, times and issuer all hold.
+
+    Raises RosterError (ROOT_*) and CertificateError.
+    """
+    certificate = load_certificate(leaf)
+    root = verify_root_chain(decode_chain(_root_extension(certificate)), root_sha256, now=now)
+    peer = check_issued_by(certificate, root.authorities, now=now)
+    if peer.role is not Role.COORDINATOR or peer.cluster != root.cluster:
+        raise CertificateError("certificate is not the coordinator's", reason="NOT_COORDINATOR")
+    return root
+
+
+def _root_extension(certificate: x509.Certificate) -> bytes:
+    try:
+        value = certificate.extensions.get_extension_for_oid(ROOT_EXTENSION).value
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        raise CertificateError(
+            "server's certificate holds no root metadata",
+            reason="NO_ROOT_METADATA",
+            hint="the address is not that of a coordinator",
+        ) from None
+    if not isinstance(value, x509.UnrecognizedExtension) or len(value.value) > MAX_CHAIN_BYTES:
+        raise RosterError("root metadata chain is too long", reason="ROOT_CHAIN_LENGTH")
+    return value.value
+
+
+async def _read_leaf(host: str, port: int) -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname="")
+    try:
+        session = writer.get_extra_info("ssl_object")
+        leaf: bytes | None = session.getpeercert(binary_form=True)
+    finally:
+        writer.transport.abort()
+    if leaf is None or len(leaf) > MAX_CERTIFICATE_BYTES:
+        raise CertificateError("server presented no usable certificate", reason="BAD_CERTIFICATE")
+    return leaf
