@@ -1,7 +1,7 @@
 """Learns how a model uses its layers, its caches and its other parameters, by watching it run.
 
 The model's own code is run on lazy arrays which nobody evaluates, so it costs neither memory nor compute and
-works on weights that are not loaded. What is learnt replaces knowledge of names: which list holds the layers
+works on weights that are not loaded. What is learnt replaces knowledge of names: the order of the layers
 is the only thing that a model has to tell.
 """
 
@@ -17,34 +17,26 @@ import mlx.nn as nn
 from mesh.errors import ModelError
 
 from .adapters import Adapter, adapter_for
-from .interception import Call, intercept_call, intercept_reads, leaves, own_arrays
-
-_PROBES = ((2, 3), (5, 7))
-"""Two batches, rows x tokens: an axis whose length changes with the first number is that of the rows."""
+from .interception import Call, intercept_call, intercept_reads, leaves
+from .layout import PROBES, Arguments, Layout, Place, find_layout, get_argument
+from .spec import TensorSpec
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where rows and tokens stand in a tensor of the stage state, and its dtype and other dimensions."""
+class Boundary:
+    """What crosses to the stage that starts at one layer, in this order."""
 
-    name: str
-    dtype: str
-    rows: int
-    tokens: int
-    tail: tuple[int, ...]
-
-    def to_wire(self, array: mx.array) -> mx.array:
-        """The array as [rows, tokens, *tail]."""
-        return mx.moveaxis(mx.moveaxis(array, self.rows, 0), self._tokens_behind_rows, 1)
-
-    def from_wire(self, array: mx.array) -> mx.array:
-        """The array as the model has it."""
-        return mx.moveaxis(mx.moveaxis(array, 1, self._tokens_behind_rows), 0, self.rows)
+    state: tuple[tuple[Place, Layout], ...]
+    donors: tuple[tuple[int, Layout, Layout], ...]
+    """Upstream layers whose new keys and values later layers read, and the layouts of those two."""
+    per_layer: Layout | None
+    """The argument that each of the layers from here on is given, stacked in front of its tail."""
 
     @property
-    def _tokens_behind_rows(self) -> int:
-        """The tokens' axis after the rows' axis was moved to the front."""
-        return self.tokens + 1 if self.tokens < self.rows else self.tokens
+    def specs(self) -> tuple[TensorSpec, ...]:
+        layouts = [layout for _, layout in self.state]
+        layouts += [layout for _, keys, values in self.donors for layout in (keys, values)]
+        return tuple(layout.spec for layout in (*layouts, *filter(None, (self.per_layer,))))
 
 
 @dataclass(frozen=True)
@@ -54,44 +46,49 @@ class Anatomy:
     model_type: str
     layers: list[nn.Module]
     adapter: Adapter
+    donors: dict[int, int]
+    """For each layer that reads another layer's cache, that other layer."""
     owners: tuple[tuple[int, ...], ...]
-    """For each of the model's caches, the layers that are given it."""
-    boundaries: tuple[tuple[Layout, ...], ...]
-    """For each layer, the layout of the state that it is given."""
+    """For each of the model's caches, the layers that use it; none for one that is used before the layers."""
+    boundaries: tuple[Boundary, ...]
+    """For each layer, what a stage that starts there receives (not meaningful for layer 0)."""
     logits: Layout
     uses: dict[tuple[int, str], frozenset[float]] = field(repr=False)
     """For each parameter outside the layers, by module id and key, when it is read: i between the layers
     i - 1 and i, i + 0.5 within layer i."""
 
+    def cache_of(self, layer: int) -> int:
+        """The index of the cache that a layer is given."""
+        return next(index for index, owners in enumerate(self.owners) if layer in owners)
+
 
 def dissect(model: nn.Module, model_type: str) -> Anatomy:
     """Learns a model's anatomy. Nothing is evaluated.
 
-    Raises ModelError (reason ARCHITECTURE_NOT_STAGEABLE) where the model is not a chain of layers that can be cut.
+    Raises ModelError (reason ARCHITECTURE_NOT_STAGEABLE) where the model is no chain of layers that can be cut.
     """
-    layers = _layers_of(model, model_type)
+
+    def refuse(why: str) -> ModelError:
+        return not_stageable(model_type, why)
+
+    layers = getattr(model, "layers", None)
+    if not isinstance(layers, (list, tuple)) or not all(isinstance(layer, nn.Module) for layer in layers):
+        raise refuse("it has no list of layers")
     adapter = adapter_for(type(layers[0]).__module__)
     layers = adapter.layers(model)
-    if adapter.refused:
-        raise not_stageable(model_type, adapter.refused)
-    probes = [_Probe(model, layers, rows, tokens) for rows, tokens in _PROBES]
-    for probe in probes:
-        if probe.order != list(range(len(layers))):
-            raise not_stageable(model_type, "its layers are not called once each, in order")
-    first, second = probes
-    boundaries = []
-    for index in range(len(layers)):
-        named = [
-            (f"state{number}" if number else "hidden", where) for number, where in enumerate(adapter.state)
-        ]
-        boundaries.append(
-            tuple(
-                _layout(model_type, name, first.argument(index, where), second.argument(index, where))
-                for name, where in named
-            )
-        )
-    logits = _layout(model_type, "logits", first.result, second.result)
-    return Anatomy(model_type, layers, adapter, first.owners(), tuple(boundaries), logits, first.uses)
+    donors = adapter.donors(model)
+    first, second = (_Probe(model, layers, donors, rows, tokens) for rows, tokens in PROBES)
+    if first.order != list(range(len(layers))):
+        raise refuse("its layers are not called once each, in order")
+    boundaries = tuple(
+        _boundary(adapter, donors, first, second, index, refuse) for index in range(len(layers))
+    )
+    owners = tuple(
+        tuple(sorted({*layers, *(reader for reader, donor in donors.items() if donor in layers)}))
+        for layers in first.owners()
+    )
+    logits = find_layout("logits", first.result, second.result, refuse)
+    return Anatomy(model_type, layers, adapter, donors, owners, boundaries, logits, first.uses)
 
 
 def not_stageable(model_type: str, why: str) -> ModelError:
@@ -99,20 +96,9 @@ def not_stageable(model_type: str, why: str) -> ModelError:
     return ModelError(
         f"architecture {model_type} cannot be split into stages: {why}",
         reason="ARCHITECTURE_NOT_STAGEABLE",
-        hint="serve it on a ring of one node, or choose another model",
+        hint="choose a model of another architecture",
         model_type=model_type,
     )
-
-
-def _layers_of(model: nn.Module, model_type: str) -> list[Any]:
-    layers = getattr(model, "layers", None)
-    if (
-        not isinstance(layers, (list, tuple))
-        or not layers
-        or not all(isinstance(i, nn.Module) for i in layers)
-    ):
-        raise not_stageable(model_type, "it has no list of layers")
-    return list(layers)
 
 
 def full_cache(model: nn.Module) -> list[Any]:
@@ -125,81 +111,120 @@ def full_cache(model: nn.Module) -> list[Any]:
 def outer_modules(model: nn.Module, layers: list[Any]) -> list[nn.Module]:
     """The modules that belong to none of the layers."""
     inner = {id(module) for layer in layers for module in layer.modules()}
-    seen: dict[int, nn.Module] = {}
-    for module in model.modules():
-        if id(module) not in inner:
-            seen.setdefault(id(module), module)
-    return list(seen.values())
+    outer = {id(module): module for module in model.modules() if id(module) not in inner}
+    return list(outer.values())
 
 
 class _Probe:
     """One lazy run of the whole model, watched."""
 
-    def __init__(self, model: nn.Module, layers: list[Any], rows: int, tokens: int) -> None:
+    def __init__(
+        self, model: nn.Module, layers: list[Any], donors: dict[int, int], rows: int, tokens: int
+    ) -> None:
         self.order: list[int] = []
-        self.calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-        reads: dict[tuple[int, str], set[float]] = {}
+        self.arguments: dict[int, Arguments] = {}
+        self.keys_values: dict[int, tuple[mx.array, mx.array]] = {}
+        self._reads: dict[tuple[int, str], set[float]] = {}
         self._cache = full_cache(model)
         self._now = 0.0
+        self._donors = set(donors.values())
         restores: list[Callable[[], None]] = []
         try:
             for module in outer_modules(model, layers):
-                restores.append(intercept_reads(module, self._reader(id(module), reads)))
+                restores.append(intercept_reads(module, self._reader(id(module))))
             for index, layer in enumerate(layers):
                 restores.append(intercept_call(layer, self._watcher(index)))
             self.result = model(mx.zeros((rows, tokens), mx.uint32), cache=self._cache)
         finally:
             for restore in reversed(restores):
                 restore()
-        self.uses = {key: frozenset(times) for key, times in reads.items()}
 
-    def _reader(self, module: int, reads: dict[tuple[int, str], set[float]]) -> Callable[[str], None]:
-        return lambda key: reads.setdefault((module, key), set()).add(self._now)
+    @property
+    def uses(self) -> dict[tuple[int, str], frozenset[float]]:
+        return {key: frozenset(times) for key, times in self._reads.items()}
+
+    def _reader(self, module: int) -> Callable[[str], None]:
+        return lambda key: self._reads.setdefault((module, key), set()).add(self._now)
 
     def _watcher(self, index: int) -> Call:
         def call(original: Call, *args: Any, **kwargs: Any) -> Any:
             self.order.append(index)
-            self.calls[index] = (args, kwargs)
+            self.arguments[index] = (list(args), kwargs)
             self._now = index + 0.5
-            result = original(*args, **kwargs)
+            with recorded_updates(self._cache_of(args, kwargs), index in self._donors) as updates:
+                result = original(*args, **kwargs)
+            if updates:
+                self.keys_values[index] = updates[0]
             self._now = index + 1.0
             return result
 
         return call
 
-    def argument(self, layer: int, where: int | str) -> Any:
-        args, kwargs = self.calls[layer]
-        if isinstance(where, str):
-            return kwargs.get(where)
-        return args[where] if where < len(args) else next(iter(kwargs.values()), None)
+    def _cache_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        passed = {id(value) for value in leaves([args, kwargs])}
+        return next((cache for cache in self._cache if id(cache) in passed), None)
 
-    def owners(self) -> tuple[tuple[int, ...], ...]:
+    def owners(self) -> list[tuple[int, ...]]:
         """For each cache, the layers to which it, or a part of it, was passed."""
         given = {
             layer: {id(value) for value in leaves([args, kwargs])}
-            for layer, (args, kwargs) in self.calls.items()
+            for layer, (args, kwargs) in self.arguments.items()
         }
         owners = []
         for cache in self._cache:
             ids = {id(cache), *(id(part) for part in getattr(cache, "caches", ()))}
-            owners.append(tuple(sorted(layer for layer, passed in given.items() if ids & passed)))
-        return tuple(owners)
+            owners.append(tuple(layer for layer, passed in given.items() if ids & passed))
+        return owners
 
 
-def _layout(model_type: str, name: str, first: Any, second: Any) -> Layout:
-    """Finds the axes of rows and tokens by what changed between the two probes."""
-    if not isinstance(first, mx.array) or not isinstance(second, mx.array) or first.ndim != second.ndim:
-        raise not_stageable(model_type, f"its {name} is not one array")
-    lengths = list(zip(first.shape, second.shape, strict=True))
-    changed = [axis for axis, (one, two) in enumerate(lengths) if one != two]
-    try:
-        rows, tokens = (lengths.index((_PROBES[0][i], _PROBES[1][i])) for i in (0, 1))
-    except ValueError:
-        raise not_stageable(model_type, f"its {name} has no axis of rows and tokens") from None
-    if sorted((rows, tokens)) != changed:
-        raise not_stageable(model_type, f"its {name} has a shape that depends on the batch in other ways")
-    tail = tuple(one for axis, (one, _) in enumerate(lengths) if axis not in (rows, tokens))
-    return Layout(name, str(first.dtype).removeprefix("mlx.core."), rows, tokens, tail)
+def _boundary(
+    adapter: Adapter,
+    donors: dict[int, int],
+    first: _Probe,
+    second: _Probe,
+    index: int,
+    refuse: Callable[[str], Exception],
+) -> Boundary:
+    def layout(name: str, place: Place, layer: int = index) -> Layout | None:
+        one, two = (get_argument(probe.arguments[layer], place) for probe in (first, second))
+        return None if one is None else find_layout(name, one, two, refuse)
+
+    names = ["hidden", *(f"state_{number}" for number in range(1, len(adapter.state)))]
+    state = [(place, layout(name, place)) for name, place in zip(names, adapter.state, strict=True)]
+    shared = []
+    for donor in sorted({donor for reader, donor in donors.items() if donor < index <= reader}):
+        one, two = first.keys_values[donor], second.keys_values[donor]
+        keys, values = (
+            find_layout(f"{name}_{donor}", one[part], two[part], refuse)
+            for part, name in enumerate(("keys", "values"))
+        )
+        shared.append((donor, keys, values))
+    each = layout("per_layer", adapter.per_layer) if adapter.per_layer else None
+    if each is not None:
+        remaining = len(first.order) - index
+        each = Layout(each.name, each.dtype, 0, 1, (remaining, *each.tail))
+    present = tuple((place, found) for place, found in state if found is not None)
+    return Boundary(present, tuple(shared), each)
 
 
-__all__ = ["Anatomy", "Layout", "dissect", "full_cache", "not_stageable", "outer_modules", "own_arrays"]
+class recorded_updates:  # noqa: N801  a context manager, used like a function
+    """Records the keys and values that are put into a cache meanwhile."""
+
+    def __init__(self, cache: Any, wanted: bool = True) -> None:
+        self._cache = cache if wanted else None
+        self._updates: list[tuple[mx.array, mx.array]] = []
+
+    def __enter__(self) -> list[tuple[mx.array, mx.array]]:
+        if self._cache is not None:
+            own = self._cache.update_and_fetch
+
+            def update_and_fetch(keys: mx.array, values: mx.array) -> Any:
+                self._updates.append((keys, values))
+                return own(keys, values)
+
+            self._cache.update_and_fetch = update_and_fetch
+        return self._updates
+
+    def __exit__(self, *_: object) -> None:
+        if self._cache is not None:
+            del self._cache.update_and_fetch

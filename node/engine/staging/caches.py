@@ -7,6 +7,7 @@ batch caches, as its `BatchGenerator` does.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,46 +74,45 @@ class Slots:
 
     A model's code makes masks and positions from caches at absolute indices, also those of absent layers. In
     the place of an absent layer's cache stands a present one of the same kind, for all caches of a row have
-    the same offset when a step begins; failing that any that counts tokens; failing that a shadow: a cache of its own that
-    counts tokens with keys and values of width zero.
+    the same offset when a step begins; failing that a shadow, a cache of its own that counts tokens with keys
+    and values of width zero, or, for a kind that does not count, an empty one.
     """
 
     def __init__(self, templates: Cache, owners: Sequence[Sequence[int]], lo: int, hi: int) -> None:
-        present = [i for i, layers in enumerate(owners) if any(lo <= layer < hi for layer in layers)]
-        self._present = present
+        """`owners`: for each of the model's caches the layers that use it; none means only the head does."""
+        self._present = [
+            index
+            for index, layers in enumerate(owners)
+            if any(lo <= layer < hi for layer in layers) or (not layers and lo == 0)
+        ]
         self._shadows: list[int] = []
+        self._empty = {
+            index: templates[index] for index, layers in enumerate(owners) if not layers and lo > 0
+        }
+        kinds = {_kind(templates[index]): place for place, index in reversed(list(enumerate(self._present)))}
         self._where: list[int | None] = []
-        self._idle = templates
-        counting = [i for i in present if hasattr(templates[i], "offset")]
         for index, template in enumerate(templates):
-            if index in present:
-                self._where.append(present.index(index))
-                continue
-            alike = [i for i in present if _kind(templates[i]) == _kind(template)] or counting
-            if not hasattr(template, "offset") and not (
-                alike and _kind(templates[alike[0]]) == _kind(template)
-            ):
+            kind = _kind(template)
+            if index in self._present:
+                self._where.append(self._present.index(index))
+            elif index in self._empty or (kind not in kinds and not hasattr(template, "offset")):
+                self._empty[index] = template
                 self._where.append(None)
-            elif alike:
-                self._where.append(present.index(alike[0]))
             else:
-                self._where.append(len(present) + self._shadow(templates, index))
-
-    def _shadow(self, templates: Cache, index: int) -> int:
-        for number, other in enumerate(self._shadows):
-            if _kind(templates[other]) == _kind(templates[index]):
-                return number
-        self._shadows.append(index)
-        return len(self._shadows) - 1
+                if kind not in kinds:
+                    kinds[kind] = len(self._present) + len(self._shadows)
+                    self._shadows.append(index)
+                self._where.append(kinds[kind])
 
     def select(self, full: Cache) -> Cache:
         """The stage's own caches out of a full list of the model's."""
-        return [full[i] for i in (*self._present, *self._shadows)]
+        return [full[index] for index in (*self._present, *self._shadows)]
 
     def spread(self, cache: Cache) -> Cache:
         """The list that the model's `__call__` expects."""
         return [
-            self._idle[index] if where is None else cache[where] for index, where in enumerate(self._where)
+            copy.deepcopy(self._empty[index]) if where is None else cache[where]
+            for index, where in enumerate(self._where)
         ]
 
     def count(self, cache: Cache, rows: int, tokens: int) -> None:

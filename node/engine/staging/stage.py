@@ -9,20 +9,20 @@ import mlx.nn as nn
 
 from mesh.errors import InvalidInput
 
-from .anatomy import Anatomy, Layout, full_cache, outer_modules
+from .adapters.base import Followed
+from .anatomy import Anatomy, Boundary, full_cache, recorded_updates
 from .caches import Cache, Slots
-from .interception import Call, intercept_call, leaves, own_arrays
-from .spec import TOKENS, StageSpec, TensorSpec
+from .interception import Call, intercept_call
+from .layout import Arguments, get_argument, set_argument
+from .pruning import prune
+from .spec import TOKENS, StageSpec
 
 
 class _HandedOn(BaseException):
-    """Ends a model's call at the first layer that belongs to the next stage. Carries that layer's arguments.
+    """Ends a model's call in front of the layers of the next stage.
 
     A BaseException, so that no handler in a model's code takes it for an error.
     """
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.state = (args, kwargs)
 
 
 class Stage:
@@ -30,11 +30,17 @@ class Stage:
 
     Layers before `lo` are skipped, layer `lo` is given what the upstream stage handed on, and the call ends
     where layer `hi` would start. What the model computes before its layers (an embedding, its scale,
-    positions) is not evaluated on a stage that is not the head, for nothing depends on it; parameters that the
-    stage has no use for are replaced by NaN without storage, so that a mistake about that shows at once.
+    positions) is not evaluated on a stage that is not the head, for nothing depends on it. Parameters that
+    the stage has no use for are NaN without storage, so that a mistake about that shows at once.
+
+    Not for use by several threads at a time.
     """
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, lo: int, hi: int) -> None:
+        """Takes the model over: its layers are intercepted and its other parameters dropped.
+
+        Raises InvalidInput for an impossible range.
+        """
         count = len(anatomy.layers)
         if not 0 <= lo < hi <= count:
             raise InvalidInput(
@@ -42,33 +48,32 @@ class Stage:
                 hint="layer ranges are not empty and lie within the model",
                 param="layers",
             )
-        self._model = model
-        self._anatomy = anatomy
-        self._arrived: list[mx.array] = []
-        self._slots = Slots(full_cache(model), anatomy.owners, lo, hi)
+        self.model = model
         self.spec = _spec(anatomy, lo, hi)
-        self.kept = _drop_the_rest(model, anatomy, lo, hi)
+        self.kept = prune(model, anatomy, lo, hi)
+        self._anatomy = anatomy
+        self._step = _Step([], [])
+        self._slots = Slots(full_cache(model), anatomy.owners, lo, hi)
+        self._followed = {donor for reader, donor in anatomy.donors.items() if donor < lo <= reader < hi}
+        self._recorded = sorted(
+            {donor for reader, donor in anatomy.donors.items() if lo <= donor < hi <= reader}
+        )
         for index, layer in enumerate(anatomy.layers):
             if index < lo:
-                intercept_call(layer, _skip(anatomy.adapter.state))
-            elif index == lo and lo > 0:
-                intercept_call(layer, self._take_over)
-            if index == hi:
-                intercept_call(layer, _hand_on)
+                intercept_call(layer, self._skip(index))
+            elif index >= hi:
+                intercept_call(layer, self._hand_on(index))
+            elif lo > 0 and (index == lo or anatomy.boundaries[lo].per_layer is not None):
+                intercept_call(layer, self._take_over(index))
 
     @property
     def weight_bytes(self) -> int:
         """The bytes of the parameters that the stage keeps."""
         return sum(array.nbytes for array in self.kept)
 
-    @property
-    def model(self) -> nn.Module:
-        """The mlx-lm model, absent layers included."""
-        return self._model
-
     def make_cache(self) -> Cache:
         """Empty caches for one row. Merge, extend, filter and extract them with `staging.caches`."""
-        return self._slots.select(full_cache(self._model))
+        return self._slots.select(full_cache(self.model))
 
     def __call__(self, inputs: list[mx.array], cache: Cache) -> list[mx.array]:
         """Runs the layers on arrays as `spec.receives` says and returns arrays as `spec.hands_on` says.
@@ -76,110 +81,109 @@ class Stage:
         All arrays are [rows, tokens, ...] and lazy; the cache is updated in place.
         """
         rows, tokens = inputs[0].shape[:2]
-        outputs = self._run(inputs, self._slots.spread(cache), rows, tokens)
+        token_ids = inputs[0] if self.spec.is_head else mx.zeros((rows, tokens), mx.uint32)
+        step = self._step = _Step([] if self.spec.is_head else inputs, self._slots.spread(cache))
+        recorders = {donor: recorded_updates(self._cache_of(donor)) for donor in self._recorded}
+        updates = {donor: recorder.__enter__() for donor, recorder in recorders.items()}
+        try:
+            outputs = [self.model(token_ids, cache=step.caches)]
+        except _HandedOn:
+            outputs = self._outputs(updates)
+        finally:
+            for recorder in recorders.values():
+                recorder.__exit__()
+            self._step = _Step([], [])
         self._slots.count(cache, rows, tokens)
         return outputs
 
-    def _run(self, inputs: list[mx.array], caches: Cache, rows: int, tokens: int) -> list[mx.array]:
-        sees_tokens = self.spec.is_head or self._anatomy.adapter.tokens
-        token_ids = inputs[-1] if sees_tokens else mx.zeros((rows, tokens), mx.uint32)
-        self._arrived = [] if self.spec.is_head else inputs
-        try:
-            return [self._model(token_ids, cache=caches)]
-        except _HandedOn as handed:
-            layouts = self._anatomy.boundaries[self.spec.hi]
-            outputs = [
-                layout.to_wire(_argument(*handed.state, where))
-                for layout, where in zip(layouts, self._anatomy.adapter.state, strict=True)
-            ]
-            return [*outputs, token_ids] if self._anatomy.adapter.tokens else outputs
-        finally:
-            self._arrived = []
+    def _cache_of(self, layer: int) -> Any:
+        return self._step.caches[self._anatomy.cache_of(layer)]
 
-    def _take_over(self, original: Call, *args: Any, **kwargs: Any) -> Any:
-        """Calls the stage's first layer with the state that arrived instead of the skipped layers'."""
-        arguments = list(args)
-        for layout, where, array in zip(
-            self._anatomy.boundaries[self.spec.lo], self._anatomy.adapter.state, self._arrived, strict=False
-        ):
-            _replace(arguments, kwargs, where, layout.from_wire(array))
-        return original(*arguments, **kwargs)
+    def _skip(self, index: int) -> Call:
+        """A layer of an upstream stage: hands through, and keeps its cache up if a present layer reads it."""
+
+        def call(_: Call, *args: Any, **kwargs: Any) -> Any:
+            followed = None
+            if index in self._followed:
+                cache = self._cache_of(index)
+                offset = mx.array(cache.offset)
+                keys, values = self._arrived_keys_values(index)
+                followed = Followed(cache.update_and_fetch(keys, values), offset)
+            return self._anatomy.adapter.passed((list(args), kwargs), followed)
+
+        return call
+
+    def _take_over(self, index: int) -> Call:
+        """A present layer that is given what arrived: the first the state, each its own argument."""
+        boundary = self._anatomy.boundaries[self.spec.lo]
+
+        def call(original: Call, *args: Any, **kwargs: Any) -> Any:
+            arguments = (list(args), kwargs)
+            if index == self.spec.lo:
+                for (place, layout), array in zip(boundary.state, self._step.arrived, strict=False):
+                    set_argument(arguments, place, layout.from_wire(array))
+            if boundary.per_layer is not None and self._anatomy.adapter.per_layer is not None:
+                each = self._step.arrived[-1][:, :, index - self.spec.lo]
+                set_argument(arguments, self._anatomy.adapter.per_layer, each)
+            return original(*arguments[0], **arguments[1])
+
+        return call
+
+    def _hand_on(self, index: int) -> Call:
+        """A layer of a downstream stage: keeps its arguments and ends the call when there are no more to keep."""
+        ends = index == len(self._anatomy.layers) - 1 or (
+            self._anatomy.boundaries[self.spec.hi].per_layer is None or not self.spec.is_head
+        )
+
+        def call(_: Call, *args: Any, **kwargs: Any) -> Any:
+            arguments = (list(args), kwargs)
+            self._step.next_arguments.append(arguments)
+            if ends:
+                raise _HandedOn
+            return self._anatomy.adapter.passed(arguments, None)
+
+        return call
+
+    def _outputs(self, updates: dict[int, list[tuple[mx.array, mx.array]]]) -> list[mx.array]:
+        """What crosses the boundary at `hi`, in the order of `Boundary`."""
+        boundary, step = self._anatomy.boundaries[self.spec.hi], self._step
+        outputs = [
+            layout.to_wire(get_argument(step.next_arguments[0], place)) for place, layout in boundary.state
+        ]
+        for donor, keys_layout, values_layout in boundary.donors:
+            keys, values = updates[donor][0] if donor in updates else self._arrived_keys_values(donor)
+            outputs += [keys_layout.to_wire(keys), values_layout.to_wire(values)]
+        if boundary.per_layer is not None:
+            outputs.append(self._per_layer_outputs())
+        return outputs
+
+    def _per_layer_outputs(self) -> mx.array:
+        place = self._anatomy.adapter.per_layer
+        assert place is not None
+        if not self.spec.is_head:
+            return self._step.arrived[-1][:, :, self.spec.hi - self.spec.lo :]
+        return mx.stack([get_argument(arguments, place) for arguments in self._step.next_arguments], axis=2)
+
+    def _arrived_keys_values(self, donor: int) -> tuple[mx.array, mx.array]:
+        boundary: Boundary = self._anatomy.boundaries[self.spec.lo]
+        number = next(i for i, (layer, _, _) in enumerate(boundary.donors) if layer == donor)
+        start = len(boundary.state) + 2 * number
+        _, keys, values = boundary.donors[number]
+        arrived = self._step.arrived
+        return keys.from_wire(arrived[start]), values.from_wire(arrived[start + 1])
 
 
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], where: int | str) -> Any:
-    if isinstance(where, str):
-        return kwargs[where]
-    return args[where] if where < len(args) else next(iter(kwargs.values()))
+class _Step:
+    """One call of a stage under way."""
 
-
-def _replace(args: list[Any], kwargs: dict[str, Any], where: int | str, value: mx.array) -> None:
-    if isinstance(where, str):
-        kwargs[where] = value
-    elif where < len(args):
-        args[where] = value
-    else:
-        kwargs[next(iter(kwargs))] = value
-
-
-def _hand_on(_: Call, *args: Any, **kwargs: Any) -> Any:
-    raise _HandedOn(args, kwargs)
-
-
-def _skip(state: tuple[int | str, ...]) -> Call:
-    """A layer that passes its state through."""
-
-    def call(_: Call, *args: Any, **kwargs: Any) -> Any:
-        passed = tuple(_argument(args, kwargs, where) for where in state)
-        return passed[0] if len(passed) == 1 else passed
-
-    return call
+    def __init__(self, arrived: list[mx.array], caches: Cache) -> None:
+        self.arrived = arrived
+        self.caches = caches
+        self.next_arguments: list[Arguments] = []
 
 
 def _spec(anatomy: Anatomy, lo: int, hi: int) -> StageSpec:
     count = len(anatomy.layers)
-
-    def boundary(index: int) -> tuple[TensorSpec, ...]:
-        specs = tuple(_tensor(layout) for layout in anatomy.boundaries[index])
-        return (*specs, TOKENS) if anatomy.adapter.tokens else specs
-
-    receives = boundary(lo) if lo else (TOKENS,)
-    hands_on = boundary(hi) if hi < count else (_tensor(anatomy.logits),)
+    receives = anatomy.boundaries[lo].specs if lo else (TOKENS,)
+    hands_on = anatomy.boundaries[hi].specs if hi < count else (anatomy.logits.spec,)
     return StageSpec(anatomy.model_type, count, lo, hi, receives, hands_on)
-
-
-def _tensor(layout: Layout) -> TensorSpec:
-    return TensorSpec(layout.name, layout.dtype, layout.tail)
-
-
-def _drop_the_rest(model: nn.Module, anatomy: Anatomy, lo: int, hi: int) -> list[mx.array]:
-    """Replaces every parameter that the stage does not need by NaN without storage; returns those kept."""
-    kept: dict[int, mx.array] = {}
-    for index, layer in enumerate(anatomy.layers):
-        for module in layer.modules():
-            for key, value in own_arrays(module):
-                _keep_or_drop(module, key, value, lo <= index < hi, kept)
-    for module in outer_modules(model, anatomy.layers):
-        for key, value in own_arrays(module):
-            times = anatomy.uses.get((id(module), key), frozenset())
-            needed = any(lo < time <= hi or (time == 0 and lo == 0) for time in times)
-            _keep_or_drop(module, key, value, needed, kept)
-    return list(kept.values())
-
-
-def _keep_or_drop(module: nn.Module, key: str, value: Any, needed: bool, kept: dict[int, mx.array]) -> None:
-    if needed:
-        kept.update((id(leaf), leaf) for leaf in leaves(value) if isinstance(leaf, mx.array))
-    else:
-        module[key] = _absent(value)
-
-
-def _absent(value: Any) -> Any:
-    """The same containers and shapes with nothing behind them."""
-    if isinstance(value, dict):
-        return {key: _absent(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_absent(item) for item in value)
-    if not isinstance(value, mx.array):
-        return value
-    nothing = float("nan") if mx.issubdtype(value.dtype, mx.floating) else 0
-    return mx.broadcast_to(mx.array(nothing, value.dtype), value.shape)

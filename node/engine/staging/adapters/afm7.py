@@ -1,0 +1,14 @@
+"""AFM 7: the layers at the end read the cache of the last layer that has one."""
+
+import mlx.nn as nn
+
+from .base import Adapter
+
+
+class Afm7(Adapter):
+    def donors(self, model: nn.Module) -> dict[int, int]:
+        own = len(model.model.layers)
+        return dict.fromkeys(range(own, len(model.layers)), own - 1)
+
+
+ADAPTER = Afm7()

@@ -1,0 +1,98 @@
+"""Places in a layer's arguments, and how a tensor's axes are arranged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from .spec import TensorSpec
+
+PROBES = ((2, 3), (5, 7))
+"""Two batches, rows x tokens: an axis whose length goes from 2 to 5 between them is that of the rows."""
+
+Place = tuple[int | str, ...]
+"""A layer argument by its position or keyword, then an element of it: (3, 1) is `args[3][1]`."""
+
+Arguments = tuple[list[Any], dict[str, Any]]
+
+
+def _key(arguments: Arguments, first: int | str) -> tuple[Any, Any]:
+    """The container and the key of an argument; positions go on into the keywords, in order of the call."""
+    args, kwargs = arguments
+    if isinstance(first, str):
+        return kwargs, first
+    if first < len(args):
+        return args, first
+    names = list(kwargs)
+    return kwargs, names[first - len(args)] if first - len(args) < len(names) else None
+
+
+def get_argument(arguments: Arguments, place: Place) -> Any:
+    """What stands at the place, None if nothing does."""
+    container, key = _key(arguments, place[0])
+    value = container[key] if isinstance(container, list) else container.get(key)
+    for element in place[1:]:
+        value = None if value is None else value[element]
+    return value
+
+
+def set_argument(arguments: Arguments, place: Place, value: mx.array) -> None:
+    """Puts an array at the place. At most one element deep: `(3, 1)` makes `args[3]` a tuple of two or more."""
+    container, key = _key(arguments, place[0])
+    if len(place) == 1:
+        container[key] = value
+        return
+    index = int(place[1])
+    elements = list((container[key] if isinstance(container, list) else container.get(key)) or ())
+    elements.extend([None] * (index + 1 - len(elements)))
+    elements[index] = value
+    container[key] = tuple(elements)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where rows and tokens stand in a tensor of the stage state, and its dtype and other dimensions."""
+
+    name: str
+    dtype: str
+    rows: int
+    tokens: int
+    tail: tuple[int, ...]
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The tensor as it is handed on."""
+        return TensorSpec(self.name, self.dtype, self.tail)
+
+    def to_wire(self, array: mx.array) -> mx.array:
+        """The array as [rows, tokens, *tail]."""
+        return array.transpose(*self._order)
+
+    def from_wire(self, array: mx.array) -> mx.array:
+        """The array as the model has it."""
+        order = self._order
+        return array.transpose(*(order.index(axis) for axis in range(len(order))))
+
+    @property
+    def _order(self) -> list[int]:
+        rest = [axis for axis in range(len(self.tail) + 2) if axis not in (self.rows, self.tokens)]
+        return [self.rows, self.tokens, *rest]
+
+
+def find_layout(name: str, first: Any, second: Any, refuse: Callable[[str], Exception]) -> Layout:
+    """Finds the axes of rows and tokens by what changed between the two probes."""
+    if not isinstance(first, mx.array) or not isinstance(second, mx.array) or first.ndim != second.ndim:
+        raise refuse(f"its {name} is not one array")
+    lengths = list(zip(first.shape, second.shape, strict=True))
+    changed = [axis for axis, (one, two) in enumerate(lengths) if one != two]
+    try:
+        rows, tokens = (lengths.index((PROBES[0][i], PROBES[1][i])) for i in (0, 1))
+    except ValueError:
+        raise refuse(f"its {name} has no axis of rows and one of tokens") from None
+    if sorted((rows, tokens)) != changed:
+        raise refuse(f"its {name} has a shape that depends on the batch in other ways")
+    tail = tuple(one for axis, (one, _) in enumerate(lengths) if axis not in (rows, tokens))
+    return Layout(name, str(first.dtype).removeprefix("mlx.core."), rows, tokens, tail)
