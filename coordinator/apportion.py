@@ -1,0 +1,77 @@
+"""Layers to ranks: largest remainder by memory, repaired to the nearest assignment that fits.
+
+Pure integer arithmetic. The largest remainder (Hamilton's method) says what a fair share is; layers of
+unequal size, the embedding and the head then move boundaries, as little as possible, until every rank fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+
+def largest_remainder(seats: int, weights: Sequence[int]) -> list[int]:
+    """Share `seats` in proportion to `weights`, at least one each; equal weights when all are zero.
+
+    Ties go to the lower rank. Needs 1 <= len(weights) <= seats.
+    """
+    weights = [max(0, weight) for weight in weights]
+    if not any(weights):
+        weights = [1] * len(weights)
+    total = sum(weights)
+    shares = [seats * weight // total for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda rank: (-(seats * weights[rank] % total), rank))
+    for rank in by_remainder[: seats - sum(shares)]:
+        shares[rank] += 1
+    while 0 in shares:
+        shares[shares.index(max(shares))] -= 1
+        shares[shares.index(0)] += 1
+    return shares
+
+
+def apportion(layers: Sequence[int], extras: Sequence[int], capacities: Sequence[int]) -> list[int] | None:
+    """How many consecutive layers each rank takes, or None when nothing fits in this order.
+
+    `layers` are bytes per layer, `extras` and `capacities` bytes per rank. Every rank gets at least one
+    layer and never more bytes than its capacity. The largest remainder is kept where it fits; else the
+    result is the fitting one whose boundaries lie nearest to it.
+    """
+    room = [capacity - extra for capacity, extra in zip(capacities, extras, strict=True)]
+    if len(room) > len(layers):
+        return None
+    prefix = [0, *accumulate(layers)]
+    shares = largest_remainder(len(layers), room)
+    ends = list(accumulate(shares))
+    if all(
+        prefix[end] - prefix[start] <= space
+        for (start, end), space in zip(pairwise([0, *ends]), room, strict=True)
+    ):
+        return shares
+    return _nearest(prefix, room, ends)
+
+
+def _nearest(prefix: list[int], room: list[int], wanted: list[int]) -> list[int] | None:
+    """The fitting boundaries with the least total distance from `wanted`; the lower ones on a tie."""
+    count, ranks = len(prefix) - 1, len(room)
+    # best[end]: least distance with the ranks so far covering layers [0, end), and where the last one starts
+    best: dict[int, int] = {0: 0}
+    came_from: list[dict[int, int]] = []
+    for rank in range(ranks):
+        reached: dict[int, int] = {}
+        origin: dict[int, int] = {}
+        last = count - (ranks - rank - 1)
+        for start, distance in best.items():
+            for end in range(start + 1, last + 1):
+                if prefix[end] - prefix[start] > room[rank]:
+                    break
+                total = distance + abs(end - wanted[rank])
+                if total < reached.get(end, total + 1):
+                    reached[end], origin[end] = total, start
+        best = reached
+        came_from.append(origin)
+    if count not in best:
+        return None
+    ends = [count]
+    for origin in reversed(came_from):
+        ends.append(origin[ends[-1]])
+    return [end - start for start, end in pairwise(reversed(ends))]

@@ -1,0 +1,100 @@
+"""What a model asks of memory, in bytes: weights, the embedding and head, and one row's KV cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mesh.errors import ModelError
+from sealring.v1 import model_pb2
+
+HEADROOM_PERCENT = 10
+"""Share of a member's usable memory that no plan touches: activations, allocator slack, prefill peaks."""
+
+MAX_LAYERS = 1024
+MAX_CONTEXT = 1 << 24
+_MAX_BYTES = 1 << 50
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+
+
+def capacity(memory_usable: int) -> int:
+    """What a plan may use of a member: all but the headroom."""
+    return memory_usable - memory_usable * HEADROOM_PERCENT // 100
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A model at one context length: `weights` and `row` are bytes per layer, one row for the latter."""
+
+    weights: tuple[int, ...]
+    row: tuple[int, ...]
+    embedding: int
+    head: int
+    tied: bool
+
+    @classmethod
+    def of(cls, profile: model_pb2.ModelProfile, context: int) -> Demand:
+        """The demand of a checked profile; a windowed layer holds its window at most."""
+        row = tuple(
+            per_token * (min(context, window) if window else context) + state
+            for per_token, window, state in zip(
+                profile.kv_bytes_per_token, profile.kv_max_tokens, profile.state_bytes, strict=True
+            )
+        )
+        return cls(tuple(profile.layer_bytes), row, profile.embed_bytes, profile.head_bytes, profile.tied)
+
+    @cached_property
+    def per_layer(self) -> list[int]:
+        """Weights and one row of each layer: what has to fit."""
+        return [weight + row for weight, row in zip(self.weights, self.row, strict=True)]
+
+    def extras(self, stages: int) -> list[int]:
+        """Bytes besides layers per rank: embedding at rank 0; head, and a tied embedding, at the tail."""
+        if stages == 1:
+            return [self.embedding + self.head]
+        tail = self.head + (self.embedding if self.tied else 0)
+        return [self.embedding, *[0] * (stages - 2), tail]
+
+    def weight_bytes(self, first: int, end: int, rank: int, stages: int) -> int:
+        """Weights of layers [first, end) at this rank, with what comes besides."""
+        return sum(self.weights[first:end]) + self.extras(stages)[rank]
+
+    def row_bytes(self, first: int, end: int) -> int:
+        """One row's cache at the full context for layers [first, end)."""
+        return sum(self.row[first:end])
+
+    def total(self, stages: int) -> int:
+        """Everything that `stages` ranks hold together, one row included."""
+        return sum(self.per_layer) + sum(self.extras(stages))
+
+
+def check_profile(profile: model_pb2.ModelProfile) -> None:
+    """Bound every number that a node reported. Raises ModelError (BAD_PROFILE)."""
+    if not 1 <= profile.layers <= MAX_LAYERS:
+        raise _bad("number of layers")
+    per_layer: Sequence[tuple[str, Sequence[int]]] = (
+        ("layer sizes", profile.layer_bytes),
+        ("cache sizes", profile.kv_bytes_per_token),
+        ("cache windows", profile.kv_max_tokens),
+        ("state sizes", profile.state_bytes),
+    )
+    for what, values in per_layer:
+        if len(values) != profile.layers or any(value > _MAX_BYTES for value in values):
+            raise _bad(what)
+    if max(profile.embed_bytes, profile.head_bytes, profile.handoff_bytes_per_token) > _MAX_BYTES:
+        raise _bad("embedding or head size")
+    if profile.max_context > MAX_CONTEXT:
+        raise _bad("context")
+    if not _DIGEST.match(profile.digest) or not _WORD.match(profile.model_type):
+        raise _bad("digest or model type")
+
+
+def _bad(what: str) -> ModelError:
+    return ModelError(
+        f"a node's profile of the model has a bad {what}",
+        hint="run the same release on every node",
+        reason="BAD_PROFILE",
+    )
