@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mesh.certificates import ClusterCA
 from mesh.dsse import Ed25519Signer
+from mesh.identity import SoftwareSigner, member_id
 from mesh.rootmeta import RootMetadata, sign_root
+from mesh.roster import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember
+from mesh.roster_codec import complete_roster, sign_roster
+from mesh.roster_reader import check_roster
+from mesh.suites import DEFAULT_SUITES, Suite
+from mesh.trust import KeyType, TrustLevel
 
 NOW = 1_800_000_000
 
@@ -80,3 +89,92 @@ def make_authority(tmp_path: Path) -> Callable[..., Authority]:
 @pytest.fixture
 def authority(make_authority: Callable[..., Authority]) -> Authority:
     return make_authority()
+
+
+def make_member(signer: SoftwareSigner | None = None, **changes: object) -> RosterMember:
+    key = (signer or SoftwareSigner.generate()).public_key
+    member = RosterMember(
+        id=member_id(key),
+        identity_key=key,
+        key_type=KeyType.SOFTWARE,
+        sealing_key=secrets.token_bytes(32),
+        level=TrustLevel.SOFTWARE,
+        trust=10,
+        attestation_hash=b"\x11" * 32,
+        attested_at=NOW - 10,
+        challenged_at=NOW - 5,
+        manifest_hash=b"\x22" * 32,
+        addresses=("127.0.0.1:7001",),
+    )
+    return dataclasses.replace(member, **changes)  # type: ignore[arg-type]
+
+
+def make_ring(members: Sequence[RosterMember], name: str = "ring-0", **changes: object) -> Ring:
+    count = len(members)
+    ring = Ring(
+        id=name,
+        deployment="demo",
+        replica=0,
+        model="demo-chat",
+        model_digest=b"\x33" * 32,
+        strategy="pipeline",
+        context=2048,
+        total_layers=3 * count,
+        plan_hash=b"\x44" * 32,
+        trust_floor=10,
+        min_trust=0,
+        members=tuple(
+            RingMember(member.id, rank, (3 * rank, 3 * rank + 3)) for rank, member in enumerate(members)
+        ),
+    )
+    return dataclasses.replace(ring, **changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class Cluster:
+    """A signed roster of a few members in one ring, and their keys in the order of their ranks."""
+
+    authority: Authority
+    signers: list[SoftwareSigner]
+    gateway: SoftwareSigner
+    draft: Roster
+
+    def sign(self, **changes: object) -> bytes:
+        """The envelope of the draft with some fields changed."""
+        draft = complete_roster(dataclasses.replace(self.draft, **changes))  # type: ignore[arg-type]
+        return sign_roster(draft, self.authority.roster_signers)
+
+    def verified(self, **changes: object) -> Roster:
+        """The verified roster."""
+        return check_roster(self.sign(**changes), self.authority.root, now=NOW)
+
+
+@pytest.fixture
+def make_cluster(make_authority: Callable[..., Authority]) -> Callable[..., Cluster]:
+    def make(size: int = 3, suites: Sequence[Suite] = DEFAULT_SUITES, **options: Any) -> Cluster:
+        authority = make_authority(**options)
+        signers = [SoftwareSigner.generate() for _ in range(size)]
+        gateway = SoftwareSigner.generate()
+        members = [make_member(signer) for signer in signers]
+        draft = Roster(
+            cluster=authority.root.cluster,
+            root_version=1,
+            version=1,
+            previous=NO_PREVIOUS,
+            issued=NOW,
+            expires=NOW + 600,
+            suites=tuple(suites),
+            trust_floor=10,
+            min_trust=0,
+            members=tuple(members),
+            rings=(make_ring(members),),
+            gateways=(Gateway(member_id(gateway.public_key), gateway.public_key),),
+        )
+        return Cluster(authority, signers, gateway, draft)
+
+    return make
+
+
+@pytest.fixture
+def cluster(make_cluster: Callable[..., Cluster]) -> Cluster:
+    return make_cluster()
