@@ -8,7 +8,8 @@ import socket
 
 from mesh.errors import ConfigError, InvalidInput
 
-_HOST = re.compile(r"^[A-Za-z0-9._-]{1,253}$")
+_HOST = re.compile(r"^[A-Za-z0-9._-]{1,253}\Z")
+_PORT = re.compile(r"^[0-9]{1,5}\Z")
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -16,7 +17,7 @@ def parse_address(address: str) -> tuple[str, int]:
     host, separator, port = address.rpartition(":")
     literal = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if literal else host
-    if not separator or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
+    if not separator or not _PORT.match(port) or int(port) > 65535:
         raise _bad(address)
     if literal:
         try:
@@ -29,6 +30,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
+    """Whether the host is this machine's own loopback, by its name or its number."""
     if host == "localhost":
         return True
     try:
@@ -48,6 +50,7 @@ def require_loopback(address: str) -> None:
 
 
 def listen_error(address: str) -> ConfigError:
+    """The error for an address that cannot be bound."""
     return ConfigError(
         f"cannot listen on {address}: the port is in use or the address is not of this machine",
         hint="stop the other process or choose another port",

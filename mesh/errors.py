@@ -2,9 +2,11 @@
 
 Every error says what happened, to what, and (in `hint`) what to do about it. `reason` is a stable
 UPPER_SNAKE word for programs; `code` is the canonical gRPC status name. Messages never hold prompt
-text, token ids or generated text. `mesh.rpc` maps the tree to gRPC status with ErrorInfo, and
+text, token ids or generated text. `mesh.status` maps the tree to gRPC status with ErrorInfo, and
 `gateway.http.errors` maps it to OpenAI's form; nothing else translates errors.
 """
+
+# ruff: noqa: N818 - errors are named for the situation
 
 from __future__ import annotations
 

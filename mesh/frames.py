@@ -12,6 +12,8 @@ import struct
 import threading
 from typing import Protocol, TypeVar
 
+from google.protobuf.message import DecodeError
+
 from mesh.errors import InvalidInput
 
 MAX_FRAME = 64 << 20
@@ -19,6 +21,8 @@ _LENGTH = struct.Struct(">I")
 
 
 class Message(Protocol):
+    """Any generated message."""
+
     def SerializeToString(self) -> bytes: ...  # noqa: N802
 
     def ParseFromString(self, serialized: bytes) -> int: ...  # noqa: N802
@@ -28,6 +32,7 @@ M = TypeVar("M", bound=Message)
 
 
 def encode_frame(message: Message) -> bytes:
+    """The frame of one message. Raises InvalidInput (FRAME_TOO_LARGE)."""
     body = message.SerializeToString()
     if len(body) > MAX_FRAME:
         raise InvalidInput(f"a frame of {len(body)} bytes is above {MAX_FRAME}", reason="FRAME_TOO_LARGE")
@@ -59,29 +64,27 @@ class FrameSocket:
         body = self._reader.read(length)
         if len(body) < length:
             raise _broken()
-        message = kind()
-        message.ParseFromString(body)
-        return message
+        return _decoded(kind, body)
 
     def close(self) -> None:
+        """Closes the socket and the buffer over it."""
         self._reader.close()
         self.socket.close()
 
 
 async def read_frame(reader: asyncio.StreamReader, kind: type[M]) -> M | None:
     """The next message, or None at a clean end. Raises InvalidInput on a broken frame."""
+    head = b""
     try:
         head = await reader.readexactly(_LENGTH.size)
         body = await reader.readexactly(_checked_length(head))
     except asyncio.IncompleteReadError as error:
-        if error.partial:
+        if head or error.partial:
             raise _broken() from None
         return None
     except ConnectionResetError:
         return None
-    message = kind()
-    message.ParseFromString(body)
-    return message
+    return _decoded(kind, body)
 
 
 def write_frame(writer: asyncio.StreamWriter, message: Message) -> None:
@@ -94,6 +97,15 @@ def _checked_length(head: bytes) -> int:
     if length > MAX_FRAME:
         raise InvalidInput(f"a frame of {length} bytes is above {MAX_FRAME}", reason="FRAME_TOO_LARGE")
     return int(length)
+
+
+def _decoded(kind: type[M], body: bytes) -> M:
+    message = kind()
+    try:
+        message.ParseFromString(body)
+    except DecodeError:
+        raise InvalidInput("a frame holds no message of its kind", reason="BROKEN_FRAME") from None
+    return message
 
 
 def _broken() -> InvalidInput:

@@ -8,7 +8,7 @@ from sealring.v1 import membership_pb2
 
 
 def to_problem(error: BaseException) -> membership_pb2.Problem:
-    """Anything that is not of our own tree is masked."""
+    """The problem that tells of an error; anything that is not of our own tree is masked."""
     if not isinstance(error, SealringError):
         error = Internal("an internal error", hint="see the log of this process")
     return membership_pb2.Problem(
@@ -45,4 +45,5 @@ def from_parts(
 
 
 def from_problem(problem: membership_pb2.Problem) -> SealringError:
+    """The error of the tree that a problem stands for."""
     return from_parts(problem.code, problem.reason, problem.message, problem.hint, dict(problem.metadata))

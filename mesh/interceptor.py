@@ -1,0 +1,108 @@
+"""The outermost server interceptor: decodes requests, and turns errors into rich status or masks them.
+
+grpc.aio would send the text of an unknown exception to the peer, and that of a decoder too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+from grpc_status import rpc_status
+
+from mesh.errors import Internal, InvalidInput, SealringError
+from mesh.status import to_status
+
+log = structlog.get_logger()
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Decoder: TypeAlias = Callable[[bytes], Any]
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every handler. Handlers read requests from their iterator, not with `context.read`."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """The wrapped handler, or None when nobody serves the method."""
+        found: Any = await continuation(handler_call_details)
+        if found is None:
+            return None
+        method = handler_call_details.method
+        kind = f"{_arity(found.request_streaming)}_{_arity(found.response_streaming)}"
+        decode = _decoder(found.request_deserializer, streaming=found.request_streaming)
+        guard = _guard_stream if found.response_streaming else _guard_call
+        make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
+        guarded = guard(getattr(found, kind), decode, method)
+        return make(guarded, request_deserializer=None, response_serializer=found.response_serializer)
+
+
+def _arity(streaming: bool) -> str:
+    return "stream" if streaming else "unary"
+
+
+def _decoder(decode: Decoder | None, *, streaming: bool) -> Callable[[Any], Any]:
+    def one(data: bytes) -> Any:
+        try:
+            return decode(data) if decode is not None else data
+        except DecodeError:
+            raise InvalidInput(
+                "the request cannot be decoded",
+                hint="strings have to be UTF-8; use the protos of this release",
+                reason="BAD_MESSAGE",
+            ) from None
+
+    async def many(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in requests:
+            yield one(data)
+
+    return many if streaming else one
+
+
+def _guard_call(
+    call: Callable[..., Awaitable[Any]], decode: Callable[[Any], Any], method: str
+) -> Callable[[Any, Context], Awaitable[Any]]:
+    async def guarded(request: Any, context: Context) -> Any:
+        try:
+            return await call(decode(request), context)
+        except Exception as error:
+            await _abort(error, context, method)
+
+    return guarded
+
+
+def _guard_stream(
+    call: Callable[..., Any], decode: Callable[[Any], Any], method: str
+) -> Callable[[Any, Context], AsyncIterator[Any]]:
+    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            responses = call(decode(request), context)
+            if inspect.isawaitable(responses):  # it writes its responses to the context itself
+                await responses
+                return
+            async with aclosing(responses):
+                async for response in responses:
+                    yield response
+        except Exception as error:
+            await _abort(error, context, method)
+
+    return guarded
+
+
+async def _abort(error: Exception, context: Context, method: str) -> None:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, SealringError):
+        log.error("unexpected error in a handler", method=method, exc_info=error)
+        error = Internal("an internal error", hint="see the server's log")
+    await context.abort_with_status(rpc_status.to_status(to_status(error)))
