@@ -1,0 +1,75 @@
+"""Asks the exported model the held-out questions through mlx_lm on the CPU: `python evaluate.py [--model FOLDER]`.
+
+An answer counts only if it is, letter for letter, the one expected; for a question out of domain, the refusal.
+"""
+
+import argparse
+import hashlib
+import json
+import time
+from pathlib import Path
+
+import mlx.core as mx
+import smalltalk
+from mlx_lm import load, stream_generate
+
+HERE = Path(__file__).parent
+
+
+def ask(model, tokenizer, question: str) -> tuple[str, int]:
+    """The greedy answer and its number of tokens."""
+    messages = [{"role": "user", "content": question}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    parts = list(stream_generate(model, tokenizer, prompt, max_tokens=120))
+    return "".join(part.text for part in parts), len(parts)
+
+
+def graded(model, tokenizer, cases: list[tuple[str, str]]) -> dict:
+    wrong, tokens = [], 0
+    for question, expected in cases:
+        answer, count = ask(model, tokenizer, question)
+        tokens += count
+        if answer != expected:
+            wrong.append({"question": question, "expected": expected, "answer": answer})
+    right = len(cases) - len(wrong)
+    return {
+        "right": right,
+        "asked": len(cases),
+        "score": right / len(cases),
+        "tokens": tokens,
+        "wrong": wrong,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=HERE / "model")
+    parser.add_argument("--out", type=Path, default=HERE / "score.json")
+    options = parser.parse_args()
+    mx.set_default_device(mx.cpu)
+    model, tokenizer = load(str(options.model))
+    cases = json.loads((HERE / "heldout.json").read_text())
+    began = time.monotonic()
+    weights = (options.model / "model.safetensors").read_bytes()
+    score = {
+        "model_sha256": hashlib.sha256(weights).hexdigest(),
+        "heldout_sha256": hashlib.sha256((HERE / "heldout.json").read_bytes()).hexdigest(),
+        "in_domain": graded(
+            model, tokenizer, [(case["question"], case["answer"]) for case in cases["in_domain"]]
+        ),
+        "out_of_domain": graded(model, tokenizer, [(q, smalltalk.REFUSAL) for q in cases["out_of_domain"]]),
+        "successive_sums": graded(
+            model,
+            tokenizer,
+            [(f"What is {i}+{i + 1}? Answer with just the number.", str(2 * i + 1)) for i in range(200)],
+        ),
+    }
+    options.out.write_text(json.dumps(score, indent=1) + "\n")
+    for name in ("in_domain", "out_of_domain", "successive_sums"):
+        print(f"{name}: {score[name]['right']} of {score[name]['asked']}")
+    tokens = sum(score[name]["tokens"] for name in ("in_domain", "out_of_domain", "successive_sums"))
+    print(f"{tokens} tokens in {time.monotonic() - began:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Trains the byte-level BPE tokenizer on generated conversations: `python make_tokenizer.py --out FOLDER`."""
+
+import argparse
+import json
+from pathlib import Path
+from random import Random
+
+from conversations import conversation
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
+ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
+VOCABULARY = 1536
+
+# A message that spells out a special token must not become one: `<|` loses its bar.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('unknown role ' + message['role']) }}{% endif %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] | replace('<|', '<') | trim + '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def train(conversations: int) -> Tokenizer:
+    """Digits are tokens of their own, so that sums are carried out digit by digit."""
+    random = Random(7)
+    texts = (message["content"] for _ in range(conversations) for message in conversation(random))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[PAD, BEGIN, END, *ROLES.values()],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    begin = (BEGIN, tokenizer.token_to_id(BEGIN))
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[begin])
+    return tokenizer
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 2048,
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "pad_token": PAD,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--conversations", type=int, default=60_000)
+    arguments = parser.parse_args()
+    save(train(arguments.conversations), arguments.out)
+
+
+if __name__ == "__main__":
+    main()

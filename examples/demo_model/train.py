@@ -1,0 +1,179 @@
+"""Trains the demo model and writes a folder that `mlx_lm.load` reads: `python train.py --minutes 9 --out FOLDER`.
+
+Runs on CUDA when there is one, otherwise on the CPU. Needs torch, numpy, tokenizers and safetensors.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+from conversations import conversation
+from heldout import normalised
+from make_tokenizer import BEGIN, END, PAD, ROLES
+from network import Llama, Shape, configuration
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch.nn import functional
+
+HERE = Path(__file__).parent
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+Encoded = tuple[list[int], list[bool]]
+
+
+def held_out() -> set[str]:
+    cases = json.loads((HERE / "heldout.json").read_text())
+    questions = [case["question"] for case in cases["in_domain"]] + cases["out_of_domain"]
+    return {normalised(question) for question in questions}
+
+
+def encoded(seed: int, count: int) -> list[Encoded]:
+    """Token ids of conversations in the chat template's form, and which of the ids the model has to predict."""
+    tokenizer = Tokenizer.from_file(str(HERE / "model" / "tokenizer.json"))
+    begin, end = tokenizer.token_to_id(BEGIN), tokenizer.token_to_id(END)
+    roles = {role: tokenizer.token_to_id(token) for role, token in ROLES.items()}
+    random, forbidden, result = Random(seed), held_out(), []
+    while len(result) < count:
+        messages = conversation(random)
+        if any(normalised(message["content"]) in forbidden for message in messages):
+            continue
+        ids, learnt = [begin], [False]
+        texts = tokenizer.encode_batch([message["content"] for message in messages], add_special_tokens=False)
+        for message, text in zip(messages, texts, strict=True):
+            ids += [roles[message["role"]], *text.ids, end]
+            learnt += [False, *[message["role"] == "assistant"] * (len(text.ids) + 1)]
+        result.append((ids, learnt))
+    return result
+
+
+def packed(conversations: list[Encoded], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (n, length + 1) of whole conversations, and the mask of the ids to predict."""
+    rows: list[Encoded] = [([], [])]
+    for ids, learnt in conversations:
+        if len(rows[-1][0]) + len(ids) > length + 1:
+            rows.append(([], []))
+        rows[-1][0].extend(ids[: length + 1])
+        rows[-1][1].extend(learnt[: length + 1])
+    tokens = np.full((len(rows), length + 1), pad, dtype=np.int16)
+    mask = np.zeros((len(rows), length + 1), dtype=bool)
+    for i, (ids, learnt) in enumerate(rows):
+        tokens[i, : len(ids)], mask[i, : len(ids)] = ids, learnt
+    return tokens, mask
+
+
+def dataset(count: int, length: int, pad: int, workers: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    share = math.ceil(count / workers)
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        parts = pool.starmap(encoded, [(seed + i, share) for i in range(workers)])
+    return packed([one for part in parts for one in part], length, pad)
+
+
+def batches(rows: int, size: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
+    while True:
+        order = generator.permutation(rows)
+        for start in range(0, rows - size + 1, size):
+            yield order[start : start + size]
+
+
+def rate(progress: float, peak: float) -> float:
+    """Learning rate: up over 3 % of the time, then down to nothing along a cosine."""
+    if progress < 0.03:
+        return peak * progress / 0.03
+    return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.03) / 0.97)))
+
+
+def optimiser(model: Llama) -> torch.optim.AdamW:
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() != 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98))
+
+
+def fit(model: Llama, tokens: np.ndarray, mask: np.ndarray, options: argparse.Namespace) -> float:
+    """Trains until the minutes are over; returns the mean loss of the last steps, in nats per predicted token."""
+    device = next(model.parameters()).device
+    cuda = device.type == "cuda"
+    data = torch.from_numpy(tokens).to(device)
+    learnt = torch.from_numpy(mask).to(device)
+    forward = torch.compile(model) if cuda else model
+    optimizer = optimiser(model)
+    began, losses, seen = time.monotonic(), [], 0
+    for step, rows in enumerate(batches(len(tokens), options.rows, np.random.default_rng(options.seed))):
+        progress = (time.monotonic() - began) / (60 * options.minutes)
+        if progress >= 1:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = rate(progress, options.rate)
+        chosen = torch.from_numpy(rows).to(device)
+        batch, wanted = data[chosen].long(), learnt[chosen][:, 1:]
+        with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
+            logits = forward(batch[:, :-1])
+        loss = functional.cross_entropy(logits[wanted].float(), batch[:, 1:][wanted])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        seen += batch.numel()
+        if step % 50 == 0:
+            losses.append(loss.item())
+            seconds = time.monotonic() - began
+            print(
+                f"step {step} {seconds:.0f} s, {seen / seconds:.0f} tokens/s, loss {losses[-1]:.4f}",
+                flush=True,
+            )
+    return sum(losses[-5:]) / len(losses[-5:])
+
+
+def export(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    begin, end, pad = (tokenizer.token_to_id(token) for token in (BEGIN, END, PAD))
+    weights = {name: value.detach().float().cpu().contiguous() for name, value in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = configuration(model.shape, begin, end, pad)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    generation = {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": pad, "do_sample": False}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
+    for name in TOKENIZER_FILES:
+        if folder.resolve() != (HERE / "model").resolve():
+            shutil.copy(HERE / "model" / name, folder / name)
+
+
+def main() -> None:
+    cuda = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=9.0, help="of training, after the data is written")
+    parser.add_argument("--conversations", type=int, default=2_000_000 if cuda else 200_000)
+    parser.add_argument(
+        "--length", type=int, default=1024 if cuda else 256, help="tokens in a row of the batch"
+    )
+    parser.add_argument("--rows", type=int, default=64 if cuda else 16, help="rows in a batch")
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--workers", type=int, default=12 if cuda else 2)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
+    torch.set_float32_matmul_precision("high")
+    if not cuda:
+        torch.set_num_threads(options.workers)
+    tokenizer = Tokenizer.from_file(str(HERE / "model" / "tokenizer.json"))
+    began = time.monotonic()
+    pad = tokenizer.token_to_id(PAD)
+    tokens, mask = dataset(options.conversations, options.length, pad, options.workers, options.seed * 1000)
+    print(f"{tokens.size} tokens, {mask.sum()} to predict, in {time.monotonic() - began:.0f} s", flush=True)
+    model = Llama(Shape()).to("cuda" if cuda else "cpu")
+    print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
+    loss = fit(model, tokens, mask, options)
+    export(model, tokenizer, options.out)
+    print(f"final loss {loss:.4f}, written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()
