@@ -65,7 +65,7 @@ class Anatomy:
 def dissect(model: nn.Module, model_type: str) -> Anatomy:
     """Learns a model's anatomy. Nothing is evaluated.
 
-    Raises ModelError (reason ARCHITECTURE_NOT_STAGEABLE) where the model is no chain of layers that can be cut.
+    Raises ModelError (reason ARCHITECTURE_NOT_STAGEABLE) where the model is no chain of layers.
     """
 
     def refuse(why: str) -> ModelError:

@@ -13,60 +13,68 @@ from typing import Any
 
 import mlx.core as mx
 
-from mesh.errors import ModelError
-
 Cache = list[Any]
 
 
-def merge(rows: Sequence[Cache]) -> Cache:
-    """One batch cache of the rows' caches, each of one sequence. The rows' caches stay usable.
+class RowByRow(list[Cache]):
+    """The caches of several rows of a model whose caches do not batch: one cache of one sequence per row.
 
-    Raises ModelError (reason CACHE_NOT_BATCHABLE) where the model uses a cache that cannot be batched.
+    The model is then called once per row (`Stage.__call__`).
     """
+
+
+Batch = Cache | RowByRow
+
+
+def merge(rows: Sequence[Cache]) -> Batch:
+    """One batch cache of the rows' caches, each of one sequence. The rows' caches are not to be used on."""
     if not rows:
         return []
-    for cache in rows[0]:
-        _check_batchable(cache)
+    if not all(_is_batchable(cache) for cache in rows[0]):
+        return RowByRow(rows)
     return [caches[0].merge(list(caches)) for caches in zip(*rows, strict=True)]
 
 
-def extend(batch: Cache, other: Cache) -> Cache:
-    """Appends the rows of `other` to `batch`, in place, and returns it; an empty list is a batch of no rows."""
+def extend(batch: Batch, other: Batch) -> Batch:
+    """Appends the rows of `other` to `batch`, in place, and returns it; an empty list has no rows."""
     if not batch:
         return other
-    if other:
+    if isinstance(batch, RowByRow):
+        batch.extend(other)
+    elif other:
         for mine, theirs in zip(batch, other, strict=True):
             mine.extend(theirs)
     return batch
 
 
-def filter(batch: Cache, keep: Sequence[int]) -> Cache:
+def filter(batch: Batch, keep: Sequence[int]) -> Batch:
     """Keeps the rows with these indices, in this order, in place, and returns the batch ([] for no rows)."""
     if not keep:
         return []
-    for cache in batch:
-        cache.filter(list(keep))
+    if isinstance(batch, RowByRow):
+        batch[:] = [batch[index] for index in keep]
+    else:
+        for cache in batch:
+            cache.filter(list(keep))
     return batch
 
 
-def extract(batch: Cache, row: int) -> Cache:
+def extract(batch: Batch, row: int) -> Cache:
     """A copy of one row as a cache of one sequence."""
+    if isinstance(batch, RowByRow):
+        return copy.deepcopy(batch[row])
     return [cache.extract(row) for cache in batch]
 
 
-def nbytes(cache: Cache) -> int:
+def nbytes(cache: Batch) -> int:
     """The bytes that the cache holds, room for growth included."""
+    if isinstance(cache, RowByRow):
+        return sum(nbytes(row) for row in cache)
     return sum(int(part.nbytes) for part in cache)
 
 
-def _check_batchable(cache: Any) -> None:
-    for part in getattr(cache, "caches", (cache,)):
-        if not hasattr(part, "merge"):
-            raise ModelError(
-                f"a cache of class {type(part).__name__} cannot hold several rows",
-                reason="CACHE_NOT_BATCHABLE",
-                hint="serve this model with one row per lane",
-            )
+def _is_batchable(cache: Any) -> bool:
+    return all(hasattr(part, "merge") for part in getattr(cache, "caches", (cache,)))
 
 
 class Slots:

@@ -40,7 +40,7 @@ def get_argument(arguments: Arguments, place: Place) -> Any:
 
 
 def set_argument(arguments: Arguments, place: Place, value: mx.array) -> None:
-    """Puts an array at the place. At most one element deep: `(3, 1)` makes `args[3]` a tuple of two or more."""
+    """Puts an array at the place, at most one element deep: `(3, 1)` makes `args[3]` a tuple."""
     container, key = _key(arguments, place[0])
     if len(place) == 1:
         container[key] = value

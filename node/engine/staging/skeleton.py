@@ -64,7 +64,7 @@ def layer_count(config: dict[str, Any]) -> int:
 
 
 def check_stageable(config: dict[str, Any]) -> None:
-    """Raises ModelError (reason ARCHITECTURE_NOT_STAGEABLE) unless the architecture splits. Loads no weights."""
+    """Raises ModelError (reason ARCHITECTURE_NOT_STAGEABLE) unless it splits. Loads no weights."""
     _dissected(config)
 
 

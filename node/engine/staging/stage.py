@@ -11,7 +11,7 @@ from mesh.errors import InvalidInput
 
 from .adapters.base import Followed
 from .anatomy import Anatomy, Boundary, full_cache, recorded_updates
-from .caches import Cache, Slots
+from .caches import Batch, Cache, RowByRow, Slots
 from .interception import Call, intercept_call
 from .layout import Arguments, get_argument, set_argument
 from .pruning import prune
@@ -75,11 +75,19 @@ class Stage:
         """Empty caches for one row. Merge, extend, filter and extract them with `staging.caches`."""
         return self._slots.select(full_cache(self.model))
 
-    def __call__(self, inputs: list[mx.array], cache: Cache) -> list[mx.array]:
+    def __call__(self, inputs: list[mx.array], cache: Batch) -> list[mx.array]:
         """Runs the layers on arrays as `spec.receives` says and returns arrays as `spec.hands_on` says.
 
         All arrays are [rows, tokens, ...] and lazy; the cache is updated in place.
         """
+        if not isinstance(cache, RowByRow):
+            return self._run(inputs, cache)
+        outputs = [
+            self._run([array[row : row + 1] for array in inputs], one) for row, one in enumerate(cache)
+        ]
+        return [mx.concatenate(arrays) for arrays in zip(*outputs, strict=True)]
+
+    def _run(self, inputs: list[mx.array], cache: Cache) -> list[mx.array]:
         rows, tokens = inputs[0].shape[:2]
         token_ids = inputs[0] if self.spec.is_head else mx.zeros((rows, tokens), mx.uint32)
         step = self._step = _Step([] if self.spec.is_head else inputs, self._slots.spread(cache))
@@ -130,7 +138,7 @@ class Stage:
         return call
 
     def _hand_on(self, index: int) -> Call:
-        """A layer of a downstream stage: keeps its arguments and ends the call when there are no more to keep."""
+        """A layer of a downstream stage: keeps its arguments; ends the call when it has all."""
         ends = index == len(self._anatomy.layers) - 1 or (
             self._anatomy.boundaries[self.spec.hi].per_layer is None or not self.spec.is_head
         )

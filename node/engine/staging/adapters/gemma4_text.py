@@ -1,4 +1,4 @@
-"""Gemma 4: an input per layer made from the tokens; the last layers are given earlier layers' keys and values."""
+"""Gemma 4: an input per layer made from the tokens; the last layers get earlier ones' keys and values."""
 
 from typing import Any
 
