@@ -1,0 +1,261 @@
+"""The Control service: a gateway's steps to the engine, the engine's answers back.
+
+One step passes about 300 times a second, so a message is not decoded where its frame is all that changes:
+in ScheduleRequest and EngineCommand, and in EngineEvent and ScheduleResponse, the same inner message stands
+under two field numbers, and all that has to be exchanged is the first byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+
+from mesh.certificates import Role
+from mesh.errors import (
+    DeadlineExceeded,
+    EpochEnded,
+    InvalidInput,
+    PermissionDenied,
+    ResourceExhausted,
+    SealringError,
+)
+from mesh.problem import to_problem
+from mesh.tls import peer_identity
+from node.daemon_epoch import Epoch
+from sealring.v1 import control_pb2, engine_pb2, membership_pb2
+
+log = structlog.get_logger()
+
+SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
+ATTACH_SECONDS = 10.0
+MAX_WAITING = 8192
+"""Answers that a gateway may be behind in reading before the epoch ends."""
+
+_REQUEST_STEP = 0x22
+_REQUEST_DISCARD = 0x1A
+_COMMAND_OF_REQUEST = {_REQUEST_STEP: b"\x3a", _REQUEST_DISCARD: b"\x32"}
+"""ScheduleRequest.step (4) -> EngineCommand.step (7); .discard (3) -> .discard (6)."""
+
+_RESPONSE_OF_EVENT = {0x32: b"\x12", 0x3A: b"\x1a", 0x42: b"\x22"}
+"""EngineEvent.opened (6) -> ScheduleResponse.opened (2); .refused (7) -> (3); .done (8) -> (4)."""
+
+
+class Schedules(Protocol):
+    """What the service needs of the daemon."""
+
+    def check_gateway(self, cluster: str, identifier: str) -> None:
+        """Raises PermissionDenied unless the roster in use lets this gateway schedule."""
+
+    def serving_epoch(self, ring: str, epoch: int) -> Epoch:
+        """Raises FailedPrecondition (EPOCH_NOT_SERVING) or NotFound."""
+
+
+def reframe(message: bytes, tag: bytes) -> bytes:
+    """The one inner message of `message` under another field number, byte for byte.
+
+    Raises InvalidInput (BAD_MESSAGE) unless the first field is all that there is: what follows it would be
+    taken for a command of the engine's own protocol.
+    """
+    length, shift, position = 0, 0, 1
+    while position < len(message) and shift < 35:
+        byte = message[position]
+        position += 1
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            if position + length == len(message):
+                return tag + message[1:]
+            break
+    raise InvalidInput("a schedule message is malformed", reason="BAD_MESSAGE")
+
+
+class GatewayStream:
+    """One gateway's stream: in to the engine, out to the gateway. Belongs to one epoch."""
+
+    def __init__(self, identifier: str, epoch: Epoch) -> None:
+        self.id = identifier
+        self.used = False
+        self._epoch = epoch
+        self._head = epoch.plan.rank == 0
+        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._over = False
+
+    def row_event(self, event: bytes) -> None:
+        """Queues what the engine said of a row or step."""
+        self._put(_RESPONSE_OF_EVENT[event[0]] + event[1:])
+
+    def epoch_over(self, problem: membership_pb2.Problem) -> None:
+        """Queues the fault as the stream's last message."""
+        plan = self._epoch.plan
+        fault = membership_pb2.EpochFault(ring=plan.ring, epoch=plan.epoch, problem=problem)
+        self._finish(control_pb2.ScheduleResponse(fault=fault))
+
+    def say_goodbye(self, reason: str) -> None:
+        """Queues a goodbye as the stream's last message."""
+        self._finish(control_pb2.ScheduleResponse(goodbye=membership_pb2.Goodbye(reason=reason)))
+
+    async def outgoing(self) -> AsyncIterator[bytes]:
+        """Everything that is queued, until the stream is finished."""
+        while (message := await self._waiting.get()) is not None:
+            yield message
+
+    async def read(self, requests: AsyncIterator[bytes]) -> None:
+        """Takes requests until the gateway ends its stream; whatever is wrong with one ends the epoch."""
+        try:
+            async for request in requests:
+                if not self._take(request):
+                    break
+                engine = self._epoch.engine
+                if engine is not None:
+                    await engine.drained()
+        except SealringError as error:
+            self._epoch.fault(error)
+        self._waiting.put_nowait(None)
+
+    def _take(self, request: bytes) -> bool:
+        """One request; False when it was the last."""
+        kind = request[0] if request else 0
+        if kind == _REQUEST_STEP or (kind == _REQUEST_DISCARD and self._head):
+            self._work(reframe(request, _COMMAND_OF_REQUEST[kind]))
+            return True
+        message = parse_request(request)
+        what = message.WhichOneof("message")
+        if what == "ping":
+            self._pong(message.ping)
+        elif what == "open" and self._head:
+            self._open(message.open)
+        elif what == "goodbye":
+            return False
+        else:
+            raise InvalidInput("a schedule message is not allowed here", reason="BAD_MESSAGE")
+        return True
+
+    def _work(self, command: bytes) -> None:
+        engine = self._epoch.engine
+        if engine is None:
+            raise EpochEnded("the epoch is over")
+        self.used = True
+        engine.send_work(command)
+
+    def _open(self, open_row: control_pb2.OpenRow) -> None:
+        try:
+            prompt = self._prompt(open_row)
+        except SealringError as error:
+            refused = control_pb2.RowRefused(row=open_row.row, problem=to_problem(error))
+            self._put(control_pb2.ScheduleResponse(refused=refused).SerializeToString())
+            return
+        command = engine_pb2.OpenEngineRow(row=open_row.row, prompt=prompt, max_tokens=open_row.max_tokens)
+        self._work(engine_pb2.EngineCommand(open_row=command).SerializeToString())
+
+    def _prompt(self, open_row: control_pb2.OpenRow) -> Any:
+        if open_row.deployment != self._epoch.plan.deployment:
+            raise InvalidInput("the request is for another deployment", reason="WRONG_DEPLOYMENT")
+        content = open_row.envelope.WhichOneof("content")
+        if content != "clear":
+            raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE")
+        return open_row.envelope.clear
+
+    def _pong(self, ping: control_pb2.Ping) -> None:
+        engine = self._epoch.engine
+        if engine is not None:
+            pong = control_pb2.Pong(
+                sequence=ping.sequence, steps=engine.figures.steps, engine_memory=engine.figures.memory
+            )
+            self._put(control_pb2.ScheduleResponse(pong=pong).SerializeToString())
+
+    def _put(self, message: bytes) -> None:
+        if self._over:
+            return
+        if self._waiting.qsize() >= MAX_WAITING:
+            self._epoch.fault(ResourceExhausted("the gateway is behind in reading", reason="GATEWAY_SLOW"))
+            return
+        self._waiting.put_nowait(message)
+
+    def _finish(self, last: control_pb2.ScheduleResponse) -> None:
+        if not self._over:
+            self._over = True
+            self._waiting.put_nowait(last.SerializeToString())
+            self._waiting.put_nowait(None)
+
+
+class ControlService:
+    """`Control.Schedule` over serialized messages."""
+
+    def __init__(self, schedules: Schedules) -> None:
+        self._schedules = schedules
+
+    async def schedule(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """One stream. Raises PermissionDenied, InvalidInput, FailedPrecondition, Conflict."""
+        caller = peer_identity(context)
+        if caller.role is not Role.GATEWAY:
+            raise PermissionDenied("only a gateway may schedule", reason="NOT_A_GATEWAY")
+        self._schedules.check_gateway(caller.cluster, caller.id)
+        attach = await _first_message(requests)
+        epoch = self._schedules.serving_epoch(attach.ring, attach.epoch)
+        stream = GatewayStream(caller.id, epoch)
+        epoch.attach(stream)
+        log.info("gateway attached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
+        reader: asyncio.Task[None] | None = None
+        try:
+            yield control_pb2.ScheduleResponse(attached=_attached(epoch)).SerializeToString()
+            reader = asyncio.get_running_loop().create_task(stream.read(requests))
+            async for message in stream.outgoing():
+                yield message
+        finally:
+            epoch.detach(stream)
+            if reader is not None:
+                reader.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await reader
+            log.info("gateway detached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
+
+
+def add_control_to_server(service: ControlService, server: Any) -> None:
+    """Registers the service with serialized messages instead of decoded ones."""
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(service.schedule)
+    server.add_registered_method_handlers(SERVICE, {"Schedule": handler})
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Schedule": handler}),))
+
+
+def parse_request(request: bytes) -> control_pb2.ScheduleRequest:
+    """Raises InvalidInput (BAD_MESSAGE)."""
+    try:
+        return control_pb2.ScheduleRequest.FromString(request)
+    except DecodeError:
+        raise InvalidInput("a schedule message is malformed", reason="BAD_MESSAGE") from None
+
+
+async def _first_message(requests: AsyncIterator[bytes]) -> control_pb2.Attach:
+    try:
+        async with asyncio.timeout(ATTACH_SECONDS):
+            first = await anext(requests)
+    except TimeoutError:
+        raise DeadlineExceeded("the gateway did not attach in time", reason="NO_ATTACH") from None
+    except StopAsyncIteration:
+        raise InvalidInput("the stream ended before it attached", reason="NO_ATTACH") from None
+    message = parse_request(first)
+    if message.WhichOneof("message") != "attach":
+        raise InvalidInput("the first message is not an attach", reason="NO_ATTACH")
+    return message.attach
+
+
+def _attached(epoch: Epoch) -> control_pb2.Attached:
+    plan, engine = epoch.plan, epoch.engine
+    loaded = engine.loaded if engine is not None else None
+    if loaded is None:
+        raise EpochEnded("the epoch is over")
+    return control_pb2.Attached(
+        ring=plan.ring,
+        epoch=plan.epoch,
+        rank=plan.rank,
+        kv_bytes_per_token=loaded.kv_bytes_per_token,
+        kv_bytes_per_row=loaded.kv_bytes_per_row,
+        kv_budget=plan.kv_budget,
+    )

@@ -1,0 +1,141 @@
+"""The daemon's side of a carrier process: one epoch, one life."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from mesh.errors import DeadlineExceeded, EpochEnded, SealringError
+from mesh.problem import from_problem
+from node.supervisor import Child, Liveness, child_ended
+from sealring.v1 import control_pb2, engine_pb2
+
+log = structlog.get_logger()
+
+CARRIER_MODULE = "node.carrier.main"
+
+_START_SECONDS = 30.0
+_UP_GRACE_SECONDS = 2.0
+_PING_INTERVAL = 2.0
+_PING_DEADLINE = 8.0
+
+
+class Carrier:
+    """One carrier process. Any fault of it is told once, to `on_fault`."""
+
+    def __init__(self, on_fault: Callable[[SealringError], None]) -> None:
+        self._on_fault: Callable[[SealringError], None] | None = on_fault
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._up: asyncio.Future[None] = loop.create_future()
+        self._child: Child | None = None
+        self._liveness: Liveness | None = None
+
+    @classmethod
+    async def start(
+        cls, channel: tuple[int, ...], *, folder: Path, on_fault: Callable[[SealringError], None]
+    ) -> Carrier:
+        """Spawns a carrier with its ends of the data channel and waits until it is ready.
+
+        The caller closes its own copies. `folder` takes the carrier's temporary files. Raises EpochEnded,
+        DeadlineExceeded, OSError.
+        """
+        carrier = cls(on_fault)
+        try:
+            carrier._child = await Child.spawn(
+                "carrier",
+                ["-m", CARRIER_MODULE, "--channel-fds", ",".join(map(str, channel))],
+                on_message=carrier._message,
+                on_end=carrier._ended,
+                descriptors=channel,
+                environment={"TMPDIR": str(folder)},
+            )
+            await _within(carrier._ready, _START_SECONDS, "the start of a carrier")
+        except BaseException:
+            await carrier.stop()
+            raise
+        carrier._liveness = Liveness(carrier._child, _ping, carrier._frozen)
+        carrier._liveness.watch(interval=_PING_INTERVAL, deadline=_PING_DEADLINE)
+        return carrier
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid if self._child is not None else 0
+
+    def give(self, start: engine_pb2.StartCarrier) -> None:
+        """Hands over rank, addresses and link keys; the caller forgets the keys. Raises EpochEnded."""
+        self._send(engine_pb2.CarrierCommand(start=start))
+
+    async def form(self, seconds: float) -> None:
+        """Forms the MLX group and confirms both links. Raises EpochEnded, RecordError, DeadlineExceeded."""
+        self._send(engine_pb2.CarrierCommand(form=engine_pb2.FormGroup()))
+        await _within(self._up, seconds + _UP_GRACE_SECONDS, "the forming of the ring")
+
+    async def stop(self) -> None:
+        """Kills the process, whatever it does, and reaps it; safe to call again."""
+        self._on_fault = None
+        if self._liveness is not None:
+            self._liveness.stop()
+        for future in (self._ready, self._up):
+            if not future.done():
+                future.cancel()
+        if self._child is not None:
+            self._child.kill()
+            await self._child.stop()
+
+    def _send(self, command: engine_pb2.CarrierCommand) -> None:
+        if self._child is None:
+            raise child_ended("carrier")
+        self._child.send(command.SerializeToString())
+
+    def _message(self, body: bytes) -> None:
+        event = engine_pb2.CarrierEvent.FromString(body)
+        kind = event.WhichOneof("event")
+        if kind == "ready":
+            _resolve(self._ready)
+        elif kind == "up":
+            _resolve(self._up)
+        elif kind == "fault":
+            self._fault(from_problem(event.fault.problem))
+
+    def _frozen(self) -> None:
+        self._fault(
+            EpochEnded(
+                "the carrier process does not answer",
+                hint="see the node's log; the ring is formed anew",
+                reason="CARRIER_FROZEN",
+            )
+        )
+
+    def _ended(self) -> None:
+        self._fault(child_ended("carrier"))
+
+    def _fault(self, error: SealringError) -> None:
+        on_fault, self._on_fault = self._on_fault, None
+        for future in (self._ready, self._up):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # whether or not somebody waits
+        if on_fault is not None:
+            on_fault(error)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _ping(sequence: int) -> bytes:
+    return engine_pb2.CarrierCommand(ping=control_pb2.Ping(sequence=sequence)).SerializeToString()
+
+
+async def _within(future: asyncio.Future[None], seconds: float, what: str) -> None:
+    try:
+        await asyncio.wait_for(asyncio.shield(future), seconds)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"{what} took longer than {seconds:g} s", hint="see the node's log", reason="CARRIER_TIMEOUT"
+        ) from None

@@ -1,0 +1,339 @@
+"""One epoch of one ring on this member, from PrepareEpoch to its end.
+
+PREPARING -> PREPARED -> FORMING -> UP, and from anywhere to ENDED, once and for all. Whatever goes wrong
+comes to `fault`; ending is idempotent and leaves no process, descriptor or file behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from mesh.errors import Conflict, EpochEnded, FailedPrecondition, SealringError
+from mesh.problem import to_problem
+from node.channel import ChannelEnds
+from node.daemon_engine import EngineFigures, EngineSink
+from node.daemon_plan import EpochPlan
+from sealring.v1 import engine_pb2, membership_pb2
+
+log = structlog.get_logger()
+
+FORM_SECONDS = 20.0
+_PREPARE_SECONDS = 1900.0
+
+
+class Phase(enum.Enum):
+    """How far an epoch has come."""
+
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    FORMING = "forming"
+    UP = "up"
+    ENDED = "ended"
+
+
+class StageEngine(Protocol):
+    """An engine with this member's stage loaded."""
+
+    @property
+    def figures(self) -> EngineFigures: ...
+
+    @property
+    def loaded(self) -> engine_pb2.StageLoaded | None: ...
+
+    async def open_epoch(
+        self, command: engine_pb2.OpenEngineEpoch, descriptors: tuple[int, ...], sink: EngineSink
+    ) -> None: ...
+
+    async def close_epoch(self) -> None: ...
+
+    def send_work(self, command: bytes) -> None: ...
+
+    async def drained(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class RingCarrier(Protocol):
+    """A carrier process."""
+
+    def give(self, start: engine_pb2.StartCarrier) -> None: ...
+
+    async def form(self, seconds: float) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+@dataclass
+class LinkSecrets:
+    """What the handshakes on both links brought: keys for the carrier, addresses, and what to report."""
+
+    outgoing_keys: bytes
+    incoming_keys: bytes
+    own_address: str
+    next_address: str
+    infos: list[membership_pb2.LinkInfo]
+
+
+class Gateway(Protocol):
+    """The one control stream of an epoch."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def used(self) -> bool:
+        """Whether it has given the engine anything to do."""
+
+    def row_event(self, event: bytes) -> None: ...
+
+    def epoch_over(self, problem: membership_pb2.Problem) -> None: ...
+
+    def say_goodbye(self, reason: str) -> None: ...
+
+
+class Workshop(Protocol):
+    """Where an epoch gets its parts from; the daemon in production."""
+
+    async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> StageEngine: ...
+
+    def channel(self) -> ChannelEnds: ...
+
+    async def carrier(
+        self, plan: EpochPlan, channel: tuple[int, ...], on_fault: Callable[[SealringError], None]
+    ) -> RingCarrier: ...
+
+    async def handshakes(self, plan: EpochPlan) -> LinkSecrets: ...
+
+    def release(self, plan: EpochPlan) -> None:
+        """Forgets expected handshakes and removes the epoch's files."""
+
+    def report(self, message: membership_pb2.MemberMessage) -> None: ...
+
+
+class Epoch:
+    """The state machine. All methods but `closed` return at once; use it from one event loop."""
+
+    def __init__(self, plan: EpochPlan, workshop: Workshop) -> None:
+        self.plan = plan
+        self.phase = Phase.PREPARING
+        self.gateway: Gateway | None = None
+        self.engine: StageEngine | None = None
+        self._workshop = workshop
+        self._carrier: RingCarrier | None = None
+        self._engine_open = False
+        self._channel: ChannelEnds | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._cleanup: asyncio.Task[None] | None = None
+        self._log = log.bind(ring=plan.ring, epoch=plan.epoch)
+
+    def prepare(self) -> None:
+        """Begins phase one; EpochPrepared or EpochFault is reported when it is over."""
+        self._begin(self._prepare(), _PREPARE_SECONDS)
+
+    def commit(self) -> None:
+        """Begins phase two; EpochUp or EpochFault is reported when it is over."""
+        if self.phase is Phase.PREPARED:
+            self.phase = Phase.FORMING
+            self._begin(self._form(), FORM_SECONDS + 5.0)
+        elif self.phase is Phase.PREPARING:
+            self.fault(FailedPrecondition("the epoch was committed before it was prepared"))
+
+    def attach(self, gateway: Gateway) -> None:
+        """Makes `gateway` the one that schedules. Raises FailedPrecondition, Conflict (GATEWAY_ATTACHED)."""
+        if self.phase is not Phase.UP:
+            raise FailedPrecondition(
+                "the epoch does not serve", hint="attach to the current epoch", reason="EPOCH_NOT_SERVING"
+            )
+        if self.gateway is not None:
+            raise Conflict(
+                "another gateway schedules this ring", hint="one at a time", reason="GATEWAY_ATTACHED"
+            )
+        self.gateway = gateway
+
+    def detach(self, gateway: Gateway) -> None:
+        """The gateway's stream is over. If it gave any step, their order went with it: the epoch ends."""
+        if self.gateway is not gateway:
+            return
+        self.gateway = None
+        if gateway.used:
+            self.fault(
+                EpochEnded(
+                    "the gateway's control stream ended",
+                    hint="the ring is formed anew; weights stay loaded",
+                    reason="GATEWAY_GONE",
+                )
+            )
+
+    def row_event(self, event: bytes) -> None:
+        """From the engine: hand it to the gateway."""
+        if self.gateway is not None and self.phase is Phase.UP:
+            self.gateway.row_event(event)
+
+    def engine_fault(self, error: SealringError) -> None:
+        """From the engine: the epoch cannot go on."""
+        self.fault(error)
+
+    def fault(self, error: BaseException) -> None:
+        """Ends the epoch and tells coordinator and gateway why. Does nothing once it has ended."""
+        if self.phase is Phase.ENDED:
+            return
+        if not isinstance(error, SealringError):
+            self._log.error("unexpected error in an epoch", exc_info=error)
+        problem = to_problem(error)
+        self._log.warning("epoch fault", phase=self.phase.value, reason=problem.reason)
+        self._workshop.report(
+            membership_pb2.MemberMessage(
+                fault=membership_pb2.EpochFault(ring=self.plan.ring, epoch=self.plan.epoch, problem=problem)
+            )
+        )
+        self._end(problem)
+
+    def end(self, reason: str) -> None:
+        """Ends the epoch on the coordinator's word; only the gateway is told."""
+        if self.phase is Phase.ENDED:
+            return
+        self._log.info("epoch ends", phase=self.phase.value, reason=reason)
+        self._end(
+            to_problem(
+                EpochEnded(
+                    "the coordinator ended the epoch", hint="the ring is formed anew", reason="EPOCH_ENDED"
+                )
+            )
+        )
+
+    async def closed(self) -> None:
+        """Waits until an ended epoch has left nothing behind."""
+        if self._cleanup is not None:
+            await asyncio.shield(self._cleanup)
+
+    def _begin(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
+        self._work = asyncio.get_running_loop().create_task(self._guard(work, seconds))
+
+    async def _guard(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await work
+        except BaseExceptionGroup as group:
+            self.fault(_first_error(group))
+        except TimeoutError:
+            self.fault(EpochEnded("the epoch was not formed in time", reason="EPOCH_TIMEOUT"))
+        except Exception as error:
+            self.fault(error)
+
+    async def _prepare(self) -> None:
+        plan = self.plan
+        self._progress("loading", 0.0)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._get_engine())
+            if plan.size > 1:
+                handshakes = group.create_task(self._workshop.handshakes(plan))
+                group.create_task(self._get_carrier())
+        await self._open_engine()
+        infos: list[membership_pb2.LinkInfo] = []
+        if plan.size > 1:
+            infos = self._give_keys(handshakes.result())
+        self.phase = Phase.PREPARED
+        self._log.info("epoch prepared", rank=plan.rank, size=plan.size, suites=[one.suite for one in infos])
+        self._workshop.report(
+            membership_pb2.MemberMessage(
+                prepared=membership_pb2.EpochPrepared(ring=plan.ring, epoch=plan.epoch, links=infos)
+            )
+        )
+
+    async def _form(self) -> None:
+        if self._carrier is not None:
+            await self._carrier.form(FORM_SECONDS)
+        self.phase = Phase.UP
+        self._log.info("epoch up")
+        up = membership_pb2.EpochUp(ring=self.plan.ring, epoch=self.plan.epoch)
+        self._workshop.report(membership_pb2.MemberMessage(up=up))
+
+    async def _get_engine(self) -> None:
+        self.engine = await self._workshop.engine(self.plan, lambda done: self._progress("loading", done))
+
+    async def _get_carrier(self) -> None:
+        self._channel = self._workshop.channel()
+        self._carrier = await self._workshop.carrier(self.plan, self._channel.carrier, self.fault)
+
+    async def _open_engine(self) -> None:
+        plan = self.plan
+        assert self.engine is not None
+        self._engine_open = True
+        command = engine_pb2.OpenEngineEpoch(
+            epoch=plan.epoch,
+            rank=plan.rank,
+            size=plan.size,
+            prefill_chunk=plan.prefill_chunk,
+            max_rows=plan.max_rows,
+            kv_budget=plan.kv_budget,
+        )
+        await self.engine.open_epoch(command, self._channel.engine if self._channel else (), self)
+        self._close_channel()
+
+    def _give_keys(self, secrets: LinkSecrets) -> list[membership_pb2.LinkInfo]:
+        assert self._carrier is not None
+        self._carrier.give(
+            engine_pb2.StartCarrier(
+                rank=self.plan.rank,
+                size=self.plan.size,
+                own_address=secrets.own_address,
+                next_address=secrets.next_address,
+                outgoing_keys=secrets.outgoing_keys,
+                incoming_keys=secrets.incoming_keys,
+                form_timeout_ms=int(FORM_SECONDS * 1000),
+            )
+        )
+        secrets.outgoing_keys = secrets.incoming_keys = b""
+        return secrets.infos
+
+    def _progress(self, what: str, fraction: float) -> None:
+        if self.phase is Phase.PREPARING:
+            progress = membership_pb2.EpochProgress(
+                ring=self.plan.ring, epoch=self.plan.epoch, what=what, fraction=fraction
+            )
+            self._workshop.report(membership_pb2.MemberMessage(progress=progress))
+
+    def _end(self, problem: membership_pb2.Problem) -> None:
+        self.phase = Phase.ENDED
+        if self._work is not None and self._work is not asyncio.current_task():
+            self._work.cancel()
+        gateway, self.gateway = self.gateway, None
+        if gateway is not None:
+            gateway.epoch_over(problem)
+        self._cleanup = asyncio.get_running_loop().create_task(self._clean_up())
+
+    async def _clean_up(self) -> None:
+        """Carrier first: the engine may wait for it."""
+        if self._work is not None:
+            await asyncio.wait((self._work,))
+        carrier, self._carrier = self._carrier, None
+        if carrier is not None:
+            await carrier.stop()
+        self._close_channel()
+        engine, self.engine = self.engine, None
+        if engine is not None and self._engine_open:
+            try:
+                await engine.close_epoch()
+            except SealringError as error:
+                self._log.warning("engine does not close its epoch", reason=error.reason)
+                engine.kill()
+        self._workshop.release(self.plan)
+
+    def _close_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            with contextlib.suppress(OSError):
+                channel.close()
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong first, without the wrapping of the task group."""
+    inner = group.exceptions[0]
+    return _first_error(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -1,0 +1,97 @@
+"""What a node's owner can set."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from mesh.addresses import parse_address
+from mesh.errors import InvalidInput
+from mesh.paths import default_state_root
+
+MAX_ADDRESSES = 8
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
+
+
+def _default_state_dir() -> Path:
+    return default_state_root() / "node"
+
+
+def default_name() -> str:
+    """This machine's host name, as far as it fits a node's name."""
+    host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().split(".")[0].lower()).strip("-")[:63].strip("-")
+    return host or "node"
+
+
+def _check_name(name: str) -> str:
+    if _NAME.match(name) is None:
+        raise ValueError("a node's name is 1 to 63 of a-z, 0-9 and inner hyphens")
+    return name
+
+
+def _check_address(address: str) -> str:
+    try:
+        parse_address(address)
+    except InvalidInput as error:
+        raise ValueError(str(error)) from None
+    return address
+
+
+def _check_ring_host(host: str) -> str:
+    try:
+        address = ipaddress.IPv4Address(host)
+    except ValueError:
+        raise ValueError(f"{host[:64]!r} is not an IPv4 address") from None
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError(f"{host} is not the address of one interface")
+    return host
+
+
+def _check_folder(folder: Path) -> Path:
+    if not folder.is_absolute():
+        raise ValueError(f"{folder} is not an absolute path")
+    return folder
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+
+
+class NodeSettings(BaseModel):
+    """Settings of one node daemon. Bytes are bytes, folders are absolute."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state_dir: Path = Field(
+        default_factory=_default_state_dir, description="identity, certificate and roster state; mode 0700"
+    )
+    name: Annotated[str, AfterValidator(_check_name)] = Field(
+        default_factory=default_name, description="what people call this node"
+    )
+    listen: Address = Field(
+        default="127.0.0.1:7710", description="host:port of the daemon's gRPC server; port 0 takes any"
+    )
+    advertise: list[Address] = Field(
+        default_factory=list,
+        max_length=MAX_ADDRESSES,
+        description="host:port under which neighbours and gateways reach the daemon; empty: where it listens",
+    )
+    ring_host: Annotated[str, AfterValidator(_check_ring_host)] = Field(
+        default="127.0.0.1", description="IPv4 address of the interface that carries the ring"
+    )
+    models: list[Annotated[Path, AfterValidator(_check_folder)]] = Field(
+        default_factory=list, max_length=32, description="folders with one model folder each inside"
+    )
+    memory_limit: int | None = Field(
+        default=None, ge=64 << 20, description="bytes for weights and KV caches; unset: three quarters of all"
+    )
+    allow_downloads: bool = Field(
+        default=False, description="fetch a model that is not here from the Hugging Face hub"
+    )
+    software_identity_allowed: bool = Field(
+        default=False, description="run with an identity key in a file, trust level software"
+    )

@@ -1,0 +1,172 @@
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import structlog
+
+from mesh.errors import EpochEnded
+from node import supervisor
+from node.supervisor import Child, Liveness
+from sealring.v1 import control_pb2, engine_pb2
+
+SCRIPT = str(Path(__file__).with_name("scripted_child.py"))
+
+
+class Family:
+    """Children that end with the test, and what they said."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[engine_pb2.EngineEvent] = asyncio.Queue()
+        self.ended = asyncio.Event()
+        self.children: list[Child] = []
+
+    async def spawn(self, *arguments: str) -> Child:
+        child = await Child.spawn(
+            "scripted",
+            [SCRIPT, *arguments],
+            on_message=lambda body: self.events.put_nowait(engine_pb2.EngineEvent.FromString(body)),
+            on_end=self.ended.set,
+        )
+        self.children.append(child)
+        return child
+
+
+@pytest.fixture
+async def family():
+    before = psutil.Process().num_fds()
+    family = Family()
+    yield family
+    for child in family.children:
+        await child.stop()
+        assert not psutil.pid_exists(child.pid)
+    await asyncio.sleep(0.05)
+    assert psutil.Process().num_fds() <= before
+
+
+def ping(sequence: int) -> bytes:
+    return engine_pb2.EngineCommand(ping=control_pb2.Ping(sequence=sequence)).SerializeToString()
+
+
+def order(what: str) -> bytes:
+    return engine_pb2.EngineCommand(profile=engine_pb2.ProfileModel(path=what)).SerializeToString()
+
+
+async def test_frames_go_both_ways(family: Family) -> None:
+    child = await family.spawn()
+    ready = await family.events.get()
+    assert ready.ready.memory_limit <= 5  # standard streams, its control socket, and the listing itself
+    for sequence in range(200):
+        child.send(ping(sequence))
+    answers = [(await family.events.get()).pong.sequence for _ in range(200)]
+    assert answers == list(range(200))
+    farewell = engine_pb2.EngineCommand(shutdown=engine_pb2.Shutdown()).SerializeToString()
+    assert await child.stop(farewell, grace=5) == 0
+    with pytest.raises(EpochEnded):
+        child.send(ping(1))
+
+
+async def test_a_child_that_ignores_everything_is_killed(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_TERM_GRACE_SECONDS", 0.2)
+    child = await family.spawn("--stubborn")
+    await family.events.get()
+    assert await child.stop(grace=0.1) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("how", ["crash", "garbage"])
+async def test_the_end_of_a_child_is_told_once(family: Family, how: str) -> None:
+    child = await family.spawn()
+    await family.events.get()
+    child.send(order(how))
+    await asyncio.wait_for(family.ended.wait(), 10)
+    assert child.ended
+    status = await child.stop()
+    assert status in (3, -signal.SIGTERM, -signal.SIGKILL)
+
+
+async def test_a_child_exits_when_the_daemon_is_gone(family: Family) -> None:
+    child = await family.spawn()
+    await family.events.get()
+    child._frames.close()
+    assert await asyncio.wait_for(child._process.wait(), 10) == 0
+
+
+async def test_what_a_child_started_ends_with_it(family: Family) -> None:
+    child = await family.spawn()
+    await family.events.get()
+    child.send(order("grandchild"))
+    grandchild = (await family.events.get()).loaded.weight_bytes
+    child.kill()
+    await child.stop()
+    await asyncio.sleep(0.05)
+    assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE
+
+
+async def test_stop_survives_cancellation(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_TERM_GRACE_SECONDS", 0.2)
+    child = await family.spawn("--stubborn")
+    await family.events.get()
+    first = asyncio.create_task(child.stop(grace=0.1))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await child.stop() == -signal.SIGKILL
+
+
+async def test_a_frozen_child_is_found(family: Family) -> None:
+    child = await family.spawn()
+    await family.events.get()
+    frozen = asyncio.Event()
+    liveness = Liveness(child, ping, frozen.set)
+    liveness.watch(interval=0.02, deadline=2.0)
+    await asyncio.sleep(0.2)
+    assert not frozen.is_set()
+    os.kill(child.pid, signal.SIGSTOP)
+    liveness.watch(interval=0.02, deadline=0.3)
+    await asyncio.wait_for(frozen.wait(), 10)
+    liveness.stop()
+
+
+async def test_a_child_that_does_not_read_pushes_back(family: Family) -> None:
+    child = await family.spawn()
+    await family.events.get()
+    os.kill(child.pid, signal.SIGSTOP)
+    for _ in range(64):
+        child.send(order("x" * 100_000))
+    waiting = asyncio.create_task(child.drained())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    os.kill(child.pid, signal.SIGCONT)
+    await asyncio.wait_for(waiting, 10)
+
+
+async def test_logs_hold_event_names_only(family: Family) -> None:
+    with structlog.testing.capture_logs() as logs:
+        child = await family.spawn()
+        await family.events.get()
+        child.send(order("log"))
+        child.send(ping(1))
+        await family.events.get()
+        await child.stop(grace=5)
+    said = [entry.get("said") for entry in logs if entry["event"] == "child says"]
+    assert said == [
+        "hello there",
+        'File "x.py", line 3, in main',
+        "ValueError",
+        "[ring] connecting to 127.0.0.1",
+    ]
+    assert "secret" not in str(logs)
+    assert any(entry.get("lines") == 3 for entry in logs)
+
+
+def test_the_environment_is_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", "x")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    environment = supervisor.child_environment({"TMPDIR": "/somewhere"})
+    assert environment["TMPDIR"] == "/somewhere"
+    assert not {"SEALRING_SECRET", "PYTHONPATH"} & set(environment)
+    assert sys.executable
