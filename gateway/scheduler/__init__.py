@@ -1,0 +1,32 @@
+"""Which rows are admitted, evicted and stepped, and when: pure state machines without clocks or I/O."""
+
+from gateway.scheduler.actions import (
+    Action,
+    AnnounceStep,
+    Begin,
+    Deliver,
+    DiscardRow,
+    Fail,
+    Finish,
+    MemberMemory,
+    OpenRow,
+    Request,
+    RingFacts,
+)
+from gateway.scheduler.scheduler import Load, Scheduler
+
+__all__ = [
+    "Action",
+    "AnnounceStep",
+    "Begin",
+    "Deliver",
+    "DiscardRow",
+    "Fail",
+    "Finish",
+    "Load",
+    "MemberMemory",
+    "OpenRow",
+    "Request",
+    "RingFacts",
+    "Scheduler",
+]

@@ -1,0 +1,105 @@
+"""What goes into the scheduler and what it wants done. Nothing here looks into a prompt or an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from mesh.errors import SealringError
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request on its way: what the gateway may know of it, and how far it got.
+
+    `key` is who asks, for fairness. `max_tokens` 0 means as many as the context holds. `delivered` counts the
+    tokens whose text the client has; with the envelope it is what a replay in a later epoch starts from.
+    """
+
+    id: str
+    key: str
+    max_tokens: int
+    envelope: inference.Envelope = field(repr=False)
+    deployment: str = ""
+    delivered: int = 0
+    begun: bool = False
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemberMemory:
+    """What one member's layers need for KV caches, and what the member may spend on them, in bytes."""
+
+    kv_bytes_per_token: int
+    kv_bytes_per_row: int
+    kv_budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class RingFacts:
+    """One epoch of a ring, as its roster and its members state it. `members` are in the order of ranks."""
+
+    epoch: int
+    members: tuple[MemberMemory, ...]
+    max_rows: int
+    prefill_chunk: int
+
+    @property
+    def stages(self) -> int:
+        return len(self.members)
+
+
+class OpenRow(NamedTuple):
+    """Give the request to the head under this row number."""
+
+    row: int
+    request: Request
+
+
+class DiscardRow(NamedTuple):
+    """Tell the head that an opened row will not be used."""
+
+    row: int
+
+
+class AnnounceStep(NamedTuple):
+    """Send the step to every member."""
+
+    step: control.Step
+
+
+class Begin(NamedTuple):
+    """The head has read the prompt."""
+
+    request: Request
+    prompt_tokens: int
+
+
+class Deliver(NamedTuple):
+    """Text for the client; `tokens` counts all generated so far. Exactly one of text and sealed is set."""
+
+    request: Request
+    text: str
+    sealed: bytes
+    tokens: int
+
+
+class Finish(NamedTuple):
+    """The request is complete."""
+
+    request: Request
+    reason: inference.FinishReason.ValueType
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Fail(NamedTuple):
+    """The request ends with an error."""
+
+    request: Request
+    error: SealringError
+
+
+Action: TypeAlias = OpenRow | DiscardRow | AnnounceStep | Begin | Deliver | Finish | Fail

@@ -1,0 +1,131 @@
+"""KV memory of a ring: what is reserved for every row on every member before its first chunk.
+
+A lane's rows share one batch cache per layer in which every row is as long as the longest (mlx-lm pads), so
+a lane is charged its number of rows times the longest reservation among them. Reservations are rounded up to
+the block in which caches grow. Every member holds other layers, so each has figures of its own; a row is
+taken only where it fits on all of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from gateway.scheduler.actions import RingFacts
+
+BLOCK = 256
+"""Tokens by which an mlx-lm KV cache grows."""
+
+MAX_LANES = 64
+_UNBOUNDED = 1 << 40
+
+
+def rounded(tokens: int) -> int:
+    return -(-tokens // BLOCK) * BLOCK
+
+
+class Ledger:
+    """Reservations by lane. Lanes below `stages` are regular; the others are for rows that would make
+    every row of a regular lane too long, and are used for nothing else."""
+
+    def __init__(self, ring: RingFacts) -> None:
+        self._members = tuple(
+            (member.kv_bytes_per_token, member.kv_bytes_per_row, member.kv_budget) for member in ring.members
+        )
+        self.regular = min(ring.stages, MAX_LANES)
+        self.lanes = min(2 * self.regular, MAX_LANES)
+        self._sizes: list[list[int]] = [[] for _ in range(self.lanes)]
+        self._held: dict[int, tuple[int, int]] = {}
+        self._tokens = 0
+        self.capacity = self._capacity()
+
+    def _capacity(self) -> int:
+        """Tokens of the longest row that fits when it is alone."""
+        room = _UNBOUNDED
+        for per_token, per_row, budget in self._members:
+            if per_row > budget:
+                return 0
+            if per_token:
+                room = min(room, (budget - per_row) // per_token // BLOCK * BLOCK)
+        return room
+
+    @property
+    def rows(self) -> int:
+        return len(self._held)
+
+    def lane_rows(self, lane: int) -> int:
+        return len(self._sizes[lane])
+
+    def usage(self) -> float:
+        """The reserved part of the budget on the member that is fullest, 0 to 1."""
+        return max(
+            (
+                self._bytes(member, self._tokens, self.rows) / member[2]
+                for member in self._members
+                if member[2]
+            ),
+            default=0.0,
+        )
+
+    def member_bytes(self) -> list[int]:
+        """Reserved bytes per member, in the order of ranks."""
+        return [self._bytes(member, self._tokens, self.rows) for member in self._members]
+
+    def place(self, tokens: int) -> int | None:
+        """The lane for a new row: the one with the fewest rows where it fits, or None when it must wait."""
+        size = rounded(tokens)
+        order = sorted(
+            range(self.regular), key=lambda lane: (len(self._sizes[lane]), self._growth(lane, size), lane)
+        )
+        for lane in order:
+            if self._fits(self._growth(lane, size), 1):
+                return lane
+        others = sorted(range(self.regular, self.lanes), key=lambda lane: (self._growth(lane, size), lane))
+        for lane in others:
+            if self._fits(self._growth(lane, size), 1):
+                return lane
+        return None
+
+    def reserve(self, row: int, lane: int, tokens: int) -> None:
+        size = rounded(tokens)
+        self._tokens += self._growth(lane, size)
+        insort(self._sizes[lane], size)
+        self._held[row] = (lane, size)
+
+    def release(self, row: int) -> None:
+        lane, size = self._held.pop(row)
+        sizes = self._sizes[lane]
+        before = self._cost(sizes)
+        del sizes[bisect_left(sizes, size)]
+        self._tokens += self._cost(sizes) - before
+
+    def grow(self, row: int, tokens: int) -> bool:
+        """Reserves more for a row in its lane; False, and nothing changes, when it does not fit."""
+        lane, size = self._held[row]
+        self.release(row)
+        fits = self._fits(self._growth(lane, rounded(tokens)), 1)
+        self.reserve(row, lane, tokens if fits else size)
+        return fits
+
+    def move(self, row: int) -> int:
+        """Puts a row that is in no lane yet where it fits best now; returns the lane."""
+        lane, size = self._held[row]
+        self.release(row)
+        best = self.place(size)
+        self.reserve(row, lane if best is None else best, size)
+        return self._held[row][0]
+
+    def _growth(self, lane: int, size: int) -> int:
+        sizes = self._sizes[lane]
+        return (len(sizes) + 1) * max(size, sizes[-1] if sizes else 0) - self._cost(sizes)
+
+    @staticmethod
+    def _cost(sizes: list[int]) -> int:
+        return len(sizes) * sizes[-1] if sizes else 0
+
+    def _fits(self, tokens: int, rows: int) -> bool:
+        total, held = self._tokens + tokens, self.rows + rows
+        return all(self._bytes(member, total, held) <= member[2] for member in self._members)
+
+    @staticmethod
+    def _bytes(member: tuple[int, int, int], tokens: int, rows: int) -> int:
+        return member[0] * tokens + member[1] * rows

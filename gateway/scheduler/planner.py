@@ -1,0 +1,251 @@
+"""The steps of one epoch: which rows are prefilled, stepped, admitted and evicted, and in what order.
+
+Lanes take turns, and each has at most two steps announced. Between two prefill steps every running lane gets
+a decode step; when nothing decodes, prefill steps go back to back, as many as fill the pipeline and one more.
+Evictions that belong to no lane's own step ride on the next step of any kind.
+
+A row is evicted by its lane's next step while its last token is still on the way only if another row of that
+step needs a token of the same step: the head then has both before it acts. Otherwise it stays until all of
+its lane's steps are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gateway.scheduler.actions import RingFacts
+from gateway.scheduler.lane import ANNOUNCED, Lane
+from gateway.scheduler.memory import Ledger
+from gateway.scheduler.prefill import PrefillLine
+from gateway.scheduler.row import Phase, Row
+from mesh.errors import InvalidInput
+from sealring.v1 import control_pb2 as control
+
+EXTENSION = 1024
+"""Tokens that a row without a limit of its own reserves at a time."""
+
+
+@dataclass(slots=True, eq=False)
+class Announced:
+    """A step that is not done. `first` get their first token, `ending` their last allowed one."""
+
+    number: int
+    lane: Lane | None
+    lane_step: int
+    first: list[Row]
+    ending: list[Row]
+
+    @property
+    def sampled(self) -> bool:
+        return self.lane is not None or bool(self.first)
+
+
+class StepPlanner:
+    """Rows enter by `start` once they are tokenized and leave by `close`; `steps` yields what to announce."""
+
+    def __init__(self, ring: RingFacts) -> None:
+        self.ledger = Ledger(ring)
+        self.pressed = False
+        self._max_rows = ring.max_rows
+        self._prefills_ahead = ring.stages + 1
+        self._stages = ring.stages
+        self._lanes = [Lane(number) for number in range(self.ledger.lanes)]
+        self._line = PrefillLine(ring.prefill_chunk)
+        self._dropped: list[int] = []
+        self._outstanding: dict[int, Announced] = {}
+        self._prefills_outstanding = 0
+        self._last_prefill = 0
+        self._number = 0
+        self._turn = 0
+
+    @property
+    def idle(self) -> bool:
+        return not (self.ledger.rows or self._outstanding or self._dropped)
+
+    @property
+    def unstarted(self) -> int:
+        """Rows with memory of which no chunk has been announced."""
+        return self._line.unstarted
+
+    def lanes(self) -> dict[int, tuple[int, ...]]:
+        """Row numbers by lane, for lanes that have any."""
+        return {lane.number: tuple(lane.rows) for lane in self._lanes if lane.rows}
+
+    def outstanding(self, lane: int) -> int:
+        return self._lanes[lane].outstanding
+
+    def start(self, row: Row) -> bool:
+        """Reserves memory and puts the row in line; False when it has to wait."""
+        lane = self.ledger.place(row.reserved) if self.ledger.rows < self._max_rows else None
+        self.pressed = lane is None
+        if lane is None or any(each.wanting() for each in self._lanes):
+            return False
+        self.ledger.reserve(row.number, lane, row.reserved)
+        row.lane = lane
+        row.phase = Phase.PREFILLING
+        self._line.add(row)
+        return True
+
+    def close(self, row: Row) -> bool:
+        """Nothing more is wanted of the row. Returns True when only the head knows it (discard it there)."""
+        row.closed = True
+        if row.phase is Phase.PREFILLING:
+            self._line.discard(row)
+            if not row.prefilled:
+                self.ledger.release(row.number)
+                row.phase = Phase.GONE
+                return True
+            self._drop(row)
+        elif row.phase is Phase.READY:
+            self._lanes[row.lane].ready.remove(row)
+            row.phase = Phase.PREFILLED
+            if row.has_token:
+                self._drop(row)
+        elif row.phase is Phase.DECODING:
+            self._lanes[row.lane].closed += 1
+        return False
+
+    def done(self, number: int) -> Announced:
+        """Takes a step as done, and with it all earlier ones that sample nothing.
+
+        Raises InvalidInput (BAD_STEP) for a step that is not under way, or out of order.
+        """
+        step = self._outstanding.pop(number, None)
+        if step is None:
+            raise InvalidInput(f"step {number} is not under way", reason="BAD_STEP")
+        self._settle(step)
+        while step.sampled and self._outstanding:
+            earliest = next(iter(self._outstanding.values()))
+            if earliest.number > number:
+                break
+            if earliest.sampled:
+                raise InvalidInput(f"step {number} was done before step {earliest.number}", reason="BAD_STEP")
+            self._settle(self._outstanding.pop(earliest.number))
+        return step
+
+    def _settle(self, step: Announced) -> None:
+        if step.lane is not None:
+            step.lane.outstanding -= 1
+        else:
+            self._prefills_outstanding -= 1
+        for row in step.first:
+            row.has_token = True
+
+    def tokens_out(self, step: Announced) -> None:
+        """Must follow once the outputs of a step that is done have been looked at, and rows closed."""
+        for row in step.first:
+            if row.phase is Phase.PREFILLED:
+                if row.closed:
+                    self._drop(row)
+                else:
+                    self._ready(row)
+
+    def sweep(self) -> None:
+        """Frees lanes of which nothing more is wanted. Must come before rows are started."""
+        for lane in self._lanes:
+            if lane.rows and not lane.running and not lane.outstanding:
+                self._drop_lane(lane)
+
+    def steps(self) -> Iterator[control.Step]:
+        """Everything that can be announced now."""
+        self._extend()
+        while True:
+            step = self._next_prefill() or self._next_decode()
+            if step is None:
+                break
+            yield step
+        if self._dropped and not self._outstanding:
+            yield self._step([])
+
+    def _extend(self) -> None:
+        for lane in self._lanes:
+            for row in lane.wanting():
+                limit = min(row.ceiling, row.limit + EXTENSION)
+                if not self.ledger.grow(row.number, row.prompt_tokens + limit):
+                    self.pressed = True
+                    return
+                lane.extend(row, limit)
+
+    def _next_prefill(self) -> control.Step | None:
+        if not len(self._line) or self._prefills_outstanding >= self._prefills_ahead:
+            return None
+        running = [lane for lane in self._lanes if lane.running and not lane.stuck]
+        if any(lane.last_step <= self._last_prefill for lane in running):
+            return None
+        chunks = self._line.take()
+        step = self._step([])
+        step.prefill.chunks.extend(chunk for _, chunk in chunks)
+        first = [row for row, _ in chunks if not row.remaining]
+        ending = [row for row in first if row.limit == 1]
+        self._last_prefill = step.number
+        self._prefills_outstanding += 1
+        self._outstanding[step.number] = Announced(step.number, None, 0, first, ending)
+        # a decode step that has to wait for these rows' first token stalls the stages behind the head,
+        # unless they have nothing else to do
+        early = self._stages == 1 or not (running or len(self._line))
+        for row in first:
+            row.phase = Phase.PREFILLED
+            if early and row.limit > 1:
+                self._ready(row)
+        return step
+
+    def _next_decode(self) -> control.Step | None:
+        lanes = self._lanes
+        for offset in range(len(lanes)):
+            lane = lanes[(self._turn + offset) % len(lanes)]
+            if not lane.running:
+                continue
+            if lane.outstanding >= ANNOUNCED:
+                return None
+            step = self._decode(lane)
+            if step is not None:
+                self._turn = (lane.number + 1) % len(lanes)
+                return step
+        return None
+
+    def _decode(self, lane: Lane) -> control.Step | None:
+        leaving = lane.leaving()
+        joining = lane.ready
+        if not lane.must_change(leaving, self.pressed):
+            step = self._step([])
+        elif lane.stuck:
+            return None
+        else:
+            lane.ready = []
+            lane.change(leaving, joining)
+            step = self._step(leaving, joining)
+        step.decode.lane = lane.number
+        ending = lane.count_step(step.number)
+        self._outstanding[step.number] = Announced(step.number, lane, lane.steps, [], ending)
+        return step
+
+    def _step(self, leaving: list[Row], joining: list[Row] | None = None) -> control.Step:
+        self._number += 1
+        step = control.Step(number=self._number)
+        for row in leaving:
+            self._drop(row)
+        for number in self._dropped:
+            step.changes.add().evict.row = number
+        self._dropped.clear()
+        for row in joining or ():
+            admit = step.changes.add().admit
+            admit.row, admit.lane = row.number, row.lane
+            row.phase = Phase.DECODING
+        return step
+
+    def _ready(self, row: Row) -> None:
+        row.lane = self.ledger.move(row.number)
+        row.phase = Phase.READY
+        self._lanes[row.lane].ready.append(row)
+
+    def _drop_lane(self, lane: Lane) -> None:
+        rows = list(lane.rows.values())
+        lane.change(rows, [])
+        for row in rows:
+            self._drop(row)
+
+    def _drop(self, row: Row) -> None:
+        self.ledger.release(row.number)
+        self._dropped.append(row.number)
+        row.phase = Phase.GONE

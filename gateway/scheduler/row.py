@@ -1,0 +1,52 @@
+"""One row of a ring: a request from the moment it is given to the head until its eviction is announced."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from gateway.scheduler.actions import Request
+
+
+class Phase(enum.Enum):
+    """Where a row stands."""
+
+    OPENING = enum.auto()  # at the head, which has not answered
+    WAITING = enum.auto()  # tokenized; waits for memory
+    PREFILLING = enum.auto()  # memory reserved; chunks are being announced
+    PREFILLED = enum.auto()  # all chunks announced; its first token is on the way
+    READY = enum.auto()  # may join its lane with the lane's next change
+    DECODING = enum.auto()  # in a lane
+    GONE = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """`limit` tokens may be generated with the memory that is reserved, `ceiling` at the very most.
+
+    A row is `closed` once nothing more of it is wanted: finished, refused, cancelled. It is stepped on until
+    its eviction is announced.
+    """
+
+    number: int
+    request: Request
+    phase: Phase = Phase.OPENING
+    closed: bool = False
+    prompt_tokens: int = 0
+    params_bytes: int = 0
+    prefilled: int = 0
+    limit: int = 0
+    ceiling: int = 0
+    generated: int = 0
+    lane: int = 0
+    last_lane_step: int = 0  # the count of its lane's steps at which the limit is reached
+    has_token: bool = False  # the step that samples its first token is done
+
+    @property
+    def remaining(self) -> int:
+        """Prompt tokens of which no chunk has been announced."""
+        return self.prompt_tokens - self.prefilled
+
+    @property
+    def reserved(self) -> int:
+        return self.prompt_tokens + self.limit

@@ -1,0 +1,264 @@
+"""The scheduler of one ring: a pure state machine. Events in, actions out; no clocks and no I/O.
+
+A request waits in a fair queue, is given to the head (which tokenizes it), waits for KV memory on every
+member, is prefilled, decoded and evicted. Rows are started strictly in the order in which they were taken
+from the queue, so that a large one is never overtaken for ever.
+
+`max_tokens` 0 means as many as the context holds. Such a request reserves its prompt and `EXTENSION` tokens,
+and further ones as it gets near; rows that want more come before rows that want to start. Where the ring has
+no more, it ends with FINISH_REASON_LENGTH. A request with a limit has all of its memory from the start.
+
+When an epoch ends, requests whose client has seen nothing go back to the front of the queue; the others
+fail with EPOCH_ENDED.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.scheduler.actions import (
+    Action,
+    AnnounceStep,
+    Begin,
+    Deliver,
+    DiscardRow,
+    Fail,
+    Finish,
+    OpenRow,
+    Request,
+    RingFacts,
+)
+from gateway.scheduler.pace import Pace
+from gateway.scheduler.planner import EXTENSION, StepPlanner
+from gateway.scheduler.queue import FairQueue
+from gateway.scheduler.row import Phase, Row
+from mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, SealringError
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+OPEN_AHEAD = 16
+"""Rows at the head of which no chunk has been announced."""
+
+MAX_ATTEMPTS = 3
+"""Epochs in which a request is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a ring is: requests waiting and running, and the reserved part of its KV memory."""
+
+    waiting: int
+    running: int
+    kv_usage: float
+
+
+class _Epoch:
+    """What ends with an epoch."""
+
+    def __init__(self, ring: RingFacts) -> None:
+        self.ring = ring
+        self.planner = StepPlanner(ring)
+        self.rows: dict[int, Row] = {}
+        self.opened: dict[int, Row] = {}  # given to the head and not started, by rising number
+        self.last_row = 0
+
+
+class Scheduler:
+    """Every method is one event and returns what has to be done, in order. Not thread safe.
+
+    `now` is a monotonic time in seconds, used only to estimate how long a refused request should wait.
+    """
+
+    def __init__(self, *, queue_limit: int) -> None:
+        self._queue = FairQueue(queue_limit)
+        self._pace = Pace()
+        self._epoch: _Epoch | None = None
+        self._row_of: dict[str, Row] = {}
+        self._actions: list[Action] = []
+
+    @property
+    def attached(self) -> bool:
+        return self._epoch is not None
+
+    @property
+    def planner(self) -> StepPlanner | None:
+        """The steps of the current epoch, to look at."""
+        return self._epoch.planner if self._epoch else None
+
+    def load(self) -> Load:
+        if self._epoch is None:
+            return Load(len(self._queue), 0, 0.0)
+        opened = len(self._epoch.opened)
+        running = len(self._row_of) - opened
+        return Load(len(self._queue) + opened, running, self._epoch.planner.ledger.usage())
+
+    def attach(self, ring: RingFacts) -> list[Action]:
+        """A new epoch has begun; the one before must have been ended."""
+        self._epoch = _Epoch(ring)
+        return self._pump()
+
+    def submit(self, request: Request, now: float) -> list[Action]:
+        """Queues a request, or fails it when the queue is full."""
+        if self._queue.full:
+            displaced = self._queue.displace(request.key)
+            self._actions.append(Fail(displaced or request, self._queue_full(now)))
+            if displaced is None:
+                return self._take()
+        self._queue.push(request)
+        return self._pump()
+
+    def row_opened(
+        self, number: int, *, prompt_tokens: int, params_bytes: int, max_tokens: int
+    ) -> list[Action]:
+        """The head has tokenized a row; `max_tokens` is the most that it may generate."""
+        epoch = self._running_epoch()
+        row = epoch.opened.get(number)
+        if row is None or row.phase is not Phase.OPENING:
+            return self._take()
+        if prompt_tokens < 1 or max_tokens < 1:
+            raise InvalidInput(f"the head opened row {number} without room", reason="BAD_STEP")
+        row.prompt_tokens, row.params_bytes, row.ceiling = prompt_tokens, params_bytes, max_tokens
+        row.limit = max_tokens if row.request.max_tokens else min(max_tokens, EXTENSION)
+        row.phase = Phase.WAITING
+        capacity = epoch.planner.ledger.capacity
+        if not row.request.max_tokens and prompt_tokens < capacity:
+            row.limit = min(row.limit, capacity - prompt_tokens)
+        if row.reserved > capacity:
+            self._actions.append(DiscardRow(number))
+            self._fail(row, _too_large(row, capacity))
+        elif not row.request.begun:
+            row.request.begun = True
+            self._actions.append(Begin(row.request, prompt_tokens))
+        return self._pump()
+
+    def row_refused(self, number: int, error: SealringError) -> list[Action]:
+        """The head will not have a row: a prompt that is too long, an envelope that does not open."""
+        row = self._running_epoch().opened.get(number)
+        if row is not None:
+            self._fail(row, error)
+        return self._pump()
+
+    def step_done(self, done: control.StepDone, now: float) -> list[Action]:
+        """A step has come round. Raises InvalidInput (BAD_STEP) when it cannot have: the epoch must end."""
+        epoch = self._running_epoch()
+        step = epoch.planner.done(done.step)
+        rows = epoch.rows
+        for output in done.outputs:
+            row = rows.get(output.row)
+            if row is not None:
+                self._output(row, output, now)
+        for row in step.ending:
+            if not row.closed and row.last_lane_step <= step.lane_step:
+                self._finish(row, inference.FINISH_REASON_LENGTH, row.limit, now)
+        epoch.planner.tokens_out(step)
+        return self._pump()
+
+    def cancel(self, request_id: str) -> list[Action]:
+        """Nobody waits for this request any more. It is forgotten without a further action for it."""
+        if request_id in self._queue:
+            self._queue.remove(request_id)
+        elif request_id in self._row_of:
+            row = self._row_of[request_id]
+            if row.phase in (Phase.OPENING, Phase.WAITING):
+                self._actions.append(DiscardRow(row.number))
+            self._close(row)
+        return self._pump()
+
+    def end_epoch(self, error: EpochEnded) -> list[Action]:
+        """The epoch is over, whatever was under way."""
+        rows = list(self._row_of.values())
+        self._epoch = None
+        self._row_of = {}
+        for row in reversed(rows):
+            request = row.request
+            request.attempts += 1
+            if request.delivered or request.attempts >= MAX_ATTEMPTS:
+                self._actions.append(Fail(request, error))
+            else:
+                self._queue.push_front(request)
+        return self._take()
+
+    def drain(self) -> list[Request]:
+        """Takes all waiting requests away, for another ring to serve."""
+        return self._queue.drain()
+
+    def _output(self, row: Row, output: control.RowOutput, now: float) -> None:
+        row.generated = output.tokens
+        if output.text or output.sealed:
+            row.request.delivered = output.tokens
+            self._actions.append(Deliver(row.request, output.text, output.sealed, output.tokens))
+        if output.finish:
+            self._finish(row, output.finish, output.tokens, now)
+
+    def _finish(self, row: Row, reason: inference.FinishReason.ValueType, tokens: int, now: float) -> None:
+        self._pace.finished(now)
+        self._actions.append(Finish(row.request, reason, row.prompt_tokens, tokens))
+        self._close(row)
+
+    def _fail(self, row: Row, error: SealringError) -> None:
+        self._actions.append(Fail(row.request, error))
+        self._close(row)
+
+    def _close(self, row: Row) -> None:
+        epoch = self._running_epoch()
+        del self._row_of[row.request.id]
+        del epoch.rows[row.number]
+        epoch.opened.pop(row.number, None)
+        if epoch.planner.close(row):
+            self._actions.append(DiscardRow(row.number))
+
+    def _pump(self) -> list[Action]:
+        epoch = self._epoch
+        if epoch is not None:
+            epoch.planner.sweep()
+            self._start(epoch)
+            self._open(epoch)
+            self._actions.extend(AnnounceStep(step) for step in epoch.planner.steps())
+        return self._take()
+
+    def _start(self, epoch: _Epoch) -> None:
+        epoch.planner.pressed = False
+        for row in list(epoch.opened.values()):
+            if row.phase is not Phase.WAITING or not epoch.planner.start(row):
+                return
+            del epoch.opened[row.number]
+
+    def _open(self, epoch: _Epoch) -> None:
+        room = OPEN_AHEAD - len(epoch.opened) - epoch.planner.unstarted
+        while room > 0 and len(self._queue):
+            room -= 1
+            epoch.last_row += 1
+            row = Row(epoch.last_row, self._queue.pop())
+            epoch.rows[row.number] = epoch.opened[row.number] = row
+            self._row_of[row.request.id] = row
+            self._actions.append(OpenRow(row.number, row.request))
+
+    def _take(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _running_epoch(self) -> _Epoch:
+        if self._epoch is None:
+            raise InvalidInput("no epoch is running", reason="BAD_STEP")
+        return self._epoch
+
+    def _queue_full(self, now: float) -> ResourceExhausted:
+        waiting = len(self._queue)
+        return ResourceExhausted(
+            f"{waiting} requests are waiting already",
+            reason="QUEUE_FULL",
+            hint="try again later",
+            retry_after=self._pace.seconds_for(waiting, now),
+        )
+
+
+def _too_large(row: Row, capacity: int) -> InvalidInput:
+    return InvalidInput(
+        f"prompt and max_tokens need memory for {row.reserved} tokens and this ring holds {capacity}",
+        reason="TOO_LARGE_FOR_RING",
+        hint="send a shorter prompt or a lower max_tokens",
+        param="max_tokens" if row.prompt_tokens < capacity else "messages",
+        prompt_tokens=row.prompt_tokens,
+        max_tokens=row.limit,
+        capacity_tokens=capacity,
+    )

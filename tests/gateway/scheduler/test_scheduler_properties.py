@@ -1,0 +1,283 @@
+"""The scheduler against a model ring that executes its steps with the members' own composition."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gateway.scheduler import (
+    AnnounceStep,
+    Begin,
+    Deliver,
+    DiscardRow,
+    Fail,
+    Finish,
+    MemberMemory,
+    OpenRow,
+    Request,
+    RingFacts,
+    Scheduler,
+)
+from gateway.scheduler.memory import rounded
+from mesh.composition import Composition
+from mesh.errors import EpochEnded, InvalidInput
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+CONTEXT = 4096
+
+
+class ModelRing:
+    """Executes steps in order with mesh.composition; knows how long every answer is."""
+
+    def __init__(self, facts: RingFacts, seed: int) -> None:
+        self.facts = facts
+        self.composition = Composition(
+            epoch=facts.epoch, max_rows=facts.max_rows, prefill_chunk=facts.prefill_chunk
+        )
+        self.seed = seed
+        self.opening: deque[OpenRow] = deque()
+        self.known: dict[int, Request] = {}
+        self.prompts: dict[int, int] = {}
+        self.limits: dict[int, int] = {}
+        self.stops: dict[int, int] = {}
+        self.generated: dict[int, int] = {}
+        self.finished: set[int] = set()
+        self.running: deque[tuple[int, tuple[int, ...], int | None]] = deque()
+        self.lengths: dict[int, int] = {}
+        self.decodes_since_prefill: set[int] = set()
+        self.prefilled_before = False
+        self.work: list[tuple[str, int | None]] = []
+
+    def execute(self, step: control.Step) -> None:
+        resolved = self.composition.apply(step)
+        for change in resolved.changes:
+            if hasattr(change, "index"):
+                self.lengths.pop(change.row)
+        for chunk in resolved.chunks:
+            self.lengths[chunk.row] = chunk.end
+            if chunk.start == 0:
+                assert self.prompts[chunk.row] >= chunk.end
+        for row in resolved.rows:
+            self.lengths[row] += 1
+            limit = self.limits[row]
+            assert self.lengths[row] <= self.prompts[row] + limit - 1, "stepped at its limit"
+        self.check_memory()
+        if resolved.chunks or resolved.rows:
+            self.running.append((step.number, resolved.sampled, resolved.lane))
+        if resolved.lane is not None:
+            outstanding = sum(1 for _, _, lane in self.running if lane == resolved.lane)
+            assert outstanding <= 2
+        else:
+            assert sum(1 for _, _, lane in self.running if lane is None) <= self.facts.stages + 1
+
+    def check_memory(self) -> None:
+        lanes = [[rounded(self.lengths[row]) for row in rows] for rows in self.composition.lanes().values()]
+        loose = sum(rounded(self.lengths[row]) for row in self.composition.prefilling())
+        tokens = sum(len(sizes) * max(sizes) for sizes in lanes) + loose
+        for member in self.facts.members:
+            used = tokens * member.kv_bytes_per_token + self.composition.rows * member.kv_bytes_per_row
+            assert used <= member.kv_budget
+
+    def finish_one(self) -> control.StepDone:
+        number, sampled, _ = self.running.popleft()
+        done = control.StepDone(step=number)
+        for row in sampled:
+            if row in self.finished:
+                continue
+            self.generated[row] = self.generated.get(row, 0) + 1
+            output = done.outputs.add(row=row, text="x", tokens=self.generated[row])
+            if self.generated[row] >= self.stops[row]:
+                output.finish = inference.FINISH_REASON_STOP
+                self.finished.add(row)
+        return done
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler(queue_limit=12)
+        self.ring: ModelRing | None = None
+        self.epoch = 0
+        self.now = 0.0
+        self.count = 0
+        self.open_requests: dict[str, Request] = {}
+        self.ended: dict[str, object] = {}
+        self.cancelled: set[str] = set()
+        self.tokens: dict[str, int] = {}
+        self.plans: dict[str, tuple[int, int]] = {}
+        self.facts_of: RingFacts | None = None
+
+    @initialize(
+        stages=st.integers(1, 4),
+        max_rows=st.integers(1, 8),
+        chunk=st.sampled_from([16, 64, 256]),
+        budget=st.integers(600, 20000),
+    )
+    def start(self, stages: int, max_rows: int, chunk: int, budget: int) -> None:
+        members = tuple(MemberMemory(10 + rank, 100 * rank, budget * 10) for rank in range(stages))
+        self.facts_of = RingFacts(0, members, max_rows, chunk)
+
+    @precondition(lambda self: self.ring is None)
+    @rule()
+    def attach(self) -> None:
+        assert self.facts_of is not None
+        self.epoch += 1
+        facts = RingFacts(
+            self.epoch, self.facts_of.members, self.facts_of.max_rows, self.facts_of.prefill_chunk
+        )
+        self.ring = ModelRing(facts, self.epoch)
+        self.perform(self.scheduler.attach(facts))
+
+    @rule(
+        key=st.sampled_from("abc"),
+        prompt=st.integers(1, 1500),
+        max_tokens=st.sampled_from([0, 1, 2, 3, 17, 600]),
+        stop=st.integers(1, 700),
+    )
+    def submit(self, key: str, prompt: int, max_tokens: int, stop: int) -> None:
+        self.count += 1
+        request = Request(f"r{self.count}", key, max_tokens, inference.Envelope())
+        self.open_requests[request.id] = request
+        self.plans[request.id] = (prompt, stop)
+        self.perform(self.scheduler.submit(request, self.now))
+
+    @precondition(lambda self: self.ring is not None and self.ring.opening)
+    @rule(refuse=st.sampled_from([False] * 7 + [True]))
+    def answer_open(self, refuse: bool) -> None:
+        assert self.ring is not None
+        number, request = self.ring.opening.popleft()
+        prompt, stop = self.plans[request.id]
+        if refuse:
+            self.perform(self.scheduler.row_refused(number, InvalidInput("no", reason="CONTEXT_FULL")))
+            return
+        left = CONTEXT - prompt
+        limit = min(request.max_tokens or left, left)
+        ring = self.ring
+        ring.prompts[number], ring.limits[number], ring.stops[number] = prompt, limit, stop
+        self.perform(
+            self.scheduler.row_opened(number, prompt_tokens=prompt, params_bytes=64, max_tokens=limit)
+        )
+
+    @precondition(lambda self: self.ring is not None and self.ring.running)
+    @rule(count=st.integers(1, 40))
+    def steps_done(self, count: int) -> None:
+        assert self.ring is not None
+        for _ in range(count):
+            if not self.ring.running:
+                return
+            self.now += 0.01
+            self.perform(self.scheduler.step_done(self.ring.finish_one(), self.now))
+
+    @precondition(lambda self: self.open_requests)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.open_requests)))
+        del self.open_requests[request_id]
+        self.cancelled.add(request_id)
+        self.perform(self.scheduler.cancel(request_id))
+
+    @precondition(lambda self: self.ring is not None)
+    @rule(sure=st.sampled_from([False, False, False, True]))
+    def lose_epoch(self, sure: bool) -> None:
+        if sure:
+            self.ring = None
+            self.perform(self.scheduler.end_epoch(EpochEnded("gone")))
+
+    def perform(self, actions: list[object]) -> None:
+        for action in actions:
+            match action:
+                case OpenRow(row, request):
+                    assert self.ring is not None
+                    assert request.id in self.open_requests
+                    self.ring.opening.append(action)
+                    self.ring.known[row] = request
+                case DiscardRow(row):
+                    assert self.ring is not None
+                    self.ring.opening = deque(each for each in self.ring.opening if each.row != row)
+                    assert row not in self.ring.lengths
+                case AnnounceStep(step):
+                    assert self.ring is not None
+                    self.ring.execute(step)
+                case Begin(request, prompt):
+                    assert request.id in self.open_requests
+                    assert prompt == self.plans[request.id][0]
+                case Deliver(request, text, _, tokens):
+                    assert request.id in self.open_requests
+                    assert tokens == self.tokens.get(request.id, 0) + 1
+                    assert text == "x"
+                    self.tokens[request.id] = tokens
+                case Finish(request, reason, prompt, tokens):
+                    self.end(request, action)
+                    assert tokens == self.tokens[request.id]
+                    planned, stop = self.plans[request.id]
+                    assert prompt == planned
+                    if reason == inference.FINISH_REASON_STOP:
+                        assert tokens == stop
+                    elif request.max_tokens:
+                        assert tokens == min(request.max_tokens, CONTEXT - planned)
+                    else:
+                        assert tokens < stop
+                case Fail(request, error):
+                    self.end(request, action)
+                    assert error.reason in {"EPOCH_ENDED", "QUEUE_FULL", "TOO_LARGE_FOR_RING", "CONTEXT_FULL"}
+
+    def end(self, request: Request, action: object) -> None:
+        assert request.id not in self.cancelled
+        assert request.id not in self.ended, "a request ends once"
+        self.ended[request.id] = action
+        del self.open_requests[request.id]
+
+    @invariant()
+    def load_adds_up(self) -> None:
+        load = self.scheduler.load()
+        assert load.waiting + load.running == len(self.open_requests)
+        assert 0 <= load.kv_usage <= 1
+
+    @invariant()
+    def something_is_under_way(self) -> None:
+        """While anyone waits and the ring is attached, the ring has something to answer."""
+        if self.ring is not None and self.open_requests:
+            assert self.ring.running or self.ring.opening
+
+    @invariant()
+    def lanes_follow_rows(self) -> None:
+        if self.ring is not None and self.facts_of is not None:
+            lanes = self.ring.composition.lanes()
+            regular = [lane for lane in lanes if lane < self.facts_of.stages]
+            assert len(regular) <= self.facts_of.stages
+
+    def teardown(self) -> None:
+        """Everything that is still there ends, and then nothing is held."""
+        if self.facts_of is None:
+            return
+        if self.ring is None:
+            self.attach()
+        assert self.ring is not None
+        for _ in range(200_000):
+            if self.ring.opening:
+                self.answer_open(False)
+            elif self.ring.running:
+                self.steps_done(1)
+            else:
+                break
+        assert not self.open_requests
+        planner = self.scheduler.planner
+        assert planner is not None
+        assert planner.idle
+        assert planner.ledger.rows == 0
+        assert planner.ledger.member_bytes() == [0] * len(self.facts_of.members)
+        assert self.ring.composition.rows == 0
+        assert len(self.ended) + len(self.cancelled) == self.count
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestScheduler = SchedulerMachine.TestCase
