@@ -1,0 +1,104 @@
+"""The audit log: who did what to whom, each entry holding the hash of the one before it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+
+from coordinator.store.database import Database
+from mesh.encoding import canonical_json
+from mesh.errors import FailedPrecondition
+from sealring.v1 import admin_pb2
+
+FIRST_PREVIOUS = bytes(32)
+_MAX_VALUE = 256
+
+
+class AuditLog:
+    """Append only."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def append(self, at: float, actor: str, action: str, subject: str, details: Mapping[str, object]) -> None:
+        """Add an entry; detail values are cut to 256 characters."""
+        with self._database.transaction() as connection:
+            last = self._database.row("SELECT sequence, hash FROM audit ORDER BY sequence DESC LIMIT 1")
+            entry = admin_pb2.AuditEntry(
+                sequence=last["sequence"] + 1 if last else 1,
+                at=int(at),
+                actor=actor,
+                action=action,
+                subject=subject,
+                details={name: str(value)[:_MAX_VALUE] for name, value in details.items()},
+                previous=last["hash"] if last else FIRST_PREVIOUS,
+            )
+            connection.execute(
+                "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    entry.sequence,
+                    entry.at,
+                    entry.actor,
+                    entry.action,
+                    entry.subject,
+                    json.dumps(dict(entry.details), sort_keys=True),
+                    entry.previous,
+                    entry_hash(entry),
+                ),
+            )
+
+    def entries(self, *, after: int, limit: int) -> list[admin_pb2.AuditEntry]:
+        """At most `limit` entries with a sequence number above `after`, oldest first."""
+        rows = self._database.rows(
+            "SELECT * FROM audit WHERE sequence > ? ORDER BY sequence LIMIT ?", after, limit
+        )
+        return [
+            admin_pb2.AuditEntry(
+                sequence=row["sequence"],
+                at=row["at"],
+                actor=row["actor"],
+                action=row["action"],
+                subject=row["subject"],
+                details=json.loads(row["details"]),
+                previous=row["previous"],
+                hash=row["hash"],
+            )
+            for row in rows
+        ]
+
+
+def entry_hash(entry: admin_pb2.AuditEntry) -> bytes:
+    """SHA-256 over the previous hash and the canonical JSON of everything else."""
+    content = canonical_json(
+        {
+            "sequence": entry.sequence,
+            "at": entry.at,
+            "actor": entry.actor,
+            "action": entry.action,
+            "subject": entry.subject,
+            "details": dict(entry.details),
+        }
+    )
+    return hashlib.sha256(b"sealring/v1 audit\x00" + entry.previous + content).digest()
+
+
+def verify_chain(
+    entries: Iterable[admin_pb2.AuditEntry], *, after: tuple[int, bytes] = (0, FIRST_PREVIOUS)
+) -> tuple[int, bytes]:
+    """Check that entries follow `after` (sequence, hash) and each other; returns the last of them likewise.
+
+    Raises FailedPrecondition (AUDIT_BROKEN) naming the first entry that does not.
+    """
+    sequence, previous = after
+    for entry in entries:
+        sequence += 1
+        if (entry.sequence, entry.previous, entry.hash) != (sequence, previous, entry_hash(entry)):
+            raise FailedPrecondition(
+                f"the audit log is broken at entry {sequence}",
+                hint="it was changed outside of the coordinator: compare with a backup",
+                reason="AUDIT_BROKEN",
+                sequence=sequence,
+            )
+        previous = entry.hash
+    return sequence, previous

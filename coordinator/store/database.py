@@ -1,0 +1,166 @@
+"""One SQLite file with one writer: opened under a lock, checked, and never half changed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from mesh.errors import AlreadyExists, ConfigError
+
+SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x73726331  # "src1"
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE tokens (
+  id TEXT PRIMARY KEY, secret_hash BLOB NOT NULL, role TEXT NOT NULL,
+  created INTEGER NOT NULL, expires INTEGER NOT NULL, note TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE members (
+  id TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, identity_key BLOB NOT NULL,
+  key_type TEXT NOT NULL, sealing_key BLOB NOT NULL, level TEXT NOT NULL, trust INTEGER NOT NULL,
+  attestation BLOB NOT NULL, attested_at INTEGER NOT NULL, challenged_at INTEGER NOT NULL,
+  manifest_hash BLOB NOT NULL, addresses TEXT NOT NULL, software_version TEXT NOT NULL,
+  draining INTEGER NOT NULL, enrolled_at INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE revocations (
+  id TEXT PRIMARY KEY, identity_key BLOB NOT NULL, at INTEGER NOT NULL, banned INTEGER NOT NULL)
+  WITHOUT ROWID;
+CREATE TABLE deployments (name TEXT PRIMARY KEY, plan BLOB NOT NULL, created INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE epochs (ring TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE rosters (version INTEGER PRIMARY KEY, hash BLOB NOT NULL, envelope BLOB NOT NULL);
+CREATE TABLE audit (
+  sequence INTEGER PRIMARY KEY, at INTEGER NOT NULL, actor TEXT NOT NULL, action TEXT NOT NULL,
+  subject TEXT NOT NULL, details TEXT NOT NULL, previous BLOB NOT NULL, hash BLOB NOT NULL);
+"""
+
+
+class Database:
+    """The connection. Use it from one thread; `transaction` may be nested and commits at the outermost."""
+
+    def __init__(self, connection: sqlite3.Connection, lock: int) -> None:
+        self._connection = connection
+        self._lock = lock
+        self._depth = 0
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """A new database with mode 0600. Raises AlreadyExists (STATE_EXISTS), ConfigError (STATE_IN_USE)."""
+        lock = _take_lock(path)
+        try:
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+            except FileExistsError:
+                raise AlreadyExists(f"there is a database at {path} already", reason="STATE_EXISTS") from None
+            connection = _connect(path)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(connection, lock)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """The database at `path`, for this process alone.
+
+        Raises ConfigError (STATE_MISSING, STATE_IN_USE, STATE_CORRUPT, STATE_VERSION).
+        """
+        if not path.is_file():
+            raise ConfigError(
+                f"there is no coordinator state at {path.parent}",
+                hint="make it with: sealring coordinator init",
+                reason="STATE_MISSING",
+            )
+        lock = _take_lock(path)
+        try:
+            return cls(_open_checked(path), lock)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def close(self) -> None:
+        """Close the file and let another process have it."""
+        self._connection.close()
+        os.close(self._lock)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of it or nothing, durable when the outermost block has ended."""
+        if self._depth:
+            yield self._connection
+            return
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._depth += 1
+        try:
+            yield self._connection
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        else:
+            self._connection.execute("COMMIT")
+        finally:
+            self._depth -= 1
+
+    def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
+        """What a SELECT finds."""
+        found: list[sqlite3.Row] = self._connection.execute(query, values).fetchall()
+        return found
+
+    def row(self, query: str, *values: object) -> sqlite3.Row | None:
+        """The one row that a SELECT finds, if any."""
+        found: sqlite3.Row | None = self._connection.execute(query, values).fetchone()
+        return found
+
+
+def _take_lock(path: Path) -> int:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise ConfigError(
+            f"another coordinator uses the state in {path.parent}",
+            hint="stop it, or use another state folder",
+            reason="STATE_IN_USE",
+        ) from None
+    return lock
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "trusted_schema = OFF"):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def _open_checked(path: Path) -> sqlite3.Connection:
+    connection = None
+    try:
+        connection = _connect(path)
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        healthy = connection.execute("PRAGMA quick_check").fetchone()[0] == "ok"
+    except sqlite3.DatabaseError:
+        healthy, application, version = False, 0, 0
+    if connection is not None and healthy and application == _APPLICATION_ID and version == SCHEMA_VERSION:
+        return connection
+    if connection is not None:
+        connection.close()
+    if not healthy or application != _APPLICATION_ID:
+        raise ConfigError(
+            f"the database {path} is corrupt or not a coordinator's",
+            hint="restore it from a backup",
+            reason="STATE_CORRUPT",
+        )
+    raise ConfigError(
+        f"the database {path} has schema version {version} and this release knows {SCHEMA_VERSION}",
+        hint="run the release that wrote it",
+        reason="STATE_VERSION",
+    )

@@ -1,0 +1,163 @@
+"""Who is enrolled, and who was thrown out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from sqlite3 import Row
+
+from coordinator.store.database import Database
+from mesh.certificates import Role
+from mesh.errors import NotFound
+from mesh.trust import KeyType, TrustLevel
+
+
+@dataclass(frozen=True)
+class StoredMember:
+    """An enrolled node or gateway. A gateway has no sealing key, attestation or addresses."""
+
+    id: str
+    role: Role
+    name: str
+    identity_key: bytes
+    key_type: KeyType
+    enrolled_at: int
+    sealing_key: bytes = b""
+    level: TrustLevel = TrustLevel.NONE
+    trust: int = 0
+    attestation: bytes = b""
+    attested_at: int = 0
+    challenged_at: int = 0
+    manifest_hash: bytes = b""
+    addresses: tuple[str, ...] = ()
+    software_version: str = ""
+    draining: bool = False
+
+    @property
+    def attestation_hash(self) -> bytes:
+        """SHA-256 of the statement that the level was derived from."""
+        return hashlib.sha256(self.attestation).digest()
+
+
+@dataclass(frozen=True)
+class Revocation:
+    """An identity that was evicted (it may come back with a token) or banned (it may not)."""
+
+    id: str
+    identity_key: bytes
+    at: int
+    banned: bool
+
+
+class Members:
+    """Enrolled identities and revoked ones; one identity is never both."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def enrol(self, member: StoredMember) -> None:
+        """Add a member, or replace what is known of it; an earlier eviction is forgotten."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM revocations WHERE id = ? AND NOT banned", (member.id,))
+        self.save(member)
+
+    def save(self, member: StoredMember) -> None:
+        """Store every field of a member."""
+        values = (
+            member.id,
+            member.role,
+            member.name,
+            member.identity_key,
+            member.key_type,
+            member.sealing_key,
+            member.level,
+            member.trust,
+            member.attestation,
+            member.attested_at,
+            member.challenged_at,
+            member.manifest_hash,
+            json.dumps(member.addresses),
+            member.software_version,
+            member.draining,
+            member.enrolled_at,
+        )
+        with self._database.transaction() as connection:
+            connection.execute(f"REPLACE INTO members VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
+
+    def all(self, role: Role | None = None) -> list[StoredMember]:
+        """Everyone enrolled, or everyone of one role, by id."""
+        rows = self._database.rows(
+            "SELECT * FROM members WHERE ? IS NULL OR role = ? ORDER BY id", role, role
+        )
+        return [_member(row) for row in rows]
+
+    def find(self, identifier: str) -> StoredMember | None:
+        """The member with this id, if it is enrolled."""
+        row = self._database.row("SELECT * FROM members WHERE id = ?", identifier)
+        return None if row is None else _member(row)
+
+    def get(self, identifier: str) -> StoredMember:
+        """The member with this id. Raises NotFound (UNKNOWN_NODE)."""
+        member = self.find(identifier)
+        if member is None:
+            raise unknown_node(identifier)
+        return member
+
+    def revoke(self, revocation: Revocation) -> None:
+        """Take an identity out. A ban is never weakened to an eviction."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM members WHERE id = ?", (revocation.id,))
+            connection.execute(
+                "INSERT INTO revocations VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE"
+                " SET at = excluded.at, banned = max(banned, excluded.banned)",
+                (revocation.id, revocation.identity_key, revocation.at, revocation.banned),
+            )
+
+    def banned(self, identifier: str) -> bool:
+        """Whether this identity may never come back."""
+        row = self._database.row("SELECT 1 FROM revocations WHERE id = ? AND banned", identifier)
+        return row is not None
+
+    def revocations(self, *, since: float, limit: int) -> list[Revocation]:
+        """The newest revocations after a moment."""
+        rows: Iterable[Row] = self._database.rows(
+            "SELECT * FROM revocations WHERE at >= ? ORDER BY at DESC, id LIMIT ?", since, limit
+        )
+        return [Revocation(row["id"], row["identity_key"], row["at"], bool(row["banned"])) for row in rows]
+
+    def find_revocation(self, identifier: str) -> Revocation | None:
+        """The revocation of an identity, if there is one."""
+        row = self._database.row("SELECT * FROM revocations WHERE id = ?", identifier)
+        if row is None:
+            return None
+        return Revocation(row["id"], row["identity_key"], row["at"], bool(row["banned"]))
+
+
+def unknown_node(identifier: str) -> NotFound:
+    """There is no member with this id."""
+    return NotFound(
+        f"there is no node {identifier[:64]!r}", hint="list the nodes", reason="UNKNOWN_NODE", param="id"
+    )
+
+
+def _member(row: Row) -> StoredMember:
+    return StoredMember(
+        id=row["id"],
+        role=Role(row["role"]),
+        name=row["name"],
+        identity_key=row["identity_key"],
+        key_type=KeyType(row["key_type"]),
+        sealing_key=row["sealing_key"],
+        level=TrustLevel(row["level"]),
+        trust=row["trust"],
+        attestation=row["attestation"],
+        attested_at=row["attested_at"],
+        challenged_at=row["challenged_at"],
+        manifest_hash=row["manifest_hash"],
+        addresses=tuple(json.loads(row["addresses"])),
+        software_version=row["software_version"],
+        draining=bool(row["draining"]),
+        enrolled_at=row["enrolled_at"],
+    )

@@ -1,0 +1,47 @@
+"""Signed rosters: stored before anybody sees them, so that no version is ever signed twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.store.database import Database
+from mesh.errors import Internal
+
+_KEPT = 32
+
+
+@dataclass(frozen=True)
+class StoredRoster:
+    """A signed roster: its version, the hash of its payload, and the envelope."""
+
+    version: int
+    hash: bytes
+    envelope: bytes
+
+
+class Rosters:
+    """The newest signed rosters."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, roster: StoredRoster) -> None:
+        """Store the next version durably. Raises Internal (ROSTER_VERSION) if it does not follow."""
+        latest = self.latest()
+        if roster.version != (latest.version if latest else 0) + 1:
+            raise Internal(f"roster version {roster.version} does not follow", reason="ROSTER_VERSION")
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO rosters VALUES (?, ?, ?)", (roster.version, roster.hash, roster.envelope)
+            )
+            connection.execute("DELETE FROM rosters WHERE version <= ?", (roster.version - _KEPT,))
+
+    def latest(self) -> StoredRoster | None:
+        """The newest version, if any was ever signed."""
+        row = self._database.row("SELECT * FROM rosters ORDER BY version DESC LIMIT 1")
+        return None if row is None else StoredRoster(row["version"], row["hash"], row["envelope"])
+
+    def find(self, version: int) -> StoredRoster | None:
+        """A version, if it is still kept."""
+        row = self._database.row("SELECT * FROM rosters WHERE version = ?", version)
+        return None if row is None else StoredRoster(row["version"], row["hash"], row["envelope"])

@@ -1,0 +1,57 @@
+"""Everything that the coordinator remembers, in one place."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Self
+
+from coordinator.store.audit import AuditLog
+from coordinator.store.database import Database
+from coordinator.store.deployments import Deployments
+from coordinator.store.members import Members
+from coordinator.store.rosters import Rosters
+from coordinator.store.tokens import Tokens
+
+DATABASE_NAME = "coordinator.db"
+
+
+class Store:
+    """The tables. Use it from one thread."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.tokens = Tokens(database)
+        self.members = Members(database)
+        self.deployments = Deployments(database)
+        self.rosters = Rosters(database)
+        self.audit = AuditLog(database)
+
+    @classmethod
+    def create(cls, state_dir: Path) -> Self:
+        """A new, empty store. Raises AlreadyExists (STATE_EXISTS), ConfigError (STATE_IN_USE)."""
+        return cls(Database.create(state_dir / DATABASE_NAME))
+
+    @classmethod
+    def open(cls, state_dir: Path) -> Self:
+        """The store of a coordinator. Raises ConfigError (STATE_*)."""
+        return cls(Database.open(state_dir / DATABASE_NAME))
+
+    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Changes to several tables, all of them or none."""
+        return self._database.transaction()
+
+    def get_meta(self, name: str) -> bytes | None:
+        """A value of the cluster's own."""
+        row = self._database.row("SELECT value FROM meta WHERE name = ?", name)
+        return None if row is None else bytes(row["value"])
+
+    def set_meta(self, name: str, value: bytes) -> None:
+        """Store a value of the cluster's own."""
+        with self._database.transaction() as connection:
+            connection.execute("REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+    def close(self) -> None:
+        """Let another process have it."""
+        self._database.close()

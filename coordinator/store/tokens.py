@@ -1,0 +1,67 @@
+"""Join tokens: only a hash of the secret is kept, and one atomic delete spends it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from coordinator.store.database import Database
+from mesh.certificates import Role
+from mesh.errors import NotFound
+
+
+@dataclass(frozen=True)
+class StoredToken:
+    """A token that was not yet spent; times are seconds since 1970."""
+
+    id: str
+    role: Role
+    created: int
+    expires: int
+    note: str
+
+
+class Tokens:
+    """The open join tokens."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, token: StoredToken, secret: bytes) -> None:
+        """Remember a token."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?)",
+                (token.id, _hash(secret), token.role, token.created, token.expires, token.note),
+            )
+
+    def spend(self, identifier: str, secret: bytes, role: Role, *, now: float) -> bool:
+        """Whether this token was good; it is gone afterwards. Of many callers, one gets True."""
+        with self._database.transaction() as connection:
+            spent = connection.execute(
+                "DELETE FROM tokens WHERE id = ? AND secret_hash = ? AND role = ? AND expires > ?",
+                (identifier, _hash(secret), role, now),
+            )
+            return spent.rowcount == 1
+
+    def revoke(self, identifier: str) -> None:
+        """Forget a token. Raises NotFound (UNKNOWN_TOKEN)."""
+        with self._database.transaction() as connection:
+            if connection.execute("DELETE FROM tokens WHERE id = ?", (identifier,)).rowcount != 1:
+                raise NotFound(
+                    "there is no such join token", hint="it may be spent or expired", reason="UNKNOWN_TOKEN"
+                )
+
+    def open(self, *, now: float) -> list[StoredToken]:
+        """The tokens that are still good; the expired ones are dropped."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM tokens WHERE expires <= ?", (now,))
+        rows = self._database.rows("SELECT * FROM tokens ORDER BY created, id")
+        return [
+            StoredToken(row["id"], Role(row["role"]), row["created"], row["expires"], row["note"])
+            for row in rows
+        ]
+
+
+def _hash(secret: bytes) -> bytes:
+    return hashlib.sha256(b"sealring/v1 join token\x00" + secret).digest()

@@ -1,0 +1,141 @@
+"""What an enrolled machine keeps: one folder, written so that a crash never leaves a half-made identity.
+
+`tls.key tls.pem ca.pem root.dsse member.json`, and for members and gateways `identity.key roster.dsse
+roster-state.json` too. `member.json` is written last and is what makes the folder an enrolled one.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from mesh.addresses import parse_address
+from mesh.certificates import PeerIdentity, Role, to_pem
+from mesh.clock import Clock, wall_clock
+from mesh.encoding import Fields, FormatError, canonical_json, parse_json_object
+from mesh.errors import ConfigError, SealringError
+from mesh.rootmeta import RootMetadata, decode_chain, encode_chain, verify_root_chain
+from mesh.statefiles import read_bounded, read_secret, write_atomic
+from mesh.tls import TlsMaterial
+
+IDENTITY_KEY = "identity.key"
+ROSTER = "roster.dsse"
+ROSTER_STATE = "roster-state.json"
+_MEMBER = "member.json"
+_TLS_KEY = "tls.key"
+_NEXT_TLS_KEY = "tls.key.next"
+_TLS_CERTIFICATE = "tls.pem"
+_AUTHORITIES = "ca.pem"
+_ROOT = "root.dsse"
+_NAMES = ("member_id", "cluster", "role", "name", "coordinator", "root_sha256")
+_MAX_BYTES = 1 << 17
+
+
+@dataclass(frozen=True)
+class MemberState:
+    """An enrolment: who this machine is, in which cluster, and where the coordinator is (main address)."""
+
+    peer: PeerIdentity
+    name: str
+    coordinator: str
+    root_sha256: bytes
+    root: RootMetadata
+    tls: TlsMaterial
+
+
+def is_enrolled(folder: Path) -> bool:
+    """Whether a join was finished in this folder."""
+    return (folder / _MEMBER).exists()
+
+
+def save_member_state(folder: Path, state: MemberState) -> None:
+    """Write an enrolment; an earlier one in the folder stops counting before anything is replaced."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    (folder / _MEMBER).unlink(missing_ok=True)
+    save_root(folder, state.root)
+    save_tls(folder, state.tls)
+    content = {
+        "member_id": state.peer.id,
+        "cluster": state.peer.cluster,
+        "role": state.peer.role,
+        "name": state.name,
+        "coordinator": state.coordinator,
+        "root_sha256": state.root_sha256.hex(),
+    }
+    write_atomic(folder / _MEMBER, canonical_json(content) + b"\n")
+
+
+def save_root(folder: Path, root: RootMetadata) -> None:
+    """Replace the root metadata and the authorities that it names."""
+    write_atomic(folder / _AUTHORITIES, to_pem(*root.authorities))
+    write_atomic(folder / _ROOT, encode_chain(root.chain))
+
+
+def save_tls(folder: Path, material: TlsMaterial) -> None:
+    """Replace key and certificate so that after a crash at any point a matching pair is found."""
+    write_atomic(folder / _NEXT_TLS_KEY, material.private_key)
+    write_atomic(folder / _TLS_CERTIFICATE, to_pem(material.certificate))
+    os.replace(folder / _NEXT_TLS_KEY, folder / _TLS_KEY)
+
+
+def load_member_state(folder: Path, *, clock: Clock = wall_clock) -> MemberState:
+    """The enrolment in `folder`, its root metadata verified against the pin.
+
+    Raises ConfigError (NOT_ENROLLED, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), RosterError (ROOT_*).
+    """
+    if not is_enrolled(folder):
+        raise ConfigError(
+            f"there is no enrolment in {folder}", hint="join a cluster first", reason="NOT_ENROLLED"
+        )
+    try:
+        fields = Fields(parse_json_object(read_secret(folder / _MEMBER), max_bytes=_MAX_BYTES), _NAMES)
+        peer = PeerIdentity(fields.text("cluster"), Role(fields.text("role")), fields.text("member_id"))
+        coordinator = fields.text("coordinator", max_length=300)
+        parse_address(coordinator)
+        root_sha256 = bytes.fromhex(fields.text("root_sha256", min_length=64, max_length=64))
+        chain = decode_chain(read_bounded(folder / _ROOT, max_bytes=_MAX_BYTES))
+        private_key, certificate = _load_pair(folder)
+        name = fields.text("name")
+    except (OSError, ValueError, SealringError) as error:
+        if isinstance(error, SealringError) and error.reason == "SECRET_FILE_UNSAFE":
+            raise
+        raise ConfigError(
+            f"the enrolment in {folder} is corrupt",
+            hint="restore it from a backup, or evict this machine and join again",
+            reason="MEMBER_STATE_CORRUPT",
+        ) from error
+    root = verify_root_chain(chain, root_sha256, now=clock())
+    material = TlsMaterial(private_key, certificate, root.authorities)
+    return MemberState(peer, name, coordinator, root_sha256, root, material)
+
+
+def parse_pem_leaf(pem: bytes) -> bytes:
+    """The first certificate of a PEM chain as DER. Raises ValueError."""
+    if len(pem) > _MAX_BYTES:
+        raise FormatError("certificate chain is too large")
+    return x509.load_pem_x509_certificates(pem)[0].public_bytes(Encoding.DER)
+
+
+def _load_pair(folder: Path) -> tuple[bytes, bytes]:
+    """The TLS key that belongs to the certificate: the next one, when a crash came between the two."""
+    certificate = parse_pem_leaf(read_bounded(folder / _TLS_CERTIFICATE, max_bytes=_MAX_BYTES))
+    wanted = _spki(x509.load_der_x509_certificate(certificate).public_key())
+    for name in (_NEXT_TLS_KEY, _TLS_KEY):
+        path = folder / name
+        if not path.exists():
+            continue
+        key = read_secret(path)
+        if _spki(load_pem_private_key(key, password=None).public_key()) == wanted:
+            return key, certificate
+    raise FormatError("no key belongs to the certificate")
+
+
+def _spki(key: object) -> bytes:
+    public_bytes = getattr(key, "public_bytes")  # noqa: B009 - every public key type has it, no base class says so
+    spki: bytes = public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return spki
