@@ -11,6 +11,7 @@ import hmac
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from cryptography.hazmat.backends.openssl.backend import backend
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
@@ -63,6 +64,11 @@ class Suite(enum.StrEnum):
     def group(self) -> Group:
         """The suite's key agreement."""
         return Group.X25519_MLKEM768 if self.value.startswith("x25519mlkem768") else Group.X25519
+
+    @property
+    def supported(self) -> bool:
+        """Whether this build of the cryptographic library has it (ML-KEM needs a recent one)."""
+        return self.group is Group.X25519 or backend.mlkem_supported()
 
     def aead(self, key: bytes) -> Aead:
         """The suite's AEAD under a 32-byte key."""

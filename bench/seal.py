@@ -1,0 +1,156 @@
+"""Cost of sealing and opening a record against the bare AEAD, in one run. Prints one JSON object.
+
+Usage: python bench/seal.py [--seconds 0.3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+from mesh.identity import SoftwareSigner, member_id
+from mesh.records import Kind, Link, RecordHeader
+from mesh.session import LinkParams, SessionKeys
+from mesh.sigma import EphemeralLedger, Initiator, Responder
+from mesh.suites import Suite
+
+SIZES = (4 << 10, 64 << 10, 1 << 20)
+ROUNDS = 15
+
+
+def handshake(suite: Suite) -> tuple[SessionKeys, SessionKeys]:
+    """Both ends of a fresh handshake under one suite."""
+    signers = (SoftwareSigner.generate(), SoftwareSigner.generate())
+    ids = [member_id(signer.public_key) for signer in signers]
+
+    def params(own: int) -> LinkParams:
+        peer = signers[1 - own].public_key
+        return LinkParams(
+            "bench", "ring-0", 1, 0, 1, own, 1, bytes(32), ids[own], ids[1 - own], peer, (suite,)
+        )
+
+    initiator = Initiator(params(0), signers[0])
+    responder = Responder(params(1), signers[1], EphemeralLedger())
+    reply = responder.on_message(initiator.start()).message
+    assert reply is not None
+    proof = initiator.on_message(reply).message
+    assert proof is not None
+    last = responder.on_message(proof)
+    assert last.message is not None and last.session is not None
+    first = initiator.on_message(last.message).session
+    assert first is not None
+    return first, last.session
+
+
+def linked(suite: Suite) -> tuple[Link, Link]:
+    """Both ends of a link, confirmed."""
+    first, second = handshake(suite)
+    sender, receiver = Link(first), Link(second)
+    receiver.opener.open_confirmation(sender.sealer.seal_confirmation())
+    return sender, receiver
+
+
+def per_call(work: Callable[[int], None], seconds: float) -> float:
+    """Microseconds per call over a batch of about `seconds`."""
+    count = 16
+    while True:
+        start = time.perf_counter()
+        work(count)
+        spent = time.perf_counter() - start
+        if spent >= seconds:
+            return spent / count * 1e6
+        count = max(count * 2, int(count * seconds / max(spent, 1e-9)))
+
+
+def measure(suite: Suite, size: int, seconds: float) -> dict[str, object]:
+    """Seal and open `size` bytes, ours and bare by turns, so that drift of the machine hits both alike."""
+    sender, receiver = linked(suite)
+    aead = suite.aead(bytes(range(32)))
+    plain, out = bytes(size), bytearray(size + 16)
+    opened = bytearray(size)
+    shape, digest, nonce = (1, size // 2), bytes(32), bytes(12)
+    step = 0
+
+    def ours_seal(count: int) -> None:
+        nonlocal step
+        seal = sender.sealer.seal_into
+        for _ in range(count):
+            step += 1
+            seal(plain, out, RecordHeader(Kind.ACTIVATIONS, step, digest, "bfloat16", shape, size))
+
+    def bare_seal(count: int) -> None:
+        encrypt = aead.encrypt_into
+        for _ in range(count):
+            encrypt(nonce, plain, None, out)
+
+    def ours_round(count: int) -> None:
+        nonlocal step
+        seal, open_ = sender.sealer.seal_into, receiver.opener.open_into
+        for _ in range(count):
+            step += 1
+            header = RecordHeader(Kind.ACTIVATIONS, step, digest, "bfloat16", shape, size)
+            seal(plain, out, header)
+            open_(out, opened, header)
+
+    def bare_round(count: int) -> None:
+        encrypt, decrypt = aead.encrypt_into, aead.decrypt_into
+        for _ in range(count):
+            encrypt(nonce, plain, None, out)
+            decrypt(nonce, out, None, opened)
+
+    rounds = {"bare_round": bare_round, "ours_round": ours_round}
+    times = _by_turns(rounds, seconds)
+    sender, receiver = linked(suite)
+    times |= _by_turns({"bare_seal": bare_seal, "ours_seal": ours_seal}, seconds)
+    return {
+        "suite": suite.value,
+        "bytes": size,
+        **{f"{name}_us": round(value, 2) for name, value in times.items()},
+        "seal_ratio": round(times["ours_seal"] / times["bare_seal"], 3),
+        "seal_and_open_ratio": round(times["ours_round"] / times["bare_round"], 3),
+    }
+
+
+def _by_turns(works: dict[str, Callable[[int], None]], seconds: float) -> dict[str, float]:
+    samples: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(ROUNDS):
+        for name, work in works.items():
+            samples[name].append(per_call(work, seconds / ROUNDS))
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def handshake_milliseconds(suite: Suite) -> float:
+    """The median time of a whole handshake, both ends in this process."""
+    samples = []
+    for _ in range(30):
+        start = time.perf_counter()
+        handshake(suite)
+        samples.append((time.perf_counter() - start) * 1e3)
+    return round(statistics.median(samples), 3)
+
+
+def main() -> None:
+    """Measure everything and print it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=0.3, help="time for each measurement")
+    seconds = parser.parse_args().seconds
+    records = [
+        measure(suite, size, seconds)
+        for suite in (Suite.X25519_AES256GCM, Suite.X25519_CHACHA20POLY1305)
+        for size in SIZES
+    ]
+    handshakes = {suite.value: handshake_milliseconds(suite) for suite in Suite}
+    print(
+        json.dumps(
+            {"machine": platform.machine(), "records": records, "handshake_both_ends_ms": handshakes},
+            indent=2,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
