@@ -40,7 +40,8 @@ def handshake(suite: Suite) -> tuple[SessionKeys, SessionKeys]:
     proof = initiator.on_message(reply).message
     assert proof is not None
     last = responder.on_message(proof)
-    assert last.message is not None and last.session is not None
+    assert last.message is not None
+    assert last.session is not None
     first = initiator.on_message(last.message).session
     assert first is not None
     return first, last.session
