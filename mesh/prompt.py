@@ -1,0 +1,156 @@
+"""What a prompt may look like: checked at the gateway's edge where it can be read, and by the head always.
+
+No message of an error here holds any content: fields are named by their place (`messages[3].content`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from mesh.errors import InvalidInput
+from sealring.v1 import inference_pb2 as inference
+
+ROLES = ("system", "user", "assistant")
+MAX_MESSAGES = 4096
+MAX_CONTENT_BYTES = 4 << 20
+"""UTF-8 bytes of all contents of one prompt together."""
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_TEMPERATURE = 2.0
+MAX_TOP_K = 1 << 20
+MAX_TOKENS = (1 << 31) - 1
+MAX_ENVELOPE_BYTES = 8 << 20
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+def validate_prompt(prompt: inference.Prompt) -> None:
+    """Checks everything that can be checked without the model.
+
+    Raises InvalidInput with `param` in its metadata: EMPTY_PROMPT, TOO_MANY_MESSAGES, BAD_ROLE,
+    CONTENT_TOO_LONG, BAD_SAMPLING, BAD_STOP.
+    """
+    kind = prompt.WhichOneof("input")
+    if kind == "chat":
+        _check_messages(prompt.chat)
+    elif kind == "text" and prompt.text:
+        _check_length(len(prompt.text.encode()), "prompt")
+    else:
+        raise InvalidInput("the prompt is empty", reason="EMPTY_PROMPT", param="prompt")
+    _check_sampling(prompt.sampling)
+    _check_stops(prompt.stop)
+
+
+def validate_request_id(request_id: str) -> None:
+    """Raises InvalidInput (BAD_REQUEST_ID) unless it is 1 to 64 of [A-Za-z0-9_-]."""
+    if _REQUEST_ID.match(request_id) is None:
+        raise InvalidInput(
+            "the request id is malformed",
+            hint="use 1 to 64 of A-Z, a-z, 0-9, _ and -",
+            reason="BAD_REQUEST_ID",
+            param="request_id",
+        )
+
+
+def validate_request(request: inference.GenerateRequest) -> None:
+    """Checks a request as a gateway may see it: clear prompts wholly, sealed ones by their size.
+
+    Raises InvalidInput: BAD_REQUEST_ID, EMPTY_ENVELOPE, ENVELOPE_TOO_LONG, BAD_MAX_TOKENS, and those of
+    `validate_prompt`. An empty request id and an empty model name pass.
+    """
+    if request.request_id:
+        validate_request_id(request.request_id)
+    if request.max_tokens > MAX_TOKENS:
+        raise InvalidInput(
+            f"max_tokens is above {MAX_TOKENS}", reason="BAD_MAX_TOKENS", param="max_tokens", limit=MAX_TOKENS
+        )
+    kind = request.envelope.WhichOneof("content")
+    if kind == "clear":
+        validate_prompt(request.envelope.clear)
+    elif not request.envelope.sealed:
+        raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE", param="envelope")
+    elif len(request.envelope.sealed) > MAX_ENVELOPE_BYTES:
+        raise InvalidInput(
+            f"the envelope is longer than {MAX_ENVELOPE_BYTES} bytes",
+            reason="ENVELOPE_TOO_LONG",
+            param="envelope",
+            limit=MAX_ENVELOPE_BYTES,
+        )
+
+
+def _check_messages(chat: inference.Chat) -> None:
+    if not chat.messages:
+        raise InvalidInput(
+            "there are no messages",
+            hint="send at least one message with role user",
+            reason="EMPTY_PROMPT",
+            param="messages",
+        )
+    if len(chat.messages) > MAX_MESSAGES:
+        raise InvalidInput(
+            f"there are more than {MAX_MESSAGES} messages",
+            reason="TOO_MANY_MESSAGES",
+            param="messages",
+            limit=MAX_MESSAGES,
+        )
+    total = 0
+    for index, message in enumerate(chat.messages):
+        if message.role not in ROLES:
+            raise InvalidInput(
+                "a message has an unknown role",
+                hint=f"use one of {', '.join(ROLES)}",
+                reason="BAD_ROLE",
+                param=f"messages[{index}].role",
+            )
+        total += len(message.content.encode())
+        _check_length(total, f"messages[{index}].content")
+    if not total:
+        raise InvalidInput("every message is empty", reason="EMPTY_PROMPT", param="messages")
+
+
+def _check_length(total: int, param: str) -> None:
+    if total > MAX_CONTENT_BYTES:
+        raise InvalidInput(
+            f"the prompt is longer than {MAX_CONTENT_BYTES} bytes",
+            hint="send a shorter prompt",
+            reason="CONTENT_TOO_LONG",
+            param=param,
+            limit=MAX_CONTENT_BYTES,
+        )
+
+
+def _check_sampling(sampling: inference.Sampling) -> None:
+    if not 0.0 <= sampling.temperature <= MAX_TEMPERATURE:  # NaN fails every comparison
+        raise _bad_sampling("temperature", f"from 0 to {MAX_TEMPERATURE:g}")
+    if sampling.HasField("top_p") and not 0.0 < sampling.top_p <= 1.0:
+        raise _bad_sampling("top_p", "above 0 and at most 1")
+    if sampling.HasField("min_p") and not 0.0 <= sampling.min_p <= 1.0:
+        raise _bad_sampling("min_p", "from 0 to 1")
+    if sampling.HasField("top_k") and sampling.top_k > MAX_TOP_K:
+        raise _bad_sampling("top_k", f"from 0 to {MAX_TOP_K}")
+    if math.copysign(1.0, sampling.temperature) < 0:
+        raise _bad_sampling("temperature", f"from 0 to {MAX_TEMPERATURE:g}")
+
+
+def _bad_sampling(param: str, allowed: str) -> InvalidInput:
+    return InvalidInput(
+        f"{param} is out of bounds", hint=f"use a number {allowed}", reason="BAD_SAMPLING", param=param
+    )
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise InvalidInput(
+            f"there are more than {MAX_STOPS} stop strings", reason="BAD_STOP", param="stop", limit=MAX_STOPS
+        )
+    for index, stop in enumerate(stops):
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidInput(
+                f"a stop string has not 1 to {MAX_STOP_CHARACTERS} characters",
+                reason="BAD_STOP",
+                param=f"stop[{index}]",
+                limit=MAX_STOP_CHARACTERS,
+            )
