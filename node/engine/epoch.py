@@ -1,0 +1,340 @@
+"""Executes the steps of one epoch on one member.
+
+`announce` runs in the thread that reads commands: it derives what a step means and announces the records
+that it brings. `execute` runs in the compute thread. `end` may come from any thread and lets everybody go.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from mesh.composition import Chunk, Composition, Eviction, ResolvedStep
+from mesh.errors import EpochEnded, InvalidInput
+from node.engine import params, records
+from node.engine.feedback import Feedback, LocalFeedback, RingFeedback
+from node.engine.lanes import Lanes, Row
+from node.engine.links import Channel, Inbox, Outbox, StepTimes
+from node.engine.records import Incoming
+from node.engine.sampling import Sampler
+from node.engine.staging import Stage
+from node.engine.staging.caches import Cache
+from sealring.v1 import control_pb2 as control
+
+RECORD_DEADLINE = 120.0
+"""Seconds that a member waits for a record whose step was announced."""
+
+_SETTLE_EVERY = 64
+"""Decode steps of a lane after which all of its caches' arrays are evaluated, also those that no output needs."""
+
+_JOIN_SECONDS = 5.0
+
+
+class Prompts(Protocol):
+    """The head's text side, as the epoch sees it."""
+
+    def prompt(self, row: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+        """The tokens of an opened row's prompt. Raises InvalidInput for a row that was not opened."""
+
+    def parameters(self, row: int) -> bytes:
+        """The row's parameter record."""
+
+    def prefilled(self, row: int) -> None:
+        """The row's prompt is not needed any more."""
+
+    def forget(self, row: int) -> None:
+        """The row was evicted; tokens of it may still come and are of no interest."""
+
+    def deliver(self, step: ResolvedStep, tokens: list[int]) -> None:
+        """The tokens of a step have come round; `tokens` is as long as `step.sampled`."""
+
+
+class Epoch:
+    """One life of a ring, on one member: its rows, its lanes and its place on the links.
+
+    `channel` is None in a ring of one, `prompts` is given at the head only. `on_fault` is called once, by any
+    thread, when the epoch cannot go on, and never after `end`.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        stage: Stage,
+        *,
+        prefill_chunk: int,
+        max_rows: int,
+        channel: Channel | None,
+        prompts: Prompts | None,
+        on_fault: Callable[[BaseException], None],
+        deadline: float = RECORD_DEADLINE,
+    ) -> None:
+        self.number = number
+        self.steps = 0
+        self._stage = stage
+        self._spec = stage.spec
+        self._channel = channel
+        self._prompts = prompts
+        self._on_fault = on_fault
+        self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
+        self._lanes = Lanes()
+        self._over = False
+        self._over_lock = threading.Lock()
+        self._feedback: Feedback | None = None
+        if self._spec.is_head:
+            self._feedback = LocalFeedback() if channel is None else RingFeedback(deadline)
+        self._outbox = Outbox(self._deliver_own if channel is None else self._send, self.fail)
+        self._inbox = None if channel is None else Inbox(channel, self._unpack, self.fail, deadline)
+
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._lanes.nbytes
+
+    @property
+    def trace(self) -> list[StepTimes]:
+        """The times of the last steps, oldest first."""
+        return list(self._outbox.trace)
+
+    # The thread that reads commands
+
+    def announce(self, step: control.Step) -> ResolvedStep | None:
+        """Resolves the next step and announces its records. None when the epoch is over, or now fails."""
+        if self._over:
+            return None
+        try:
+            resolved = self._composition.apply(step)
+            if self._inbox is not None:
+                self._inbox.announce(records.incoming(resolved, self._spec))
+        except Exception as error:
+            self.fail(error)
+            return None
+        return resolved
+
+    # Any thread
+
+    def fail(self, error: BaseException) -> None:
+        """The epoch cannot go on; nothing is computed in it any more."""
+        if self._stop():
+            self._on_fault(error)
+
+    def end(self) -> None:
+        """Ends the epoch without a fault and wakes every thread that waits in it."""
+        self._stop()
+        if self._channel is not None:
+            self._channel.shut()
+
+    def _stop(self) -> bool:
+        with self._over_lock:
+            if self._over:
+                return False
+            self._over = True
+        self._outbox.end()
+        if self._inbox is not None:
+            self._inbox.end()
+        if self._feedback is not None:
+            self._feedback.end()
+        return True
+
+    # The compute thread
+
+    def close(self) -> None:
+        """Ends the epoch and frees its memory."""
+        self.end()
+        self._outbox.join(_JOIN_SECONDS)
+        if self._inbox is not None and self._channel is not None:
+            self._inbox.join(_JOIN_SECONDS)
+            self._channel.close()
+        self.drop()
+
+    def drop(self) -> None:
+        """Frees all rows."""
+        self._lanes.clear()
+        mx.clear_cache()
+
+    def execute(self, step: ResolvedStep) -> None:
+        """Computes a step; a failure ends the epoch."""
+        if self._over:
+            return
+        try:
+            if step.changes:
+                self._change(step)
+            if step.rows:
+                self._decode(step)
+            elif step.chunks:
+                self._prefill(step)
+            self.steps = step.number
+        except BaseException as error:
+            self.fail(error)
+            self.drop()
+
+    def _change(self, step: ResolvedStep) -> None:
+        self._lanes.apply(step.changes)
+        if self._feedback is None or self._prompts is None:
+            return
+        for change in step.changes:
+            if isinstance(change, Eviction):
+                self._feedback.forget(change.row)
+                self._prompts.forget(change.row)
+
+    def _decode(self, step: ResolvedStep) -> None:
+        assert step.lane is not None
+        times = StepTimes(step.number, time.perf_counter())
+        lane = self._lanes.check(step.lane, step.rows)
+        inputs = self._tokens(step) if self._spec.is_head else self._state()
+        times.fed = time.perf_counter()
+        outputs = self._stage(inputs, lane.cache)
+        if lane.sampler is not None:
+            self._launch_tokens(step, lane.sampler(outputs[0][:, -1, :]), times)
+        else:
+            header = records.state_record(step, self._spec.hands_on, len(step.rows), 1)
+            self._launch_state(step, header, outputs, [], times)
+        lane.age += 1
+        if lane.age % _SETTLE_EVERY == 0:
+            mx.async_eval([part.state for part in lane.cache])
+
+    def _tokens(self, step: ResolvedStep) -> list[mx.array]:
+        assert self._feedback is not None
+        return [self._feedback.inputs(step.rows)]
+
+    def _state(self) -> list[mx.array]:
+        assert self._inbox is not None
+        raw = self._inbox.take()
+        if not isinstance(raw, list):
+            raise EpochEnded("the epoch ended while a record was on its way")
+        return records.typed(raw, self._spec.receives)
+
+    def _launch_state(
+        self,
+        step: ResolvedStep,
+        header: object,
+        outputs: list[mx.array],
+        caches: Cache,
+        times: StepTimes,
+    ) -> None:
+        parts = records.as_bytes(outputs)
+        mx.async_eval(parts, [part.state for part in caches])
+        times.launched = time.perf_counter()
+        if step.sampled and self._feedback is not None:
+            self._feedback.launched(step, None)
+        self._outbox.put(header, parts, times)
+
+    def _launch_tokens(self, step: ResolvedStep, tokens: mx.array, times: StepTimes) -> None:
+        parts = records.as_bytes([tokens])
+        mx.async_eval(tokens, parts)
+        times.launched = time.perf_counter()
+        if self._feedback is not None:
+            self._feedback.launched(step, tokens)
+        self._outbox.put(step if self._channel is None else records.tokens_record(step), parts, times)
+
+    def _prefill(self, step: ResolvedStep) -> None:
+        sampled: list[tuple[params.RowParameters, mx.array]] = []
+        for chunk in step.chunks:
+            times = StepTimes(step.number, time.perf_counter())
+            row = self._begin(step, chunk)
+            inputs = self._prompt(chunk) if self._spec.is_head else self._state()
+            times.fed = time.perf_counter()
+            if not self._spec.is_tail:
+                outputs = self._stage(inputs, row.cache)
+                header = records.state_record(step, self._spec.hands_on, 1, chunk.tokens)
+                self._launch_state(step, header, outputs, row.cache, times)
+            elif chunk.last:
+                assert row.parameters is not None
+                sampled.append((row.parameters, self._last_logits(inputs, row.cache)))
+            else:
+                self._fill(inputs, row.cache)
+        if sampled:
+            sampler = Sampler([parameters for parameters, _ in sampled], [0] * len(sampled))
+            logits = [logits for _, logits in sampled]
+            tokens = sampler(logits[0] if len(logits) == 1 else mx.concatenate(logits))
+            self._launch_tokens(step, tokens, times)
+
+    def _begin(self, step: ResolvedStep, chunk: Chunk) -> Row:
+        """The chunk's row; its first chunk brings its parameters and passes them on."""
+        if chunk.start > 0:
+            return self._lanes.prefilling(chunk.row)
+        row = Row(chunk.row, self._stage.make_cache())
+        self._lanes.start(row)
+        record = self._parameter_record(chunk)
+        if self._spec.is_tail:
+            row.parameters = params.decode(record)
+        elif record:
+            times = StepTimes(step.number, time.perf_counter())
+            self._outbox.put(records.params_record(step, chunk), [record], times)
+        return row
+
+    def _parameter_record(self, chunk: Chunk) -> bytes:
+        if self._prompts is not None:
+            record = self._prompts.parameters(chunk.row)
+            if len(record) != chunk.params_bytes:
+                raise _bad_chunk(chunk)
+            return record
+        if not chunk.params_bytes:
+            return b""
+        assert self._inbox is not None
+        record = self._inbox.take()
+        if not isinstance(record, bytes):
+            raise EpochEnded("the epoch ended while a record was on its way")
+        return record
+
+    def _prompt(self, chunk: Chunk) -> list[mx.array]:
+        assert self._prompts is not None
+        tokens = self._prompts.prompt(chunk.row)
+        if chunk.end > len(tokens) or chunk.last != (chunk.end == len(tokens)):
+            raise _bad_chunk(chunk)
+        inputs = mx.array(tokens[None, chunk.start : chunk.end])
+        if chunk.last:
+            self._prompts.prefilled(chunk.row)
+        return [inputs]
+
+    def _fill(self, inputs: list[mx.array], cache: Cache) -> None:
+        """Runs tokens into the tail's caches; nobody evaluates their logits."""
+        self._stage(inputs, cache)
+        mx.eval([part.state for part in cache])
+
+    def _last_logits(self, inputs: list[mx.array], cache: Cache) -> mx.array:
+        """Logits of the last token, [1, vocabulary]; the head's product over all the others is never made."""
+        if inputs[0].shape[1] > 1:
+            self._fill([array[:, :-1] for array in inputs], cache)
+            inputs = [array[:, -1:] for array in inputs]
+            mx.clear_cache()
+        return self._stage(inputs, cache)[0][:, -1, :]
+
+    # The threads of the links
+
+    def _send(self, label: object, buffers: list[memoryview]) -> None:
+        assert self._channel is not None
+        assert isinstance(label, records.RecordHeader)
+        self._channel.send(label, *buffers)
+
+    def _deliver_own(self, label: object, buffers: list[memoryview]) -> None:
+        assert self._prompts is not None
+        assert isinstance(label, ResolvedStep)
+        self._prompts.deliver(label, np.frombuffer(buffers[0], np.uint32).tolist())
+
+    def _unpack(self, record: Incoming, data: memoryview) -> object:
+        """A parameter record as bytes, a stage state as raw arrays; tokens go where they are waited for."""
+        if isinstance(self._feedback, RingFeedback):
+            tokens = np.frombuffer(data, np.uint32).tolist()
+            self._feedback.arrived(record.step, tokens)
+            assert self._prompts is not None
+            self._prompts.deliver(record.step, tokens)
+            return None
+        if record.tokens == 0:
+            return bytes(data)
+        return records.raw_arrays(data, self._spec.receives, record.rows, record.tokens)
+
+
+def _bad_chunk(chunk: Chunk) -> InvalidInput:
+    return InvalidInput(
+        f"a chunk of row {chunk.row} does not fit the row that was opened",
+        reason="BAD_STEP",
+        hint="gateway and head disagree; the epoch must end",
+    )

@@ -1,0 +1,116 @@
+"""The way of sampled tokens back to the head's next step.
+
+In a ring of one they stay on the device: the next step's graph is built on a token that is not known yet. In
+a longer ring they come as records, which a thread of their own receives; the compute loop waits only when it needs them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from mesh.composition import ResolvedStep
+from mesh.errors import DeadlineExceeded, EpochEnded
+
+
+class Feedback(Protocol):
+    """Last tokens of the rows."""
+
+    def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
+        """A step with sampled rows was launched; `tokens`, uint32 [len(sampled)], if they are made here."""
+
+    def inputs(self, rows: Sequence[int]) -> mx.array:
+        """The last tokens of these rows, uint32 [rows, 1]."""
+
+    def forget(self, row: int) -> None: ...
+
+    def end(self) -> None:
+        """Wakes whoever waits in `inputs`, which then raises EpochEnded."""
+
+
+class LocalFeedback:
+    """Of a ring of one."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[mx.array, int]] = {}
+
+    def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
+        assert tokens is not None
+        for index, row in enumerate(step.sampled):
+            self._last[row] = (tokens, index)
+
+    def inputs(self, rows: Sequence[int]) -> mx.array:
+        held = [self._last[row] for row in rows]
+        first = held[0][0]
+        if first.size == len(rows) and all(
+            array is first and at == index for index, (array, at) in enumerate(held)
+        ):
+            return first[:, None]
+        return mx.concatenate([array[at : at + 1] for array, at in held])[:, None]
+
+    def forget(self, row: int) -> None:
+        self._last.pop(row, None)
+
+    def end(self) -> None:
+        self._last.clear()
+
+
+class RingFeedback:
+    """Of the head of a ring: `arrived` is called by the receiving thread, the rest by the compute loop."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._changed = threading.Condition()
+        self._last: dict[int, int] = {}
+        self._awaited: dict[int, int] = {}
+        self._arrived_step = 0
+        self._over = False
+
+    def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
+        for row in step.sampled:
+            self._awaited[row] = step.number
+
+    def arrived(self, step: ResolvedStep, tokens: Sequence[int]) -> None:
+        with self._changed:
+            for row, token in zip(step.sampled, tokens, strict=True):
+                if row in self._awaited:
+                    self._last[row] = token
+            self._arrived_step = step.number
+            self._changed.notify_all()
+
+    def inputs(self, rows: Sequence[int]) -> mx.array:
+        """Raises EpochEnded, or DeadlineExceeded when the tokens do not come."""
+        needed = max(self._awaited[row] for row in rows)
+        if self._arrived_step < needed:
+            self._wait(needed)
+        last = self._last
+        return mx.array([[last[row]] for row in rows], mx.uint32)
+
+    def _wait(self, needed: int) -> None:
+        until = time.monotonic() + self._deadline
+        with self._changed:
+            while self._arrived_step < needed:
+                left = until - time.monotonic()
+                if self._over:
+                    raise EpochEnded("the epoch ended while tokens were on their way")
+                if left <= 0:
+                    raise DeadlineExceeded(
+                        f"no tokens came round within {self._deadline:g} s",
+                        reason="RECORD_OVERDUE",
+                        hint="a member of the ring hangs; the epoch must end",
+                    )
+                self._changed.wait(left)
+
+    def forget(self, row: int) -> None:
+        self._awaited.pop(row, None)
+        with self._changed:
+            self._last.pop(row, None)
+
+    def end(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()

@@ -1,0 +1,153 @@
+"""From a model folder to a loaded stage, with the front at the head."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import structlog
+
+from mesh.errors import ModelError
+from node.engine import device
+from node.engine.front import Front
+from node.engine.profile import digest, profile
+from node.engine.staging import Stage
+from node.engine.weights import load_stage
+from sealring.v1 import engine_pb2 as engine
+from sealring.v1 import model_pb2 as model
+
+log = structlog.get_logger()
+
+Emit = Callable[[engine.EngineEvent], None]
+
+_PROGRESS_SECONDS = 0.5
+_KV_BLOCK = 256
+"""Tokens by which mlx-lm's caches grow."""
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A stage in memory and what it was loaded from."""
+
+    stage: Stage
+    front: Front | None
+    command: engine.LoadStage
+    kv_bytes_per_token: int
+    kv_bytes_per_row: int
+
+    def serves(self, command: engine.LoadStage) -> bool:
+        """Whether `command` asks for what is loaded."""
+        mine, theirs = (
+            (asked.path, asked.digest, asked.lo, asked.hi, asked.context) for asked in (self.command, command)
+        )
+        return mine == theirs
+
+    def message(self, number: int) -> engine.StageLoaded:
+        return engine.StageLoaded(
+            id=number,
+            weight_bytes=self.stage.weight_bytes,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+            kv_bytes_per_row=self.kv_bytes_per_row,
+        )
+
+    def free(self) -> None:
+        """Gives the weights' memory back; the stage is of no use afterwards."""
+        if self.front is not None:
+            self.front.stop()
+        del self.stage
+        gc.collect()
+        mx.clear_cache()
+
+
+def load(command: engine.LoadStage, emit: Emit) -> Loaded:
+    """Loads what `command` asks for, with progress events. Raises ModelError, InvalidInput."""
+    path = Path(command.path)
+    if command.digest and digest(path) != command.digest:
+        raise ModelError(
+            f"the folder {path.name} does not hold the model of this deployment",
+            reason="MODEL_DIGEST_MISMATCH",
+            hint="copy the same model to every member",
+        )
+    measured = profile(path)
+    lo, hi = command.lo, command.hi
+    front = Front(path, command.context, emit) if lo == 0 else None
+    try:
+        with _Progress(command.id, _expected_bytes(measured, lo, hi), emit):
+            stage = load_stage(path, lo, hi)
+        if front is not None:
+            front.wait_loaded()
+    except BaseException:
+        if front is not None:
+            front.stop()
+        raise
+    per_token, per_row = kv_bytes(measured, lo, hi, command.context)
+    log.info("stage loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
+    return Loaded(stage, front, command, per_token, per_row)
+
+
+def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int) -> tuple[int, int]:
+    """Bytes of cache per token of a row, and per row whatever its length, of the layers [lo, hi).
+
+    A layer whose window is shorter than the context counts as full per row.
+    """
+    per_token = per_row = 0
+    layers = zip(
+        measured["kv_bytes_per_token"][lo:hi],
+        measured["kv_max_tokens"][lo:hi],
+        measured["state_bytes"][lo:hi],
+        strict=True,
+    )
+    for growth, window, state in layers:
+        per_row += state
+        if window and window < context:
+            per_row += growth * window
+        else:
+            per_token += growth
+            per_row += growth * _KV_BLOCK
+    return per_token, per_row
+
+
+def profile_message(path: str) -> model.ModelProfile:
+    """The profile of a folder as the daemon wants it. Raises ModelError."""
+    measured = profile(Path(path))
+    del measured["eos_token_ids"]
+    measured["kv_max_tokens"] = [tokens or 0 for tokens in measured["kv_max_tokens"]]
+    measured["max_context"] = measured["max_context"] or 0
+    return model.ModelProfile(**measured)
+
+
+def _expected_bytes(measured: dict[str, Any], lo: int, hi: int) -> int:
+    total = sum(measured["layer_bytes"][lo:hi])
+    total += measured["embed_bytes"] if lo == 0 else 0
+    at_end = measured["head_bytes"] + (measured["embed_bytes"] if measured["tied"] and lo > 0 else 0)
+    return int(total + (at_end if hi == measured["layers"] else 0))
+
+
+class _Progress:
+    """Tells the daemon how far a load is, by the memory that it has filled."""
+
+    def __init__(self, number: int, expected: int, emit: Emit) -> None:
+        self._number = number
+        self._expected = max(1, expected)
+        self._emit = emit
+        self._before = device.active_memory()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._done.wait(_PROGRESS_SECONDS):
+            fraction = (device.active_memory() - self._before) / self._expected
+            event = engine.LoadProgress(id=self._number, fraction=min(1.0, max(0.0, fraction)))
+            self._emit(engine.EngineEvent(progress=event))

@@ -1,0 +1,229 @@
+"""The head's text side: prompts to tokens, tokens to text.
+
+A thread of its own loads the tokenizer while the weights load, and turns prompts into tokens while the compute
+loop runs. Tokens become text in the thread in which they arrive (`deliver`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+
+from mesh.composition import ResolvedStep
+from mesh.errors import FailedPrecondition, InvalidInput, SealringError
+from mesh.problem import to_problem
+from mesh.prompt import validate_prompt
+from node.engine import params
+from node.engine.text import Detokenizer, StopStrings
+from node.engine.tokenizer import Tokenizer, load_tokenizer
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import engine_pb2 as engine
+from sealring.v1 import inference_pb2 as inference
+
+Emit = Callable[[engine.EngineEvent], None]
+Tokens = np.ndarray[tuple[int], np.dtype[np.uint32]]
+
+
+class Answer:
+    """One row's text: counts its tokens and tells when it ends."""
+
+    def __init__(
+        self, detokenizer: Detokenizer, stops: StopStrings, end_tokens: frozenset[int], max_tokens: int
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._end_tokens = end_tokens
+        self._max_tokens = max_tokens
+        self.tokens = 0
+        self.finish: inference.FinishReason = inference.FINISH_REASON_UNSPECIFIED
+
+    def add(self, token: int) -> str:
+        """The text that may be told after this token; `finish` is set with the last one."""
+        self.tokens += 1
+        if token in self._end_tokens:
+            self.finish = inference.FINISH_REASON_STOP
+            return self._rest()
+        text = self._stops.add(self._detokenizer.add(token))
+        if self._stops.stopped:
+            self.finish = inference.FINISH_REASON_STOP
+        elif self.tokens >= self._max_tokens:
+            text += self._rest()
+            self.finish = (
+                inference.FINISH_REASON_STOP if self._stops.stopped else inference.FINISH_REASON_LENGTH
+            )
+        return text
+
+    def _rest(self) -> str:
+        """What was withheld. Whatever follows the last certain character may still complete a stop string."""
+        text = self._stops.add(self._detokenizer.flush())
+        return text if self._stops.stopped else text + self._stops.flush()
+
+
+@dataclass(slots=True)
+class OpenRow:
+    """A row between RowOpened and its eviction; the prompt goes once it is prefilled."""
+
+    prompt: Tokens | None
+    parameters: bytes
+    answer: Answer
+
+
+class Front:
+    """Implements node.engine.epoch.Prompts. `emit` may be called from any of its threads."""
+
+    def __init__(self, path: Path, context: int, emit: Emit) -> None:
+        self._context = context
+        self._emit = emit
+        self._rows: dict[int, OpenRow] = {}
+        self._queue: SimpleQueue[tuple[int, engine.OpenEngineRow | int] | None] = SimpleQueue()
+        self._generation = 0
+        self._loaded = threading.Event()
+        self._failure: BaseException | None = None
+        self._tokenizer: Tokenizer | None = None
+        threading.Thread(target=self._run, args=(path,), name="front", daemon=True).start()
+
+    def wait_loaded(self) -> None:
+        """Returns when the tokenizer is there. Raises ModelError where the folder has none that works."""
+        self._loaded.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self.close_rows()
+        self._queue.put(None)
+
+    # The thread that reads commands
+
+    def open(self, command: engine.OpenEngineRow) -> None:
+        """Answers with RowOpened or RowRefused, in the order of the calls."""
+        self._queue.put((self._generation, command))
+
+    def discard(self, row: int) -> None:
+        """Forgets a row that no step will name."""
+        self._queue.put((self._generation, row))
+
+    def close_rows(self) -> None:
+        """Forgets all rows, also those that wait to be opened."""
+        self._generation += 1
+        self._rows.clear()
+
+    # The front's own thread
+
+    def _run(self, path: Path) -> None:
+        try:
+            self._tokenizer = load_tokenizer(path)
+        except BaseException as error:
+            self._failure = error
+            return
+        finally:
+            self._loaded.set()
+        while (item := self._queue.get()) is not None:
+            generation, command = item
+            if generation != self._generation:
+                continue
+            if isinstance(command, int):
+                self._rows.pop(command, None)
+            else:
+                self._emit(self._answer(self._tokenizer, command))
+
+    def _answer(self, tokenizer: Tokenizer, command: engine.OpenEngineRow) -> engine.EngineEvent:
+        try:
+            return engine.EngineEvent(opened=self._open(tokenizer, command))
+        except Exception as error:
+            return refusal(command.row, error)
+
+    def _open(self, tokenizer: Tokenizer, command: engine.OpenEngineRow) -> control.RowOpened:
+        prompt = command.prompt
+        validate_prompt(prompt)
+        if command.row in self._rows:
+            raise FailedPrecondition("a row of this number is open already", reason="ROW_EXISTS")
+        if prompt.WhichOneof("input") == "chat":
+            messages = [
+                {"role": message.role, "content": message.content} for message in prompt.chat.messages
+            ]
+            ids, param = tokenizer.encode_chat(messages), "messages"
+        else:
+            ids, param = tokenizer.encode_text(prompt.text), "prompt"
+        room = self._room(len(ids), param)
+        max_tokens = min(command.max_tokens or room, room)
+        answer = Answer(tokenizer.detokenizer(), StopStrings(prompt.stop), tokenizer.end_tokens, max_tokens)
+        record = params.encode(params.from_sampling(prompt.sampling))
+        self._rows[command.row] = OpenRow(np.array(ids, np.uint32), record, answer)
+        return control.RowOpened(
+            row=command.row, prompt_tokens=len(ids), params_bytes=len(record), max_tokens=max_tokens
+        )
+
+    def _room(self, prompt_tokens: int, param: str) -> int:
+        """Tokens that the context leaves for the answer, at least one."""
+        if prompt_tokens == 0:
+            raise InvalidInput(
+                "the prompt is empty", reason="EMPTY_PROMPT", hint="send some text", param=param
+            )
+        if prompt_tokens >= self._context:
+            raise InvalidInput(
+                f"the prompt has {prompt_tokens} tokens and the context holds {self._context}, answer included",
+                reason="CONTEXT_TOO_LONG",
+                hint="shorten the prompt, or deploy the model with a longer context",
+                param=param,
+                prompt_tokens=prompt_tokens,
+                context=self._context,
+            )
+        return self._context - prompt_tokens
+
+    # The epoch
+
+    def prompt(self, row: int) -> Tokens:
+        opened = self._rows.get(row)
+        if opened is None or opened.prompt is None:
+            raise _not_open(row)
+        return opened.prompt
+
+    def parameters(self, row: int) -> bytes:
+        opened = self._rows.get(row)
+        if opened is None:
+            raise _not_open(row)
+        return opened.parameters
+
+    def prefilled(self, row: int) -> None:
+        if (opened := self._rows.get(row)) is not None:
+            opened.prompt = None
+
+    def forget(self, row: int) -> None:
+        self._rows.pop(row, None)
+
+    def deliver(self, step: ResolvedStep, tokens: list[int]) -> None:
+        """Tells the gateway what a step brought. Rows that have finished or are gone are left out."""
+        outputs = []
+        for row, token in zip(step.sampled, tokens, strict=True):
+            opened = self._rows.get(row)
+            if opened is None or opened.answer.finish:
+                continue
+            answer = opened.answer
+            text = answer.add(token)
+            outputs.append(control.RowOutput(row=row, text=text, tokens=answer.tokens, finish=answer.finish))
+        self._emit(engine.EngineEvent(done=control.StepDone(step=step.number, outputs=outputs)))
+
+
+def refusal(row: int, error: BaseException) -> engine.EngineEvent:
+    """RowRefused. What is not of our own tree may quote the prompt and is masked."""
+    if not isinstance(error, SealringError):
+        error = InvalidInput(
+            "the prompt could not be tokenized",
+            reason="PROMPT_UNUSABLE",
+            hint="check it for unusual characters",
+        )
+    return engine.EngineEvent(refused=control.RowRefused(row=row, problem=to_problem(error)))
+
+
+def _not_open(row: int) -> InvalidInput:
+    return InvalidInput(
+        f"row {row} is not open at the head",
+        reason="BAD_STEP",
+        hint="gateway and head disagree; the epoch must end",
+    )

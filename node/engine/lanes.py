@@ -1,0 +1,125 @@
+"""The caches of one epoch: of rows in prefill, each alone, and of lanes, whose rows are stepped together.
+
+A lane of one row keeps that row's own caches, which need neither padding nor a mask; it has batch caches
+from its second row on. Caches are copied only when a lane's rows change, once for all changes of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from mesh.composition import Admission, Eviction
+from mesh.errors import Internal
+from node.engine.params import RowParameters
+from node.engine.sampling import Sampler
+from node.engine.staging import caches
+from node.engine.staging.caches import Cache
+
+
+@dataclass(slots=True)
+class Row:
+    """A row in prefill. Only the tail knows its parameters."""
+
+    number: int
+    cache: Cache
+    parameters: RowParameters | None = None
+
+
+@dataclass(slots=True)
+class Lane:
+    """Rows in order, their caches ([] of none) and, at the tail, their sampler."""
+
+    rows: list[int] = field(default_factory=list)
+    cache: Cache = field(default_factory=list)
+    sampler: Sampler | None = None
+    age: int = 0
+
+    def recompose(self, keep: Sequence[int], joining: Sequence[Row]) -> None:
+        """Keeps the rows with the indices `keep`, in order, and appends `joining`."""
+        self.cache = self._recomposed(keep, joining)
+        if len(keep) < len(self.rows):
+            self.rows = [self.rows[index] for index in keep]
+            if self.sampler is not None:
+                self.sampler.filter(keep)
+        self.rows += [row.number for row in joining]
+        parameters = [row.parameters for row in joining if row.parameters is not None]
+        if parameters:
+            joined = Sampler(parameters, [1] * len(parameters))
+            if self.sampler is None:
+                self.sampler = joined
+            else:
+                self.sampler.extend(joined)
+
+    def _recomposed(self, keep: Sequence[int], joining: Sequence[Row]) -> Cache:
+        arriving = [row.cache for row in joining]
+        if not keep:
+            return arriving[0] if len(arriving) == 1 else caches.merge(arriving)
+        if len(self.rows) == 1:
+            return caches.merge([self.cache, *arriving]) if arriving else self.cache
+        if len(keep) == 1 and not arriving:
+            return caches.extract(self.cache, keep[0])
+        kept = self.cache if len(keep) == len(self.rows) else caches.filter(self.cache, keep)
+        return caches.extend(kept, caches.merge(arriving)) if arriving else kept
+
+
+class Lanes:
+    """All rows that hold memory. Used by the compute thread only."""
+
+    def __init__(self) -> None:
+        self._prefilling: dict[int, Row] = {}
+        self._lanes: dict[int, Lane] = {}
+
+    def start(self, row: Row) -> None:
+        """A row begins its prefill."""
+        self._prefilling[row.number] = row
+
+    def prefilling(self, row: int) -> Row:
+        return self._prefilling[row]
+
+    def apply(self, changes: Iterable[Admission | Eviction]) -> None:
+        """Carries out a step's changes; each lane's caches are touched once, whatever the changes' number."""
+        keep: dict[int, list[int]] = {}
+        joining: dict[int, list[Row]] = {}
+        for change in changes:
+            if change.lane is None:
+                del self._prefilling[change.row]
+                continue
+            lane = self._lanes.setdefault(change.lane, Lane())
+            kept = keep.setdefault(change.lane, list(range(len(lane.rows))))
+            joined = joining.setdefault(change.lane, [])
+            if isinstance(change, Admission):
+                joined.append(self._prefilling.pop(change.row))
+            elif change.index < len(kept):
+                kept.pop(change.index)
+            else:
+                joined.pop(change.index - len(kept))
+        for number, kept in keep.items():
+            self._recompose(number, kept, joining[number])
+
+    def _recompose(self, number: int, keep: list[int], joining: list[Row]) -> None:
+        lane = self._lanes[number]
+        if not keep and not joining:
+            del self._lanes[number]
+            return
+        if not keep:
+            lane = self._lanes[number] = Lane()
+        lane.recompose(keep, joining)
+
+    def check(self, number: int, rows: Sequence[int]) -> Lane:
+        """The lane, which must hold just these rows in this order."""
+        lane = self._lanes.get(number)
+        if lane is None or tuple(lane.rows) != tuple(rows):
+            raise Internal("the rows of a lane are not those of the composition")
+        return lane
+
+    def clear(self) -> None:
+        self._prefilling.clear()
+        self._lanes.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all caches, room for growth included."""
+        held = [row.cache for row in self._prefilling.values()]
+        held += [lane.cache for lane in self._lanes.values()]
+        return sum(caches.nbytes(cache) for cache in held)

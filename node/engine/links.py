@@ -1,0 +1,171 @@
+"""The threads beside the compute loop: one waits for results and hands them on, one receives records.
+
+So a stage's next graph is built while the device still computes the last one, results leave the moment that
+they are there, and records that arrive are copied to where the compute loop needs them before it asks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+import mlx.core as mx
+
+from mesh.errors import DeadlineExceeded, EpochEnded
+from mesh.records import RecordHeader
+from node.engine.records import Incoming
+
+LAUNCHES = 4
+"""Results under way at once; the compute loop waits before it launches more."""
+
+TRACE_LENGTH = 4096
+
+OnError = Callable[[BaseException], None]
+
+
+class Arrival(Protocol):
+    """As node.channel.Received."""
+
+    header: RecordHeader
+    data: memoryview
+
+    def release(self) -> None: ...
+
+
+class Channel(Protocol):
+    """As node.channel.EngineChannel."""
+
+    def send(self, header: RecordHeader, *buffers: memoryview | bytes) -> None: ...
+
+    def expect(self, header: RecordHeader) -> None: ...
+
+    def receive(self) -> Arrival: ...
+
+    def shut(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Of one step on one member, `time.perf_counter` seconds."""
+
+    step: int
+    started: float
+    fed: float = 0.0
+    """Its input was there."""
+    launched: float = 0.0
+    ready: float = 0.0
+    sent: float = 0.0
+
+
+class Outbox:
+    """Waits for launched results, in order, and passes their bytes to `sink`."""
+
+    def __init__(self, sink: Callable[[object, list[memoryview]], None], on_error: OnError) -> None:
+        self._sink = sink
+        self._on_error = on_error
+        self._queue: SimpleQueue[tuple[object, Sequence[mx.array | bytes], StepTimes] | None] = SimpleQueue()
+        self._credits: SimpleQueue[None] = SimpleQueue()
+        for _ in range(LAUNCHES):
+            self._credits.put(None)
+        self.trace: deque[StepTimes] = deque(maxlen=TRACE_LENGTH)
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, label: object, parts: Sequence[mx.array | bytes], times: StepTimes) -> None:
+        """Hands over results under way: uint8 arrays that nobody else uses, or bytes."""
+        self._credits.get()
+        if self._over:
+            raise EpochEnded("the epoch ended while results were under way")
+        self._queue.put((label, parts, times))
+
+    def end(self) -> None:
+        """Lets everybody go; what is under way is dropped."""
+        self._over = True
+        self._queue.put(None)
+        self._credits.put(None)
+
+    def join(self, timeout: float) -> None:
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            while (item := self._queue.get()) is not None and not self._over:
+                label, parts, times = item
+                buffers = [memoryview(part) for part in parts]
+                times.ready = time.perf_counter()
+                self._sink(label, buffers)
+                times.sent = time.perf_counter()
+                self.trace.append(times)
+                del item, parts, buffers
+                self._credits.put(None)
+        except BaseException as error:
+            self._on_error(error)
+
+
+class Inbox:
+    """Receives announced records in order; `unpack` turns each into what the compute loop takes."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        unpack: Callable[[Incoming, memoryview], object],
+        on_error: OnError,
+        deadline: float,
+    ) -> None:
+        self._channel = channel
+        self._unpack = unpack
+        self._on_error = on_error
+        self._deadline = deadline
+        self._announced: SimpleQueue[Incoming | None] = SimpleQueue()
+        self._arrived: SimpleQueue[object] = SimpleQueue()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
+        self._thread.start()
+
+    def announce(self, records: Sequence[Incoming]) -> None:
+        for record in records:
+            self._channel.expect(record.header)
+            self._announced.put(record)
+
+    def take(self) -> object:
+        """What `unpack` made of the next record. Raises EpochEnded, or DeadlineExceeded when none comes."""
+        try:
+            item = self._arrived.get(timeout=self._deadline)
+        except Empty:
+            raise DeadlineExceeded(
+                f"no record came within {self._deadline:g} s",
+                reason="RECORD_OVERDUE",
+                hint="a member of the ring hangs; the epoch must end",
+            ) from None
+        if self._over:
+            raise EpochEnded("the epoch ended while a record was on its way")
+        return item
+
+    def end(self) -> None:
+        self._over = True
+        self._announced.put(None)
+        self._arrived.put(None)
+
+    def join(self, timeout: float) -> None:
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            while (record := self._announced.get()) is not None and not self._over:
+                received = self._channel.receive()
+                try:
+                    item = self._unpack(record, received.data)
+                finally:
+                    received.release()
+                if item is not None:
+                    self._arrived.put(item)
+        except BaseException as error:
+            self._on_error(error)

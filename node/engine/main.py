@@ -1,0 +1,246 @@
+"""The engine process: holds one stage and executes the steps that its daemon passes on.
+
+`python -m node.engine.main --control-fd N --handoff-fd M`. Frames of EngineCommand come in on N and frames of
+EngineEvent go out; M brings the descriptors of a data channel. Three threads: the main one computes, one
+reads commands, and at the head the front turns text to tokens; an epoch adds those of `node.engine.links`.
+Nothing outlives the daemon: the end of the control socket ends the process at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import NoReturn
+
+import structlog
+
+from mesh import logging
+from mesh.errors import Conflict, FailedPrecondition, Internal, InvalidInput
+from mesh.frames import FrameSocket
+from mesh.problem import to_problem
+from node.channel import EngineChannel
+from node.engine import device
+from node.engine.epoch import Epoch
+from node.engine.folder import Loaded, load, profile_message
+from node.engine.front import refusal
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import engine_pb2 as engine
+
+log = structlog.get_logger()
+
+_HANDOFF_SECONDS = 10.0
+_SWITCH_SECONDS = 0.0005
+"""How long a thread may keep the interpreter from another that has work; Python's own 5 ms are a decode step."""
+
+
+class Engine:
+    """One process's stage and epoch. Commands are read in one thread and computed in order in another."""
+
+    def __init__(self, frames: FrameSocket, handoff: socket.socket | None) -> None:
+        self._frames = frames
+        self._handoff = handoff
+        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._loaded: Loaded | None = None
+        self._epoch: Epoch | None = None
+        self._profiling = threading.Lock()
+
+    def run(self) -> NoReturn:
+        """Computes until the process ends."""
+        device.prepare()
+        self._emit(engine.EngineEvent(ready=engine.EngineReady(memory_limit=device.memory_limit())))
+        threading.Thread(target=self._read, name="commands", daemon=True).start()
+        while True:
+            self._tasks.get()()
+
+    def _emit(self, event: engine.EngineEvent) -> None:
+        try:
+            self._frames.send(event)
+        except OSError:
+            os._exit(0)
+
+    # The thread that reads commands
+
+    def _read(self) -> None:
+        try:
+            while (command := self._frames.receive(engine.EngineCommand)) is not None:
+                self._dispatch(command)
+        except OSError:
+            pass
+        except BaseException as error:
+            log.error("engine broke off", exc_info=error)
+            os._exit(1)
+        os._exit(0)
+
+    def _dispatch(self, command: engine.EngineCommand) -> None:
+        kind = command.WhichOneof("command")
+        if kind == "step":
+            self._step(command.step)
+        elif kind == "open_row":
+            self._open_row(command.open_row)
+        elif kind == "ping":
+            self._emit(engine.EngineEvent(pong=self._pong(command.ping.sequence)))
+        elif kind == "discard":
+            self._discard(command.discard.row)
+        elif kind == "open_epoch":
+            self._guarded(command.open_epoch.id, partial(self._open_epoch, command.open_epoch))
+        elif kind == "close_epoch":
+            self._close_epoch(command.close_epoch.id)
+        elif kind == "load":
+            self._tasks.put(partial(self._guarded, command.load.id, partial(self._load, command.load)))
+        elif kind == "profile":
+            self._start_profile(command.profile)
+        elif kind == "shutdown":
+            os._exit(0)
+
+    def _step(self, step: control.Step) -> None:
+        epoch = self._epoch
+        if epoch is None:
+            return
+        resolved = epoch.announce(step)
+        if resolved is not None:
+            self._tasks.put(partial(epoch.execute, resolved))
+
+    def _open_row(self, command: engine.OpenEngineRow) -> None:
+        front = self._loaded.front if self._loaded is not None else None
+        if self._epoch is None or self._epoch.over or front is None:
+            error = FailedPrecondition("this member is not the head of an open epoch", reason="NOT_HEAD")
+            self._emit(refusal(command.row, error))
+            return
+        front.open(command)
+
+    def _discard(self, row: int) -> None:
+        if self._loaded is not None and self._loaded.front is not None:
+            self._loaded.front.discard(row)
+
+    def _pong(self, sequence: int) -> engine.EnginePong:
+        epoch = self._epoch
+        return engine.EnginePong(
+            sequence=sequence,
+            steps=epoch.steps if epoch is not None else 0,
+            memory=device.active_memory(),
+            peak_memory=device.peak_memory(),
+        )
+
+    def _guarded(self, number: int, work: Callable[[], None]) -> None:
+        """Runs one command's work; a failure is its answer."""
+        try:
+            work()
+        except Exception as error:
+            log.warning("engine command failed", exc_info=error)
+            self._emit(engine.EngineEvent(problem=engine.EngineProblem(id=number, problem=to_problem(error))))
+
+    def _open_epoch(self, command: engine.OpenEngineEpoch) -> None:
+        descriptors = self._receive_channel(command.epoch) if command.size > 1 else ()
+        try:
+            loaded = self._stage_for(command)
+            channel = EngineChannel(*descriptors) if descriptors else None
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        if loaded.front is not None:
+            loaded.front.close_rows()
+        self._epoch = Epoch(
+            command.epoch,
+            loaded.stage,
+            prefill_chunk=command.prefill_chunk,
+            max_rows=command.max_rows,
+            channel=channel,
+            prompts=loaded.front,
+            on_fault=partial(self._fault, command.epoch),
+        )
+        self._emit(engine.EngineEvent(epoch_opened=engine.EpochOpened(id=command.id)))
+
+    def _stage_for(self, command: engine.OpenEngineEpoch) -> Loaded:
+        if self._epoch is not None:
+            raise Conflict("an epoch is open", reason="EPOCH_OPEN", hint="close it first")
+        loaded = self._loaded
+        if loaded is None:
+            raise FailedPrecondition("no stage is loaded", reason="NO_STAGE", hint="load one first")
+        spec = loaded.stage.spec
+        if spec.is_head != (command.rank == 0) or spec.is_tail != (command.rank == command.size - 1):
+            raise InvalidInput(
+                f"layers [{spec.lo}, {spec.hi}) of {spec.layers} do not fit rank {command.rank} of {command.size}",
+                reason="BAD_RANK",
+            )
+        return loaded
+
+    def _receive_channel(self, epoch: int) -> tuple[int, int, int, int]:
+        """The descriptors that the daemon sent for this epoch; those of epochs that never opened are closed."""
+        while self._handoff is not None:
+            message, descriptors, _, _ = socket.recv_fds(self._handoff, 64, 4)
+            if len(descriptors) == 4 and message == str(epoch).encode():
+                return descriptors[0], descriptors[1], descriptors[2], descriptors[3]
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if not message:
+                break
+        raise Internal("the data channel of an epoch did not come")
+
+    def _close_epoch(self, number: int) -> None:
+        epoch, self._epoch = self._epoch, None
+        if self._loaded is not None and self._loaded.front is not None:
+            self._loaded.front.close_rows()
+        if epoch is not None:
+            epoch.end()
+        self._tasks.put(partial(self._closed, number, epoch))
+
+    def _start_profile(self, command: engine.ProfileModel) -> None:
+        work = partial(self._guarded, command.id, partial(self._profile, command))
+        threading.Thread(target=work, name="profile", daemon=True).start()
+
+    # Threads of their own
+
+    def _profile(self, command: engine.ProfileModel) -> None:
+        with self._profiling:
+            profile = profile_message(command.path)
+        self._emit(engine.EngineEvent(profiled=engine.ModelProfiled(id=command.id, profile=profile)))
+
+    def _fault(self, epoch: int, error: BaseException) -> None:
+        log.error("epoch failed", epoch=epoch, exc_info=error)
+        self._emit(engine.EngineEvent(fault=engine.EngineFault(epoch=epoch, problem=to_problem(error))))
+
+    # The compute thread
+
+    def _load(self, command: engine.LoadStage) -> None:
+        if self._epoch is not None:
+            raise Conflict("an epoch is open", reason="EPOCH_OPEN", hint="close it before loading")
+        if self._loaded is None or not self._loaded.serves(command):
+            if self._loaded is not None:
+                self._loaded.free()
+                self._loaded = None
+            self._loaded = load(command, self._emit)
+        self._emit(engine.EngineEvent(loaded=self._loaded.message(command.id)))
+
+    def _closed(self, number: int, epoch: Epoch | None) -> None:
+        if epoch is not None:
+            epoch.close()
+        self._emit(engine.EngineEvent(epoch_closed=engine.EpochClosed(id=number)))
+
+
+def main() -> NoReturn:
+    """Runs the engine on the descriptors that the command line names."""
+    parser = argparse.ArgumentParser(
+        prog="python -m node.engine.main", description="started by the node daemon"
+    )
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--handoff-fd", type=int)
+    arguments = parser.parse_args()
+    logging.configure("engine")
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    frames = FrameSocket(socket.socket(fileno=arguments.control_fd))
+    handoff = None
+    if arguments.handoff_fd is not None:
+        handoff = socket.socket(fileno=arguments.handoff_fd)
+        handoff.settimeout(_HANDOFF_SECONDS)
+    Engine(frames, handoff).run()
+
+
+if __name__ == "__main__":
+    main()

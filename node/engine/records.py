@@ -1,0 +1,90 @@
+"""Which records a step puts on the links beside one member, and arrays to and from their payloads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from mesh.composition import Chunk, ResolvedStep
+from mesh.records import Kind, RecordHeader
+from node.engine.staging import StageSpec, TensorSpec
+
+_ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2,
+    "uint32": 4, "int32": 4, "float32": 4, "uint64": 8, "int64": 8,
+}  # fmt: skip
+_MAX_DIMENSIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A record that will come: in a step, of so many rows x tokens."""
+
+    header: RecordHeader
+    step: ResolvedStep
+    rows: int
+    tokens: int
+
+
+def incoming(step: ResolvedStep, spec: StageSpec) -> list[Incoming]:
+    """The records that a member of a ring of several is sent in a step, in order."""
+    if spec.is_head:
+        return [Incoming(tokens_record(step), step, len(step.sampled), 1)] if step.sampled else []
+    if step.rows:
+        rows = len(step.rows)
+        return [Incoming(state_record(step, spec.receives, rows, 1), step, rows, 1)]
+    records = []
+    for chunk in step.chunks:
+        if chunk.params_bytes:
+            records.append(Incoming(params_record(step, chunk), step, 1, 0))
+        state = state_record(step, spec.receives, 1, chunk.tokens)
+        records.append(Incoming(state, step, 1, chunk.tokens))
+    return records
+
+
+def params_record(step: ResolvedStep, chunk: Chunk) -> RecordHeader:
+    size = chunk.params_bytes
+    return RecordHeader(Kind.SAMPLING, step.number, step.digest, "uint8", (size,), size)
+
+
+def tokens_record(step: ResolvedStep) -> RecordHeader:
+    count = len(step.sampled)
+    return RecordHeader(Kind.TOKENS, step.number, step.digest, "uint32", (count,), 4 * count)
+
+
+def state_record(step: ResolvedStep, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> RecordHeader:
+    """The stage state of `rows` x `tokens`; several tensors, or one of many dimensions, travel as plain bytes."""
+    length = sum(_nbytes(tensor, rows, tokens) for tensor in tensors)
+    dtype, shape = tensors[0].dtype, (rows, tokens, *tensors[0].tail)
+    if len(tensors) > 1 or len(shape) > _MAX_DIMENSIONS:
+        dtype, shape = "uint8", (length,)
+    return RecordHeader(Kind.ACTIVATIONS, step.number, step.digest, dtype, shape, length)
+
+
+def raw_arrays(data: memoryview, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> list[mx.array]:
+    """Copies a state's payload into one array of bytes or words per tensor. Needs no stream: any thread may."""
+    arrays, start = [], 0
+    for tensor in tensors:
+        end = start + _nbytes(tensor, rows, tokens)
+        words = np.frombuffer(data[start:end], dtype=f"u{_ITEM_BYTES[tensor.dtype]}")
+        arrays.append(mx.array(words.reshape(rows, tokens, *tensor.tail)))
+        start = end
+    return arrays
+
+
+def typed(raw: Sequence[mx.array], tensors: Sequence[TensorSpec]) -> list[mx.array]:
+    """The arrays of `raw_arrays` as the stage receives them."""
+    return [array.view(getattr(mx, tensor.dtype)) for array, tensor in zip(raw, tensors, strict=True)]
+
+
+def as_bytes(arrays: Sequence[mx.array]) -> list[mx.array]:
+    """The arrays' bytes, lazily, as arrays of their own that another thread may wait for and read."""
+    return [array.view(mx.uint8) for array in arrays]
+
+
+def _nbytes(tensor: TensorSpec, rows: int, tokens: int) -> int:
+    return rows * tokens * math.prod(tensor.tail) * _ITEM_BYTES[tensor.dtype]

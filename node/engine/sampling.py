@@ -1,0 +1,135 @@
+"""Samples one token for every row of a lane at once, each row by its own parameters.
+
+The filters mean what they mean in mlx_lm.sample_utils.make_sampler: on log-probabilities, before the
+temperature, and in its order (top_p, min_p, top_k); each only removes tokens, and none renormalises for the
+next. A token is drawn by inverting the cumulative distribution in the order of the vocabulary at one uniform
+number per row, which depends on the row's seed and the token's position in the row only, so a seed gives
+the same text whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import mlx.core as mx
+import numpy as np
+
+from node.engine.params import RowParameters
+
+_NEVER = -float("inf")
+_U64 = np.uint64
+_GOLDEN = _U64(0x9E3779B97F4A7C15)
+
+
+class Sampler:
+    """The parameters and positions of a lane's rows, in the lane's order."""
+
+    def __init__(self, rows: Sequence[RowParameters], positions: Sequence[int]) -> None:
+        self._rows = list(rows)
+        self._positions = np.array(positions, dtype=_U64)
+        self._prepare()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def extend(self, other: Self) -> None:
+        self._rows += other._rows
+        self._positions = np.concatenate([self._positions, other._positions])
+        self._prepare()
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """Keeps the rows with these indices, in this order."""
+        self._rows = [self._rows[index] for index in keep]
+        self._positions = self._positions[list(keep)]
+        self._prepare()
+
+    def _prepare(self) -> None:
+        rows = self._rows
+        self._greedy = all(row.greedy for row in rows)
+        if self._greedy:
+            return
+        self._is_greedy = (
+            None if not any(row.greedy for row in rows) else mx.array([row.greedy for row in rows])
+        )
+        self._scale = _column([1.0 if row.greedy else 1.0 / row.temperature for row in rows])
+        self._seeds = _mix(np.array([row.seed for row in rows], dtype=_U64))
+        filtered = [row for row in rows if not row.greedy]
+        self._top_p = self._min_p = self._top_k = None
+        if any(row.top_p < 1 for row in filtered):
+            self._top_p = _column([row.top_p if row.top_p < 1 else 2.0 for row in rows])
+        if any(row.min_p > 0 for row in filtered):
+            with np.errstate(divide="ignore"):
+                self._min_p = _column(np.log([row.min_p for row in rows]))
+        if any(row.top_k for row in filtered):
+            self._top_k = mx.array([[row.top_k or 0x7FFFFFFF] for row in rows], mx.int32)
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        """Logits [rows, vocabulary] to tokens uint32 [rows], lazily; every row's position advances."""
+        self._positions += _U64(1)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        if self._greedy:
+            return mx.argmax(logprobs, axis=-1)
+        drawn = self._draw(logprobs.astype(mx.float32))
+        if self._is_greedy is None:
+            return drawn
+        return mx.where(self._is_greedy, mx.argmax(logprobs, axis=-1), drawn)
+
+    def _draw(self, logprobs: mx.array) -> mx.array:
+        kept = self.kept(logprobs)
+        scaled = (logprobs if kept is None else mx.where(kept, logprobs, _NEVER)) * self._scale
+        mass = mx.cumsum(mx.exp(scaled - mx.max(scaled, axis=-1, keepdims=True)), axis=-1)
+        total = mass[:, -1:]
+        reached = (mass > total * mx.array(self._uniform())) | (mass >= total)
+        return mx.argmax(reached, axis=-1)
+
+    def kept(self, logprobs: mx.array) -> mx.array | None:
+        """Which tokens the filters leave, bool [rows, vocabulary]; None where they leave all."""
+        kept = None
+        descending = None
+        if self._top_p is not None or self._top_k is not None:
+            descending = -mx.sort(-logprobs, axis=-1)
+        if self._top_p is not None:
+            kept = logprobs >= _nucleus(descending, self._top_p)
+        if self._min_p is not None:
+            likely = logprobs >= mx.max(logprobs, axis=-1, keepdims=True) + self._min_p
+            kept = likely if kept is None else kept & likely
+        if self._top_k is not None:
+            highest = _highest(logprobs, descending, self._top_k)
+            kept = highest if kept is None else kept & highest
+        return kept
+
+    def _uniform(self) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        """One number in [0, 1) per row, by SplitMix64 over seed and position (Steele et al., OOPSLA 2014)."""
+        bits = _mix(self._seeds + self._positions * _GOLDEN)
+        return ((bits >> _U64(40)).astype(np.float32) * np.float32(2**-24))[:, None]
+
+
+def _column(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]) -> mx.array:
+    return mx.array(np.array(values, dtype=np.float32)[:, None])
+
+
+def _nucleus(descending: mx.array, top_p: mx.array) -> mx.array:
+    """The least log-probability in the smallest set that holds `top_p` of the mass, [rows, 1]."""
+    probabilities = mx.exp(descending)
+    before = mx.cumsum(probabilities, axis=-1, inclusive=False)
+    total = before[:, -1:] + probabilities[:, -1:]
+    within = mx.sum(before < top_p * total, axis=-1, keepdims=True)
+    return mx.take_along_axis(descending, mx.maximum(within, 1) - 1, axis=-1)
+
+
+def _highest(logprobs: mx.array, descending: mx.array, top_k: mx.array) -> mx.array:
+    """The `top_k` highest of each row; of equal ones those that come first in the vocabulary."""
+    last = mx.minimum(top_k, logprobs.shape[-1]) - 1
+    bound = mx.take_along_axis(descending, last, axis=-1)
+    above = logprobs > bound
+    equal = logprobs == bound
+    room = last + 1 - mx.sum(above, axis=-1, keepdims=True)
+    return above | (equal & (mx.cumsum(equal.astype(mx.int32), axis=-1) <= room))
+
+
+def _mix(bits: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """SplitMix64's finalizer."""
+    bits = (bits ^ (bits >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return bits ^ (bits >> _U64(31))

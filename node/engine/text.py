@@ -1,0 +1,112 @@
+"""From tokens to text, one token at a time: incremental decoding and stop strings."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+_REPLACEMENT = "�"
+
+
+class Detokenizer(Protocol):
+    """Of one answer. Never hands out a part of a character."""
+
+    def add(self, token: int) -> str:
+        """The text that becomes certain with this token."""
+
+    def flush(self) -> str:
+        """The rest, at the end of the answer; an unfinished character is dropped."""
+
+
+class BytesDetokenizer:
+    """For vocabularies whose tokens are byte strings whatever stands beside them (byte-level BPE, SentencePiece)."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes], *, strip_space: bool) -> None:
+        self._token_bytes = token_bytes
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._strip_space = strip_space
+
+    def add(self, token: int) -> str:
+        text = self._decode(self._token_bytes(token))
+        if self._strip_space and text:
+            self._strip_space = False
+            return text.removeprefix(" ")
+        return text
+
+    def flush(self) -> str:
+        return ""
+
+
+class WindowDetokenizer:
+    """For any other vocabulary: decodes the last few tokens twice, with and without the new one.
+
+    The text of the tokens before the window gives decoders that look at neighbours (spaces between words) what
+    they need; the same way as in text-generation-inference and vLLM.
+    """
+
+    _CONTEXT = 6
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._tokens: list[int] = []
+        self._before = 0  # the first token of the window
+        self._told = 0  # tokens whose text was handed out
+
+    def add(self, token: int) -> str:
+        self._tokens.append(token)
+        known = self._decode(self._tokens[self._before : self._told])
+        text = self._decode(self._tokens[self._before :])
+        if len(text) <= len(known) or text.endswith(_REPLACEMENT):
+            return ""
+        self._told = len(self._tokens)
+        self._before = max(self._before, self._told - self._CONTEXT)
+        return text[len(known) :]
+
+    def flush(self) -> str:
+        known = self._decode(self._tokens[self._before : self._told])
+        return self._decode(self._tokens[self._before :])[len(known) :].rstrip(_REPLACEMENT)
+
+
+class StopStrings:
+    """Ends an answer at the first of its stop strings to be complete, wherever the tokens' borders are.
+
+    Text is withheld while it might be the beginning of a stop string. Of stop strings that are complete at the
+    same character the longest counts; the stop string itself is not handed out.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in dict.fromkeys(stops) if stop]
+        self._longest = max(map(len, self._stops), default=0)
+        self._firsts = {stop[0] for stop in self._stops}
+        self._held = ""
+        self.stopped = False
+
+    def add(self, text: str) -> str:
+        """The text that may be handed out now; after it `stopped` tells whether the answer has ended."""
+        if not self._stops or not text:
+            return text
+        held = self._held + text
+        found = [(held.find(stop) + len(stop), -len(stop)) for stop in self._stops if stop in held]
+        if found:
+            end, negative_length = min(found)
+            self.stopped = True
+            self._held = ""
+            return held[: end + negative_length]
+        start = self._candidate(held)
+        self._held = held[start:]
+        return held[:start]
+
+    def flush(self) -> str:
+        """The withheld text, at an end of the answer that is no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _candidate(self, text: str) -> int:
+        """Where the longest suffix that begins a stop string starts."""
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[start] in self._firsts:
+                suffix = text[start:]
+                if any(stop.startswith(suffix) for stop in self._stops):
+                    return start
+        return len(text)

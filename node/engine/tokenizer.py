@@ -1,0 +1,259 @@
+"""The head's tokenizer, read from a model folder.
+
+Most folders hold a `tokenizer.json`, which the `tokenizers` library reads alone, in a twentieth of the time that
+importing transformers takes. The others, and the few that name a chat template in code, go through mlx-lm's loader.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from mesh.errors import InvalidInput, ModelError
+from node.engine.template import ChatTemplate, Messages
+from node.engine.text import BytesDetokenizer, Detokenizer, WindowDetokenizer
+
+_FILE_LIMIT = 256 << 20
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_THINKING = (("<think>", "</think>"), ("<longcat_think>", "</longcat_think>"))
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer(Protocol):
+    """Of one model. Used by the front's threads; encoding and decoding may run at once."""
+
+    end_tokens: frozenset[int]
+    """Tokens that end an answer."""
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        """Tokens of the messages in the model's chat template, ready for the assistant's answer.
+
+        Raises InvalidInput: CHAT_TEMPLATE_REFUSED, NO_CHAT_TEMPLATE.
+        """
+
+    def encode_text(self, text: str) -> list[int]:
+        """Tokens of a text that the model shall continue."""
+
+    def detokenizer(self) -> Detokenizer:
+        """A new one, for one answer."""
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of the model folder `path`. Raises ModelError."""
+    settings = _read_json(path / "tokenizer_config.json")
+    fast = (path / "tokenizer.json").is_file() and "chat_template_type" not in settings
+    fast = fast and settings.get("tokenizer_class") != "NewlineTokenizer"
+    return FileTokenizer(path, settings) if fast else LoadedTokenizer(path)
+
+
+class FileTokenizer:
+    """A `tokenizer.json` and the chat template beside it."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        description = _read_json(path / "tokenizer.json")
+        try:
+            self._backend = Backend.from_file(str(path / "tokenizer.json"))
+        except Exception:
+            raise _corrupt(path, "tokenizer.json") from None
+        special = _special_tokens(path, settings)
+        self._added = self._backend.get_added_tokens_decoder()
+        self._begin = self._backend.token_to_id(special.get("bos_token", ""))
+        end = self._backend.token_to_id(special.get("eos_token", ""))
+        self.end_tokens = frozenset(_end_tokens(path) | ({end} if end is not None else set()))
+        self._adds_begin: bool | None = None  # as the file's post-processor has it
+        if "add_bos_token" in settings or self._backend.post_processor is None:
+            self._adds_begin = bool(settings.get("add_bos_token"))
+        thinks = any(self._has(first) and self._has(last) for first, last in _THINKING)
+        source = _template_source(path, settings)
+        self._template = source and ChatTemplate(source, special | {"enable_thinking": thinks})
+        self._token_bytes = lru_cache(maxsize=None)(self._bytes_of(description.get("decoder")))
+        self._kind = _decoder_kind(description.get("decoder"))
+
+    def _has(self, token: str) -> bool:
+        return self._backend.token_to_id(token) is not None
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        if not self._template:
+            raise no_chat_template()
+        ids: list[int] = self._backend.encode(self._template.render(messages), add_special_tokens=False).ids
+        return ids
+
+    def encode_text(self, text: str) -> list[int]:
+        ids: list[int]
+        if self._adds_begin is None:
+            ids = self._backend.encode(text, add_special_tokens=True).ids
+            return ids[1:] if self._begin is not None and ids[:2] == [self._begin] * 2 else ids
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        begins = not self._adds_begin or self._begin is None or ids[:1] == [self._begin]
+        return ids if begins else [self._begin, *ids]
+
+    def detokenizer(self) -> Detokenizer:
+        if self._kind is None:
+            return WindowDetokenizer(lambda tokens: self._backend.decode(tokens, skip_special_tokens=True))
+        return BytesDetokenizer(self._token_bytes, strip_space=self._kind == "sentencepiece strip")
+
+    def _bytes_of(self, decoder: Any) -> Callable[[int], bytes]:
+        added, name_of = self._added, self._backend.id_to_token
+        spell = _spell_byte_level if _decoder_kind(decoder) == "byte level" else _spell_sentencepiece
+
+        def token_bytes(token: int) -> bytes:
+            if (extra := added.get(token)) is not None:
+                return b"" if extra.special else extra.content.encode()
+            name = name_of(token)
+            return b"" if name is None else spell(name)
+
+        return token_bytes
+
+
+class LoadedTokenizer:
+    """Whatever mlx-lm's loader makes of a folder; imports transformers."""
+
+    def __init__(self, path: Path) -> None:
+        from mlx_lm.tokenizer_utils import load
+
+        try:
+            self._wrapper = load(path)
+        except Exception:
+            raise _corrupt(path, "tokenizer") from None
+        self.end_tokens = frozenset(_end_tokens(path) | set(self._wrapper.eos_token_ids))
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        if not self._wrapper.has_chat_template:
+            raise no_chat_template()
+        try:
+            return list(
+                self._wrapper.apply_chat_template(
+                    [dict(message) for message in messages], add_generation_prompt=True
+                )
+            )
+        except Exception:
+            raise InvalidInput(
+                "the model's chat template refuses these messages",
+                reason="CHAT_TEMPLATE_REFUSED",
+                hint="many want user and assistant in turns, beginning with user, and some no system message",
+                param="messages",
+            ) from None
+
+    def encode_text(self, text: str) -> list[int]:
+        return list(self._wrapper.encode(text))
+
+    def detokenizer(self) -> Detokenizer:
+        return WindowDetokenizer(lambda tokens: self._wrapper.decode(list(tokens), skip_special_tokens=True))
+
+
+def no_chat_template() -> InvalidInput:
+    return InvalidInput(
+        "this model has no chat template",
+        reason="NO_CHAT_TEMPLATE",
+        hint="send a text to complete instead of messages, or serve a chat model",
+        param="messages",
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """The object in a file; empty when there is none."""
+    if not file.is_file():
+        return {}
+    try:
+        if file.stat().st_size > _FILE_LIMIT:
+            raise ValueError
+        content = json.loads(file.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError
+    except (OSError, ValueError, RecursionError):
+        raise _corrupt(file.parent, file.name) from None
+    return content
+
+
+def _corrupt(path: Path, what: str) -> ModelError:
+    return ModelError(
+        f"{what} of {path.name} cannot be read",
+        reason="TOKENIZER_CORRUPT",
+        hint="download or convert the model again",
+    )
+
+
+def _special_tokens(path: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """Name -> token, as far as the folder names them."""
+    named = {**_read_json(path / "special_tokens_map.json"), **settings}
+    found = {}
+    for name in _SPECIAL:
+        value = named.get(name)
+        token = value.get("content") if isinstance(value, dict) else value
+        if isinstance(token, str):
+            found[name] = token
+    return found
+
+
+def _end_tokens(path: Path) -> set[int]:
+    """As mlx_lm.utils.load_config: the generation settings' end tokens come before the configuration's."""
+    configuration = _read_json(path / "config.json")
+    generation = _read_json(path / "generation_config.json")
+    ids = generation.get("eos_token_id") or configuration.get("eos_token_id")
+    if ids is None and isinstance(configuration.get("text_config"), dict):
+        ids = configuration["text_config"].get("eos_token_id")
+    listed = ids if isinstance(ids, list) else [ids]
+    return {token for token in listed if isinstance(token, int)}
+
+
+def _template_source(path: Path, settings: dict[str, Any]) -> str:
+    """The default chat template; empty when the folder has none."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text("utf-8")
+        except (OSError, ValueError):
+            raise _corrupt(path, file.name) from None
+    source = settings.get("chat_template") or _read_json(path / "chat_template.json").get("chat_template")
+    if isinstance(source, list):
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    return source if isinstance(source, str) else ""
+
+
+def _decoder_kind(decoder: Any) -> str | None:
+    """`byte level`, `sentencepiece`, `sentencepiece strip` (of one space at the start), or None for others."""
+    if not isinstance(decoder, dict):
+        return None
+    if decoder.get("type") == "ByteLevel":
+        return "byte level"
+    parts = decoder.get("decoders") if decoder.get("type") == "Sequence" else None
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        return None
+    kinds = [part.get("type") for part in parts]
+    if kinds[:3] != ["Replace", "ByteFallback", "Fuse"]:
+        return None
+    if parts[0].get("pattern") != {"String": "▁"} or parts[0].get("content") != " ":
+        return None
+    if kinds == ["Replace", "ByteFallback", "Fuse"]:
+        return "sentencepiece"
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    return "sentencepiece strip" if parts[3:] == [strip] else None
+
+
+def _spell_sentencepiece(name: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(name)
+    return bytes([int(byte[1], 16)]) if byte else name.replace("▁", " ").encode()
+
+
+def _spell_byte_level(name: str) -> bytes:
+    table = _byte_level_table()
+    if all(character in table for character in name):
+        return bytes(table[character] for character in name)
+    return name.encode()
+
+
+@lru_cache(maxsize=1)
+def _byte_level_table() -> dict[str, int]:
+    """GPT-2's printable characters for all bytes (github.com/openai/gpt-2, src/encoder.py)."""
+    printable: Sequence[int] = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in table.values())
+    table.update({chr(256 + number): byte for number, byte in enumerate(others)})
+    return table
