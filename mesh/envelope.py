@@ -1,7 +1,7 @@
 """Prompts sealed to the head of a ring, and its replies sealed to the client (HPKE, RFC 9180, base mode).
 
 A request carries the client's one-time public key inside; the head answers with a stream key sealed to that,
-and then chunks under a counter. The gateway in between sees lengths and the `RequestInfo`, which both seals bind.
+and then chunks under a counter. The gateway in between sees lengths and the `RequestInfo`; both bind it.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class SealingKey(Uncopyable):
         """Open a request at the head.
 
         `guard` is one per node; `epoch` counts the ring's lives, so that the same envelope may come again
-        after a fault, and only then. Raises EnvelopeError (ENVELOPE_EXPIRED, ENVELOPE_REPLAYED, ENVELOPE_REFUSED),
-        ResourceExhausted (REPLAY_GUARD_FULL).
+        after a fault, and only then. Raises EnvelopeError (ENVELOPE_EXPIRED, ENVELOPE_REPLAYED,
+        ENVELOPE_REFUSED, ENVELOPE_TOO_LARGE), ResourceExhausted (REPLAY_GUARD_FULL).
         """
         if len(sealed) > MAX_REQUEST_BYTES:
             raise EnvelopeError("sealed request is too large", reason="ENVELOPE_TOO_LARGE")
@@ -185,18 +185,18 @@ class ReplyOpener(Uncopyable):
         self._bound = _reply_info(info, request_digest)
         self._aead: ChaCha20Poly1305 | None = None
         self._sequence = 0
-        self._ended = False
+        self._ended = self._complete = False
 
     @property
     def complete(self) -> bool:
         """Whether the last chunk has come: a stream that ends before it was cut off."""
-        return self._ended and self._sequence > 0
+        return self._complete
 
     def restart(self) -> None:
         """Expect a new reply from its first chunk, after the ring formed anew."""
         self._aead = None
         self._sequence = 0
-        self._ended = False
+        self._ended = self._complete = False
 
     def open(self, sealed: bytes) -> tuple[bytes, bool]:
         """The next chunk, and whether it is the last.
@@ -215,14 +215,12 @@ class ReplyOpener(Uncopyable):
                 self._aead, sealed = ChaCha20Poly1305(stream_key), sealed[opening:]
             plain = self._aead.decrypt(_nonce(self._sequence), sealed, self._bound)
         except (InvalidTag, ValueError):
-            self._sequence = 0
             raise _refused() from None
         if plain[:1] not in (_MORE, _LAST):
-            self._sequence = 0
             raise _refused()
         self._sequence += 1
-        self._ended = plain[:1] == _LAST
-        return plain[1:], self._ended
+        self._ended = self._complete = plain[:1] == _LAST
+        return plain[1:], self._complete
 
 
 class ReplayGuard:

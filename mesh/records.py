@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import enum
 import functools
+import hashlib
+import math
 import os
 import struct
 import threading
@@ -16,6 +18,7 @@ import weakref
 from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
+from cryptography.exceptions import InvalidTag
 from cryptography.utils import Buffer
 
 from mesh.clock import Clock, monotonic_clock
@@ -31,7 +34,9 @@ REKEY_BYTES = 64 << 30
 REKEY_SECONDS = 600.0
 CONFIRMATION_BYTES = HASH_BYTES + TAG_BYTES
 
-_HARD = 2
+_MAX_RECORDS = 2 * REKEY_RECORDS
+_MAX_BYTES = 2 * REKEY_BYTES
+_MAX_SECONDS = 2 * REKEY_SECONDS
 """A session refuses at twice the rekey limits: there is time to hand over without stopping the stream."""
 _MAX_PENDING = 4
 _NEVER = MAX_U64 + 1
@@ -72,7 +77,6 @@ def record_spans(length: int) -> Iterator[tuple[int, int]]:
         yield offset, min(MAX_RECORD_BYTES, length - offset)
 
 
-@functools.lru_cache(maxsize=4096)
 def _describe(kind: int, dtype: str, shape: tuple[int, ...], length: int) -> bytes:
     if not 0 <= length <= MAX_RECORD_BYTES:
         raise RecordError("record is too large", reason="RECORD_TOO_LARGE")
@@ -83,36 +87,62 @@ def _describe(kind: int, dtype: str, shape: tuple[int, ...], length: int) -> byt
     return pack_fields(struct.pack(">BQ", kind, length), name, sizes)
 
 
+@functools.lru_cache(maxsize=4096)
+def _describe_data(kind: int, dtype: str, shape: tuple[int, ...], length: int) -> bytes:
+    """The part of the associated data that most records share with earlier ones."""
+    if kind == Kind.CONFIRM:
+        raise RecordError("only a link itself makes its confirmation", reason="BAD_HEADER")
+    return _describe(kind, dtype, shape, length)
+
+
 class _Session(Uncopyable):
     """One direction of one session: the AEAD, the IV, the fixed part of the associated data, the counters."""
 
-    __slots__ = ("aead", "bytes", "ends", "first_step", "iv", "prefix", "rekey_at", "sequence")
+    __slots__ = (
+        "bytes",
+        "decrypt_into",
+        "encrypt_into",
+        "ends",
+        "first_step",
+        "iv",
+        "prefix",
+        "rekey_at",
+        "sequence",
+    )
 
     def __init__(self, keys: DirectionKeys, suite: Suite, prefix: bytes, now: float, first_step: int) -> None:
         if len(keys.iv) != NONCE_BYTES:
             raise RecordError("record IV is not 12 bytes", reason="BAD_NONCE_LENGTH")
-        self.aead = suite.aead(keys.key)
+        aead = suite.aead(keys.key)
+        self.encrypt_into = aead.encrypt_into
+        self.decrypt_into = aead.decrypt_into
         self.iv = int.from_bytes(keys.iv, "big")
         self.prefix = prefix
         self.sequence = 0
         self.bytes = 0
         self.rekey_at = now + REKEY_SECONDS
-        self.ends = now + _HARD * REKEY_SECONDS
+        self.ends = now + _MAX_SECONDS
         self.first_step = first_step
 
 
 class _Direction(Uncopyable):
-    """Sealing or opening in one direction; single owner: a second thread inside it is a failure."""
+    """Sealing or opening in one direction; single owner: a second thread inside it is a failure.
+
+    `seal_into` and `open_into` are written out flat, because a call costs as much as sealing a kilobyte. A
+    session that is not confirmed yet has a first step that never comes, a poisoned one has ended: so one
+    comparison each covers those.
+    """
 
     def __init__(self, link: Link, session: _Session, clock: Clock) -> None:
         self._link = link
         self._clock = clock
         self._session = session
         self._pending: list[_Session] = []
-        self._switch_at = _NEVER
+        self._switch_at = _NEVER + 1
         self._last_step = -1
-        self._confirmed = False
-        self._lock = threading.Lock()
+        lock = threading.Lock()
+        self._acquire = functools.partial(lock.acquire, False)
+        self._release = lock.release
 
     @property
     def sequence(self) -> int:
@@ -135,17 +165,34 @@ class _Direction(Uncopyable):
 
     def _switch(self, step: int) -> _Session:
         """Take the newest pending session whose first step has come; the older ones are gone for good."""
+        if self._session.first_step == _NEVER:
+            raise RecordError("first record is not the confirmation", reason="NOT_CONFIRMED")
         while self._pending and step >= self._pending[0].first_step:
             self._session = self._pending.pop(0)
-        self._switch_at = self._pending[0].first_step if self._pending else _NEVER
+        self._switch_at = self._pending[0].first_step if self._pending else _NEVER + 1
         return self._session
+
+    def _begin(self) -> _Session:
+        """The session for the confirmation, which is the very first record."""
+        session = self._session
+        if self._link.poisoned:
+            raise RecordError("link is poisoned", reason="LINK_POISONED", cause=self._link.poisoned)
+        if session.sequence or session.first_step != _NEVER:
+            self._failed(RecordError("link was confirmed before", reason="CONFIRMED_BEFORE"))
+        session.sequence = 1
+        session.first_step = 0
+        return session
+
+    def _end(self) -> None:
+        for session in (self._session, *self._pending):
+            session.ends = -math.inf
 
     def _refusal(self, session: _Session, header: RecordHeader) -> RecordError:
         if self._link.poisoned:
             return RecordError("link is poisoned", reason="LINK_POISONED", cause=self._link.poisoned)
-        if not self._confirmed:
+        if session.first_step == _NEVER:
             return RecordError("first record is not the confirmation", reason="NOT_CONFIRMED")
-        if len(header.digest) != HASH_BYTES or header.kind == Kind.CONFIRM:
+        if len(header.digest) != HASH_BYTES:
             return RecordError("record header is malformed", reason="BAD_HEADER")
         if header.step < session.first_step:
             return RecordError("record belongs to a session that is over", reason="STEP_PAST")
@@ -174,11 +221,10 @@ class Sealer(_Direction):
 
         Raises RecordError (CONFIRMED_BEFORE).
         """
+        session = self._begin()
         sealed = bytearray(CONFIRMATION_BYTES)
-        if self._confirmed or self._session.sequence:
-            self._failed(RecordError("link was confirmed before", reason="CONFIRMED_BEFORE"))
-        self._confirmed = True
-        self._seal(self._link.transcript_hash, sealed, _CONFIRMATION)
+        nonce = session.iv.to_bytes(NONCE_BYTES, "big")
+        session.encrypt_into(nonce, self._link.transcript_hash, session.prefix + _CONFIRMATION, sealed)
         return bytes(sealed)
 
     def seal_into(self, plaintext: Buffer, out: Buffer, header: RecordHeader) -> int:
@@ -186,12 +232,7 @@ class Sealer(_Direction):
 
         Returns the length written. Raises RecordError, and then the link is poisoned.
         """
-        if header[0] == 1:
-            self._failed(self._refusal(self._session, header))
-        return self._seal(plaintext, out, header)
-
-    def _seal(self, plaintext: Buffer, out: Buffer, header: RecordHeader) -> int:
-        if not self._lock.acquire(False):
+        if not self._acquire():
             self._busy()
         try:
             kind, step, digest, dtype, shape, length = header
@@ -200,29 +241,30 @@ class Sealer(_Direction):
             session.sequence = sequence + 1
             session.bytes += length
             if (
-                self._link.poisoned
-                or not self._confirmed
-                or len(digest) != 32
-                or step < session.first_step
-                or sequence >= _HARD * REKEY_RECORDS
-                or session.bytes > _HARD * REKEY_BYTES
+                step < session.first_step
+                or len(digest) != HASH_BYTES
+                or sequence >= _MAX_RECORDS
+                or session.bytes > _MAX_BYTES
                 or self._clock() >= session.ends
             ):
                 raise self._refusal(session, header)
             self._last_step = step
-            written = session.aead.encrypt_into(
+            written = session.encrypt_into(
                 (session.iv ^ sequence).to_bytes(12, "big"),
                 plaintext,
-                session.prefix + _pack_order(sequence, step) + digest + _describe(kind, dtype, shape, length),
+                session.prefix
+                + _pack_order(sequence, step)
+                + digest
+                + _describe_data(kind, dtype, shape, length),
                 out,
             )
-            if written != length + 16:
+            if written != length + TAG_BYTES:
                 raise RecordError("record has not the announced length", reason="BAD_LENGTH")
             return written
         except BaseException as error:
-            self._failed(error)
+            self._failed(error, out)
         finally:
-            self._lock.release()
+            self._release()
 
 
 class Opener(_Direction):
@@ -230,11 +272,13 @@ class Opener(_Direction):
 
     def open_confirmation(self, sealed: Buffer) -> None:
         """Check the first record of the link. Raises RecordError (CONFIRMED_BEFORE, RECORD_REFUSED)."""
+        session = self._begin()
         opened = bytearray(HASH_BYTES)
-        if self._confirmed or self._session.sequence:
-            self._failed(RecordError("link was confirmed before", reason="CONFIRMED_BEFORE"))
-        self._confirmed = True
-        self._open(sealed, opened, _CONFIRMATION)
+        nonce = session.iv.to_bytes(NONCE_BYTES, "big")
+        try:
+            session.decrypt_into(nonce, sealed, session.prefix + _CONFIRMATION, opened)
+        except (InvalidTag, ValueError) as error:
+            self._failed(error)
         if opened != self._link.transcript_hash:
             self._failed(RecordError("confirmation is of another session", reason="RECORD_REFUSED"))
 
@@ -243,12 +287,7 @@ class Opener(_Direction):
 
         Returns the length written. Raises RecordError; then the link is poisoned and `out` is wiped.
         """
-        if header[0] == 1:
-            self._failed(self._refusal(self._session, header))
-        return self._open(ciphertext, out, header)
-
-    def _open(self, ciphertext: Buffer, out: Buffer, header: RecordHeader) -> int:
-        if not self._lock.acquire(False):
+        if not self._acquire():
             self._busy()
         try:
             kind, step, digest, dtype, shape, length = header
@@ -257,20 +296,21 @@ class Opener(_Direction):
             session.sequence = sequence + 1
             session.bytes += length
             if (
-                self._link.poisoned
-                or not self._confirmed
-                or len(digest) != 32
-                or step < session.first_step
-                or sequence >= _HARD * REKEY_RECORDS
-                or session.bytes > _HARD * REKEY_BYTES
+                step < session.first_step
+                or len(digest) != HASH_BYTES
+                or sequence >= _MAX_RECORDS
+                or session.bytes > _MAX_BYTES
                 or self._clock() >= session.ends
             ):
                 raise self._refusal(session, header)
             self._last_step = step
-            written = session.aead.decrypt_into(
+            written = session.decrypt_into(
                 (session.iv ^ sequence).to_bytes(12, "big"),
                 ciphertext,
-                session.prefix + _pack_order(sequence, step) + digest + _describe(kind, dtype, shape, length),
+                session.prefix
+                + _pack_order(sequence, step)
+                + digest
+                + _describe_data(kind, dtype, shape, length),
                 out,
             )
             if written != length:
@@ -279,7 +319,7 @@ class Opener(_Direction):
         except BaseException as error:
             self._failed(error, out)
         finally:
-            self._lock.release()
+            self._release()
 
 
 class Link(Uncopyable):
@@ -296,7 +336,7 @@ class Link(Uncopyable):
         self.suite = keys.suite
         self.transcript_hash = keys.transcript_hash
         self._clock = clock
-        send, receive = self._sessions(keys, first_step=0)
+        send, receive = self._sessions(keys, first_step=_NEVER)
         self.sealer = Sealer(self, send, clock)
         self.opener = Opener(self, receive, clock)
         _links.add(self)
@@ -333,6 +373,8 @@ class Link(Uncopyable):
     def poison(self, reason: str) -> None:
         """Make both directions unusable for good."""
         self.poisoned = self.poisoned or reason or "POISONED"
+        self.sealer._end()
+        self.opener._end()
 
     def _sessions(self, keys: SessionKeys, *, first_step: int) -> tuple[_Session, _Session]:
         _claim(keys)
@@ -345,7 +387,7 @@ class Link(Uncopyable):
         )
 
 
-_CONFIRMATION = RecordHeader(Kind.CONFIRM, 0, bytes(HASH_BYTES), "", (), HASH_BYTES)
+_CONFIRMATION = _pack_order(0, 0) + bytes(HASH_BYTES) + _describe(Kind.CONFIRM, "", (), HASH_BYTES)
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 _used_sessions: set[tuple[bytes, int]] = set()
 _claims = threading.Lock()
@@ -370,7 +412,7 @@ def _prefix(keys: SessionKeys, *, from_initiator: bool) -> bytes:
         context.to_rank,
         from_initiator,
     )
-    return pack_fields(
+    fields = (
         _DOMAIN,
         numbers,
         context.cluster.encode(),
@@ -378,6 +420,7 @@ def _prefix(keys: SessionKeys, *, from_initiator: bool) -> bytes:
         keys.session_id,
         context.roster_hash,
     )
+    return hashlib.sha256(pack_fields(*fields)).digest()
 
 
 def _wipe(out: Buffer) -> None:
