@@ -6,10 +6,11 @@ reachable by another process.
 
 from __future__ import annotations
 
+import importlib
 import mmap
 import os
 import secrets
-import sys
+from typing import Any
 
 from mesh.errors import ResourceExhausted
 
@@ -36,10 +37,9 @@ def create_arena() -> int:
 
 
 def _anonymous_descriptor() -> int:
-    if sys.platform == "linux":
+    if hasattr(os, "memfd_create"):
         return os.memfd_create("sealring", os.MFD_CLOEXEC)
-    import _posixshmem
-
+    _posixshmem: Any = importlib.import_module("_posixshmem")  # what multiprocessing.shared_memory uses
     name = f"/sr-{secrets.token_hex(8)}"
     descriptor: int = _posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     _posixshmem.shm_unlink(name)

@@ -13,11 +13,11 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from mesh.errors import EpochEnded, InvalidInput
-from mesh.records import MAX_RECORD_BYTES, RecordHeader, RecordKind
+from mesh.records import MAX_RECORD_BYTES, Kind, RecordHeader, record_spans
 from node.arena import SLOTS, Arena, create_arena
 
 MAX_DIMENSIONS = 4
@@ -54,14 +54,21 @@ def encode_message(header: RecordHeader, slot: int) -> bytes:
         raise InvalidInput(f"a record has {dimensions} dimensions", reason="BAD_RECORD")
     shape = (*header.shape, *([0] * (MAX_DIMENSIONS - dimensions)))
     return _MESSAGE.pack(
-        header.kind, header.step, header.digest, header.dtype.encode(), dimensions, *shape, slot, header.length
+        header.kind,
+        header.step,
+        header.digest,
+        header.dtype.encode(),
+        dimensions,
+        *shape,
+        slot,
+        header.length,
     )
 
 
 def decode_message(message: bytes) -> tuple[RecordHeader, int]:
     kind, step, digest, dtype, dimensions, *rest = _MESSAGE.unpack(message)
     shape, slot, length = tuple(rest[:dimensions]), rest[4], rest[5]
-    header = RecordHeader(RecordKind(kind), step, digest, dtype.rstrip(b"\0").decode(), shape, length)
+    header = RecordHeader(Kind(kind), step, digest, dtype.rstrip(b"\0").decode(), shape, length)
     return header, slot
 
 
@@ -70,9 +77,8 @@ def split(header: RecordHeader) -> Iterator[RecordHeader]:
     if header.length <= MAX_RECORD_BYTES:
         yield header
         return
-    for start in range(0, header.length, MAX_RECORD_BYTES):
-        part = min(MAX_RECORD_BYTES, header.length - start)
-        yield replace(header, dtype="uint8", shape=(part,), length=part)
+    for _, length in record_spans(header.length):
+        yield header._replace(dtype="uint8", shape=(length,), length=length)
 
 
 class MessageSocket:
@@ -205,7 +211,7 @@ class EngineChannel:
                 self._incoming.send(encode_message(part, -1))
 
     def receive(self) -> Received:
-        """The next expected record, opened. Waits; raises EpochEnded when the carrier is gone or on `shut`."""
+        """The next expected record, opened. Raises EpochEnded when the carrier is gone or on `shut`."""
         message = self._incoming.receive()
         wanted = self._expected.popleft()
         header, slot = decode_message(message)
@@ -296,6 +302,11 @@ class CarrierChannel:
         data.release()
         self._incoming.send(encode_message(header, slot))
 
+    def shut(self) -> None:
+        """Wakes every waiting call of both ends, which then raises EpochEnded."""
+        self._outgoing.shut()
+        self._incoming.shut()
+
     def _read_incoming(self) -> None:
         header, slot = decode_message(self._incoming.receive())
         if slot < 0:
@@ -305,7 +316,7 @@ class CarrierChannel:
             self._free.sort(reverse=True)
 
 
-_NOTHING = RecordHeader(RecordKind.CONFIRM, 0, bytes(32), "", (), 0)
+_NOTHING = RecordHeader(Kind.CONTROL, 0, bytes(32), "", (), 0)
 
 
 def _ended() -> EpochEnded:

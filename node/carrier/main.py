@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import threading
 import time
@@ -14,12 +15,12 @@ from collections.abc import Callable
 
 import structlog
 
-from mesh.errors import DeadlineExceeded, EpochEnded, SealringError
+from mesh.errors import EpochEnded, SealringError
 from mesh.frames import FrameSocket
 from mesh.logging import configure
 from mesh.problem import to_problem
-from mesh.records import link_pair
-from mesh.sigma import SessionKeys
+from mesh.records import Link
+from mesh.session import SessionKeys
 from node.carrier.pump import Pump
 from node.carrier.ring import RingGroup
 from node.channel import CarrierChannel
@@ -58,17 +59,16 @@ class Carrier:
         if start is None:
             raise EpochEnded("the carrier was told to form a group before it was started")
         timeout = start.form_timeout_ms / 1000
-        watchdog = threading.Timer(timeout, self._fault, (_not_formed(timeout),))
-        watchdog.daemon = True
-        watchdog.start()
-        outgoing, incoming = link_pair(
-            SessionKeys.from_carrier(start.outgoing_keys), SessionKeys.from_carrier(start.incoming_keys)
-        )
+        # MLX forms the group without a time limit and without letting go of the interpreter lock, so no
+        # thread of ours can watch it: the kernel's timer ends the process.
+        signal.setitimer(signal.ITIMER_REAL, timeout)
+        outgoing = Link(SessionKeys.from_carrier(start.outgoing_keys))
+        incoming = Link(SessionKeys.from_carrier(start.incoming_keys))
         self._start = None
         group = RingGroup(start.rank, start.size, start.own_address, start.next_address)
         self._pump = Pump(group, self._channel, outgoing, incoming)
         self._pump.confirm(timeout)
-        watchdog.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0)
         self._control.send(engine_pb2.CarrierEvent(up=engine_pb2.CarrierUp()))
         self._guarded("send", self._pump.send_loop)
         self._guarded("receive", self._pump.receive_loop)
@@ -114,14 +114,6 @@ class Carrier:
             pong.records_sealed, pong.records_opened = counters.sealed, counters.opened
             pong.bytes_sealed, pong.bytes_opened = counters.bytes_sealed, counters.bytes_opened
         self._control.send(engine_pb2.CarrierEvent(pong=pong))
-
-
-def _not_formed(timeout: float) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f"the ring was not formed within {timeout:g} s",
-        hint="check that the members reach each other's ring ports",
-        reason="RING_NOT_FORMED",
-    )
 
 
 def main() -> None:

@@ -10,12 +10,11 @@ import time
 from dataclasses import dataclass
 
 from mesh.errors import EpochEnded
-from mesh.records import TAG_BYTES, Link, RecordHeader, RecordKind
+from mesh.records import CONFIRMATION_BYTES, Link, RecordHeader
+from mesh.session import SessionKeys
+from mesh.suites import TAG_BYTES
 from node.carrier.ring import RingGroup
 from node.channel import CarrierChannel
-
-_CONFIRMATION = bytes(32)
-_CONFIRM_HEADER = RecordHeader(RecordKind.CONFIRM, 0, bytes(32), "uint8", (32,), 32)
 
 
 @dataclass(slots=True)
@@ -39,11 +38,15 @@ class Pump:
 
     def confirm(self, timeout: float) -> None:
         """Exchanges the confirmation records. Raises RecordError (a stranger) or EpochEnded."""
-        self._seal_and_send(_CONFIRM_HEADER, memoryview(_CONFIRMATION))
+        self._group.send_buffer(CONFIRMATION_BYTES)[:] = self._outgoing.sealer.seal_confirmation()
+        self._group.send(CONFIRMATION_BYTES)
         if not self._group.wait_readable(timeout):
             raise EpochEnded("the previous member sent no confirmation record", reason="NO_CONFIRMATION")
-        opened = bytearray(_CONFIRM_HEADER.length)
-        self._receive_and_open(_CONFIRM_HEADER, memoryview(opened))
+        self._incoming.opener.open_confirmation(self._group.receive(CONFIRMATION_BYTES))
+
+    def install(self, keys: SessionKeys, *, outgoing: bool, at_step: int) -> None:
+        """Prepares the next session of a link. Raises RecordError."""
+        (self._outgoing if outgoing else self._incoming).install(keys, at_step)
 
     def send_loop(self) -> None:
         while True:
@@ -55,7 +58,8 @@ class Pump:
         while True:
             self._wait_for_announcement()
             header = self._channel.next_expected()
-            self._group.wait_readable(None)
+            while self._group.incoming.fileno() not in self._group.wait_readable(None):
+                pass
             slot, data = self._channel.free_slot(header.length)
             self._receive_and_open(header, data)
             self._channel.deliver(header, slot, data)

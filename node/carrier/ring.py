@@ -13,7 +13,9 @@ import os
 import select
 import socket
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -39,8 +41,7 @@ class RingGroup:
         self._group = _init(rank, size, own_address, next_address)
         self._incoming = _incoming_socket(before, parse_address(own_address)[1])
         self._send_buffers: dict[int, tuple[mx.array, memoryview]] = {}
-        self._send_stream: mx.Stream | None = None
-        self._receive_stream: mx.Stream | None = None
+        self._streams = threading.local()  # a stream can be used by the thread that made it only
 
     @property
     def incoming(self) -> socket.socket:
@@ -54,31 +55,23 @@ class RingGroup:
                 self._send_buffers.clear()
             array = mx.zeros((length,), dtype=mx.uint8)
             mx.eval(array)
-            self._send_buffers[length] = (array, memoryview(np.array(array, copy=False)).cast("B"))
+            self._send_buffers[length] = (array, _bytes_of(array))
         return self._send_buffers[length][1]
 
     def send(self, length: int) -> None:
         """Sends the buffer of that length; returns when the kernel has all of it. Raises EpochEnded."""
-        if self._send_stream is None:
-            self._send_stream = mx.new_stream(mx.cpu)
         array = self._send_buffers[length][0]
-        try:
-            mx.eval(mx.distributed.send(array, self._next, group=self._group, stream=self._send_stream))
-        except RuntimeError:
-            raise _lost() from None
+        with _losses():
+            mx.eval(mx.distributed.send(array, self._next, group=self._group, stream=self._stream()))
 
     def receive(self, length: int) -> memoryview:
         """`length` bytes from the previous member, which must have begun to send. Raises EpochEnded."""
-        if self._receive_stream is None:
-            self._receive_stream = mx.new_stream(mx.cpu)
-        try:
+        with _losses():
             array = mx.distributed.recv(
-                (length,), mx.uint8, self._previous, group=self._group, stream=self._receive_stream
+                (length,), mx.uint8, self._previous, group=self._group, stream=self._stream()
             )
             mx.eval(array)
-        except RuntimeError:
-            raise _lost() from None
-        return memoryview(np.array(array, copy=False)).cast("B")
+        return _bytes_of(array)
 
     def wait_readable(self, timeout: float | None, *others: int) -> set[int]:
         """Waits for bytes from the previous member or on other descriptors; the descriptors that are ready.
@@ -99,6 +92,28 @@ class RingGroup:
                 raise _lost() from None
         return ready
 
+    def _stream(self) -> mx.Stream:
+        stream: mx.Stream | None = getattr(self._streams, "own", None)
+        if stream is None:
+            stream = self._streams.own = mx.new_stream(mx.cpu)
+        return stream
+
+
+def _bytes_of(array: mx.array) -> memoryview:
+    """The memory of an evaluated uint8 array itself, writable."""
+    return np.array(array, copy=False).data.cast("B")
+
+
+@contextlib.contextmanager
+def _losses() -> Iterator[None]:
+    """MLX's word for a lost peer as ours; any other error stays what it is."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "peer was lost" in str(error):
+            raise _lost() from None
+        raise
+
 
 def _init(rank: int, size: int, own_address: str, next_address: str) -> mx.distributed.Group:
     addresses = ["127.0.0.1:1"] * size  # entries of other ranks are never used
@@ -113,7 +128,9 @@ def _init(rank: int, size: int, own_address: str, next_address: str) -> mx.distr
             return mx.distributed.init(strict=True, backend="ring")
         except (RuntimeError, ValueError):
             raise Unavailable(
-                "the ring could not be formed", hint="check that members reach each other", reason="RING_FAILED"
+                "the ring could not be formed",
+                hint="check that members reach each other",
+                reason="RING_FAILED",
             ) from None
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.errors import EpochEnded, InvalidInput
-from mesh.records import MAX_RECORD_BYTES, RecordHeader, RecordKind
+from mesh.records import MAX_RECORD_BYTES, Kind, RecordHeader
 from node.arena import SLOTS
 from node.channel import CarrierChannel, EngineChannel, create_channel, decode_message, encode_message, split
 
@@ -22,12 +22,12 @@ def ends():
 
 
 def header(length: int, step: int = 1) -> RecordHeader:
-    return RecordHeader(RecordKind.STATE, step, bytes(32), "uint8", (length,), length)
+    return RecordHeader(Kind.ACTIVATIONS, step, bytes(32), "uint8", (length,), length)
 
 
 headers = st.builds(
     lambda kind, step, digest, dtype, shape, length: RecordHeader(kind, step, digest, dtype, shape, length),
-    st.sampled_from(list(RecordKind)),
+    st.sampled_from(list(Kind)),
     st.integers(0, 2**64 - 1),
     st.binary(min_size=32, max_size=32),
     st.sampled_from(["uint8", "uint32", "float16", "bfloat16", "float32"]),
@@ -138,7 +138,9 @@ def test_a_payload_of_another_length_is_refused(ends):
 @pytest.mark.parametrize("who", ["engine", "carrier"])
 def test_waiting_ends_when_the_other_end_goes(ends, who):
     engine, carrier = ends
-    waiting, leaving = (engine.receive, carrier.shut) if who == "engine" else (carrier.next_expected, engine.shut)
+    waiting, leaving = (
+        (engine.receive, carrier.shut) if who == "engine" else (carrier.next_expected, engine.shut)
+    )
     caught = []
 
     def wait():

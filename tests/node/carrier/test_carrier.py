@@ -1,0 +1,271 @@
+"""Real carrier processes on a real MLX ring over loopback, with keys of real handshakes."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from mesh.addresses import free_port
+from mesh.errors import EpochEnded
+from mesh.frames import FrameSocket
+from mesh.identity import SoftwareSigner, member_id
+from mesh.records import Kind, RecordHeader
+from mesh.session import LinkParams, SessionKeys
+from mesh.sigma import EphemeralLedger, Initiator, Responder
+from mesh.suites import DEFAULT_SUITES
+from node.channel import EngineChannel, create_channel
+from sealring.v1 import control_pb2, engine_pb2
+
+DIGEST = bytes(range(32))
+
+
+def handshake(ranks: dict[int, SoftwareSigner], from_rank: int, to_rank: int) -> dict[int, SessionKeys]:
+    """Session keys of one link by rank."""
+
+    def params(own: int) -> LinkParams:
+        peer = to_rank if own == from_rank else from_rank
+        return LinkParams(
+            cluster="test",
+            ring="ring-0",
+            epoch=1,
+            from_rank=from_rank,
+            to_rank=to_rank,
+            own_rank=own,
+            roster_version=1,
+            roster_hash=b"\x01" * 32,
+            own_id=member_id(ranks[own].public_key),
+            peer_id=member_id(ranks[peer].public_key),
+            peer_key=ranks[peer].public_key,
+            suites=DEFAULT_SUITES,
+        )
+
+    low, high = sorted((from_rank, to_rank))
+    initiator = Initiator(params(low), ranks[low])
+    responder = Responder(params(high), ranks[high], EphemeralLedger())
+    reply = responder.on_message(initiator.start()).message
+    proof = initiator.on_message(reply).message
+    finished = responder.on_message(proof)
+    done = initiator.on_message(finished.message)
+    return {low: done.session, high: finished.session}
+
+
+@dataclass
+class Carrier:
+    process: subprocess.Popen
+    control: FrameSocket
+    channel: EngineChannel
+
+    def event(self, kind: str):
+        event = self.control.receive(engine_pb2.CarrierEvent)
+        assert event is not None
+        assert event.WhichOneof("event") == kind, event
+        return getattr(event, kind)
+
+
+def spawn() -> Carrier:
+    ends = create_channel()
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "node.carrier.main", "--control-fd", str(theirs.fileno())]
+    process = subprocess.Popen(
+        [*command, "--channel-fds", ",".join(map(str, ends.carrier))],
+        pass_fds=(theirs.fileno(), *ends.carrier),
+    )
+    theirs.close()
+    for descriptor in ends.carrier:
+        os.close(descriptor)
+    return Carrier(process, FrameSocket(ours), EngineChannel(*ends.engine))
+
+
+class Ring:
+    def __init__(self, size: int, form_timeout_ms: int = 15000) -> None:
+        self.size = size
+        signers = {rank: SoftwareSigner.generate() for rank in range(size)}
+        links = [handshake(signers, rank, (rank + 1) % size) for rank in range(size)]
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(size)]
+        self.carriers = [spawn() for _ in range(size)]
+        for rank, carrier in enumerate(self.carriers):
+            carrier.event("ready")
+            start = engine_pb2.StartCarrier(
+                rank=rank,
+                size=size,
+                own_address=self.addresses[rank],
+                next_address=self.addresses[(rank + 1) % size],
+                outgoing_keys=links[rank][rank].to_carrier(),
+                incoming_keys=links[rank - 1][rank].to_carrier(),
+                form_timeout_ms=form_timeout_ms,
+            )
+            carrier.control.send(engine_pb2.CarrierCommand(start=start))
+
+    def form(self) -> None:
+        self.begin()
+        for carrier in self.carriers:
+            carrier.event("up")
+
+    def begin(self, ranks: range | None = None) -> None:
+        for rank in ranks or range(self.size):
+            self.carriers[rank].control.send(engine_pb2.CarrierCommand(form=engine_pb2.FormGroup()))
+
+    def close(self) -> None:
+        for carrier in self.carriers:
+            carrier.process.kill()
+            carrier.process.wait(10)
+            carrier.channel.close()
+            carrier.control.close()
+
+
+@pytest.fixture
+def make_ring():
+    rings = []
+
+    def make(size: int, **options) -> Ring:
+        rings.append(Ring(size, **options))
+        return rings[-1]
+
+    yield make
+    for ring in rings:
+        ring.close()
+
+
+def state(step: int, length: int, kind: Kind = Kind.ACTIVATIONS, digest: bytes = DIGEST) -> RecordHeader:
+    return RecordHeader(kind, step, digest, "uint8", (length,), length)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_records_go_round_the_ring(make_ring, size):
+    ring = make_ring(size)
+    ring.form()
+    for step, length in enumerate((1, 300, 70_000, 1 << 20), start=1):
+        payload = os.urandom(length)
+        for rank, carrier in enumerate(ring.carriers):
+            after = ring.carriers[(rank + 1) % size].channel
+            after.expect(state(step, length))
+            carrier.channel.send(state(step, length), payload)
+            received = after.receive()
+            assert bytes(received.data) == payload
+            received.release()
+
+
+def test_both_links_of_a_ring_carry_records_at_once(make_ring):
+    ring = make_ring(2)
+    ring.form()
+    payload = os.urandom(200_000)
+    for step in range(1, 30):
+        for rank in (0, 1):
+            ring.carriers[rank].channel.expect(state(step, len(payload)))
+            ring.carriers[rank].channel.send(state(step, len(payload)), payload)
+        for rank in (0, 1):
+            received = ring.carriers[rank].channel.receive()
+            assert bytes(received.data) == payload
+            received.release()
+
+
+def test_a_payload_above_one_record_crosses_a_link(make_ring):
+    ring = make_ring(2)
+    ring.form()
+    payload = os.urandom((16 << 20) + 77)
+    ring.carriers[1].channel.expect(state(1, len(payload)))
+    ring.carriers[0].channel.send(state(1, len(payload)), payload)
+    received = ring.carriers[1].channel.receive()
+    assert received.data == payload
+    received.release()
+
+
+@pytest.mark.parametrize(
+    "announced",
+    [state(2, 64), state(1, 64, Kind.TOKENS), state(1, 64, digest=bytes(32))],
+    ids=["step", "kind", "composition"],
+)
+def test_a_record_that_is_not_the_announced_one_ends_the_epoch(make_ring, announced):
+    ring = make_ring(2)
+    ring.form()
+    ring.carriers[1].channel.expect(announced)
+    ring.carriers[0].channel.send(state(1, 64), bytes(64))
+    fault = ring.carriers[1].event("fault")
+    assert fault.problem.reason == "RECORD_REFUSED"
+    with pytest.raises(EpochEnded):
+        ring.carriers[1].channel.receive()
+    assert ring.carriers[1].process.wait(10) == 1
+
+
+def test_a_neighbour_that_dies_ends_the_epoch_at_once(make_ring):
+    ring = make_ring(3)
+    ring.form()
+    ring.carriers[1].channel.expect(state(1, 10))
+    ring.carriers[0].process.kill()
+    assert ring.carriers[1].event("fault").problem.reason == "PEER_LOST"
+    with pytest.raises(EpochEnded):
+        ring.carriers[1].channel.receive()
+
+
+def test_a_neighbour_that_dies_is_found_while_the_ring_is_idle(make_ring):
+    ring = make_ring(2)
+    ring.form()
+    ring.carriers[0].process.kill()
+    assert ring.carriers[1].event("fault").problem.reason == "PEER_LOST"
+
+
+def test_a_stranger_on_the_ring_port_gets_nothing_and_ends_the_epoch(make_ring):
+    ring = make_ring(2, form_timeout_ms=3000)
+    ring.begin(range(1))
+    host, port = ring.addresses[0].split(":")
+    stranger = connect(host, int(port))
+    stranger.sendall(os.urandom(48))
+    ring.begin(range(1, 2))
+    event = ring.carriers[0].control.receive(engine_pb2.CarrierEvent)
+    assert event is None or event.fault.problem.reason in ("RECORD_REFUSED", "RING_FAILED", "PEER_LOST")
+    assert ring.carriers[0].process.wait(10) != 0
+    stranger.settimeout(5)
+    got = b""
+    with contextlib.suppress(OSError):
+        while part := stranger.recv(4096):
+            got += part
+    assert got == b""
+    stranger.close()
+
+
+def connect(host: str, port: int) -> socket.socket:
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            return socket.create_connection((host, port), timeout=5)
+        time.sleep(0.1)
+    raise AssertionError("the carrier does not listen")
+
+
+def test_an_idle_ring_burns_nothing(make_ring):
+    ring = make_ring(2)
+    ring.form()
+    ring.carriers[0].channel.expect(state(1, 10))  # even while a record is announced
+    before = [_cpu(carrier.process.pid) for carrier in ring.carriers]
+    time.sleep(2)
+    after = [_cpu(carrier.process.pid) for carrier in ring.carriers]
+    assert all(end - start < 0.1 for start, end in zip(before, after, strict=True))
+
+
+def _cpu(pid: int) -> float:
+    import psutil
+
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
+
+
+def test_a_ping_is_answered_with_counts(make_ring):
+    ring = make_ring(2)
+    ring.form()
+    ring.carriers[1].channel.expect(state(1, 64))
+    ring.carriers[0].channel.send(state(1, 64), bytes(64))
+    ring.carriers[1].channel.receive().release()
+    ring.carriers[1].control.send(engine_pb2.CarrierCommand(ping=control_pb2.Ping(sequence=7)))
+    pong = ring.carriers[1].event("pong")
+    assert (pong.sequence, pong.records_opened, pong.bytes_opened) == (7, 1, 64)
+
+
+def test_the_carrier_ends_with_its_control_pipe(make_ring):
+    ring = make_ring(2)
+    ring.form()
+    ring.carriers[0].control.close()
+    assert ring.carriers[0].process.wait(10) == 0
