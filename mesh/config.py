@@ -148,7 +148,7 @@ def _from_environment(
 
 def _parse_text(model: type[BaseModel], name: str, variable: str, text: str) -> Any:
     """Lists are JSON or separated by commas, tables are JSON; the rest is left to the model's own parser."""
-    kinds = _kinds(model.model_fields[name].annotation)
+    kinds = kinds_of(model.model_fields[name].annotation)
     structured = any(_is_structured(kind) for kind in kinds)
     if not structured:
         return text
@@ -168,7 +168,7 @@ def _is_structured(kind: Any) -> bool:
 
 def _expand(model: type[BaseModel], name: str, value: Any) -> Any:
     """`~/` in a path means the home folder; in a file or the environment no shell has replaced it."""
-    if Path not in _kinds(model.model_fields[name].annotation):
+    if Path not in kinds_of(model.model_fields[name].annotation):
         return value
     if isinstance(value, str) and value.startswith("~/"):
         return Path(value).expanduser()
@@ -177,13 +177,13 @@ def _expand(model: type[BaseModel], name: str, value: Any) -> Any:
     return value
 
 
-def _kinds(annotation: Any) -> set[Any]:
+def kinds_of(annotation: Any) -> set[Any]:
     """Every plain type that an annotation mentions."""
     origin = typing.get_origin(annotation)
     if origin is None:
         return {annotation}
     found = set() if origin in (typing.Union, types.UnionType, typing.Annotated) else {origin}
-    return found.union(*(_kinds(part) for part in typing.get_args(annotation)))
+    return found.union(*(kinds_of(part) for part in typing.get_args(annotation)))
 
 
 def _bad_setting(

@@ -1,0 +1,111 @@
+"""A plain client of the Inference service, as the terminal uses it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mesh.errors import SealringError
+
+
+@dataclass(frozen=True)
+class Question:
+    """A conversation to continue, as (role, content) pairs; 0 `max_tokens`: what the context holds."""
+
+    messages: Sequence[tuple[str, str]]
+    model: str = ""
+    max_tokens: int = 0
+    temperature: float = 0.0
+    seed: int | None = None
+    min_trust: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer and how it came: seconds to the first token, tokens per second after it."""
+
+    text: str
+    model: str
+    ring: str
+    min_trust: int
+    prompt_tokens: int
+    completion_tokens: int
+    ttft_s: float
+    tok_s: float
+    finish: str
+
+
+@asynccontextmanager
+async def inference(address: str) -> AsyncIterator[Any]:
+    """A stub of the gateway's Inference service; its loopback listener is without TLS."""
+    import grpc.aio
+
+    from mesh.rpc import CHANNEL_OPTIONS
+    from sealring.v1 import inference_pb2_grpc
+
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        yield inference_pb2_grpc.InferenceStub(channel)
+
+
+async def ask(stub: Any, question: Question, on_text: Callable[[str], None], *, seconds: float) -> Answer:
+    """Streams one answer; `on_text` gets every piece. Raises the error that the gateway answered with."""
+    import grpc
+
+    from mesh.rpc import from_rpc_error
+
+    try:
+        return await _stream(stub, question, on_text, seconds)
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from None
+
+
+async def _stream(stub: Any, question: Question, on_text: Callable[[str], None], seconds: float) -> Answer:
+    from sealring.v1 import inference_pb2
+
+    asked = time.monotonic()
+    first = last = 0.0
+    started = finished = None
+    pieces: list[str] = []
+    async for event in stub.Generate(_request(question), timeout=seconds):
+        now = time.monotonic()
+        kind = event.WhichOneof("event")
+        if kind == "started":
+            started = event.started
+        elif kind == "delta":
+            first, last = first or now, now
+            pieces.append(event.delta.text)
+            on_text(event.delta.text)
+        elif kind == "finished":
+            finished = event.finished
+    if started is None or finished is None:
+        raise SealringError("the gateway ended the stream without an answer", reason="BROKEN_STREAM")
+    after_first = finished.completion_tokens - 1
+    reason = inference_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
+    return Answer(
+        text="".join(pieces),
+        model=started.model,
+        ring=started.ring,
+        min_trust=started.min_trust,
+        prompt_tokens=finished.prompt_tokens,
+        completion_tokens=finished.completion_tokens,
+        ttft_s=round((first or time.monotonic()) - asked, 4),
+        tok_s=round(after_first / (last - first), 2) if last > first and after_first > 0 else 0.0,
+        finish=reason,
+    )
+
+
+def _request(question: Question) -> Any:
+    from sealring.v1 import inference_pb2
+
+    messages = [inference_pb2.ChatMessage(role=role, content=content) for role, content in question.messages]
+    sampling = inference_pb2.Sampling(temperature=question.temperature, seed=question.seed)
+    prompt = inference_pb2.Prompt(chat=inference_pb2.Chat(messages=messages), sampling=sampling)
+    return inference_pb2.GenerateRequest(
+        model=question.model,
+        envelope=inference_pb2.Envelope(clear=prompt),
+        max_tokens=question.max_tokens,
+        min_trust=question.min_trust,
+    )

@@ -1,0 +1,325 @@
+"""A whole cluster on this machine: real processes on loopback, enrolled with real join tokens.
+
+For `sealring demo` and `sealring up`, and for the integration tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from cli.children import Children
+from cli.client import inference
+from cli.operator import Admin, connect
+from cli.waiting import wait_until_serving
+from mesh.addresses import free_port
+from mesh.errors import ConfigError, DeadlineExceeded, InvalidInput, SealringError
+
+T = TypeVar("T")
+
+MAX_NODES = 64
+_HOST = "127.0.0.1"
+_ADMIN_SECONDS = 60.0
+_START_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+
+
+class LocalCluster:
+    """Coordinator, nodes and a gateway as processes below `state_dir`, which may hold an earlier cluster.
+
+    Use it as `async with LocalCluster(...) as cluster: await cluster.start(); await cluster.deploy()`.
+    However the block or this process ends, no process is left. `say` is told what happens.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        model: Path | str,
+        *,
+        nodes: int = 3,
+        name: str = "demo",
+        settings: dict[str, dict[str, Any]] | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`settings` are further settings of the sections coordinator, node and gateway.
+
+        Raises InvalidInput (BAD_NODE_COUNT).
+        """
+        if not 1 <= nodes <= MAX_NODES:
+            raise InvalidInput(
+                f"{nodes} nodes are not possible", hint=f"choose 1 to {MAX_NODES}", reason="BAD_NODE_COUNT"
+            )
+        self.state_dir = state_dir.absolute()
+        self.model = str(model)
+        self.name = name
+        self.node_names = [f"node-{number}" for number in range(nodes)]
+        self.admin: Admin
+        self._extra = settings or {}
+        self._say = say
+        self._ports: dict[str, int] = {}
+        self._children: Children
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        logs = self.state_dir / "logs"
+        logs.mkdir(mode=0o700, exist_ok=True)
+        self._children = Children(logs)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._stack.aclose()
+        finally:
+            stopping = asyncio.ensure_future(self._children.stop())
+            while not stopping.done():
+                try:
+                    await asyncio.shield(stopping)
+                except asyncio.CancelledError:
+                    self._children.kill()
+
+    @property
+    def grpc_address(self) -> str:
+        """host:port of the gateway's Inference service."""
+        return f"{_HOST}:{self._ports['gateway']}"
+
+    @property
+    def http_url(self) -> str:
+        """Where the gateway's HTTP edge is, without a path."""
+        return f"http://{_HOST}:{self._ports['gateway-http']}"
+
+    @property
+    def operator_bundle(self) -> Path:
+        """What admin calls from elsewhere need."""
+        return self.state_dir / "coordinator" / "operator"
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """The process id of each component."""
+        return self._children.pids
+
+    @property
+    def logs(self) -> dict[str, Path]:
+        """The log file of each component."""
+        return self._children.logs
+
+    async def start(self) -> None:
+        """Starts everything and returns when all nodes are online.
+
+        Raises Unavailable (COMPONENT_ENDED) with the last lines of its log when a component does not stay,
+        DeadlineExceeded, and whatever enrolment raises.
+        """
+        self._say("starting the coordinator")
+        self._choose_ports()
+        self._write_configs()
+        await self._start_coordinator()
+        self._say(f"enrolling {len(self.node_names)} nodes and a gateway")
+        await self._or_failure(self._enrol_all())
+        self._say("starting the nodes and the gateway")
+        await asyncio.gather(
+            *(self.start_node(name) for name in self.node_names),
+            self._children.start("gateway", [*self._config("gateway"), "gateway", "run"]),
+        )
+        await self._or_failure(self._wait_for_nodes())
+
+    async def start_node(self, name: str) -> None:
+        """Starts the daemon of an enrolled node, for example one that was killed."""
+        await self._children.start(name, [*self._config(name), "node", "run"])
+
+    async def deploy(self, **spec: Any) -> Any:
+        """Deploys the model and waits until the gateway offers it; the deployment as Admin describes it.
+
+        `spec` are further fields of DeploymentSpec.
+        """
+        from sealring.v1 import admin_pb2
+
+        found = await self._or_failure(self._deployment())
+        if found is None:
+            self._say(f"planning {self.name} over {len(self.node_names)} nodes")
+            wanted: dict[str, Any] = {"name": self.name, "model": self.model, "strategy": "pipeline"}
+            request = admin_pb2.CreateDeploymentRequest(spec=admin_pb2.DeploymentSpec(**(wanted | spec)))
+            await self._or_failure(self.admin.call("CreateDeployment", request))
+        serving = await self._or_failure(
+            wait_until_serving(self.admin, self.name, seconds=_START_SECONDS * 10, say=self._say)
+        )
+        self._say("waiting for the gateway")
+        await self._or_failure(self._wait_for_gateway())
+        return serving
+
+    async def wait_for_end(self) -> None:
+        """Returns never; raises Unavailable (COMPONENT_ENDED) when a component ends by itself."""
+        await self._children.failed()
+
+    async def _start_coordinator(self) -> None:
+        from coordinator.init import init
+        from coordinator.settings import CoordinatorSettings
+        from mesh.memberstate import is_enrolled
+
+        if not is_enrolled(self.operator_bundle):
+            await asyncio.to_thread(init, CoordinatorSettings(**self._settings("coordinator")))
+        await self._children.start("coordinator", [*self._config("coordinator"), "coordinator", "run"])
+        self.admin = await self._stack.enter_async_context(
+            connect(self.operator_bundle, seconds=_ADMIN_SECONDS)
+        )
+        await self._or_failure(self._wait_for_coordinator())
+
+    async def _wait_for_coordinator(self) -> None:
+        from sealring.v1 import admin_pb2
+
+        await self.admin.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest(), wait_for_ready=True)
+
+    async def _enrol_all(self) -> None:
+        from mesh.memberstate import is_enrolled
+
+        new = [name for name in self.node_names if not is_enrolled(self.state_dir / name)]
+        await asyncio.gather(*(self._enrol_node(name) for name in new))
+        if not is_enrolled(self.state_dir / "gateway"):
+            await self._enrol_gateway()
+
+    async def _enrol_node(self, name: str) -> None:
+        from node.join import join
+
+        from node.settings import NodeSettings
+
+        await join(NodeSettings(**self._settings(name)), await self._token("ROLE_NODE"))
+
+    async def _enrol_gateway(self) -> None:
+        from gateway.join import join
+        from gateway.settings import GatewaySettings
+
+        await join(GatewaySettings(**self._settings("gateway")), await self._token("ROLE_GATEWAY"))
+
+    async def _token(self, role: str) -> str:
+        from sealring.v1 import admin_pb2, membership_pb2
+
+        request = admin_pb2.CreateJoinTokenRequest(role=membership_pb2.Role.Value(role), note="local cluster")
+        return str((await self.admin.call("CreateJoinToken", request)).token)
+
+    async def _wait_for_nodes(self) -> None:
+        from sealring.v1 import admin_pb2
+
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            answer = await self.admin.call("ListNodes", admin_pb2.ListNodesRequest())
+            online = {one.name for one in answer.nodes if one.state == admin_pb2.NODE_STATE_ONLINE}
+            if online >= set(self.node_names):
+                return
+            self._say(f"{len(online)} of {len(self.node_names)} nodes are online")
+            if time.monotonic() > deadline:
+                late = ", ".join(sorted(set(self.node_names) - online))
+                raise DeadlineExceeded(
+                    f"not online after {_START_SECONDS:g} s: {late}",
+                    hint=f"see the logs in {self.state_dir / 'logs'}",
+                    reason="NODES_NOT_ONLINE",
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _deployment(self) -> Any:
+        from sealring.v1 import admin_pb2
+
+        answer = await self.admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+        return next((one for one in answer.deployments if one.plan.spec.name == self.name), None)
+
+    async def _wait_for_gateway(self) -> None:
+        import grpc
+
+        from sealring.v1 import inference_pb2
+
+        deadline = time.monotonic() + _START_SECONDS
+        async with inference(self.grpc_address) as stub:
+            while time.monotonic() < deadline:
+                try:
+                    request = inference_pb2.ListModelsRequest()
+                    answer = await stub.ListModels(request, timeout=5, wait_for_ready=True)
+                except grpc.RpcError:
+                    answer = inference_pb2.ListModelsResponse()
+                if any(one.name == self.name and one.rings for one in answer.models):
+                    return
+                await asyncio.sleep(_POLL_SECONDS)
+        raise DeadlineExceeded(
+            f"the gateway did not offer {self.name} within {_START_SECONDS:g} s",
+            hint=f"see {self.logs['gateway']}",
+            reason="GATEWAY_NOT_READY",
+        )
+
+    async def _or_failure(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, unless a component ends first."""
+        task = asyncio.ensure_future(work)
+        failure = asyncio.ensure_future(self._children.failed())
+        try:
+            await asyncio.wait({task, failure}, return_when=asyncio.FIRST_COMPLETED)
+            if failure.done() and not task.done():
+                failure.result()
+            return await task
+        except SealringError:
+            await asyncio.sleep(0.1)
+            if failure.done():
+                failure.result()
+            raise
+        finally:
+            for one in (task, failure):
+                one.cancel()
+            await asyncio.gather(task, failure, return_exceptions=True)
+
+    def _choose_ports(self) -> None:
+        """Free ports, kept for the next time, because members remember where the coordinator is.
+
+        Raises ConfigError (BAD_CLUSTER_FILE).
+        """
+        file = self.state_dir / "ports.json"
+        names = ["coordinator", "join", "gateway", "gateway-http", *self.node_names]
+        try:
+            kept = json.loads(file.read_text()) if file.exists() else {}
+            self._ports = {name: int(kept[name]) if name in kept else free_port(_HOST) for name in names}
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{file} is not what a cluster left: {type(error).__name__}",
+                hint="choose another state folder",
+                reason="BAD_CLUSTER_FILE",
+            ) from None
+        file.write_text(json.dumps(self._ports))
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        """The settings of one component, on free ports of loopback and below the state folder."""
+        section = "node" if name in self.node_names else name
+        own: dict[str, dict[str, Any]] = {
+            "coordinator": {
+                "listen": self._address("coordinator"),
+                "join_listen": self._address("join"),
+            },
+            "gateway": {
+                "name": "gateway",
+                "coordinator": self._address("join"),
+                "listen": self._address("gateway"),
+                "http_listen": self._address("gateway-http"),
+            },
+            "node": {
+                "name": name,
+                "coordinator": self._address("join"),
+                "listen": self._address(name) if section == "node" else "",
+                "software_identity_allowed": True,
+            },
+        }
+        return {"state_dir": str(self.state_dir / name), **own[section], **self._extra.get(section, {})}
+
+    def _address(self, name: str) -> str:
+        return f"{_HOST}:{self._ports[name]}"
+
+    def _write_configs(self) -> None:
+        folder = self.state_dir / "config"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name in ("coordinator", "gateway", *self.node_names):
+            section = "node" if name in self.node_names else name
+            lines = [f"{key} = {json.dumps(value)}" for key, value in self._settings(name).items()]
+            (folder / f"{name}.toml").write_text(f"[{section}]\n" + "\n".join(lines) + "\n")
+
+    def _config(self, name: str) -> list[str]:
+        return ["--config", str(self.state_dir / "config" / f"{name}.toml")]

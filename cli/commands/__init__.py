@@ -1,0 +1,1 @@
+"""The commands, one module per group. They import heavy things inside their functions."""

@@ -1,0 +1,98 @@
+"""`sealring chat`: talk to a deployment in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.output import print_json, say
+from cli.settings_flags import load_settings, settings_command
+from cli.words import AsJson
+from mesh.errors import InvalidInput, SealringError
+
+if TYPE_CHECKING:
+    from cli.client import Question
+
+app = typer.Typer()
+
+_MAX_LINE = 1 << 20
+_ASK_SECONDS = 3600.0
+
+
+@app.command(cls=settings_command("cli"))
+def chat(
+    context: typer.Context,
+    question: Annotated[
+        str | None, typer.Argument(help="ask this and leave; - reads it from standard input")
+    ] = None,
+    model: Annotated[str, typer.Option(help="deployment [default: the only one]")] = "",
+    system: Annotated[str, typer.Option(help="what the model is told first")] = "",
+    max_tokens: Annotated[int, typer.Option(min=0, max=1 << 24, help="0 is what the context holds")] = 0,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
+    seed: Annotated[int | None, typer.Option(min=0, max=(1 << 64) - 1)] = None,
+    min_trust: Annotated[int, typer.Option(min=0, max=30, help="refuse a ring that scores below")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Ask one question, or talk line by line until an empty line or Ctrl-D."""
+    from cli.client import Question
+
+    settings = load_settings(context, "cli").settings
+    first = Question([("system", system)] if system else [], model, max_tokens, temperature, seed, min_trust)
+    if question == "-":
+        question = sys.stdin.read(_MAX_LINE + 1).strip()
+    if question is not None:
+        if not question or len(question) > _MAX_LINE:
+            raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
+        asyncio.run(_once(settings.gateway, first, question, as_json=as_json))
+    elif as_json:
+        raise InvalidInput("--json needs the question on the command line", reason="BAD_QUESTION")
+    else:
+        asyncio.run(_talk(settings.gateway, first))
+
+
+def write_piece(text: str) -> None:
+    """Shows a piece of an answer as it comes; what could steer the terminal is left out."""
+    sys.stdout.write("".join(char for char in text if char.isprintable() or char in "\n\t"))
+    sys.stdout.flush()
+
+
+async def _once(gateway: str, base: Question, question: str, *, as_json: bool) -> None:
+    from cli.client import ask, inference
+
+    async with inference(gateway) as stub:
+        asked = replace(base, messages=[*base.messages, ("user", question)])
+        answer = await ask(stub, asked, (lambda text: None) if as_json else write_piece, seconds=_ASK_SECONDS)
+    if as_json:
+        print_json({"answer": answer.text} | {k: v for k, v in asdict(answer).items() if k != "text"})
+        return
+    write_piece("\n")
+    speed = f"{answer.ttft_s:.2f} s to the first, {answer.tok_s:.0f} per second"
+    say(f"({answer.completion_tokens} tokens, {speed})")
+
+
+async def _talk(gateway: str, base: Question) -> None:
+    from cli.client import ask, inference
+
+    messages = list(base.messages)
+    say(f"talking to {gateway}; an empty line ends it")
+    async with inference(gateway) as stub:
+        while line := await asyncio.to_thread(_read_line):
+            try:
+                turn = replace(base, messages=[*messages, ("user", line)])
+                answer = await ask(stub, turn, write_piece, seconds=_ASK_SECONDS)
+            except SealringError as error:
+                say(f"error: {error} [{error.reason}]")
+                continue
+            messages += [("user", line), ("assistant", answer.text)]
+            write_piece("\n")
+
+
+def _read_line() -> str:
+    if sys.stdin.isatty():
+        sys.stderr.write("> ")
+        sys.stderr.flush()
+    return sys.stdin.readline(_MAX_LINE).strip()

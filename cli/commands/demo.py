@@ -1,0 +1,260 @@
+"""`sealring demo` and `sealring up`: a whole cluster on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli import exit_codes
+from cli.commands.chat import write_piece
+from cli.commands.deployments import default_name, parse_split
+from cli.output import Progress, print_json, print_table, progress, say
+from cli.words import AsJson
+from mesh.errors import ConfigError, InvalidInput, ModelError
+
+if TYPE_CHECKING:
+    from cli.client import Answer
+    from cli.cluster import LocalCluster
+
+app = typer.Typer()
+
+QUESTION = "What is the capital of France?"
+_MAX_QUESTION = 4096
+_ASK_SECONDS = 120.0
+
+Nodes = Annotated[int, typer.Option(min=1, max=64, help="nodes, each a daemon of its own")]
+
+
+@app.command()
+def demo(
+    once: Annotated[bool, typer.Option("--once", help="leave after the answer")] = False,
+    as_json: AsJson = False,
+    nodes: Nodes = 3,
+    question: Annotated[str, typer.Option(help="what the model is asked")] = QUESTION,
+    state: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="keep the state here [default: a temporary folder]")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(metavar="PATH", help="[default: the bundled model]")] = None,
+) -> None:
+    """Show it all on this machine: a coordinator, nodes and a gateway, a sealed ring, a question, an answer.
+
+    Serves until Ctrl-C, which leaves no process, and no file outside the state folder.
+    """
+    if not question.strip() or len(question) > _MAX_QUESTION:
+        raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
+    folder = demo_model() if model is None else model_folder(model)
+    name = "demo" if model is None else default_name(str(folder))
+
+    async def work(cluster: LocalCluster, shown: Progress) -> None:
+        began = time.monotonic()
+        await cluster.start()
+        deployment = await cluster.deploy(stages=nodes)
+        shown.close()
+        answer = await _ask(cluster, question, quiet=as_json)
+        say(f"(first token {time.monotonic() - began:.1f} s after the start, question included)")
+        if as_json:
+            print_json(report(answer, deployment))
+        else:
+            print_ring(deployment)
+        if not once:
+            print_ways(cluster, question)
+            await cluster.wait_for_end()
+
+    with state_folder(state) as chosen:
+        run_cluster(chosen, str(folder), nodes, name, work)
+
+
+@app.command()
+def up(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="model folder")],
+    nodes: Nodes = 3,
+    state: Annotated[Path, typer.Option(metavar="DIR", help="keep the state here")] = Path("state"),
+    name: Annotated[
+        str | None, typer.Option(help="what clients call it [default: the folder's name]")
+    ] = None,
+    tokens: Annotated[int, typer.Option("--context", min=0, max=1 << 24, help="tokens; 0: the model's")] = 0,
+    split: Annotated[str, typer.Option(metavar="A,B,...", help="layers per node, by hand")] = "",
+    max_rows: Annotated[int, typer.Option(min=0, max=1 << 16, help="sequences at once")] = 0,
+) -> None:
+    """Run a local cluster that serves a model until Ctrl-C; the same folder can be started again."""
+    folder = model_folder(Path(model))
+    sizes = parse_split(split)
+    spec: dict[str, Any] = {"context": tokens, "max_rows": max_rows}
+    spec |= {"split": sizes} if sizes else {"stages": nodes}
+
+    async def work(cluster: LocalCluster, shown: Progress) -> None:
+        await cluster.start()
+        deployment = await cluster.deploy(**spec)
+        shown.close()
+        print_ring(deployment)
+        print_ways(cluster, QUESTION)
+        await cluster.wait_for_end()
+
+    with state_folder(state) as chosen:
+        run_cluster(chosen, str(folder), nodes, name or default_name(str(folder)), work)
+
+
+def demo_model() -> Path:
+    """The bundled model, in the source tree that this package is installed from. Raises ModelError."""
+    folder = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "model"
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            "the bundled demo model is not here",
+            hint="run from a clone of the repository, or name a model folder with --model",
+            reason="NO_DEMO_MODEL",
+        )
+    return folder
+
+
+def model_folder(path: Path) -> Path:
+    """The folder, if it looks like a model. Raises ModelError (MODEL_NOT_FOUND)."""
+    folder = path.expanduser().absolute()
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{folder} is not a model folder: it has no config.json",
+            hint="name a folder with config.json, tokenizer and safetensors files",
+            reason="MODEL_NOT_FOUND",
+        )
+    return folder
+
+
+@contextmanager
+def state_folder(chosen: Path | None) -> Iterator[Path]:
+    """The chosen folder, or a temporary one that goes away again. Raises ConfigError (BAD_STATE_FOLDER)."""
+    if chosen is None:
+        folder = Path(tempfile.mkdtemp(prefix="sealring-demo-"))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    foreign = chosen.is_dir() and any(chosen.iterdir()) and not (chosen / "ports.json").exists()
+    if foreign or (chosen.exists() and not chosen.is_dir()):
+        raise ConfigError(
+            f"{chosen} is not empty and holds no local cluster",
+            hint="name a new folder with --state",
+            reason="BAD_STATE_FOLDER",
+        )
+    yield chosen
+
+
+def run_cluster(
+    state: Path,
+    model: str,
+    nodes: int,
+    name: str,
+    work: Callable[[LocalCluster, Progress], Coroutine[Any, Any, None]],
+) -> None:
+    """Runs `work` over a local cluster; SIGINT, SIGTERM and SIGHUP end both, in order."""
+    caught: list[int] = []
+
+    async def run() -> None:
+        from cli.cluster import LocalCluster
+
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def stop(number: int) -> None:
+            caught.append(number)
+            if task is not None:
+                task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, stop, number)
+        with progress("starting a local cluster") as shown:
+            async with LocalCluster(state, model, nodes=nodes, name=name, say=shown.update) as cluster:
+                await work(cluster, shown)
+                say("stopping")
+
+    try:
+        asyncio.run(run())
+    except asyncio.CancelledError:
+        say("stopped")
+        interrupted = not caught or caught[0] == signal.SIGINT
+        raise typer.Exit(exit_codes.INTERRUPTED if interrupted else 128 + caught[0]) from None
+
+
+def report(answer: Answer, deployment: Any) -> dict[str, Any]:
+    """What `demo --once --json` prints. Layers are [first, end), as everywhere."""
+    return {
+        "answer": answer.text,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "ttft_s": answer.ttft_s,
+        "tok_s": answer.tok_s,
+        "suite": suites(deployment),
+        "min_trust": answer.min_trust,
+        "ring": [
+            {
+                "rank": stage.rank,
+                "node": stage.member_name,
+                "layers": [stage.first_layer, stage.end_layer],
+                "trust": stage.trust,
+            }
+            for stage in deployment.plan.rings[0].stages
+        ],
+    }
+
+
+def suites(deployment: Any) -> str:
+    """The link suites of the deployment's rings; one, unless links differ; none where nothing is linked."""
+    return ", ".join(sorted({link.suite for ring in deployment.rings for link in ring.links})) or "none"
+
+
+def print_ring(deployment: Any) -> None:
+    """Who holds which layers, with which trust, and how each link is sealed."""
+    for ring, state in zip(deployment.plan.rings, deployment.rings, strict=False):
+        links = {link.from_rank: link for link in state.links}
+        rows = []
+        for stage in ring.stages:
+            link = links.get(stage.rank)
+            sealed = f"-> rank {link.to_rank}: {link.suite}" if link else "no link"
+            layers = f"{stage.first_layer}-{stage.end_layer - 1}"
+            rows.append([stage.rank, stage.member_name, layers, stage.trust, sealed])
+        title = f"\nring {ring.ring}, epoch {state.epoch}, minimum trust {ring.min_trust}"
+        print_table(["rank", "node", "layers", "trust", "link"], rows, title=title)
+
+
+def print_ways(cluster: LocalCluster, question: str) -> None:
+    """How to talk to it."""
+    body = f'{{"model": "{cluster.name}", "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}'
+    grpc_body = (
+        f'{{"model": "{cluster.name}", "envelope": {{"clear": {{"chat": {{"messages": '
+        f'[{{"role": "user", "content": "{QUESTION}"}}]}}}}}}}}'
+    )
+    say(
+        f"""
+serving {cluster.name} until Ctrl-C; talk to it:
+
+  curl      curl -sN {cluster.http_url}/v1/chat/completions -H 'Content-Type: application/json' \\
+              -d '{body}'
+  openai    OpenAI(base_url="{cluster.http_url}/v1", api_key="none").chat.completions.create(
+              model="{cluster.name}", messages=[{{"role": "user", "content": "{QUESTION}"}}])
+  sealring  sealring chat --gateway {cluster.grpc_address}
+  grpcurl   grpcurl -plaintext -d '{grpc_body}' \\
+              {cluster.grpc_address} sealring.v1.Inference/Generate
+  look      sealring status --operator {cluster.operator_bundle}
+            curl -s {cluster.http_url}/metrics
+
+logs: {cluster.state_dir / "logs"}"""
+    )
+
+
+async def _ask(cluster: LocalCluster, question: str, *, quiet: bool) -> Answer:
+    from cli.client import Question, ask, inference
+
+    say(f"\n> {question}")
+    async with inference(cluster.grpc_address) as stub:
+        asked = Question([("user", question)], cluster.name)
+        answer = await ask(stub, asked, (lambda text: None) if quiet else write_piece, seconds=_ASK_SECONDS)
+    if not quiet:
+        write_piece("\n")
+    return answer

@@ -1,0 +1,219 @@
+"""`sealring deploy`, `plan` and `deployments`: models and the rings that serve them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.operator import Admin, call_admin, run_admin
+from cli.output import moment, plain, print_json, print_table, progress, say, size
+from cli.settings_flags import settings_command
+from cli.waiting import wait_until_serving
+from cli.words import AsJson
+from mesh.errors import InvalidInput
+
+app = typer.Typer()
+listing = typer.Typer(name="deployments", help="The models that the cluster serves.", no_args_is_help=True)
+app.add_typer(listing)
+
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="name in the nodes' model folders, path, or hub id")
+]
+Name = Annotated[str | None, typer.Option(help="what clients call it [default: the model's last part]")]
+Context = Annotated[
+    int, typer.Option(min=0, max=1 << 24, help="tokens; 0 is the model's own, as far as fits")
+]
+TrustFloor = Annotated[int, typer.Option(min=0, max=30, help="members that score below it are not used")]
+Replicas = Annotated[int, typer.Option(min=1, max=64, help="rings")]
+MaxRows = Annotated[int, typer.Option(min=0, max=1 << 16, help="sequences at once; 0 is what memory holds")]
+Stages = Annotated[int, typer.Option(min=0, max=256, help="members per ring; 0 is as few as hold it")]
+Split = Annotated[str, typer.Option(metavar="A,B,...", help="layers per rank, by hand")]
+Members = Annotated[list[str] | None, typer.Option("--member", help="use only these nodes; repeat it")]
+PrefillChunk = Annotated[int, typer.Option(min=0, max=1 << 16, help="tokens of a prompt at once; 0 is 256")]
+
+
+@app.command(cls=settings_command("cli"))
+def deploy(
+    context: typer.Context,
+    model: ModelName,
+    name: Name = None,
+    tokens: Context = 0,
+    trust_floor: TrustFloor = 0,
+    replicas: Replicas = 1,
+    max_rows: MaxRows = 0,
+    stages: Stages = 0,
+    split: Split = "",
+    member: Members = None,
+    prefill_chunk: PrefillChunk = 0,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait until it serves")] = True,
+    wait_seconds: Annotated[float, typer.Option(min=1, max=86400, help="how long at most")] = 600,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a model over the nodes, form its rings and wait until they serve."""
+    from sealring.v1 import admin_pb2
+
+    spec = make_spec(
+        model, name, tokens, trust_floor, replicas, max_rows, stages, split, member or [], prefill_chunk
+    )
+
+    async def work(admin: Admin) -> Any:
+        with progress(f"planning {spec.name}") as shown:
+            answer = await admin.call("CreateDeployment", admin_pb2.CreateDeploymentRequest(spec=spec))
+            if wait:
+                await wait_until_serving(admin, spec.name, seconds=wait_seconds, say=shown.update)
+            return answer.plan
+
+    plan = run_admin(context, work)
+    if as_json:
+        print_json(plain(plan))
+        return
+    print_plan(plan)
+    say(f"{spec.name} is {'serving' if wait else 'on its way'}")
+
+
+@app.command(cls=settings_command("cli"))
+def plan(
+    context: typer.Context,
+    model: ModelName,
+    name: Name = None,
+    tokens: Context = 0,
+    trust_floor: TrustFloor = 0,
+    replicas: Replicas = 1,
+    max_rows: MaxRows = 0,
+    stages: Stages = 0,
+    split: Split = "",
+    member: Members = None,
+    prefill_chunk: PrefillChunk = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Show what `deploy` with the same options would do, and do nothing."""
+    from sealring.v1 import admin_pb2
+
+    spec = make_spec(
+        model, name, tokens, trust_floor, replicas, max_rows, stages, split, member or [], prefill_chunk
+    )
+    answer = call_admin(context, "PlanDeployment", admin_pb2.PlanDeploymentRequest(spec=spec))
+    if as_json:
+        print_json(plain(answer.plan))
+        return
+    print_plan(answer.plan)
+
+
+@listing.command("list", cls=settings_command("cli"))
+def list_deployments(context: typer.Context, as_json: AsJson = False) -> None:
+    """List deployments and the state of their rings."""
+    from sealring.v1 import admin_pb2
+
+    answer = call_admin(context, "ListDeployments", admin_pb2.ListDeploymentsRequest())
+    found = plain(answer)["deployments"]
+    if as_json:
+        print_json(found)
+        return
+    print_deployments(found)
+
+
+@listing.command(cls=settings_command("cli"))
+def delete(context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+    """End a deployment's rings and forget it."""
+    from sealring.v1 import admin_pb2
+
+    call_admin(context, "DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name=name))
+    say(f"deleted {name}")
+
+
+def make_spec(
+    model: str,
+    name: str | None,
+    tokens: int,
+    trust_floor: int,
+    replicas: int,
+    max_rows: int,
+    stages: int,
+    split: str,
+    members: list[str],
+    prefill_chunk: int,
+) -> Any:
+    """The deployment that the options describe. Raises InvalidInput (BAD_SPLIT, BAD_DEPLOYMENT_NAME)."""
+    from sealring.v1 import admin_pb2
+
+    path = Path(model).expanduser()
+    if path.is_dir() and (model.startswith((".", "~")) or "/" in model):
+        model = str(path.resolve())
+    return admin_pb2.DeploymentSpec(
+        name=name if name is not None else default_name(model),
+        model=model,
+        strategy="pipeline",
+        context=tokens,
+        trust_floor=trust_floor,
+        replicas=replicas,
+        max_rows=max_rows,
+        stages=stages,
+        split=parse_split(split),
+        members=members,
+        prefill_chunk=prefill_chunk,
+    )
+
+
+def default_name(model: str) -> str:
+    """What clients call a model that nobody named: its last part, in the letters that names may have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model.rstrip("/").rsplit("/", 1)[-1])[:128].strip("-") or "model"
+
+
+def parse_split(text: str) -> list[int]:
+    """ "4,4,2" as layers per rank; nothing for "". Raises InvalidInput (BAD_SPLIT)."""
+    if not text:
+        return []
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 256 or not all(re.fullmatch(r"[1-9][0-9]{0,4}", part) for part in parts):
+        raise InvalidInput(
+            "the split is not layers per rank with commas between",
+            hint="for example --split 4,4,2",
+            reason="BAD_SPLIT",
+            param="split",
+        )
+    return [int(part) for part in parts]
+
+
+def print_plan(plan: Any) -> None:
+    """A plan as a table per ring."""
+    for ring in plan.rings:
+        rows = [
+            [
+                stage.rank,
+                stage.member_name or stage.member[:16],
+                f"{stage.first_layer}-{stage.end_layer - 1}",
+                size(stage.weight_bytes),
+                size(stage.kv_bytes),
+                size(stage.memory_usable),
+                stage.trust,
+            ]
+            for stage in ring.stages
+        ]
+        title = f"{plan.spec.name}: ring {ring.ring}, minimum trust {ring.min_trust}"
+        columns = ["rank", "node", "layers", "weights", "KV per row", "usable", "trust"]
+        print_table(columns, rows, title=title)
+
+
+def print_deployments(found: list[dict[str, Any]]) -> None:
+    """Deployments and their rings as a table."""
+    rows = []
+    for one in found:
+        spec = one["plan"]["spec"]
+        for ring in one["rings"] or [{}]:
+            suites = sorted({link["suite"] for link in ring.get("links", [])})
+            rows.append(
+                [
+                    spec["name"],
+                    spec["model"],
+                    ring.get("ring", ""),
+                    ring.get("phase", ""),
+                    ring.get("epoch", ""),
+                    ", ".join(suites),
+                    moment(one["created"]),
+                    ring.get("reason", ""),
+                ]
+            )
+    print_table(["name", "model", "ring", "phase", "epoch", "suite", "created", "reason"], rows)

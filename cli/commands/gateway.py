@@ -1,0 +1,41 @@
+"""`sealring gateway`: where clients connect."""
+
+from __future__ import annotations
+
+import asyncio
+
+import typer
+
+from cli.commands.node import report_enrolled
+from cli.output import say
+from cli.processes import LogFile, LogLevel, ParentPipe, run_daemon
+from cli.settings_flags import load_settings, settings_command
+from cli.words import AsJson, JoinTokenText, read_token
+
+app = typer.Typer(name="gateway", help="Where clients connect: gRPC and HTTP.", no_args_is_help=True)
+
+
+@app.command(cls=settings_command("gateway"))
+def join(context: typer.Context, token: JoinTokenText, as_json: AsJson = False) -> None:
+    """Enrol with a join token; the root key in it is checked before anything is sent."""
+    settings = load_settings(context, "gateway").settings
+    from gateway.join import join as enrol
+
+    report_enrolled(asyncio.run(enrol(settings, read_token(token))), settings, as_json=as_json)
+    say("next: sealring gateway run")
+
+
+@app.command(cls=settings_command("gateway"))
+def run(
+    context: typer.Context,
+    log_level: LogLevel = "info",
+    log_file: LogFile = None,
+    parent_pipe: ParentPipe = None,
+) -> None:
+    """Run the gateway until SIGTERM."""
+    settings = load_settings(context, "gateway").settings
+    from gateway.main import run as serve
+
+    run_daemon(
+        "gateway", lambda: serve(settings), log_level=log_level, log_file=log_file, parent_pipe=parent_pipe
+    )

@@ -1,0 +1,83 @@
+"""`sealring model`: what a model needs, and whether it can be cut into stages."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.commands.deployments import parse_split
+from cli.exit_codes import CHECK_FAILED
+from cli.output import print_json, print_table, progress, say, size
+from cli.words import AsJson
+from mesh.errors import ModelError
+
+app = typer.Typer(name="model", help="Look at models.", no_args_is_help=True)
+
+
+@app.command()
+def check(
+    path_or_config: Annotated[
+        str,
+        typer.Argument(metavar="PATH_OR_CONFIG", help="model folder, config.json, or FILE.json#KEY"),
+    ],
+    stages: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="stages of about the same size [default: 2]")
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="A,B,...", help="layers per stage, by hand")] = "",
+    rows: Annotated[int, typer.Option(min=1, max=64, help="sequences at once")] = 3,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="of random weights and prompts")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a whole model with its stages, logit by logit: real weights of a folder, else random ones.
+
+    Exits with 13 when they differ.
+    """
+    sizes = parse_split(split) or None
+    with progress(f"comparing {path_or_config} with its stages"):
+        from node.engine.check import check as compare
+
+        report = compare(path_or_config, splits=sizes, stages=stages, rows=rows, seed=seed)
+    if as_json:
+        print_json(dataclasses.asdict(report))
+    else:
+        ranges = " ".join(f"{lo}-{hi - 1}" for lo, hi in report.stages)
+        difference = "not a number" if report.max_abs_diff is None else f"{report.max_abs_diff:g}"
+        columns = ["model type", "layers", "stages", "weights", "exact", "largest difference", "tokens equal"]
+        outcome = [_yes(report.exact), difference, _yes(report.tokens_equal)]
+        print_table(columns, [[report.model_type, report.layers, ranges, report.weights, *outcome]])
+    if not report.exact or not report.tokens_equal:
+        say("the stages do not compute what the whole model computes")
+        raise typer.Exit(CHECK_FAILED)
+
+
+@app.command()
+def profile(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="model folder")], as_json: AsJson = False
+) -> None:
+    """Measure a model folder without loading its weights: bytes per layer, KV bytes per token, context."""
+    if not path.is_dir():
+        raise ModelError(f"there is no model folder {path}", hint="check the path", reason="MODEL_NOT_FOUND")
+    with progress(f"measuring {path}"):
+        from node.engine.profile import profile as measure
+
+        found: dict[str, Any] = measure(path)
+    if as_json:
+        print_json(found)
+        return
+    weights = sum(found["layer_bytes"]) + found["embed_bytes"] + (0 if found["tied"] else found["head_bytes"])
+    rows = [
+        ["model type", found["model_type"]],
+        ["layers", found["layers"]],
+        ["weights", size(weights)],
+        ["KV per token", size(sum(found["kv_bytes_per_token"]))],
+        ["context", found["max_context"] or "not said"],
+        ["digest", found["digest"]],
+    ]
+    print_table(["what", "value"], rows)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,49 @@
+"""`sealring node`: make this machine a member of a cluster and run its daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import typer
+
+from cli.output import print_json, say
+from cli.processes import LogFile, LogLevel, ParentPipe, run_daemon
+from cli.settings_flags import load_settings, settings_command
+from cli.words import AsJson, JoinTokenText, read_token
+
+app = typer.Typer(name="node", help="A machine that holds layers.", no_args_is_help=True)
+
+
+@app.command(cls=settings_command("node"))
+def join(context: typer.Context, token: JoinTokenText, as_json: AsJson = False) -> None:
+    """Enrol with a join token; the root key in it is checked before anything is sent."""
+    settings = load_settings(context, "node").settings
+    from node.join import join as enrol
+
+    report_enrolled(asyncio.run(enrol(settings, read_token(token))), settings, as_json=as_json)
+    say("next: sealring node run")
+
+
+@app.command(cls=settings_command("node"))
+def run(
+    context: typer.Context,
+    log_level: LogLevel = "info",
+    log_file: LogFile = None,
+    parent_pipe: ParentPipe = None,
+) -> None:
+    """Run the node daemon until SIGTERM."""
+    settings = load_settings(context, "node").settings
+    from node.main import run as serve
+
+    run_daemon(
+        "node", lambda: serve(settings), log_level=log_level, log_file=log_file, parent_pipe=parent_pipe
+    )
+
+
+def report_enrolled(enrolled: Any, settings: Any, *, as_json: bool) -> None:
+    """Says who this machine is now."""
+    member, cluster = enrolled.member_id, enrolled.cluster
+    if as_json:
+        print_json({"member_id": member, "cluster": cluster, "state_dir": str(settings.state_dir)})
+    say(f"enrolled in cluster {cluster} as {member}; the state is in {settings.state_dir}")

@@ -1,0 +1,68 @@
+"""`sealring token`: join tokens, each good for one machine and a few minutes."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+from cli.operator import call_admin
+from cli.output import moment, plain, print_data, print_json, print_table, say
+from cli.settings_flags import settings_command
+from cli.words import AsJson
+
+app = typer.Typer(name="token", help="Join tokens, single use.", no_args_is_help=True)
+
+
+class Role(enum.StrEnum):
+    """What a token lets a machine become."""
+
+    NODE = "node"
+    GATEWAY = "gateway"
+
+
+@app.command(cls=settings_command("cli"))
+def create(
+    context: typer.Context,
+    role: Annotated[Role, typer.Option(help="what the machine becomes")] = Role.NODE,
+    ttl: Annotated[int, typer.Option(min=1, max=3600, help="seconds that it is good for")] = 600,
+    note: Annotated[str, typer.Option(help="for your own eyes, in `token list`")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Print a new join token. It is shown this once."""
+    from sealring.v1 import admin_pb2, membership_pb2
+
+    number = membership_pb2.Role.Value(f"ROLE_{role.name}")
+    answer = call_admin(
+        context,
+        "CreateJoinToken",
+        admin_pb2.CreateJoinTokenRequest(role=number, ttl_seconds=ttl, note=note),
+    )
+    if as_json:
+        print_json(plain(answer))
+        return
+    print_data(answer.token)
+    say(f"good for one {role} until {moment(answer.expires)}; use: sealring {role} join TOKEN")
+
+
+@app.command("list", cls=settings_command("cli"))
+def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the tokens that nobody has used yet, without their secrets."""
+    from sealring.v1 import admin_pb2
+
+    answer = plain(call_admin(context, "ListJoinTokens", admin_pb2.ListJoinTokensRequest()))
+    if as_json:
+        print_json(answer["tokens"])
+        return
+    rows = [[one["token_id"], one["role"], moment(one["expires"]), one["note"]] for one in answer["tokens"]]
+    print_table(["id", "role", "expires", "note"], rows)
+
+
+@app.command(cls=settings_command("cli"))
+def revoke(context: typer.Context, token_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+    """Make a token useless."""
+    from sealring.v1 import admin_pb2
+
+    call_admin(context, "RevokeJoinToken", admin_pb2.RevokeJoinTokenRequest(token_id=token_id))
+    say(f"revoked {token_id}")

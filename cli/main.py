@@ -1,0 +1,93 @@
+"""The `sealring` command. Commands import what they need when they run, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import exit_codes
+from cli.commands import (
+    chat,
+    coordinator,
+    demo,
+    deployments,
+    gateway,
+    model,
+    node,
+    nodes,
+    service,
+    token,
+    trust,
+)
+from cli.commands import config as config_commands
+from cli.output import say
+from mesh.errors import SealringError
+
+_GROUPS = (
+    *(demo.app, chat.app, coordinator.app, token.app, node.app, nodes.app, gateway.app),
+    *(deployments.app, trust.app, model.app, config_commands.app, service.app),
+)
+
+app = typer.Typer(
+    name="sealring",
+    help="One language model over several machines: sealed activations, signed membership.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(version("sealring"))
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="settings file, TOML [default: SEALRING_CONFIG, then the user's own]", metavar="FILE"
+        ),
+    ] = None,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Options before the command."""
+
+
+for group in _GROUPS:
+    app.add_typer(group)
+
+
+def main() -> None:
+    """The entry point: runs the command and turns what it raises into one line and an exit status."""
+    try:
+        app(prog_name="sealring", standalone_mode=True)
+    except SealringError as error:
+        _debug()
+        say(f"error: {error} [{error.reason}]")
+        sys.exit(exit_codes.exit_code(error))
+    except KeyboardInterrupt:
+        sys.exit(exit_codes.INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(exit_codes.OK)
+    except Exception as error:
+        _debug()
+        kind = type(error).__name__
+        say(f"error: a fault of sealring: {kind} (hint: set SEALRING_DEBUG=1 for its trace) [FAULT]")
+        sys.exit(exit_codes.FAULT)
+
+
+def _debug() -> None:
+    if os.environ.get("SEALRING_DEBUG"):
+        traceback.print_exc()

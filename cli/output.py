@@ -1,0 +1,154 @@
+"""Data on standard output, as tables or JSON; everything said to people on standard error."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on standard output, by itself."""
+    sys.stdout.write(json.dumps(data, ensure_ascii=False, indent=2) + "\n")
+    sys.stdout.flush()
+
+
+def print_data(text: str) -> None:
+    """A line of data on standard output."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """A line for people on standard error; control characters of others do not reach the terminal."""
+    shown = "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
+    sys.stderr.write(shown + "\n")
+    sys.stderr.flush()
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
+    """A table on standard output; a dash stands for nothing. Columns of numbers are aligned to the right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        numbers = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    width = None if sys.stdout.isatty() else 160
+    Console(file=sys.stdout, width=width, highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
+    if not rows:
+        say("(none)")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    text = "" if value is None else str(value)
+    return "".join(char if char.isprintable() else "?" for char in text) or "-"
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Progress]:
+    """Shows `what` while the block runs: a spinner on a terminal, a line per change elsewhere."""
+    shown = Progress(what)
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+class Progress:
+    """What is being waited for. On a terminal it is one line that changes."""
+
+    def __init__(self, what: str) -> None:
+        self._status: Any = None
+        self._what = ""
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._status = Console(file=sys.stderr).status("", spinner="dots")
+            self._status.start()
+        self.update(what)
+
+    def update(self, what: str) -> None:
+        """Says what happens now."""
+        if what == self._what:
+            return
+        self._what = what
+        if self._status is None:
+            say(what)
+        else:
+            from rich.text import Text
+
+            self._status.update(Text(what))
+
+    def close(self) -> None:
+        """Takes the line away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A protobuf message as JSON data: fields by their proto names, enums as words, bytes as base64."""
+    return {
+        field.name: _field(message, field)
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _field(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return dict(value)
+    if field.is_repeated:
+        return [_value(item, field) for item in value]
+    return _value(value, field)
+
+
+def _value(value: Any, field: Any) -> Any:
+    if field.message_type is not None:
+        return plain(value)
+    if field.enum_type is not None:
+        return enum_word(field.enum_type, value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    return value
+
+
+def enum_word(descriptor: Any, number: int) -> str:
+    """`RING_PHASE_SERVING` as `serving`; a number that this release does not know as itself."""
+    known = descriptor.values_by_number.get(number)
+    if known is None:
+        return str(number)
+    prefix = "".join(f"_{char}" if char.isupper() else char.upper() for char in descriptor.name).lstrip("_")
+    return str(known.name.removeprefix(f"{prefix}_")).lower()
+
+
+def moment(seconds: int) -> str:
+    """Unix seconds as local time; nothing for 0."""
+    if not seconds:
+        return ""
+    return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def size(count: int) -> str:
+    """Bytes in binary units."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024 or unit == "GiB":
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    raise AssertionError

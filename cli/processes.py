@@ -1,0 +1,38 @@
+"""How the long-running commands run: logs, lifeline, event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.lifeline import die_with_parent
+
+LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error")]
+LogFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--log-file", help="log to this file, opened again when it was rotated; else standard error"
+    ),
+]
+ParentPipe = Annotated[int | None, typer.Option("--die-with-parent-fd", hidden=True, min=3)]
+
+
+def run_daemon(
+    component: str,
+    work: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    log_level: str,
+    log_file: Path | None,
+    parent_pipe: int | None,
+) -> None:
+    """Runs one component until it ends by itself or by a signal that it handles."""
+    from mesh.logging import configure
+
+    configure(component, level=log_level, file=log_file)
+    if parent_pipe is not None:
+        die_with_parent(parent_pipe)
+    asyncio.run(work())

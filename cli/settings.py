@@ -1,0 +1,38 @@
+"""What the `sealring` command itself can be set to: whom it talks to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from mesh.addresses import parse_address
+from mesh.errors import InvalidInput
+from mesh.paths import default_state_root
+
+
+def _address(address: str) -> str:
+    try:
+        parse_address(address)
+    except InvalidInput as error:
+        raise ValueError(str(error)) from None
+    return address
+
+
+class CliSettings(BaseModel):
+    """Settings of the commands that talk to a running cluster."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    operator: Path = Field(
+        default_factory=lambda: default_state_root() / "coordinator" / "operator",
+        description="folder of the operator bundle that `coordinator init` made",
+    )
+    coordinator: Annotated[str, AfterValidator(_address)] | None = Field(
+        None, description="host:port of the coordinator; unset: as the operator bundle says"
+    )
+    gateway: Annotated[str, AfterValidator(_address)] = Field(
+        "127.0.0.1:7720", description="host:port of a gateway's gRPC service"
+    )
+    timeout: float = Field(30.0, gt=0, le=3600, description="seconds that one admin call may take")
