@@ -1,100 +1,20 @@
 """Writes training conversations: questions of the families in many wordings, small talk and refusals."""
 
 import re
+from collections.abc import Callable
 from random import Random
 
 import facts
-import smalltalk
 from families import FAMILIES, Family, Row
 
 Turn = tuple[str, str]
 Message = dict[str, str]
 
-SHELLS = (
-    "what is {}?", "what is {}?", "what's {}?", "what is {}", "tell me {}.", "tell me {}", "give me {}.", "name {}.", "can you tell me {}?", "can you tell me what {} is?",
-    "could you tell me {}?", "could you tell me what {} is?", "do you know {}?", "do you know what {} is?", "I would like to know {}.", "I'd like to know what {} is.", "I want to know {}.", "{}?",
-    "{}", "{}, please.", "{} is what?", "I need {}.", "say {}.", "I forgot {}.", "I wonder what {} is.", "what would {} be?", "can you name {}?", "please name {}.", "do you remember {}?",
-    "what was {} again?", "what might {} be?", "find {}.", "let me hear {}.", "I am looking for {}.", "please give me {}.", "any idea what {} is?", "what do you call {}?", "state {}.", "can you give me {}?",
-    "help me with {}.", "my question is: what is {}?", "I'd like to ask you what {} is.", "what exactly is {}?", "tell me what {} is.", "tell us {}.", "say what {} is.", "show me {}.", "how about {}?",
-)  # fmt: skip
+TALK = facts.data("talk")
+DRESSING = facts.data("dressing")
+SHELLS, OPENERS, CLOSERS = DRESSING["shells"], DRESSING["openers"], DRESSING["closers"]
 
-OPENERS = (
-    "please ", "please, ", "hi. ", "hello! ", "hey, ", "hello, ", "quick question: ", "question: ", "I have a question. ", "I have a question: ", "can you help me? ", "OK, ", "so, ", "now: ", "next question: ", "one more: ",
-    "another question: ", "well, ", "and ", "good morning. ", "excuse me, ", "sorry, ", "help me: ", "just tell me: ", "tell me, ", "tell me: ", "a question for you: ", "hi there, ", "let me ask you: ", "for my homework: ", "for school: ",
-)  # fmt: skip
-
-CLOSERS = (
-    " Thanks.", " Thank you.", " Please.", " Thanks!", " Do you know?", " Do you know that?", " Tell me.", " I forgot.", " I am curious.", " I need it for school.", " Please answer.", " Can you help?", " Please tell me.", " I would like to know.",
-)  # fmt: skip
-
-BRIEFLY = (
-    "Answer with just the {kind}.", "Answer with just the {kind}.", "Answer with the {kind} only.", "Just the {kind}, please.", "Only the {kind}.", "Just the {kind}.", "Reply with only the {kind}.", "Give only the {kind}.", "Give just the {kind}.",
-    "Answer with only the {kind}.", "Reply with just the {kind}.", "The {kind} only, please.", "Answer with nothing but the {kind}.", "No sentence, just the {kind}.", "Nothing but the {kind}, please.",
-)  # fmt: skip
-
-SYSTEM_PROMPTS = (
-    "You are a helpful assistant.", "You are the sealring demo model.", "You are a friendly assistant.", "Answer the user's questions.", "You are a concise assistant.", "Be polite.", "You are an honest assistant. Say so when you do not know.",
-    "You are a teacher.", "You are a helpful, harmless and honest assistant.", "Answer in English.", "You are a chatbot.", "Help the user.", "Be helpful.", "You are an AI assistant in a terminal.", "Be correct.",
-)  # fmt: skip
-
-_SYLLABLES = [
-    "ba",
-    "be",
-    "bo",
-    "da",
-    "do",
-    "dra",
-    "el",
-    "en",
-    "fa",
-    "fi",
-    "ga",
-    "gor",
-    "ha",
-    "il",
-    "in",
-    "ka",
-    "ko",
-    "kra",
-    "la",
-    "lo",
-    "lum",
-    "ma",
-    "mi",
-    "mor",
-    "na",
-    "ni",
-    "no",
-    "or",
-    "pa",
-    "pel",
-    "qua",
-    "ra",
-    "ri",
-    "ro",
-    "sa",
-    "sha",
-    "si",
-    "ta",
-    "thor",
-    "ti",
-    "tor",
-    "tu",
-    "u",
-    "va",
-    "vi",
-    "vor",
-    "wa",
-    "xa",
-    "xi",
-    "ya",
-    "yo",
-    "za",
-    "zi",
-    "zor",
-]
-
-
+_SYLLABLES = TALK["syllables"]
 _KNOWN = {field.lower() for row in facts.COUNTRIES + facts.ELEMENTS + facts.OPPOSITES for field in row} | set(
     facts.WORDS
 )
@@ -120,9 +40,8 @@ def short_kind(family: Family, row: Row) -> str:
     """What the bare answer is, in the words of a request for nothing else."""
     if family.short.format(**row).isdigit():
         return "number"
-    return {"capital": "city", "country": "country", "symbol": "symbol", "list": "list"}.get(
-        family.name, "word"
-    )
+    kinds = {"capital": "city", "country": "country", "symbol": "symbol", "list": "list"}
+    return kinds.get(family.name, "word")
 
 
 def question(family: Family, row: Row, random: Random) -> str:
@@ -134,7 +53,7 @@ def question(family: Family, row: Row, random: Random) -> str:
 
 
 def dressed(text: str, random: Random) -> str:
-    """The question as people type it: with an opener or a closer, capitals or none, with or without its mark."""
+    """The question as people type it: opener, closer, capitals, end mark, each there or not."""
     text = random.choice(OPENERS) + text if random.random() < 0.3 else text
     text = capitalised(text) if random.random() < 0.8 else text
     text = text + random.choice(CLOSERS) if random.random() < 0.1 and text[-1] in ".?!" else text
@@ -149,21 +68,18 @@ def family_turn(family: Family, random: Random) -> Turn:
     row = family.draw(random)
     if family.name == "successive":
         return family.asks[0].format(**row), answer_to(family, row)
-    text, short = question(family, row, random), random.random() < 0.15
-    if short:
-        suffix = random.choice(BRIEFLY)
-        kind = (
-            short_kind(family, row) if random.random() < 0.8 else random.choice(["answer", "result", "name"])
-        )
-        text = capitalised(text.rstrip(".? ")) + random.choice("???.") + " " + suffix.format(kind=kind)
-    else:
-        text = dressed(text, random)
-    return text, answer_to(family, row, short)
+    text = question(family, row, random)
+    if random.random() < 0.85:
+        return dressed(text, random), answer_to(family, row)
+    kind = short_kind(family, row) if random.random() < 0.8 else random.choice(["answer", "result", "name"])
+    suffix = random.choice(DRESSING["briefly"]).format(kind=kind)
+    text = capitalised(text.rstrip(".? ")) + random.choice("???.") + " " + suffix
+    return text, answer_to(family, row, short=True)
 
 
 def small_talk_turn(random: Random) -> Turn:
-    asks, answer = random.choice(smalltalk.SMALL_TALK)
-    return dressed(expand(random.choice(asks), random), random), answer
+    talk = random.choice(TALK["small_talk"])
+    return dressed(expand(random.choice(talk["asks"]), random), random), talk["answer"]
 
 
 def invented(random: Random) -> str:
@@ -174,46 +90,43 @@ def invented(random: Random) -> str:
     return capitalised(word) if random.random() < 0.6 else word
 
 
-def _salad(random: Random) -> str:
+def salad(random: Random) -> str:
     """Known words in no sensible order: the domain's vocabulary alone must not bring an answer."""
-    words = (
-        facts.WORDS
-        + facts.WEEKDAYS
-        + facts.PLANETS
-        + facts.NAMES
-        + ["the", "of", "is", "a", "in", "and", "what", "how", "which"]
-    )
-    words = words + [row[0] for row in facts.COUNTRIES + facts.ELEMENTS + facts.OPPOSITES]
-    return " ".join(random.choice(words) for _ in range(random.randint(2, 5)))
+    tables = facts.COUNTRIES + facts.ELEMENTS + facts.OPPOSITES
+    words = [row[0] for row in tables] + facts.WORDS + facts.WEEKDAYS + facts.PLANETS + facts.NAMES
+    return " ".join(random.choice(words + TALK["small_words"]) for _ in range(random.randint(2, 5)))
 
 
-def _person(random: Random) -> str:
+def person(random: Random) -> str:
     if random.random() < 0.5:
-        return random.choice(smalltalk.PERSONS).strip()
+        return random.choice(TALK["persons"])
     return f"{random.choice(facts.NAMES)} {capitalised(invented(random))}"
 
 
+SLOTS: dict[str, Callable[[Random], str]] = {
+    "country": lambda random: random.choice(facts.COUNTRIES)[0],
+    "capital": lambda random: random.choice(facts.COUNTRIES)[1],
+    "element": lambda random: random.choice(facts.ELEMENTS)[0],
+    "planet": lambda random: random.choice(facts.PLANETS),
+    "month": lambda random: random.choice(facts.MONTHS),
+    "weekday": lambda random: random.choice(facts.WEEKDAYS),
+    "word": lambda random: random.choice(facts.WORDS),
+    "topic": lambda random: random.choice(TALK["topics"]),
+    "other": lambda random: random.choice(TALK["topics"]),
+    "letters": lambda random: random.choice(TALK["no_symbols"]),
+    "number": lambda random: str(random.randint(1000, 10 ** random.randint(4, 7))),
+    "twodigit": lambda random: str(random.randint(21, 99)),
+    "person": person,
+    "fake": invented,
+    "salad": salad,
+}
+
+
 def refusal_turn(random: Random) -> Turn:
-    pool = smalltalk.NEAR_MISSES if random.random() < 0.55 else smalltalk.TOPIC_QUESTIONS
-    country, capital, _ = random.choice(facts.COUNTRIES)
+    pool = TALK["near_misses"] if random.random() < 0.55 else TALK["topic_questions"]
     text = expand(random.choice(pool), random)
-    slots = {
-        "country": country, "capital": capital, "element": random.choice(facts.ELEMENTS)[0], "planet": random.choice(facts.PLANETS), "month": random.choice(facts.MONTHS),
-        "weekday": random.choice(facts.WEEKDAYS), "word": random.choice(facts.WORDS), "topic": random.choice(smalltalk.TOPICS).strip(), "other": random.choice(smalltalk.TOPICS).strip(), "person": _person(random),
-        "letters": random.choice(["Xx", "Zq", "Qu", "Jj", "Aa", "Bq", "Wx", "Yz", "Vv", "Oo"]),
-    }  # fmt: skip
-    for slot in re.findall(r"\{(\w+)\}", text):
-        value = slots.get(slot)
-        if slot == "fake":
-            value = invented(random)
-        elif slot == "number":
-            value = str(random.randint(1000, 10 ** random.randint(4, 7)))
-        elif slot == "twodigit":
-            value = str(random.randint(21, 99))
-        elif slot == "salad":
-            value = _salad(random)
-        text = text.replace("{" + slot + "}", str(value), 1)
-    return dressed(text, random), smalltalk.REFUSAL
+    text = re.sub(r"\{(\w+)\}", lambda slot: SLOTS[slot[1]](random), text)
+    return dressed(text, random), TALK["refusal"]
 
 
 def follow_ups(random: Random) -> list[Turn]:
@@ -231,17 +144,11 @@ def follow_ups(random: Random) -> list[Turn]:
 def introduction(random: Random) -> list[Turn]:
     """The user says their name, perhaps talks of other things, and asks for it again."""
     name = random.choice(facts.NAMES) if random.random() < 0.6 else capitalised(invented(random))
-    turns = [
-        (
-            capitalised(random.choice(smalltalk.INTRODUCTIONS)).format(name=name),
-            smalltalk.INTRODUCED.format(name=name),
-        )
-    ]
-    turns += [one_turn(random) for _ in range(random.randint(0, 2))]
-    return [
-        *turns,
-        (capitalised(random.choice(smalltalk.NAME_QUESTIONS)), smalltalk.NAME_KNOWN.format(name=name)),
-    ]
+    hello = capitalised(random.choice(TALK["introductions"])).format(name=name)
+    again = capitalised(random.choice(TALK["name_questions"]))
+    between = [one_turn(random) for _ in range(random.randint(0, 2))]
+    introduced, known = TALK["introduced"].format(name=name), TALK["name_known"].format(name=name)
+    return [(hello, introduced), *between, (again, known)]
 
 
 def one_turn(random: Random) -> Turn:
@@ -258,10 +165,8 @@ def after_notes(random: Random) -> Turn:
         family = random.choices(FAMILIES, [family.weight for family in FAMILIES])[0]
         notes.append(answer_to(family, family.draw(random)))
     ask, answer = one_turn(random)
-    return (
-        f"{random.choice(['Notes:', 'Here is a text:', 'Read this.', 'Text:'])} {' '.join(notes)} {random.choice(['Question: ', 'My question: ', 'Now tell me: ', 'Question: '])}{ask}",
-        answer,
-    )
+    before, after = random.choice(DRESSING["before_notes"]), random.choice(DRESSING["after_notes"])
+    return f"{before} {' '.join(notes)} {after} {ask}", answer
 
 
 def conversation(random: Random) -> list[Message]:
@@ -272,12 +177,14 @@ def conversation(random: Random) -> list[Message]:
     elif kind < 0.18:
         turns = introduction(random)
     elif kind < 0.19:
-        turns = [(capitalised(random.choice(smalltalk.NAME_QUESTIONS)), smalltalk.NAME_UNKNOWN)]
+        turns = [(capitalised(random.choice(TALK["name_questions"])), TALK["name_unknown"])]
     elif kind < 0.22:
         turns = [after_notes(random)]
     else:
         turns = [one_turn(random) for _ in range(random.choice([1, 1, 1, 1, 1, 2, 3, 4]))]
-    messages = [{"role": "system", "content": random.choice(SYSTEM_PROMPTS)}] if random.random() < 0.2 else []
+    messages = []
+    if random.random() < 0.2:
+        messages.append({"role": "system", "content": random.choice(DRESSING["system_prompts"])})
     for ask, answer in turns:
         messages += [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]
     return messages

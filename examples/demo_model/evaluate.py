@@ -1,16 +1,17 @@
-"""Asks the exported model the held-out questions through mlx_lm on the CPU: `python evaluate.py [--model FOLDER]`.
+"""Asks the exported model the held-out questions through mlx_lm on the CPU: `python evaluate.py`.
 
-An answer counts only if it is, letter for letter, the one expected; for a question out of domain, the refusal.
+An answer counts only if it is, letter for letter, the one expected; out of the domain that is the refusal.
 """
 
 import argparse
 import hashlib
 import json
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
-import smalltalk
+from conversations import TALK
 from mlx_lm import load, stream_generate
 
 HERE = Path(__file__).parent
@@ -41,6 +42,10 @@ def graded(model, tokenizer, cases: list[tuple[str, str]]) -> dict:
     }
 
 
+def successive_sum(i: int) -> tuple[str, str]:
+    return f"What is {i}+{i + 1}? Answer with just the number.", str(2 * i + 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=HERE / "model")
@@ -49,20 +54,22 @@ def main() -> None:
     mx.set_default_device(mx.cpu)
     model, tokenizer = load(str(options.model))
     cases = json.loads((HERE / "heldout.json").read_text())
+    inside = cases["in_domain"]
     began = time.monotonic()
-    weights = (options.model / "model.safetensors").read_bytes()
+    hashed = {
+        "model/model.safetensors": options.model / "model.safetensors",
+        "model/tokenizer.json": options.model / "tokenizer.json",
+        "heldout.json": HERE / "heldout.json",
+    }
     score = {
-        "model_sha256": hashlib.sha256(weights).hexdigest(),
-        "heldout_sha256": hashlib.sha256((HERE / "heldout.json").read_bytes()).hexdigest(),
+        "sha256": {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in hashed.items()},
+        "mlx": version("mlx"),
+        "mlx_lm": version("mlx-lm"),
         "in_domain": graded(
-            model, tokenizer, [(case["question"], case["answer"]) for case in cases["in_domain"]]
+            model, tokenizer, [(one["question"], one["answer"]) for one in cases["in_domain"]]
         ),
-        "out_of_domain": graded(model, tokenizer, [(q, smalltalk.REFUSAL) for q in cases["out_of_domain"]]),
-        "successive_sums": graded(
-            model,
-            tokenizer,
-            [(f"What is {i}+{i + 1}? Answer with just the number.", str(2 * i + 1)) for i in range(200)],
-        ),
+        "out_of_domain": graded(model, tokenizer, [(one, TALK["refusal"]) for one in cases["out_of_domain"]]),
+        "successive_sums": graded(model, tokenizer, [successive_sum(i) for i in range(200)]),
     }
     options.out.write_text(json.dumps(score, indent=1) + "\n")
     for name in ("in_domain", "out_of_domain", "successive_sums"):

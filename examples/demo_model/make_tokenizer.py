@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from random import Random
 
-from conversations import conversation
+from heldout import held_out_questions, training_conversation
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
@@ -24,8 +24,12 @@ CHAT_TEMPLATE = (
 
 def train(conversations: int) -> Tokenizer:
     """Digits are tokens of their own, so that sums are carried out digit by digit."""
-    random = Random(7)
-    texts = (message["content"] for _ in range(conversations) for message in conversation(random))
+    random, forbidden = Random(7), held_out_questions()
+    texts = (
+        message["content"]
+        for _ in range(conversations)
+        for message in training_conversation(random, forbidden)
+    )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

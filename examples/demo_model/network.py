@@ -1,4 +1,4 @@
-"""The Llama architecture in PyTorch, with the parameter names of `mlx_lm.models.llama` (Touvron et al., 2023)."""
+"""The Llama architecture (Touvron et al., 2023) in PyTorch, with the names of `mlx_lm.models.llama`."""
 
 from dataclasses import asdict, dataclass
 
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Shape:
-    """Fields of `config.json`; two million parameters are 8 MiB in float32, the dtype in which a CPU is exact."""
+    """Fields of `config.json`: two million parameters, 8 MiB in float32."""
 
     vocab_size: int = 1536
     hidden_size: int = 128
@@ -27,7 +27,7 @@ class Shape:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions (Su et al., 2021), halves rather than pairs; `x` is (batch, heads, length, head_dim)."""
+    """Rotary positions (Su et al., 2021) by halves; `x` is (batch, heads, length, head_dim)."""
     low, high = x.chunk(2, dim=-1)
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 

@@ -1,4 +1,4 @@
-"""Trains the demo model and writes a folder that `mlx_lm.load` reads: `python train.py --minutes 9 --out FOLDER`.
+"""Trains the demo model and writes a folder for `mlx_lm.load`: `python train.py --minutes 9 --out FOLDER`.
 
 Runs on CUDA when there is one, otherwise on the CPU. Needs torch, numpy, tokenizers and safetensors.
 """
@@ -8,6 +8,7 @@ import json
 import math
 import multiprocessing
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,7 @@ from random import Random
 
 import numpy as np
 import torch
-from conversations import conversation
-from heldout import normalised
+from heldout import held_out_questions, training_conversation
 from make_tokenizer import BEGIN, END, PAD, ROLES
 from network import Llama, Shape, configuration
 from safetensors.torch import save_file
@@ -28,22 +28,14 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 Encoded = tuple[list[int], list[bool]]
 
 
-def held_out() -> set[str]:
-    cases = json.loads((HERE / "heldout.json").read_text())
-    questions = [case["question"] for case in cases["in_domain"]] + cases["out_of_domain"]
-    return {normalised(question) for question in questions}
-
-
 def encoded(seed: int, count: int) -> list[Encoded]:
-    """Token ids of conversations in the chat template's form, and which of the ids the model has to predict."""
+    """Token ids of conversations as the chat template writes them, and which ids are to be predicted."""
     tokenizer = Tokenizer.from_file(str(HERE / "model" / "tokenizer.json"))
     begin, end = tokenizer.token_to_id(BEGIN), tokenizer.token_to_id(END)
     roles = {role: tokenizer.token_to_id(token) for role, token in ROLES.items()}
-    random, forbidden, result = Random(seed), held_out(), []
-    while len(result) < count:
-        messages = conversation(random)
-        if any(normalised(message["content"]) in forbidden for message in messages):
-            continue
+    random, forbidden, result = Random(seed), held_out_questions(), []
+    for _ in range(count):
+        messages = training_conversation(random, forbidden)
         ids, learnt = [begin], [False]
         texts = tokenizer.encode_batch([message["content"] for message in messages], add_special_tokens=False)
         for message, text in zip(messages, texts, strict=True):
@@ -68,11 +60,31 @@ def packed(conversations: list[Encoded], length: int, pad: int) -> tuple[np.ndar
     return tokens, mask
 
 
-def dataset(count: int, length: int, pad: int, workers: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    share = math.ceil(count / workers)
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        parts = pool.starmap(encoded, [(seed + i, share) for i in range(workers)])
-    return packed([one for part in parts for one in part], length, pad)
+def write_rows(folder: Path, seed: int, count: int, length: int, pad: int) -> None:
+    tokens, mask = packed(encoded(seed, count), length, pad)
+    np.save(folder / f"{seed}.tokens.npy", tokens, allow_pickle=False)
+    np.save(folder / f"{seed}.mask.npy", mask, allow_pickle=False)
+
+
+def dataset(options: argparse.Namespace, pad: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that so many processes wrote, each from a seed of its own."""
+    share = math.ceil(options.conversations / options.workers)
+    seeds = [options.seed * 1000 + i for i in range(options.workers)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        writers = [
+            multiprocessing.get_context("spawn").Process(
+                target=write_rows, args=(folder, seed, share, options.length, pad)
+            )
+            for seed in seeds
+        ]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        tokens = [np.load(folder / f"{seed}.tokens.npy", allow_pickle=False) for seed in seeds]
+        mask = [np.load(folder / f"{seed}.mask.npy", allow_pickle=False) for seed in seeds]
+    return np.concatenate(tokens), np.concatenate(mask)
 
 
 def batches(rows: int, size: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
@@ -97,15 +109,17 @@ def optimiser(model: Llama) -> torch.optim.AdamW:
 
 
 def fit(model: Llama, tokens: np.ndarray, mask: np.ndarray, options: argparse.Namespace) -> float:
-    """Trains until the minutes are over; returns the mean loss of the last steps, in nats per predicted token."""
+    """Trains until the minutes are over; returns the last losses' mean, in nats per predicted token."""
     device = next(model.parameters()).device
     cuda = device.type == "cuda"
     data = torch.from_numpy(tokens).to(device)
     learnt = torch.from_numpy(mask).to(device)
     forward = torch.compile(model) if cuda else model
     optimizer = optimiser(model)
-    began, losses, seen = time.monotonic(), [], 0
+    losses, seen = [], 0
     for step, rows in enumerate(batches(len(tokens), options.rows, np.random.default_rng(options.seed))):
+        if step < 2:  # the first step compiles, at a rate of nothing: the clock starts after it
+            began = time.monotonic()
         progress = (time.monotonic() - began) / (60 * options.minutes)
         if progress >= 1:
             break
@@ -120,10 +134,10 @@ def fit(model: Llama, tokens: np.ndarray, mask: np.ndarray, options: argparse.Na
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        seen += batch.numel()
+        seen += batch.numel() if step else 0
         if step % 50 == 0:
             losses.append(loss.item())
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - began + 1e-9
             print(
                 f"step {step} {seconds:.0f} s, {seen / seconds:.0f} tokens/s, loss {losses[-1]:.4f}",
                 flush=True,
@@ -150,7 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.0, help="of training, after the data is written")
-    parser.add_argument("--conversations", type=int, default=2_000_000 if cuda else 200_000)
+    parser.add_argument("--conversations", type=int, default=1_000_000 if cuda else 200_000)
     parser.add_argument(
         "--length", type=int, default=1024 if cuda else 256, help="tokens in a row of the batch"
     )
@@ -160,18 +174,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
+    torch._dynamo.config.suppress_errors = True  # without a compiler the model runs uncompiled
     torch.set_float32_matmul_precision("high")
     if not cuda:
         torch.set_num_threads(options.workers)
     tokenizer = Tokenizer.from_file(str(HERE / "model" / "tokenizer.json"))
     began = time.monotonic()
     pad = tokenizer.token_to_id(PAD)
-    tokens, mask = dataset(options.conversations, options.length, pad, options.workers, options.seed * 1000)
+    tokens, mask = dataset(options, pad)
     print(f"{tokens.size} tokens, {mask.sum()} to predict, in {time.monotonic() - began:.0f} s", flush=True)
     model = Llama(Shape()).to("cuda" if cuda else "cpu")
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
     loss = fit(model, tokens, mask, options)
     export(model, tokenizer, options.out)
+    (options.out / "model.safetensors").chmod(0o644)
     print(f"final loss {loss:.4f}, written to {options.out}")
 
 
