@@ -1,14 +1,14 @@
 """Checks that a model cut into stages computes what the whole model computes.
 
 The whole model is mlx-lm's own, called as mlx-lm calls it. Both sides go through one schedule: prompts of
-different lengths prefilled in two chunks, rows joined into a batch, one admitted later, one evicted, one taken
-out and put back. All logits are compared, and each side goes on with its own greedy tokens.
+different lengths prefilled in two chunks, rows joined into a batch, one admitted later, one evicted, one
+taken out and put back. All logits are compared, and each side goes on with its own greedy tokens. Each row is
+compared with the whole model running that row alone, too.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +18,20 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mesh.errors import InvalidInput, ModelError
-from node.engine.staging import Stage, caches, random_model, random_stage
-from node.engine.staging.anatomy import dissect, full_cache
+from node.engine.check_runs import (
+    Staged,
+    Whole,
+    follow_alone,
+    follow_schedule,
+    largest_difference,
+    random_prompts,
+)
+from node.engine.staging import Stage, random_model, random_stage
+from node.engine.staging.anatomy import dissect
 from node.engine.staging.skeleton import build_skeleton
 from node.engine.weights import load_lazily, load_stage
 
 _MAX_ROWS = 64
-_FIRST_CHUNK = 2
-_DECODE_STEPS = 9
-_ADMIT_AT, _EVICT_AT, _EXTRACT_AT = 2, 4, 6
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,10 @@ class CheckReport:
     """None where a logit was not a number."""
     tokens_equal: bool
     tokens_compared: int
+    alone_tokens_equal: bool
+    """Whether each row's tokens are those of mlx-lm with the whole model and that row alone."""
+    alone_max_abs_diff: float | None
+    """The same for logits: rounding, where mlx-lm batches this architecture correctly."""
 
 
 def check(
@@ -68,12 +77,15 @@ def check(
     anatomy = dissect(build_skeleton(source.config), source.config["model_type"])
     count = len(anatomy.layers)
     ranges = ranges_of(count, splits=splits, stages=stages)
-    prompts = _prompts(rows, anatomy.logits.tail[0], seed)
-    expected = _follow(prompts, _Whole(model))
-    del model
+    prompts = random_prompts(rows, anatomy.logits.tail[0], seed)
+    whole = Whole(model, anatomy.adapter.batches)
+    expected = follow_schedule(prompts, whole)
+    alone = follow_alone(prompts, whole, [len(expected.tokens[row]) for row in range(rows)])
+    del model, whole
     mx.clear_cache()
-    got = _follow(prompts, _Staged([source.stage(lo, hi) for lo, hi in ranges]))
-    difference = _largest_difference(expected.logits, got.logits)
+    got = follow_schedule(prompts, Staged([source.stage(lo, hi) for lo, hi in ranges]))
+    difference = largest_difference(expected.logits, got.logits)
+    apart = [largest_difference(got.last[row], alone.last[row]) for row in range(rows)]
     return CheckReport(
         model_type=source.config["model_type"],
         layers=count,
@@ -82,9 +94,11 @@ def check(
         seed=seed,
         weights=source.kind,
         exact=difference == 0.0,
-        max_abs_diff=None if math.isnan(difference) else difference,
+        max_abs_diff=difference,
         tokens_equal=expected.tokens == got.tokens,
-        tokens_compared=len(expected.tokens),
+        tokens_compared=sum(map(len, got.tokens.values())),
+        alone_tokens_equal=got.tokens == alone.tokens,
+        alone_max_abs_diff=None if None in apart else max(value for value in apart if value is not None),
     )
 
 
@@ -163,107 +177,3 @@ def _random_source(config: dict[str, Any], seed: int) -> _Source:
         lambda: random_model(config, seed=seed),
         lambda lo, hi: random_stage(config, lo, hi, seed=seed),
     )
-
-
-class _Whole:
-    """mlx-lm's model as it is."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def new_cache(self) -> list[Any]:
-        return [full_cache(self._model)]
-
-    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
-        (own,) = cache
-        if not isinstance(own, caches.RowByRow):
-            return self._model(tokens, cache=own)
-        return mx.concatenate([self._model(tokens[row : row + 1], cache=one) for row, one in enumerate(own)])
-
-
-class _Staged:
-    """The stages, each given what the one before it hands on."""
-
-    def __init__(self, stages: list[Stage]) -> None:
-        self._stages = stages
-
-    def new_cache(self) -> list[Any]:
-        return [stage.make_cache() for stage in self._stages]
-
-    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
-        state = [tokens]
-        for stage, own in zip(self._stages, cache, strict=True):
-            state = stage(state, own)
-            mx.eval(state)
-        return state[0]
-
-
-@dataclass
-class _Trace:
-    logits: list[mx.array]
-    tokens: list[int]
-
-    def note(self, logits: mx.array) -> mx.array:
-        """Keeps the logits; returns the greedy tokens, [rows, 1]."""
-        mx.eval(logits)
-        self.logits.append(logits)
-        chosen = mx.argmax(logits[:, -1].astype(mx.float32), axis=-1)
-        self.tokens.extend(chosen.tolist())
-        return chosen[:, None].astype(mx.uint32)
-
-
-def _follow(prompts: list[mx.array], machine: _Whole | _Staged) -> _Trace:
-    """Runs the schedule. A machine's cache is a list with one cache per stage."""
-    trace = _Trace([], [])
-    waiting = [_prefill(prompt, machine, trace) for prompt in prompts]
-    late = [waiting.pop()] if len(waiting) > 1 else []
-    batch = _per_stage(caches.merge, *[cache for cache, _ in waiting])
-    tokens = mx.concatenate([token for _, token in waiting])
-    for step in range(_DECODE_STEPS):
-        if step == _ADMIT_AT and late:
-            joining = _per_stage(caches.merge, late[0][0])
-            batch = [caches.extend(a, b) for a, b in zip(batch, joining, strict=True)]
-            tokens = mx.concatenate([tokens, late[0][1]])
-        if step == _EVICT_AT and len(tokens) > 1:
-            keep = list(range(1, len(tokens)))
-            batch = [caches.filter(own, keep) for own in batch]
-            tokens = tokens[mx.array(keep)]
-        if step == _EXTRACT_AT:
-            last = len(tokens) - 1
-            alone = [caches.extract(own, last) for own in batch]
-            rest = [caches.filter(own, list(range(last))) for own in batch]
-            batch = [caches.extend(a, b) for a, b in zip(rest, _per_stage(caches.merge, alone), strict=True)]
-        tokens = trace.note(machine(tokens, batch))
-    return trace
-
-
-def _prefill(prompt: mx.array, machine: _Whole | _Staged, trace: _Trace) -> tuple[list[Any], mx.array]:
-    cache = machine.new_cache()
-    token = prompt[:, :0]
-    for chunk in (prompt[:, :_FIRST_CHUNK], prompt[:, _FIRST_CHUNK:]):
-        token = trace.note(machine(chunk, cache))
-    return cache, token
-
-
-def _per_stage(operation: Callable[[Sequence[Any]], Any], *rows: list[Any]) -> list[Any]:
-    return [operation(own) for own in zip(*rows, strict=True)]
-
-
-def _prompts(rows: int, vocabulary: int, seed: int) -> list[mx.array]:
-    """Random prompts of different lengths, uint32 [1, length]."""
-    key = mx.random.key(seed)
-    lengths = [_FIRST_CHUNK + 1 + (5 * row + 2) % 11 for row in range(rows)]
-    return [
-        mx.random.randint(0, vocabulary, (1, length), key=one).astype(mx.uint32)
-        for one, length in zip(mx.random.split(key, rows), lengths, strict=True)
-    ]
-
-
-def _largest_difference(expected: list[mx.array], got: list[mx.array]) -> float:
-    largest = 0.0
-    for one, two in zip(expected, got, strict=True):
-        difference = mx.max(mx.abs(one.astype(mx.float32) - two.astype(mx.float32))).item()
-        if not math.isfinite(difference):
-            return math.nan
-        largest = max(largest, difference)
-    return largest

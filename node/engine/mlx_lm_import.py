@@ -2,8 +2,8 @@
 
 `import mlx_lm` imports transformers (1.5 s on one core, 0.2 GiB) for tokenizers that an engine never
 uses, and three engines may start at once on two cores. `install` puts a package of the same name and path
-in `sys.modules` whose `__init__` has not run, so `mlx_lm.models.*` and `mlx_lm.utils.load_model` come from the installed
-sources unchanged. Whoever asks that package for a name of its real `__init__` (`mlx_lm.load`,
+in `sys.modules` whose `__init__` has not run, so `mlx_lm.models.*` and `mlx_lm.utils.load_model` come from
+the installed sources unchanged. Whoever asks that package for a name of its real `__init__` (`mlx_lm.load`,
 `mlx_lm.generate`) gets the real one: the stand-ins are dropped and the real `__init__` runs.
 
 Call `install` before the first import of mlx_lm. Where mlx_lm was imported already it does nothing.

@@ -25,11 +25,11 @@ _REDOWNLOAD = "download or convert the model again"
 
 
 def load_stage(path: Path, lo: int, hi: int) -> Stage:
-    """The layers [lo, hi) of the model in the folder `path`, with the embedding, norm and head that they need.
+    """The layers [lo, hi) of the model in the folder `path`, with embedding, norm and head as they need.
 
     mlx-lm's `load_model` maps the complete weights lazily, converts and quantizes them and insists that they
-    are exactly the model's parameters; only then is the stage cut out and its own parameters read, a layer's worth at a time.
-    No other layer's weights are read from the disk.
+    are exactly the model's parameters; only then is the stage cut out and its own parameters read, one by
+    one. No other layer's weights are read from the disk.
 
     Raises ModelError for a missing, corrupt or unsupported model, InvalidInput for an impossible range.
     """
@@ -159,8 +159,8 @@ def read_header(file: Path) -> bytes:
 def find_model(name_or_path: str, models_dirs: Sequence[Path], *, allow_download: bool = False) -> Path:
     """The folder of a model: an absolute path, a name in one of `models_dirs`, or a hub id `org/name`.
 
-    A hub id is looked up in `models_dirs` (as `org/name` and as `name`), then in the local Hugging Face cache, and
-    downloaded only with `allow_download`. Raises NotFound (reason MODEL_NOT_FOUND).
+    A hub id is looked up in `models_dirs` (as `org/name` and as `name`), then in the local Hugging Face
+    cache, and downloaded only with `allow_download`. Raises NotFound (reason MODEL_NOT_FOUND).
     """
     if name_or_path.startswith("/"):
         path = Path(name_or_path)

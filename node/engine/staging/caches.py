@@ -16,21 +16,28 @@ import mlx.core as mx
 Cache = list[Any]
 
 
-class RowByRow(list[Cache]):
-    """The caches of several rows of a model whose caches do not batch: one cache of one sequence per row.
-
-    The model is then called once per row (`Stage.__call__`).
-    """
+class OneRow(list[Any]):
+    """A `Cache` of a model that can be called with one row only."""
 
 
-Batch = Cache | RowByRow
+class RowByRow(list[Any]):
+    """A `OneRow` for each of several rows. The model is called once per row (`Stage.__call__`)."""
+
+
+Batch = list[Any]
+
+
+def for_one_row(cache: Cache, batches: bool) -> Cache:
+    """Marks the cache of a model that does not batch, or whose caches do not."""
+    parts = [part for entry in cache for part in getattr(entry, "caches", (entry,))]
+    return cache if batches and all(hasattr(part, "merge") for part in parts) else OneRow(cache)
 
 
 def merge(rows: Sequence[Cache]) -> Batch:
     """One batch cache of the rows' caches, each of one sequence. The rows' caches are not to be used on."""
     if not rows:
         return []
-    if not all(_is_batchable(cache) for cache in rows[0]):
+    if isinstance(rows[0], OneRow):
         return RowByRow(rows)
     return [caches[0].merge(list(caches)) for caches in zip(*rows, strict=True)]
 
@@ -40,7 +47,7 @@ def extend(batch: Batch, other: Batch) -> Batch:
     if not batch:
         return other
     if isinstance(batch, RowByRow):
-        batch.extend(other)
+        batch += other
     elif other:
         for mine, theirs in zip(batch, other, strict=True):
             mine.extend(theirs)
@@ -71,10 +78,6 @@ def nbytes(cache: Batch) -> int:
     if isinstance(cache, RowByRow):
         return sum(nbytes(row) for row in cache)
     return sum(int(part.nbytes) for part in cache)
-
-
-def _is_batchable(cache: Any) -> bool:
-    return all(hasattr(part, "merge") for part in getattr(cache, "caches", (cache,)))
 
 
 class Slots:

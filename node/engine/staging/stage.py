@@ -11,7 +11,7 @@ from mesh.errors import InvalidInput
 
 from .adapters.base import Followed
 from .anatomy import Anatomy, Boundary, full_cache, recorded_updates
-from .caches import Batch, Cache, RowByRow, Slots
+from .caches import Batch, Cache, RowByRow, Slots, for_one_row
 from .interception import Call, intercept_call
 from .layout import Arguments, get_argument, set_argument
 from .pruning import prune
@@ -73,7 +73,7 @@ class Stage:
 
     def make_cache(self) -> Cache:
         """Empty caches for one row. Merge, extend, filter and extract them with `staging.caches`."""
-        return self._slots.select(full_cache(self.model))
+        return for_one_row(self._slots.select(full_cache(self.model)), self._anatomy.adapter.batches)
 
     def __call__(self, inputs: list[mx.array], cache: Batch) -> list[mx.array]:
         """Runs the layers on arrays as `spec.receives` says and returns arrays as `spec.hands_on` says.
@@ -85,7 +85,7 @@ class Stage:
         outputs = [
             self._run([array[row : row + 1] for array in inputs], one) for row, one in enumerate(cache)
         ]
-        return [mx.concatenate(arrays) for arrays in zip(*outputs, strict=True)]
+        return [mx.concatenate(list(arrays)) for arrays in zip(*outputs, strict=True)]
 
     def _run(self, inputs: list[mx.array], cache: Cache) -> list[mx.array]:
         rows, tokens = inputs[0].shape[:2]

@@ -1,4 +1,7 @@
-"""AFM 7: the layers at the end read the cache of the last layer that has one."""
+"""AFM 7: the layers at the end read the cache of the last layer that has one.
+
+They take their position from the length of its keys, padding included, so rows run one at a time.
+"""
 
 import mlx.nn as nn
 
@@ -11,4 +14,4 @@ class Afm7(Adapter):
         return dict.fromkeys(range(own, len(model.layers)), own - 1)
 
 
-ADAPTER = Afm7()
+ADAPTER = Afm7(batches=False)

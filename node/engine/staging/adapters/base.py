@@ -30,6 +30,9 @@ class Adapter:
     per_layer: Place | None = None
     """A layer argument that the head makes from the tokens for each layer, handed on for all later layers."""
 
+    batches: bool = True
+    """Whether mlx-lm computes the same for a row in a batch as for a row alone. `check` finds out."""
+
     def layers(self, model: nn.Module) -> list[Any]:
         """The model's layers in the order in which they run."""
         return list(model.layers)

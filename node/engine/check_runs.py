@@ -1,0 +1,157 @@
+"""The runs that `check` compares: one schedule of rows, followed by a whole model and by its stages."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from node.engine.staging import Stage, caches
+from node.engine.staging.anatomy import full_cache
+
+_FIRST_CHUNK = 2
+_DECODE_STEPS = 9
+_ADMIT_AT, _EVICT_AT, _MOVE_AT = 2, 4, 6
+
+
+class Whole:
+    """mlx-lm's model as it is. `batches` is False for one that mlx-lm runs wrongly on several rows."""
+
+    def __init__(self, model: nn.Module, batches: bool) -> None:
+        self._model = model
+        self._batches = batches
+
+    def new_cache(self) -> list[Any]:
+        return [caches.for_one_row(full_cache(self._model), self._batches)]
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        (own,) = cache
+        if not isinstance(own, caches.RowByRow):
+            return self._call(tokens, own)
+        return mx.concatenate([self._call(tokens[row : row + 1], one) for row, one in enumerate(own)])
+
+    def _call(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        logits: mx.array = self._model(tokens, cache=cache)
+        return logits
+
+
+class Staged:
+    """The stages, each given what the one before it hands on."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = stages
+
+    def new_cache(self) -> list[Any]:
+        return [stage.make_cache() for stage in self._stages]
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        state = [tokens]
+        for stage, own in zip(self._stages, cache, strict=True):
+            state = stage(state, own)
+            mx.eval(state)
+        return state[0]
+
+
+class Run:
+    """What came out of a run: all logits, and the last logits and greedy tokens by row."""
+
+    def __init__(self) -> None:
+        self.logits: list[mx.array] = []
+        self.last: dict[int, list[mx.array]] = defaultdict(list)
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+
+    def note(self, rows: Sequence[int], logits: mx.array) -> mx.array:
+        """Keeps the logits of these rows; returns their greedy tokens, uint32 [rows, 1]."""
+        mx.eval(logits)
+        self.logits.append(logits)
+        last = logits[:, -1].astype(mx.float32)
+        chosen = mx.argmax(last, axis=-1).astype(mx.uint32)
+        for place, row in enumerate(rows):
+            self.last[row].append(last[place])
+            self.tokens[row].append(_token(chosen[place]))
+        return chosen[:, None]
+
+
+def follow_schedule(prompts: Sequence[mx.array], machine: Whole | Staged) -> Run:
+    """Prefills every prompt by itself, then decodes the rows together.
+
+    The last row is admitted late, the first evicted early, and then one is taken out and put back. A
+    machine's cache is a list with one cache per stage.
+    """
+    run = Run()
+    waiting = [_prefill(row, prompt, machine, run) for row, prompt in enumerate(prompts)]
+    rows = list(range(max(1, len(prompts) - 1)))
+    batch = _per_stage(caches.merge, *[waiting[row][0] for row in rows])
+    tokens = mx.concatenate([waiting[row][1] for row in rows])
+    for step in range(_DECODE_STEPS):
+        if step == _ADMIT_AT and len(rows) < len(prompts):
+            cache, token = waiting[-1]
+            batch = _extend(batch, _per_stage(caches.merge, cache))
+            tokens = mx.concatenate([tokens, token])
+            rows.append(len(rows))
+        if step == _EVICT_AT and len(rows) > 1:
+            rows = rows[1:]
+            batch = [caches.filter(own, list(range(1, len(tokens)))) for own in batch]
+            tokens = tokens[1:]
+        if step == _MOVE_AT:
+            moved = [caches.extract(own, len(rows) - 1) for own in batch]
+            rest = [caches.filter(own, list(range(len(rows) - 1))) for own in batch]
+            batch = _extend(rest, _per_stage(caches.merge, moved))
+        tokens = run.note(rows, machine(tokens, batch))
+    return run
+
+
+def follow_alone(prompts: Sequence[mx.array], machine: Whole, lengths: Sequence[int]) -> Run:
+    """Each row by itself, for as many tokens as `lengths` says."""
+    run = Run()
+    for row, prompt in enumerate(prompts):
+        cache, token = _prefill(row, prompt, machine, run)
+        while len(run.tokens[row]) < lengths[row]:
+            token = run.note([row], machine(token, cache))
+    return run
+
+
+def random_prompts(rows: int, vocabulary: int, seed: int) -> list[mx.array]:
+    """Random prompts of different lengths, uint32 [1, length]."""
+    lengths = [_FIRST_CHUNK + 1 + (5 * row + 2) % 11 for row in range(rows)]
+    return [
+        mx.random.randint(0, vocabulary, (1, length), key=key).astype(mx.uint32)
+        for key, length in zip(mx.random.split(mx.random.key(seed), rows), lengths, strict=True)
+    ]
+
+
+def largest_difference(one: Sequence[mx.array], two: Sequence[mx.array]) -> float | None:
+    """The largest difference between two lists of logits; None where one is not a number."""
+    largest = 0.0
+    for left, right in zip(one, two, strict=True):
+        difference = mx.max(mx.abs(left.astype(mx.float32) - right.astype(mx.float32))).item()
+        assert isinstance(difference, float)
+        if not math.isfinite(difference):
+            return None
+        largest = max(largest, difference)
+    return largest
+
+
+def _prefill(row: int, prompt: mx.array, machine: Whole | Staged, run: Run) -> tuple[list[Any], mx.array]:
+    """The row's cache after its prompt, in two chunks, and its first token; the first chunk's is kept too."""
+    cache = machine.new_cache()
+    run.note([row], machine(prompt[:, :_FIRST_CHUNK], cache))
+    return cache, run.note([row], machine(prompt[:, _FIRST_CHUNK:], cache))
+
+
+def _per_stage(operation: Any, *rows: list[Any]) -> list[Any]:
+    return [operation(own) for own in zip(*rows, strict=True)]
+
+
+def _extend(batch: list[Any], other: list[Any]) -> list[Any]:
+    return [caches.extend(mine, theirs) for mine, theirs in zip(batch, other, strict=True)]
+
+
+def _token(chosen: mx.array) -> int:
+    token = chosen.item()
+    assert isinstance(token, int)
+    return token

@@ -1,0 +1,187 @@
+"""What a model asks of the machines that hold it, measured without reading its weights.
+
+Sizes of parameters come from the lazily mapped, sanitized and quantized model; sizes of caches from the
+model's own cache classes after two lazy runs of different length; nothing is evaluated.
+`python -m node.engine.profile PATH` prints the profile as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mesh.errors import SealringError
+from node.engine.staging.anatomy import Anatomy, dissect, full_cache, outer_modules
+from node.engine.staging.interception import leaves, own_arrays
+from node.engine.weights import load_lazily, read_header, weight_files
+
+_LENGTHS = (256, 512)
+"""Tokens of the two runs: whole blocks of mlx-lm's caches, which grow by 256."""
+
+_CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "model_max_length",
+    "max_sequence_length",
+    "max_seq_len",
+    "max_context_length",
+    "n_ctx",
+    "seq_length",
+    "block_size",
+)
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+
+
+def profile(path: Path) -> dict[str, Any]:
+    """The profile of the model in a folder. Sizes are in bytes; lists have one entry per layer.
+
+    `embed_bytes`: parameters that the head stage needs besides its layers; `head_bytes`: those that the tail
+    needs. With `tied` the tail needs `embed_bytes` as well. A window bounds a layer's tokens to
+    `kv_max_tokens` (None: unbounded). A layer that reads another layer's cache has none of its own here, but
+    the first stage to hold such a layer without its donor keeps a copy of the donor's.
+    `handoff_bytes_per_token`: the most that crosses any boundary between two layers.
+
+    Raises ModelError as `weights.load_stage` does.
+    """
+    model, config = load_lazily(path)
+    anatomy = dissect(model, config["model_type"])
+    report = _weights(model, anatomy) | _caches(model, anatomy)
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
+    handoffs = [
+        sum(math.prod(spec.tail) * getattr(mx, spec.dtype).size for spec in boundary.specs)
+        for boundary in anatomy.boundaries[1:]
+    ]
+    return {
+        "model_type": anatomy.model_type,
+        "layers": len(anatomy.layers),
+        "hidden_size": math.prod(anatomy.boundaries[0].state[0][1].tail),
+        "vocab_size": anatomy.logits.tail[0],
+        "dtype": anatomy.boundaries[0].state[0][1].dtype,
+        **report,
+        "max_context": max_context(config | {key: value for key, value in (text or {}).items() if value}),
+        "eos_token_ids": _eos(config, text or {}),
+        "handoff_bytes_per_token": max(handoffs, default=0),
+        "digest": digest(path),
+    }
+
+
+def _weights(model: nn.Module, anatomy: Anatomy) -> dict[str, Any]:
+    per_layer = [
+        sum(array.nbytes for module in layer.modules() for array in _arrays(module))
+        for layer in anatomy.layers
+    ]
+    count, before, after, both = len(per_layer), 0, 0, 0
+    for module in outer_modules(model, anatomy.layers):
+        for key, value in own_arrays(module):
+            times = anatomy.uses.get((id(module), key), frozenset())
+            size = sum(leaf.nbytes for leaf in leaves(value) if isinstance(leaf, mx.array))
+            at_head, at_tail = 0 in times, count in times
+            before += size * (at_head and not at_tail)
+            after += size * (at_tail and not at_head)
+            both += size * (at_head and at_tail)
+            for layer in {math.ceil(time) - 1 for time in times if 0 < time < count}:
+                per_layer[layer] += size
+    tied = both > 0 and before == 0  # a model tied in part only counts the tied part on either side
+    return {
+        "layer_bytes": per_layer,
+        "embed_bytes": before + both,
+        "head_bytes": after if tied else after + both,
+        "tied": tied,
+    }
+
+
+def _arrays(module: nn.Module) -> list[mx.array]:
+    return [leaf for _, value in own_arrays(module) for leaf in leaves(value) if isinstance(leaf, mx.array)]
+
+
+def _caches(model: nn.Module, anatomy: Anatomy) -> dict[str, Any]:
+    count = len(anatomy.layers)
+    growing, fixed = [0] * count, [0] * count
+    bounds: list[int | None] = [None] * count
+    short, long = (_filled(model, tokens) for tokens in _LENGTHS)
+    for owners, one, two in zip(anatomy.owners, short, long, strict=True):
+        layer = owners[0] if owners else 0
+        slope = max(0, two.nbytes - one.nbytes) // (_LENGTHS[1] - _LENGTHS[0])
+        growing[layer] += slope
+        fixed[layer] += max(0, one.nbytes - slope * _LENGTHS[0])
+        bounds[layer] = getattr(one, "max_size", None) or getattr(one, "chunk_size", None)
+    return {"kv_bytes_per_token": growing, "kv_max_tokens": bounds, "state_bytes": fixed}
+
+
+def _filled(model: nn.Module, tokens: int) -> list[Any]:
+    """The model's caches after a lazy run; their arrays have shapes but no storage."""
+    cache = full_cache(model)
+    model(mx.zeros((1, tokens), mx.uint32), cache=cache)
+    return cache
+
+
+def max_context(config: dict[str, Any]) -> int | None:
+    """The longest context that the configuration names, in tokens; None if it names none."""
+    for key in _CONTEXT_KEYS:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _eos(config: dict[str, Any], text: dict[str, Any]) -> list[int]:
+    found = config.get("eos_token_id", text.get("eos_token_id"))
+    values = found if isinstance(found, list) else [found]
+    return [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 in hex over config.json, the tokenizer's files, and each weight file's name, size and header.
+
+    Two folders with one digest hold the same model as far as can be said without reading the weights.
+    """
+    total = hashlib.sha256()
+
+    def add(name: str, content: bytes) -> None:
+        for part in (name.encode(), content):
+            total.update(len(part).to_bytes(8, "big") + part)
+
+    for name in ("config.json", *sorted(_TOKENIZER_FILES)):
+        if (path / name).is_file():
+            add(name, (path / name).read_bytes())
+    for file in weight_files(path):
+        add(file.name, file.stat().st_size.to_bytes(8, "big") + read_header(file))
+    return total.hexdigest()
+
+
+def main() -> int:
+    """Prints the profile of the folder named on the command line as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m node.engine.profile", description=profile.__doc__)
+    parser.add_argument("path", type=Path)
+    arguments = parser.parse_args()
+    mx.set_default_device(mx.cpu)
+    try:
+        result = profile(arguments.path)
+    except SealringError as error:
+        sys.stderr.write(f"{error.reason}: {error}\n")
+        return 1
+    sys.stdout.write(json.dumps(result) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

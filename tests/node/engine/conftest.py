@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from node.engine.staging import random_model
+
+ARCHS = Path(__file__).parents[2] / "data" / "archs.json"
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu() -> None:
+    mx.set_default_device(mx.cpu)
+
+
+@pytest.fixture(scope="session")
+def archs() -> dict[str, dict[str, Any]]:
+    """One small configuration per architecture."""
+    found: dict[str, dict[str, Any]] = json.loads(ARCHS.read_bytes())
+    return found
+
+
+@pytest.fixture
+def llama() -> dict[str, Any]:
+    """A tiny llama with tied embeddings, 5 layers."""
+    return {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "num_hidden_layers": 5,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 100,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 512,
+        "eos_token_id": 2,
+    }
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a folder with a model of random weights, as mlx-lm would read it."""
+
+    def write(
+        config: dict[str, Any], *, seed: int = 0, dtype: mx.Dtype = mx.float32, name: str = "model"
+    ) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        weights = dict(tree_flatten(random_model(config, seed=seed, dtype=dtype).parameters()))
+        mx.save_safetensors(str(folder / "model.safetensors"), weights)
+        return folder
+
+    return write

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mesh.errors import InvalidInput, ModelError
+from node.engine.check import check, ranges_of
+
+ARCHS = Path(__file__).parents[2] / "data" / "archs.json"
+CONFIGS: dict[str, dict[str, Any]] = json.loads(ARCHS.read_bytes())
+
+FAMILIES = (
+    "llama",
+    "llama:tied",
+    "llama:sliding",
+    "qwen2",
+    "qwen3",
+    "gemma3_text",
+    "gpt_oss",
+    "mixtral",
+    "deepseek_v3",
+)
+NOT_STAGEABLE = {"iquestloopcoder": "runs through its layers twice"}
+
+SMALLER: dict[str, dict[str, Any]] = {
+    "dbrx": {"d_model": 64, "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2}},
+    "falcon_h1": {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+    },
+    "gpt2": {"n_embd": 48, "n_layer": 4},
+    "jamba": {"mamba_expand": 2, "mamba_d_state": 16},
+    "mamba": {"num_hidden_layers": 4, "time_step_rank": 4},
+    "nanochat": {"hidden_size": 80, "num_hidden_layers": 4},
+    "openelm": {"model_dim": 128, "head_dim": 16},
+    "gemma": {"head_dim": 16},
+    "gemma3_text": {"vocab_size": 300},
+    "gpt_oss": {"vocab_size": 300, "num_local_experts": 4, "head_dim": 16},
+    "plamo2": {"hidden_size": 64, "mamba_num_heads": 4, "hidden_size_per_head": 16},
+}
+
+
+def tiny(config: dict[str, Any], key: str = "") -> dict[str, Any]:
+    """The configuration made smaller where it is bigger than the test needs."""
+    small = dict(config)
+    width = config.get("hidden_size", 0)
+    if isinstance(width, int) and width > 256:
+        for name in (
+            "hidden_size",
+            "intermediate_size",
+            "moe_intermediate_size",
+            "shared_expert_intermediate_size",
+        ):
+            if name in small:
+                small[name] //= 8
+    if isinstance(config.get("text_config"), dict):
+        small["text_config"] = tiny(config["text_config"])
+    return small | SMALLER.get(key, {})
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_are_exact(family: str, stages: int) -> None:
+    report = check(tiny(CONFIGS[family], family), stages=stages, rows=3)
+    assert report.exact
+    assert report.max_abs_diff == 0
+    assert report.tokens_equal
+    assert report.alone_tokens_equal
+    assert len(report.stages) == stages
+
+
+@pytest.mark.parametrize("key", [key for key in CONFIGS if key not in (*FAMILIES, *NOT_STAGEABLE)])
+def test_architectures_are_exact(key: str) -> None:
+    report = check(tiny(CONFIGS[key], key), stages=3, rows=3, seed=1)
+    assert (report.exact, report.tokens_equal) == (True, True)
+    assert report.alone_max_abs_diff is not None
+    assert report.alone_max_abs_diff < 1e-3
+
+
+@pytest.mark.parametrize("key", NOT_STAGEABLE)
+def test_architectures_that_do_not_split_are_refused(key: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        check(CONFIGS[key], stages=2)
+    assert caught.value.reason == "ARCHITECTURE_NOT_STAGEABLE"
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_any_split_of_llama_is_exact(data: st.DataObject) -> None:
+    layers = 6
+    cuts = data.draw(st.sets(st.integers(1, layers - 1)))
+    ends = [*sorted(cuts), layers]
+    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    config = {
+        "model_type": "llama",
+        "hidden_size": 16,
+        "num_hidden_layers": layers,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 50,
+        "tie_word_embeddings": data.draw(st.booleans()),
+        "sliding_window": 4,
+        "layer_types": [
+            "full_attention",
+            *data.draw(
+                st.lists(
+                    st.sampled_from(["full_attention", "sliding_attention"]),
+                    min_size=layers - 1,
+                    max_size=layers - 1,
+                )
+            ),
+        ],
+    }
+    report = check(
+        config, splits=sizes, rows=data.draw(st.integers(1, 4)), seed=data.draw(st.integers(0, 99))
+    )
+    assert report.exact
+    assert report.tokens_equal
+
+
+def test_real_weights(llama: dict[str, Any], model_folder: Callable[..., Path]) -> None:
+    report = check(model_folder(llama), stages=3)
+    assert report.weights == "real"
+    assert report.exact
+
+
+def test_configuration_by_key() -> None:
+    report = check(f"{ARCHS}#mixtral", splits=[1, 5], rows=1)
+    assert report.stages == [[0, 1], [1, 6]]
+    assert report.exact
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"splits": [1, 2]}, InvalidInput),
+        ({"splits": [0, 5]}, InvalidInput),
+        ({"splits": [2, 3], "stages": 3}, InvalidInput),
+        ({"stages": 0}, InvalidInput),
+        ({"stages": 6}, InvalidInput),
+        ({"rows": 0}, InvalidInput),
+        ({"rows": 1000}, InvalidInput),
+    ],
+)
+def test_impossible_requests(
+    llama: dict[str, Any], arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        check(llama, **arguments)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000])
+def test_unusable_configuration(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError) as caught:
+        check(tmp_path / "config.json")
+    assert caught.value.reason == "BAD_MODEL_CONFIG"
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    for name in ("nowhere", f"{ARCHS}#nothing"):
+        with pytest.raises(ModelError) as caught:
+            check(name)
+        assert caught.value.reason == "MODEL_NOT_FOUND"
+
+
+@given(layers=st.integers(1, 100), stages=st.integers(1, 100))
+def test_ranges_cover_the_layers(layers: int, stages: int) -> None:
+    if stages > layers:
+        with pytest.raises(InvalidInput):
+            ranges_of(layers, stages=stages)
+        return
+    ranges = ranges_of(layers, stages=stages)
+    assert [index for lo, hi in ranges for index in range(lo, hi)] == list(range(layers))
+    assert max(hi - lo for lo, hi in ranges) - min(hi - lo for lo, hi in ranges) <= 1
