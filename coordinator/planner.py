@@ -237,7 +237,7 @@ def _finish(
     spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, rings: list[Ring]
 ) -> admin_pb2.DeploymentPlan:
     demand = Demand.of(profile, spec.context)
-    planned = [_ring_plan(f"{spec.name}.{index}", demand, ring) for index, ring in enumerate(rings)]
+    planned = [_ring_plan(f"{spec.name}-{index}", demand, ring) for index, ring in enumerate(rings)]
     rows = (kv_budget(stage) // max(1, stage.kv_bytes) for ring in planned for stage in ring.stages)
     spec.max_rows = spec.max_rows or max(1, min(DEFAULT_MAX_ROWS, *rows))
     return admin_pb2.DeploymentPlan(

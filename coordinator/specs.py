@@ -15,15 +15,15 @@ MAX_PREFILL_CHUNK = 8192
 MAX_ROWS = 256
 MAX_REPLICAS = 64
 MAX_STAGES = 64
-_MAX_MODEL = 1024
-_NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}\Z")
+_MAX_MODEL = 256
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,54}[a-z0-9])?\Z")
 
 
 def check_name(name: str) -> str:
     """A deployment's name. Raises InvalidInput (BAD_NAME)."""
     if not _NAME.match(name):
         raise InvalidInput(
-            "deployment name is not 1 to 128 of A-Z, a-z, 0-9 and . _ / -", reason="BAD_NAME", param="name"
+            "deployment name is not 1 to 56 of a-z, 0-9 and inner hyphens", reason="BAD_NAME", param="name"
         )
     return name
 

@@ -17,6 +17,7 @@ from mesh.encoding import (
     JsonObject,
     canonical_json,
     encode_base64,
+    pack_fields,
     parse_json_object,
 )
 from mesh.errors import AttestationError, SealringError
@@ -197,6 +198,28 @@ def derive_level(statement: Statement) -> TrustLevel:
     if statement.key_type is KeyType.SECURE_ENCLAVE and statement.posture.complete_and_good:
         return TrustLevel.SELF_SIGNED
     return TrustLevel.SOFTWARE
+
+
+def sign_sealing_key(signer: Signer, cluster: str, sealing_key: bytes) -> bytes:
+    """The signature for `Hello`: binds a fresh sealing key to the identity between two attestations."""
+    return signer.sign(Label.ATTESTATION, _sealing_content(cluster, sealing_key))
+
+
+def verify_sealing_key(identity_key: bytes, cluster: str, sealing_key: bytes, signature: bytes) -> None:
+    """Raises AttestationError (SEALING_KEY_SIGNATURE)."""
+    try:
+        if len(sealing_key) not in SEALING_KEY_SIZES:
+            raise AttestationError("sealing key has a wrong length", reason="SEALING_KEY_SIGNATURE")
+        verify(identity_key, Label.ATTESTATION, _sealing_content(cluster, sealing_key), signature)
+    except SealringError:
+        raise AttestationError(
+            "sealing key is not signed by the identity key", reason="SEALING_KEY_SIGNATURE"
+        ) from None
+
+
+def _sealing_content(cluster: str, sealing_key: bytes) -> bytes:
+    """Never a statement: those begin with a brace."""
+    return pack_fields(b"sealring sealing key v1", cluster.encode(), sealing_key)
 
 
 def statement_hash(data: bytes) -> bytes:

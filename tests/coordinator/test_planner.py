@@ -78,7 +78,7 @@ def test_exactly_the_stages_asked_for() -> None:
     assert (head.weight_bytes, middle.weight_bytes, tail.weight_bytes) == (350 * MIB, 300 * MIB, 350 * MIB)
     assert head.kv_bytes == 3 * 1024 * 2048
     assert made.rings[0].kv_budget == min(kv_budget(stage) for stage in made.rings[0].stages)
-    assert made.rings[0].ring == "demo.0"
+    assert made.rings[0].ring == "demo-0"
 
 
 def test_layers_follow_memory() -> None:
@@ -120,7 +120,7 @@ def test_replicas_are_disjoint_and_alike() -> None:
     made = plan(spec(stages=2, replicas=2), profile(), members)
     assert sorted(names(made, 0)) == ["node-1", "node-4"]
     assert sorted(names(made, 1)) == ["node-2", "node-3"]
-    assert [ring.ring for ring in made.rings] == ["demo.0", "demo.1"]
+    assert [ring.ring for ring in made.rings] == ["demo-0", "demo-1"]
 
 
 def test_a_context_that_is_not_asked_for_shrinks_to_what_fits() -> None:

@@ -1,0 +1,237 @@
+"""The Enrolment service: whoever brings a good token, a good signature and good evidence becomes a member.
+
+A refused join does not tell which check failed; the coordinator's own log does. Sizes and forms, which the
+caller knows anyway, are answered clearly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from coordinator.authority import Authority
+from coordinator.keys import ClusterKeys
+from coordinator.limits import Nonces, RateLimit, caller_of
+from coordinator.settings import CoordinatorSettings
+from coordinator.store import Store, StoredMember
+from mesh.addresses import parse_address
+from mesh.attestation import MAX_STATEMENT_BYTES, NONCE_BYTES, Expected, Verdict, verify_statement
+from mesh.bootstrap import TOKEN_SECRET_BYTES
+from mesh.certificates import PeerIdentity, Role, check_name, to_pem
+from mesh.clock import Clock, monotonic_clock
+from mesh.encoding import FormatError, decode_base32
+from mesh.enrolment import join_content
+from mesh.errors import AttestationError, InvalidInput, PermissionDenied, SealringError
+from mesh.identity import PUBLIC_KEY_BYTES, Label, member_id, verify
+from mesh.roster_codec import SEALING_KEY_SIZES
+from mesh.trust import KeyType
+from sealring.v1 import membership_pb2, membership_pb2_grpc
+
+MAX_ADDRESSES = 8
+_MAX_CSR_BYTES = 4096
+_MAX_SIGNATURE_BYTES = 72
+_NONCE_SECONDS = 60
+_ROLES = {membership_pb2.ROLE_NODE: Role.MEMBER, membership_pb2.ROLE_GATEWAY: Role.GATEWAY}
+log = structlog.get_logger()
+
+
+class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
+    """Spends join tokens. `main_address` is where members are told to go."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: ClusterKeys,
+        authority: Authority,
+        settings: CoordinatorSettings,
+        main_address: Callable[[], str],
+        *,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._authority = authority
+        self._settings = settings
+        self._main_address = main_address
+        self._clock = clock
+        self._nonces = Nonces(lifetime=_NONCE_SECONDS, clock=monotonic_clock)
+        self._limit = RateLimit(per_second=10, burst=200, clock=monotonic_clock)
+
+    async def GetNonce(  # noqa: N802
+        self, request: membership_pb2.GetNonceRequest, context: Any
+    ) -> membership_pb2.GetNonceResponse:
+        """A fresh nonce for one attempt."""
+        self._limit.check(caller_of(context.peer()))
+        return membership_pb2.GetNonceResponse(nonce=self._nonces.issue())
+
+    async def Enrol(  # noqa: N802
+        self, request: membership_pb2.EnrolRequest, context: Any
+    ) -> membership_pb2.EnrolResponse:
+        """Raises InvalidInput for malformed requests, PermissionDenied (JOIN_REFUSED) for all else."""
+        self._limit.check(caller_of(context.peer()))
+        role = _check_form(request)
+        try:
+            member = self._admit(request, role)
+            certificate = self._keys.ca.issue(
+                request.csr,
+                PeerIdentity(self._keys.root.cluster, role, member.id),
+                lifetime=self._settings.certificate_lifetime,
+                now=self._clock(),
+            )
+            self._spend(request, role, member)
+        except SealringError as error:
+            log.warning("join_refused", token_id=request.token_id, role=role, why=error.reason)
+            raise PermissionDenied(
+                "the join was refused",
+                hint="ask for a fresh join token; the coordinator's log says why",
+                reason="JOIN_REFUSED",
+            ) from None
+        log.info("member_enrolled", member=member.id, name=member.name, role=role, level=member.level)
+        return membership_pb2.EnrolResponse(
+            member_id=member.id,
+            cluster=self._keys.root.cluster,
+            certificate_chain=to_pem(certificate),
+            root_metadata=self._keys.root_chain,
+            roster=self._authority.current.envelope,
+            coordinator_address=self._main_address(),
+        )
+
+    def _admit(self, request: membership_pb2.EnrolRequest, role: Role) -> StoredMember:
+        """Everything but the token. The nonce is used up whatever comes of it."""
+        if not self._nonces.use(request.nonce):
+            raise _refused("NONCE")
+        content = join_content(
+            cluster=self._keys.root.cluster,
+            token_id=request.token_id,
+            role=role,
+            nonce=request.nonce,
+            identity_key=request.identity_key,
+            csr=request.csr,
+            sealing_key=request.sealing_key,
+            name=request.name,
+            addresses=request.addresses,
+        )
+        verify(request.identity_key, Label.JOIN, content, request.signature)
+        identifier = member_id(request.identity_key)
+        if self._store.members.banned(identifier):
+            raise _refused("BANNED")
+        known = self._store.members.find(identifier)
+        if known is not None and known.role is not role:
+            raise _refused("OTHER_ROLE")
+        now = int(self._clock())
+        if role is Role.GATEWAY:
+            return StoredMember(
+                identifier, role, request.name, request.identity_key, KeyType(request.key_type), now
+            )
+        verdict = self._attest(request, now)
+        return StoredMember(
+            id=identifier,
+            role=role,
+            name=request.name,
+            identity_key=request.identity_key,
+            key_type=KeyType(request.key_type),
+            enrolled_at=now,
+            sealing_key=request.sealing_key,
+            level=verdict.level,
+            trust=verdict.trust,
+            attestation=request.attestation,
+            attested_at=now,
+            challenged_at=now,
+            manifest_hash=verdict.statement.manifest_hash,
+            addresses=tuple(request.addresses),
+        )
+
+    def _attest(self, request: membership_pb2.EnrolRequest, now: int) -> Verdict:
+        expected = Expected(
+            cluster=self._keys.root.cluster,
+            nonce=request.nonce,
+            identity_key=request.identity_key,
+            key_type=request.key_type,
+            sealing_key=request.sealing_key,
+        )
+        verdict = verify_statement(request.attestation, request.attestation_signature, expected, now=now)
+        if verdict.trust < self._settings.trust_floor:
+            raise AttestationError("the evidence is below the cluster's floor", reason="BELOW_FLOOR")
+        return verdict
+
+    def _spend(self, request: membership_pb2.EnrolRequest, role: Role, member: StoredMember) -> None:
+        """Token, member, audit entry and roster: all of them or none."""
+        secret = _secret(request.token_secret)
+        with self._authority.change():
+            now = self._clock()
+            if not self._store.tokens.spend(request.token_id, secret, role, now=now):
+                raise _refused("TOKEN")
+            self._store.members.enrol(member)
+            self._store.audit.append(
+                now,
+                member.id,
+                "enrol",
+                member.id,
+                {"role": role, "name": member.name, "level": member.level, "token_id": request.token_id},
+            )
+
+
+def check_addresses(addresses: list[str]) -> tuple[str, ...]:
+    """A daemon's addresses, bounded. Raises InvalidInput (BAD_ADDRESS)."""
+    if not 1 <= len(addresses) <= MAX_ADDRESSES:
+        raise InvalidInput(f"addresses are not 1 to {MAX_ADDRESSES}", reason="BAD_ADDRESS", param="addresses")
+    for address in addresses:
+        try:
+            port = parse_address(address)[1]
+        except InvalidInput as error:
+            error.metadata["param"] = "addresses"
+            raise
+        if port == 0:
+            raise InvalidInput("address has port 0", reason="BAD_ADDRESS", param="addresses")
+    return tuple(addresses)
+
+
+def _check_form(request: membership_pb2.EnrolRequest) -> Role:
+    role = _ROLES.get(request.role)
+    if role is None:
+        raise _malformed("role")
+    sizes = (
+        ("token_id", len(request.token_id), 1, 64),
+        ("token_secret", len(request.token_secret), 1, 128),
+        ("identity_key", len(request.identity_key), PUBLIC_KEY_BYTES, PUBLIC_KEY_BYTES),
+        ("csr", len(request.csr), 1, _MAX_CSR_BYTES),
+        ("nonce", len(request.nonce), NONCE_BYTES, NONCE_BYTES),
+        ("signature", len(request.signature), 1, _MAX_SIGNATURE_BYTES),
+        ("attestation", len(request.attestation), 0, MAX_STATEMENT_BYTES),
+        ("attestation_signature", len(request.attestation_signature), 0, _MAX_SIGNATURE_BYTES),
+    )
+    for param, size, low, high in sizes:
+        if not low <= size <= high:
+            raise _malformed(param)
+    if request.key_type not in set(KeyType):
+        raise _malformed("key_type")
+    check_name(request.name, "name")
+    if role is Role.MEMBER:
+        check_addresses(list(request.addresses))
+        if len(request.sealing_key) not in SEALING_KEY_SIZES:
+            raise _malformed("sealing_key")
+    elif request.addresses or request.sealing_key or request.attestation:
+        raise _malformed("sealing_key")
+    return role
+
+
+def _secret(text: str) -> bytes:
+    try:
+        return decode_base32(text, size=TOKEN_SECRET_BYTES)
+    except FormatError:
+        raise _refused("TOKEN") from None
+
+
+def _malformed(param: str) -> InvalidInput:
+    return InvalidInput(
+        f"field {param} of the join is missing or has a wrong length",
+        hint="run the same release everywhere",
+        reason="BAD_JOIN",
+        param=param,
+    )
+
+
+def _refused(check: str) -> PermissionDenied:
+    return PermissionDenied("join refused", reason=check)

@@ -1,0 +1,95 @@
+"""The authority's keys on disk: root, roster and certificate authority, and what is issued with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role
+from mesh.dsse import Ed25519Signer
+from mesh.errors import ConfigError, SealringError
+from mesh.rootmeta import RootMetadata, check_root_times, decode_chain, encode_chain, follow_root
+from mesh.statefiles import read_bounded
+from mesh.tls import TlsMaterial
+
+ROOT_KEY = "root.key"
+ROSTER_KEY = "roster.key"
+ROOT_METADATA = "root.dsse"
+OPERATOR_DIR = "operator"
+COORDINATOR_ID = "main"
+OPERATOR_ID = "operator"
+
+
+@dataclass(frozen=True)
+class ClusterKeys:
+    """What a running coordinator signs with. The root key is not among it."""
+
+    ca: ClusterCA
+    roster: Ed25519Signer
+    root: RootMetadata
+
+    @classmethod
+    def load(cls, folder: Path, *, now: float) -> Self:
+        """Load and check that everything belongs together.
+
+        Raises ConfigError (STATE_MISSING, STATE_CORRUPT, BAD_CA, BAD_KEY, SECRET_FILE_UNSAFE), RosterError
+        (ROOT_EXPIRED).
+        """
+        try:
+            ca = ClusterCA.load(folder)
+            roster = Ed25519Signer.load(folder / ROSTER_KEY)
+            root = _follow(decode_chain(read_bounded(folder / ROOT_METADATA)))
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"the coordinator's state in {folder} lacks {Path(str(error.filename)).name}",
+                hint="restore it from a backup, or make a new one with: sealring coordinator init",
+                reason="STATE_MISSING",
+            ) from None
+        if ca.certificate not in root.authorities or roster.public_key not in root.roster_keys:
+            raise ConfigError(
+                f"the keys in {folder} are not those of its root metadata",
+                hint="restore the whole folder from one backup",
+                reason="STATE_CORRUPT",
+            )
+        check_root_times(root, now=now)
+        return cls(ca, roster, root)
+
+    @property
+    def root_chain(self) -> bytes:
+        """The chain of root metadata as certificates and answers carry it."""
+        return encode_chain(self.root.chain)
+
+    @property
+    def pin(self) -> bytes:
+        """What join tokens pin: the fingerprint of the first root of the chain."""
+        return follow_root(self.root.chain[0], None).fingerprint
+
+    def server_material(self, hosts: tuple[str, ...], *, lifetime: float, now: float) -> TlsMaterial:
+        """A fresh key and certificate for the coordinator's own servers, with the root chain inside."""
+        leaf = LeafKey()
+        certificate = self.ca.issue(
+            leaf.csr(),
+            PeerIdentity(self.root.cluster, Role.COORDINATOR, COORDINATOR_ID),
+            lifetime=lifetime,
+            now=now,
+            addresses=hosts,
+            root_chain=self.root_chain,
+        )
+        return TlsMaterial(leaf.private_pem(), certificate, self.root.authorities)
+
+
+def _follow(chain: list[bytes]) -> RootMetadata:
+    root = None
+    try:
+        for envelope in chain:
+            root = follow_root(envelope, root)
+    except SealringError as error:
+        raise ConfigError(
+            f"the root metadata is corrupt: {error.message}",
+            hint="restore it from a backup",
+            reason="STATE_CORRUPT",
+        ) from None
+    if root is None:
+        raise ConfigError("the root metadata is empty", hint="restore it", reason="STATE_CORRUPT")
+    return root

@@ -1,0 +1,185 @@
+"""The Membership service: a node's one stream, from its hello to its goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+
+from coordinator.access import Access
+from coordinator.authority import Authority
+from coordinator.enrolment import check_addresses
+from coordinator.profiles import Profiles
+from coordinator.rings import Rings
+from coordinator.sessions import Session, Sessions, roster_message
+from coordinator.settings import CoordinatorSettings
+from coordinator.store import Store
+from mesh.attestation import verify_sealing_key
+from mesh.certificates import Role
+from mesh.clock import monotonic_clock
+from mesh.errors import FailedPrecondition, InvalidInput, PermissionDenied, SealringError, Unavailable
+from sealring.v1 import membership_pb2, membership_pb2_grpc
+from sealring.v1.membership_pb2 import CoordinatorMessage, MemberMessage
+
+_HELLO_SECONDS = 10.0
+_MAX_VERSION = 64
+_MAX_BYTES = 1 << 50
+_MAX_RINGS = 64
+log = structlog.get_logger()
+
+
+class MembershipService(membership_pb2_grpc.MembershipServicer):
+    """Takes what nodes report to those who need it."""
+
+    def __init__(
+        self,
+        access: Access,
+        store: Store,
+        authority: Authority,
+        sessions: Sessions,
+        rings: Rings,
+        profiles: Profiles,
+        settings: CoordinatorSettings,
+        cluster: str,
+    ) -> None:
+        self._access = access
+        self._store = store
+        self._authority = authority
+        self._sessions = sessions
+        self._rings = rings
+        self._profiles = profiles
+        self._silence = settings.heartbeat_timeout
+        self._cluster = cluster
+
+    async def Session(  # noqa: N802
+        self, requests: AsyncIterator[MemberMessage], context: Any
+    ) -> AsyncIterator[CoordinatorMessage]:
+        """Role member. Raises InvalidInput (BAD_HELLO), AttestationError, Unavailable (SILENT)."""
+        peer = self._access.require(context, Role.MEMBER)
+        hello = await self._hello(requests)
+        self._take_hello(peer.id, hello)
+        session = Session(peer.id, clock=monotonic_clock)
+        session.send(roster_message(self._authority.current))
+        log.info("node_session", member=peer.id, version=hello.software_version)
+        self._sessions.open(session)
+        reading = asyncio.create_task(self._read(session, requests))
+        try:
+            async for message in session.outbox.messages():
+                yield message
+        finally:
+            reading.cancel()
+            self._profiles.gone(session.member)
+            self._sessions.closed(session)
+
+    async def _hello(self, requests: AsyncIterator[MemberMessage]) -> membership_pb2.Hello:
+        try:
+            first = await asyncio.wait_for(anext(requests, None), _HELLO_SECONDS)
+        except TimeoutError:
+            first = None
+        if first is None or not first.HasField("hello"):
+            raise InvalidInput("a session begins with a hello", reason="BAD_HELLO")
+        return first.hello
+
+    def _take_hello(self, identifier: str, hello: membership_pb2.Hello) -> None:
+        """What a node says of itself now; the roster is signed again when it differs from before."""
+        member = self._store.members.get(identifier)
+        addresses = check_addresses(list(hello.addresses))
+        if not 0 < len(hello.software_version) <= _MAX_VERSION:
+            raise InvalidInput("software version has a wrong length", reason="BAD_HELLO")
+        verify_sealing_key(member.identity_key, self._cluster, hello.sealing_key, hello.sealing_key_signature)
+        if hello.roster_version > self._authority.current.version:
+            raise _newer_roster(identifier, hello.roster_version, self._authority.current.version)
+        changed = dataclasses.replace(
+            member,
+            addresses=addresses,
+            sealing_key=hello.sealing_key,
+            software_version=hello.software_version,
+        )
+        if (changed.addresses, changed.sealing_key) != (member.addresses, member.sealing_key):
+            with self._authority.change():
+                self._store.members.save(changed)
+        elif changed != member:
+            self._store.members.save(changed)
+
+    async def _read(self, session: Session, requests: AsyncIterator[MemberMessage]) -> None:
+        """Takes messages until the stream ends or falls silent."""
+        try:
+            while True:
+                message = await asyncio.wait_for(anext(requests, None), self._silence)
+                if message is None:
+                    session.outbox.close()
+                    return
+                session.seen()
+                if self._take(session, message):
+                    session.said_goodbye = True
+                    session.outbox.close()
+                    return
+        except TimeoutError:
+            session.said_goodbye = True
+            log.warning("node_silent", member=session.member, seconds=self._silence)
+            session.close("no heartbeat", Unavailable("no heartbeat came in time", reason="SILENT"))
+        except SealringError as error:
+            session.close(error.reason, error)
+        except Exception:
+            log.exception("session_failed", member=session.member)
+            session.close("an internal error")
+
+    def _take(self, session: Session, message: MemberMessage) -> bool:
+        """Handles one message; True when it was a goodbye."""
+        kind = message.WhichOneof("message")
+        member = session.member
+        if kind == "heartbeat":
+            self._heartbeat(session, message.heartbeat)
+        elif kind == "profile":
+            self._profiles.answered(member, message.profile)
+        elif kind == "progress":
+            self._rings.progressed(member, message.progress)
+        elif kind == "prepared":
+            self._rings.prepared(member, message.prepared)
+        elif kind == "up":
+            self._rings.up(member, message.up)
+        elif kind == "fault":
+            self._rings.faulted(member, message.fault)
+        elif kind == "roster_seen":
+            self._check_seen(member, message.roster_seen)
+        elif kind == "goodbye":
+            log.info("node_goodbye", member=member, why=message.goodbye.reason[:64])
+            return True
+        else:
+            raise InvalidInput("a session holds a message that is not known here", reason="BAD_MESSAGE")
+        return False
+
+    def _heartbeat(self, session: Session, heartbeat: membership_pb2.Heartbeat) -> None:
+        sizes = (heartbeat.memory_total, heartbeat.memory_usable, heartbeat.memory_used)
+        if max(sizes) > _MAX_BYTES or len(heartbeat.rings) > _MAX_RINGS:
+            raise InvalidInput("a heartbeat is out of bounds", reason="BAD_HEARTBEAT")
+        first = session.heartbeat is None
+        session.beat(heartbeat)
+        if first:
+            self._rings.first_heartbeat(session, heartbeat)
+        self._sessions.beaten()
+
+    def _check_seen(self, member: str, seen: membership_pb2.RosterSeen) -> None:
+        """A node that holds another roster of one version has met another authority: the alarm."""
+        known = self._store.rosters.find(seen.version)
+        newest = self._authority.current.version
+        if seen.version > newest or (known is not None and known.hash != seen.hash):
+            log.error("roster_equivocation", member=member, version=seen.version, newest=newest)
+            self._store.audit.append(
+                0, member, "roster_equivocation", member, {"version": seen.version, "newest": newest}
+            )
+            raise PermissionDenied(
+                "node holds a roster that this coordinator did not sign", reason="ROSTER_EQUIVOCATION"
+            )
+
+
+def _newer_roster(member: str, theirs: int, ours: int) -> FailedPrecondition:
+    log.error("coordinator_rolled_back", member=member, theirs=theirs, ours=ours)
+    return FailedPrecondition(
+        f"node has seen roster {theirs} and the coordinator's newest is {ours}",
+        hint="the coordinator's database was set back: restore the newest one",
+        reason="COORDINATOR_ROLLED_BACK",
+    )

@@ -1,0 +1,314 @@
+"""The rings that the roster holds: runs the epoch machine of each, tells members and gateways."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import structlog
+
+from coordinator.authority import Authority
+from coordinator.epochs import Action, Commit, End, Phase, Prepare, RingEpochs, Timeouts
+from coordinator.planner import kv_budget
+from coordinator.sessions import Session, Sessions
+from coordinator.settings import CoordinatorSettings
+from coordinator.store import Store
+from coordinator.watchers import Watchers, roster_event
+from mesh.clock import Clock, monotonic_clock
+from sealring.v1 import admin_pb2, membership_pb2
+from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, RingState, WatchResponse
+
+_PHASES = {
+    Phase.WAITING: membership_pb2.RING_PHASE_DOWN,
+    Phase.PREPARING: membership_pb2.RING_PHASE_FORMING,
+    Phase.COMMITTING: membership_pb2.RING_PHASE_FORMING,
+    Phase.SERVING: membership_pb2.RING_PHASE_SERVING,
+}
+_MAX_REASON = 200
+log = structlog.get_logger()
+
+
+@dataclass
+class _Running:
+    plan: admin_pb2.RingPlan
+    spec: admin_pb2.DeploymentSpec
+    digest: str
+    machine: RingEpochs
+
+
+class Rings:
+    """Keeps the rings in step with the roster and with who is online."""
+
+    def __init__(
+        self,
+        store: Store,
+        authority: Authority,
+        sessions: Sessions,
+        watchers: Watchers,
+        settings: CoordinatorSettings,
+        *,
+        clock: Clock = monotonic_clock,
+    ) -> None:
+        self._store = store
+        self._authority = authority
+        self._sessions = sessions
+        self._watchers = watchers
+        self._timeouts = Timeouts(
+            settings.prepare_timeout, settings.commit_timeout, settings.heartbeat_timeout
+        )
+        self._clock = clock
+        self._running: dict[str, _Running] = {}
+        self._still_serving: set[str] = set()
+        self._wake = asyncio.Event()
+
+    # What the rings should be
+
+    def sync(self) -> None:
+        """Start, replace and end rings so that they are those of the newest roster."""
+        wanted = {ring.ring: (ring, deployment) for ring, deployment in self._wanted()}
+        planned = {
+            ring.ring for deployment in self._store.deployments.all() for ring in deployment.plan.rings
+        }
+        for name in list(self._running):
+            if name not in wanted or wanted[name][0] != self._running[name].plan:
+                self._end(name, gone=name not in planned)
+        for name, (ring, plan) in wanted.items():
+            if name not in self._running:
+                self._start(ring, plan)
+        self._wake.set()
+
+    def keep_serving(self, member: str, keep: bool) -> None:
+        """While a member drains, its rings go on until this is taken back."""
+        (self._still_serving.add if keep else self._still_serving.discard)(member)
+
+    def _wanted(self) -> Iterator[tuple[admin_pb2.RingPlan, admin_pb2.DeploymentPlan]]:
+        draining = {member.id for member in self._store.members.all() if member.draining}
+        parked = draining - self._still_serving
+        for deployment in self._store.deployments.all():
+            for ring in deployment.plan.rings:
+                members = {stage.member for stage in ring.stages}
+                if self._authority.serves(ring.ring) and not members & parked:
+                    yield ring, deployment.plan
+
+    def _start(self, ring: admin_pb2.RingPlan, plan: admin_pb2.DeploymentPlan) -> None:
+        machine = RingEpochs(
+            [stage.member for stage in ring.stages],
+            lambda: self._store.deployments.next_epoch(ring.ring),
+            self._timeouts,
+        )
+        self._running[ring.ring] = _Running(ring, plan.spec, plan.profile.digest, machine)
+        self._watchers.tell(WatchResponse(ring=self.state(ring.ring)))
+        for stage in ring.stages:
+            if self._sessions.find(stage.member) is not None:
+                self._apply(ring.ring, machine.online(stage.member, self._clock()))
+
+    def _end(self, name: str, *, gone: bool) -> None:
+        running = self._running[name]
+        reason = "the deployment was deleted" if gone else "its members are changing"
+        for action in running.machine.close(reason):
+            if isinstance(action, End):
+                self._tell_end(running, action, unload=True)
+        del self._running[name]
+        if gone:
+            self._watchers.tell(WatchResponse(gone=RingGone(ring=name)))
+        else:
+            self._watchers.tell(WatchResponse(ring=self._down(running, reason)))
+
+    # What the members say
+
+    def online(self, member: str) -> None:
+        """A node's stream is there."""
+        for name, running in self._of(member):
+            self._apply(name, running.machine.online(member, self._clock()))
+
+    def lost(self, member: str) -> None:
+        """A node's stream broke."""
+        for name, running in self._of(member):
+            self._apply(name, running.machine.lost(member, self._clock()))
+
+    def offline(self, member: str) -> None:
+        """A node is gone."""
+        for name, running in self._of(member):
+            self._apply(name, running.machine.offline(member, self._clock()))
+
+    def prepared(self, member: str, message: membership_pb2.EpochPrepared) -> None:
+        """A member finished phase one."""
+        running = self._running.get(message.ring)
+        if running is not None:
+            links = list(message.links)[: 2 * len(running.plan.stages)]
+            self._apply(message.ring, running.machine.prepared(member, message.epoch, links, self._clock()))
+
+    def progressed(self, member: str, message: membership_pb2.EpochProgress) -> None:
+        """A member is under way."""
+        running = self._running.get(message.ring)
+        if running is not None:
+            what = message.what[:64]
+            self._apply(
+                message.ring,
+                running.machine.advanced(member, message.epoch, what, message.fraction, self._clock()),
+            )
+
+    def up(self, member: str, message: membership_pb2.EpochUp) -> None:
+        """A member finished phase two."""
+        running = self._running.get(message.ring)
+        if running is not None:
+            self._apply(message.ring, running.machine.up(member, message.epoch, self._clock()))
+
+    def faulted(self, member: str, message: membership_pb2.EpochFault) -> None:
+        """A member cannot go on."""
+        running = self._running.get(message.ring)
+        if running is None:
+            return
+        problem = message.problem
+        log.warning(
+            "epoch_fault", ring=message.ring, epoch=message.epoch, member=member, why=problem.reason[:64]
+        )
+        reason = f"{self._name_of(running, member)}: {problem.message or problem.reason}"[:_MAX_REASON]
+        self._apply(message.ring, running.machine.fault(member, message.epoch, reason, self._clock()))
+
+    def first_heartbeat(self, session: Session, heartbeat: membership_pb2.Heartbeat) -> None:
+        """What a node says it runs when it comes (back) is compared with what it should run."""
+        reported = {health.ring: health.epoch for health in heartbeat.rings}
+        for name, running in self._of(session.member):
+            machine = running.machine
+            if machine.phase is Phase.SERVING and reported.get(name) != machine.epoch:
+                self._apply(
+                    name,
+                    machine.fault(session.member, machine.epoch, "a member was restarted", self._clock()),
+                )
+        for name, epoch in reported.items():
+            known = self._running.get(name)
+            if known is None or epoch != known.machine.epoch or known.machine.phase is Phase.WAITING:
+                end = membership_pb2.EndEpoch(
+                    ring=name, epoch=epoch, reason="the epoch is over", unload=known is None
+                )
+                session.send(CoordinatorMessage(end=end))
+
+    # What there is to tell
+
+    def snapshot(self) -> list[WatchResponse]:
+        """What a gateway that begins to watch has to know."""
+        rings = [WatchResponse(ring=self.state(name)) for name in sorted(self._running)]
+        return [roster_event(self._authority.current), *rings]
+
+    def state(self, name: str) -> RingState:
+        """A running ring as gateways see it."""
+        running = self._running[name]
+        machine = running.machine
+        return RingState(
+            ring=name,
+            epoch=machine.epoch,
+            phase=_PHASES[machine.phase],
+            deployment=running.spec.name,
+            reason=machine.reason,
+            max_rows=running.spec.max_rows,
+            context=running.spec.context,
+            prefill_chunk=running.spec.prefill_chunk,
+        )
+
+    def statuses(self, plan: admin_pb2.DeploymentPlan) -> Iterable[admin_pb2.RingStatus]:
+        """The rings of a deployment as the operator sees them."""
+        for ring in plan.rings:
+            running = self._running.get(ring.ring)
+            if running is None:
+                yield admin_pb2.RingStatus(
+                    ring=ring.ring,
+                    phase=membership_pb2.RING_PHASE_DOWN,
+                    reason="a member is draining, evicted, or below the trust floor",
+                )
+                continue
+            machine = running.machine
+            yield admin_pb2.RingStatus(
+                ring=ring.ring,
+                epoch=machine.epoch,
+                phase=_PHASES[machine.phase],
+                reason=machine.reason,
+                links=machine.links,
+                progress=[
+                    membership_pb2.EpochProgress(
+                        ring=ring.ring, epoch=machine.epoch, what=what, fraction=fraction
+                    )
+                    for what, fraction in machine.progress.values()
+                ],
+            )
+
+    async def run(self) -> None:
+        """Let time pass: deadlines, back-offs and grace periods. Runs until cancelled."""
+        while True:
+            self._wake.clear()
+            deadlines = [running.machine.deadline() for running in self._running.values()]
+            due = min((deadline for deadline in deadlines if deadline is not None), default=None)
+            wait = None if due is None else max(0.0, due - self._clock())
+            try:
+                await asyncio.wait_for(self._wake.wait(), wait)
+            except TimeoutError:
+                for name, running in list(self._running.items()):
+                    self._apply(name, running.machine.tick(self._clock()))
+
+    # How it is told
+
+    def _apply(self, name: str, actions: list[Action]) -> None:
+        running = self._running[name]
+        for action in actions:
+            if isinstance(action, Prepare):
+                self._tell_prepare(running, action)
+            elif isinstance(action, Commit):
+                commit = membership_pb2.CommitEpoch(ring=name, epoch=action.epoch)
+                self._tell(running, CoordinatorMessage(commit=commit))
+            elif isinstance(action, End):
+                self._tell_end(running, action, unload=False)
+            else:
+                self._report(name, running.machine)
+        self._wake.set()
+
+    def _report(self, name: str, machine: RingEpochs) -> None:
+        log.info(
+            "ring_changed", ring=name, epoch=machine.epoch, phase=machine.phase.value, why=machine.reason
+        )
+        self._watchers.tell(WatchResponse(ring=self.state(name)))
+
+    def _tell_prepare(self, running: _Running, action: Prepare) -> None:
+        roster = self._authority.current
+        for stage in running.plan.stages:
+            prepare = membership_pb2.PrepareEpoch(
+                ring=running.plan.ring,
+                epoch=action.epoch,
+                roster_version=roster.version,
+                roster_hash=roster.hash,
+                model=running.spec.model,
+                model_digest=running.digest,
+                context=running.spec.context,
+                max_rows=running.spec.max_rows,
+                kv_budget=kv_budget(stage),
+                prefill_chunk=running.spec.prefill_chunk,
+            )
+            self._sessions.send(stage.member, CoordinatorMessage(prepare=prepare))
+
+    def _tell_end(self, running: _Running, action: End, *, unload: bool) -> None:
+        end = membership_pb2.EndEpoch(
+            ring=running.plan.ring, epoch=action.epoch, reason=action.reason, unload=unload
+        )
+        self._tell(running, CoordinatorMessage(end=end))
+
+    def _tell(self, running: _Running, message: CoordinatorMessage) -> None:
+        for stage in running.plan.stages:
+            self._sessions.send(stage.member, message)
+
+    def _of(self, member: str) -> list[tuple[str, _Running]]:
+        return [
+            (name, running) for name, running in self._running.items() if member in running.machine.members
+        ]
+
+    def _down(self, running: _Running, reason: str) -> RingState:
+        return RingState(
+            ring=running.plan.ring,
+            epoch=running.machine.epoch,
+            phase=membership_pb2.RING_PHASE_DOWN,
+            deployment=running.spec.name,
+            reason=reason,
+        )
+
+    @staticmethod
+    def _name_of(running: _Running, member: str) -> str:
+        return next(stage.member_name for stage in running.plan.stages if stage.member == member)

@@ -1,0 +1,142 @@
+"""The streams of the nodes that are here: one per member, the newest wins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Protocol
+
+import structlog
+
+from coordinator.outbox import Outbox
+from coordinator.store import StoredRoster
+from mesh.clock import Clock
+from mesh.errors import SealringError
+from sealring.v1 import membership_pb2
+from sealring.v1.membership_pb2 import CoordinatorMessage, Goodbye, Heartbeat, RosterUpdate
+
+log = structlog.get_logger()
+
+
+class Session:
+    """One node's stream."""
+
+    def __init__(self, member: str, *, clock: Clock) -> None:
+        self.member = member
+        self.outbox: Outbox[CoordinatorMessage] = Outbox()
+        self.heartbeat: Heartbeat | None = None
+        self.said_goodbye = False
+        self.steps: dict[str, int] = {}
+        self.idle: set[str] = set()
+        self._clock = clock
+        self.last_seen = clock()
+
+    def send(self, message: CoordinatorMessage) -> None:
+        """Queue a message for the node."""
+        self.outbox.put(message)
+
+    def close(self, reason: str, error: SealringError | None = None) -> None:
+        """End the stream with a goodbye that says why."""
+        self.outbox.close(error, last=CoordinatorMessage(goodbye=Goodbye(reason=reason)))
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Take in a heartbeat; a ring whose steps did not change since the one before is idle."""
+        self.heartbeat = heartbeat
+        steps = {health.ring: health.steps for health in heartbeat.rings}
+        self.idle = {ring for ring, count in steps.items() if self.steps.get(ring) == count}
+        self.steps = steps
+
+    def seen(self) -> None:
+        """The node said something."""
+        self.last_seen = self._clock()
+
+
+class SessionListener(Protocol):
+    """Who has to know when nodes come and go."""
+
+    def online(self, member: str) -> None:
+        """A node's stream is there."""
+
+    def lost(self, member: str) -> None:
+        """A node's stream broke; the node may come back at once."""
+
+    def offline(self, member: str) -> None:
+        """A node is gone: it said goodbye, fell silent, or was thrown out."""
+
+
+class Sessions:
+    """Every open stream, by member id."""
+
+    def __init__(self) -> None:
+        self.listeners: list[SessionListener] = []
+        self._open: dict[str, Session] = {}
+        self._beat = asyncio.Event()
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._open.values()))
+
+    def find(self, member: str) -> Session | None:
+        """The stream of a member, if it is online."""
+        return self._open.get(member)
+
+    def open(self, session: Session) -> None:
+        """Take up a stream; an older one of the same member ends."""
+        older = self._open.get(session.member)
+        if older is not None:
+            self.closed(older)
+            older.close("replaced by a newer stream")
+        self._open[session.member] = session
+        for listener in self.listeners:
+            listener.online(session.member)
+
+    def closed(self, session: Session) -> None:
+        """A stream has ended, or is treated as if it had."""
+        if self._open.get(session.member) is not session:
+            return
+        del self._open[session.member]
+        log.info("node_session_ended", member=session.member, goodbye=session.said_goodbye)
+        for listener in self.listeners:
+            if session.said_goodbye:
+                listener.offline(session.member)
+            else:
+                listener.lost(session.member)
+
+    def throw_out(self, member: str, reason: str, error: SealringError) -> None:
+        """End a member's stream for good."""
+        session = self._open.get(member)
+        if session is None:
+            return
+        session.said_goodbye = True
+        self.closed(session)
+        session.close(reason, error)
+
+    def send(self, member: str, message: CoordinatorMessage) -> None:
+        """Send to a member if it is online."""
+        session = self._open.get(member)
+        if session is not None:
+            session.send(message)
+
+    def roster_published(self, roster: StoredRoster) -> None:
+        """Push a new roster to everybody."""
+        message = CoordinatorMessage(roster=membership_pb2.RosterUpdate(envelope=roster.envelope))
+        for session in self:
+            session.send(message)
+
+    def beaten(self) -> None:
+        """Some node sent a heartbeat: wake who waits for one."""
+        self._beat.set()
+
+    async def next_beat(self) -> None:
+        """Wait for the next heartbeat of anybody."""
+        self._beat.clear()
+        await self._beat.wait()
+
+    def close_all(self, reason: str) -> None:
+        """Say goodbye to everybody."""
+        for session in self:
+            session.close(reason)
+
+
+def roster_message(roster: StoredRoster) -> CoordinatorMessage:
+    """A roster as it goes down a node's stream."""
+    return CoordinatorMessage(roster=RosterUpdate(envelope=roster.envelope))

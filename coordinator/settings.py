@@ -1,0 +1,98 @@
+"""What the cluster's operator can set about the coordinator."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from mesh.addresses import parse_address
+from mesh.errors import InvalidInput
+from mesh.paths import default_state_root
+from mesh.trust import MAX_SCORE
+
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
+_DAY = 24 * 3600
+
+
+def _default_state_dir() -> Path:
+    return default_state_root() / "coordinator"
+
+
+def _check_address(address: str) -> str:
+    try:
+        parse_address(address)
+    except InvalidInput as error:
+        raise ValueError(str(error)) from None
+    return address
+
+
+def _check_cluster(name: str) -> str:
+    if name and _LABEL.match(name) is None:
+        raise ValueError("a cluster's name is 1 to 63 of a-z, 0-9 and inner hyphens")
+    return name
+
+
+def _check_host(host: str) -> str:
+    try:
+        if ipaddress.ip_address(host).is_unspecified:
+            raise ValueError(f"{host} is no address that others can reach")
+    except ValueError:
+        if len(host) > 253 or not all(_LABEL.match(label) for label in host.split(".")):
+            raise ValueError(f"{host[:64]!r} is neither a host name nor an IP address of one host") from None
+    return host
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+Host = Annotated[str, AfterValidator(_check_host)]
+
+
+class CoordinatorSettings(BaseModel):
+    """Addresses, the state folder, and how long things live. Times are in seconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state_dir: Path = Field(
+        default_factory=_default_state_dir, description="folder of keys, certificates and database"
+    )
+    cluster: Annotated[str, AfterValidator(_check_cluster)] = Field(
+        "", description="name of the cluster, used by init only; empty: one is made up"
+    )
+    listen: Address = Field("127.0.0.1:7700", description="host:port of the main address (mTLS)")
+    join_listen: Address = Field("127.0.0.1:7701", description="host:port for joining (TLS)")
+    advertise: list[Host] = Field(
+        default_factory=list,
+        max_length=16,
+        description="hosts and addresses for the certificate, the first for members; unset: as in listen",
+    )
+    trust_floor: int = Field(
+        10, ge=1, le=MAX_SCORE, description="no member below joins: 10 takes software keys, 20 does not"
+    )
+    roster_lifetime: int = Field(720, ge=2, le=900, description="life of a signed roster; renewed at half")
+    certificate_lifetime: int = Field(_DAY, ge=2, le=30 * _DAY, description="life of mTLS certificates")
+    heartbeat_timeout: float = Field(6.0, ge=0.2, le=60, description="a node silent for longer is offline")
+    prepare_timeout: float = Field(120.0, ge=1, le=3600, description="longest preparation without progress")
+    commit_timeout: float = Field(60.0, ge=1, le=600, description="longest commit of an epoch")
+    profile_timeout: float = Field(60.0, ge=1, le=600, description="longest profiling of a model")
+    drain_timeout: float = Field(60.0, ge=0, le=3600, description="how long a draining node's ring goes on")
+
+    @model_validator(mode="after")
+    def _reachable(self) -> CoordinatorSettings:
+        host = parse_address(self.listen)[0]
+        if not self.advertise and host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+            raise ValueError("advertise has to name an address when listen is on every interface")
+        return self
+
+    def hosts(self) -> tuple[str, ...]:
+        """Where others reach the coordinator, best first."""
+        named = self.advertise or [parse_address(self.listen)[0]]
+        return tuple(dict.fromkeys(named))
+
+    def main_address(self, port: int | None = None) -> str:
+        """The main address as members are told it; `port` when the one in `listen` is 0."""
+        host = self.hosts()[0]
+        port = port or parse_address(self.listen)[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
