@@ -18,7 +18,7 @@ _POLL_SECONDS = 0.2
 _NOT_FOUND = frozenset({113, 3})
 _STATE = re.compile(r"^\s*state = ([a-z ]+)$", re.MULTILINE)
 _PID = re.compile(r"^\s*pid = (\d+)$", re.MULTILINE)
-_LAST_EXIT = re.compile(r"^\s*last exit code = (\S+)", re.MULTILINE)
+_LAST_EXIT = re.compile(r"^\s*last exit code = (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

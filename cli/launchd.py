@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import plistlib
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ COMPONENTS = ("coordinator", "node", "gateway")
 PREFIX = "org.sealring"
 PLIST_FOLDER = Path("/Library/LaunchDaemons")
 NEWSYSLOG_FILE = Path("/etc/newsyslog.d/sealring.conf")
+EXAMPLE_RULES = "sealring.newsyslog.conf"
 LOG_FOLDER = PurePosixPath("/var/log/sealring")
 STATE_FOLDER = PurePosixPath("/usr/local/var/sealring")
 DRAIN_SECONDS = 30
@@ -170,3 +172,15 @@ def newsyslog_rules(services: list[Service]) -> str:
 
 def _bad(what: str) -> InvalidInput:
     return InvalidInput(f"the property list is refused: {what}", reason="BAD_PROPERTY_LIST")
+
+
+def write_examples(folder: Path) -> None:
+    """Writes the property lists and the rules with their defaults, as they stand in `deploy/launchd`."""
+    services = [Service(component) for component in COMPONENTS]
+    for service in services:
+        (folder / service.file_name).write_bytes(render(service))
+    (folder / EXAMPLE_RULES).write_text(newsyslog_rules(services))
+
+
+if __name__ == "__main__":
+    write_examples(Path(sys.argv[1]))

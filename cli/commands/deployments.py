@@ -23,9 +23,7 @@ ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="name in the nodes' model folders, path, or hub id")
 ]
 Name = Annotated[str | None, typer.Option(help="what clients call it [default: the model's last part]")]
-Context = Annotated[
-    int, typer.Option(min=0, max=1 << 24, help="tokens; 0 is the model's own, as far as fits")
-]
+Context = Annotated[int, typer.Option("--context", min=0, max=1 << 24, help="tokens; 0: the model's own")]
 TrustFloor = Annotated[int, typer.Option(min=0, max=30, help="members that score below it are not used")]
 Replicas = Annotated[int, typer.Option(min=1, max=64, help="rings")]
 MaxRows = Annotated[int, typer.Option(min=0, max=1 << 16, help="sequences at once; 0 is what memory holds")]

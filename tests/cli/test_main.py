@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import exit_codes
+from mesh import errors
+from mesh.errors import SealringError
+
+HEAVY = (
+    "grpc",
+    "pydantic",
+    "cryptography",
+    "structlog",
+    "rich",
+    "mlx",
+    "numpy",
+    "starlette",
+    "google.protobuf",
+)
+COMMANDS = [
+    "demo",
+    "up",
+    "chat",
+    "coordinator init",
+    "coordinator run",
+    "token create",
+    "token list",
+    "token revoke",
+    "node join",
+    "node run",
+    "gateway join",
+    "gateway run",
+    "nodes list",
+    "nodes drain",
+    "nodes evict",
+    "nodes ban",
+    "deploy",
+    "plan",
+    "deployments list",
+    "deployments delete",
+    "roster show",
+    "audit",
+    "status",
+    "model check",
+    "model profile",
+    "config show",
+    *(f"service {verb}" for verb in ("install", "uninstall", "start", "stop", "restart", "status", "logs")),
+]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['sealring', '--help']\n"
+        "try:\n    from cli.main import main; main()\nexcept SystemExit: pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert "Usage: sealring" in done.stdout
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    import typer.testing
+
+    from cli.main import app
+
+    shown = typer.testing.CliRunner().invoke(app, [*command.split(), "--help"])
+    assert shown.exit_code == 0, shown.output
+    assert f"Usage: sealring {command}" in shown.output or f"Usage: root {command}" in shown.output
+
+
+def test_completion_knows_the_commands(sealring: Any) -> None:
+    environment = {"_SEALRING_COMPLETE": "complete_bash", "COMP_WORDS": "sealring de", "COMP_CWORD": "1"}
+    done = sealring(**environment)
+    assert {"demo", "deploy", "deployments"} <= set(done.out.split())
+
+
+def test_an_error_is_one_line_with_its_hint(sealring: Any) -> None:
+    done = sealring("token", "list")
+    assert done.status == 7
+    assert done.out == ""
+    assert done.err.startswith("error: there is no operator bundle")
+    assert done.err.count("\n") == 1
+    assert "(hint: " in done.err
+    assert "[NO_OPERATOR_BUNDLE]" in done.err
+
+
+def test_debug_shows_the_trace(sealring: Any) -> None:
+    assert "Traceback" in sealring("token", "list", SEALRING_DEBUG="1").err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ([], 2),
+        (["nonsense"], 2),
+        (["token", "create", "--ttl", "9999"], 2),
+        (["nodes", "drain"], 2),
+        (["plan", "m", "--split", "4,x"], 2),
+        (["plan", "m", "--operator", "/nowhere"], 7),
+        (["node", "run", "--listen", "nowhere"], 7),
+        (["node", "run", "--memory-limit", "lots"], 7),
+        (["--config", "/nowhere.toml", "node", "run"], 7),
+        (["model", "check", "/nowhere"], 7),
+        (["model", "profile", "/nowhere"], 7),
+        (["up", "/nowhere"], 7),
+        (["demo", "--model", "/nowhere"], 7),
+        (["demo", "--question", " "], 2),
+        (["chat", "--json"], 2),
+        (["chat", "hello", "--gateway", "127.0.0.1:1"], 10),
+        (["config", "show", "nod"], 7),
+        (["config", "show", "node", "--config"], 2),
+        (["node", "join", "--help"], 0),
+    ],
+)
+def test_exit_statuses_are_stable(sealring: Any, arguments: list[str], status: int) -> None:
+    done = sealring(*arguments)
+    assert done.status == status, done.err
+    assert "Traceback" not in done.err
+    assert "FAULT" not in done.err
+
+
+def test_a_typo_in_the_config_file_is_named(sealring: Any, home: Path) -> None:
+    (home / "s.toml").write_text("[cli]\ngatway = 'x'\n")
+    done = sealring("--config", "s.toml", "status")
+    assert done.status == 7
+    assert "'gatway'" in done.err
+    assert "did you mean gateway?" in done.err
+
+
+def test_config_show_names_sources(sealring: Any, home: Path) -> None:
+    (home / "s.toml").write_text("[cli]\ntimeout = 5\n[node]\nname = 'two'\n")
+    done = sealring(
+        "config", "show", "cli", "node", "--json", SEALRING_CONFIG="s.toml", SEALRING_CLI_GATEWAY="a:1"
+    )
+    assert done.status == 0, done.err
+    assert done.data["cli"]["timeout"] == {"value": 5.0, "origin": "file:s.toml"}
+    assert done.data["cli"]["gateway"] == {"value": "a:1", "origin": "env:SEALRING_CLI_GATEWAY"}
+    assert done.data["cli"]["coordinator"] == {"value": None, "origin": "default"}
+    assert done.data["node"]["name"] == {"value": "two", "origin": "file:s.toml"}
+
+
+TREE = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, SealringError)]
+
+
+@pytest.mark.parametrize("kind", TREE)
+def test_every_error_has_a_documented_status(kind: type[SealringError]) -> None:
+    status = exit_codes.exit_code(kind("x"))
+    assert f"| {status} |" in (exit_codes.__doc__ or "")
+    assert kind.code in exit_codes.BY_CODE

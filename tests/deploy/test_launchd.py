@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import plistlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.launchd import (
+    COMPONENTS,
+    DRAIN_SECONDS,
+    EXAMPLE_RULES,
+    Service,
+    check_property_list,
+    newsyslog_rules,
+    property_list,
+    render,
+    write_examples,
+)
+from mesh.errors import InvalidInput
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "launchd"
+PLISTS = [f"org.sealring.{component}.plist" for component in COMPONENTS]
+
+
+@pytest.fixture(params=COMPONENTS)
+def service(request: pytest.FixtureRequest) -> Service:
+    return Service(request.param)
+
+
+@pytest.mark.parametrize("name", [*PLISTS, EXAMPLE_RULES])
+def test_the_examples_are_what_is_generated(tmp_path: Path, name: str) -> None:
+    write_examples(tmp_path)
+    assert (EXAMPLES / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_there_are_no_other_examples() -> None:
+    assert {one.name for one in EXAMPLES.iterdir()} == {*PLISTS, EXAMPLE_RULES, "README.md"}
+
+
+def test_a_list_parses_to_what_was_meant(service: Service) -> None:
+    assert plistlib.loads(render(service)) == property_list(service)
+
+
+def test_the_label_is_the_file_name(service: Service) -> None:
+    assert f"{property_list(service)['Label']}.plist" == service.file_name
+
+
+def test_what_launchd_needs_is_there(service: Service) -> None:
+    content = property_list(service)
+    assert content["ProgramArguments"][0].startswith("/")
+    assert content["ProgramArguments"][1:3] == [service.component, "run"]
+    assert content["KeepAlive"] == {"SuccessfulExit": False}
+    assert content["ProcessType"] == "Interactive"
+    assert content["ExitTimeOut"] > DRAIN_SECONDS
+    assert content["Umask"] == 63
+    assert content["UserName"] == "_sealring"
+    assert set(content["EnvironmentVariables"]) == {"HOME", "PATH", "LANG"}
+    assert b"<integer>63</integer>" in render(service)
+
+
+def test_a_config_file_comes_before_the_command() -> None:
+    arguments = property_list(Service("node", config="/etc/sealring.toml"))["ProgramArguments"]
+    assert arguments[1:5] == ["--config", "/etc/sealring.toml", "node", "run"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"Lable": "x"},
+        {"KeepAlive": {"SuccesfulExit": False}},
+        {"EnvironmentVariables": {"SEALRING_TOKEN": "x"}},
+        {"ThrottleInterval": True},
+        {"Umask": "077"},
+        {"RunAtLoad": "yes"},
+        {"ExitTimeOut": DRAIN_SECONDS},
+        {"ProgramArguments": ["sealring", "node", "run"]},
+        {"ProgramArguments": ["/bin/sealring", 3]},
+        {"ProgramArguments": []},
+    ],
+)
+def test_what_launchd_would_pass_over_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_property_list(property_list(Service("node")) | change)
+    assert caught.value.reason == "BAD_PROPERTY_LIST"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"component": "nod"},
+        {"component": "node", "user": "a b"},
+        {"component": "node", "user": "root\n"},
+        {"component": "node", "program": "sealring"},
+        {"component": "node", "logs": "/var/log/my logs"},
+        {"component": "node", "config": "relative.toml"},
+    ],
+)
+def test_bad_services_are_refused(fields: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Service(**fields)
+    assert caught.value.reason == "BAD_SERVICE"
+
+
+def test_rules_have_newsyslogs_columns() -> None:
+    lines = newsyslog_rules([Service(component) for component in COMPONENTS]).splitlines()
+    assert len(lines) == 4
+    for line, component in zip(lines[1:], COMPONENTS, strict=True):
+        name, owner, mode, count, size, when, flags = line.split()
+        assert name == f"/var/log/sealring/{component}.log"
+        assert owner == "_sealring:wheel"
+        assert int(mode, 8) == 0o640
+        assert int(count) == 7
+        assert int(size) == 10240
+        assert (when, flags) == ("*", "JN")
