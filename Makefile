@@ -1,8 +1,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The integration tests start whole clusters: more workers than this only make them wait for each other.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() or 1))')
+BASE ?= main
 
-.PHONY: env demo test lint protos protos-check clean
+.PHONY: env demo test lint format protos protos-check protos-breaking clean
 
 env: $(VENV)/.ready
 
@@ -17,7 +20,7 @@ demo: env
 	@$(BIN)/sealring demo $(if $(ONCE),--once) $(ARGS)
 
 test: env
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: env
 	@$(BIN)/ruff check .
@@ -25,13 +28,28 @@ lint: env
 	@$(BIN)/mypy
 	@cd protos && ../$(BIN)/buf lint
 
+format: env
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
 protos: env
 	@$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --grpc_python_out=. \
-	  --mypy_out=. --mypy_grpc_out=. --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+	  --mypy_out=quiet:. --mypy_grpc_out=quiet:. --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc protos/sealring/v1/*.proto
 
 protos-check: protos
 	@git diff --exit-code --stat -- sealring/v1
+	@test -z "$$(git ls-files --others --exclude-standard -- sealring/v1)" || { echo "sealring/v1 has stubs that are not committed"; exit 1; }
+
+# Against the branch that releases come from, or on it against the commit before, as far as this clone has it.
+protos-breaking: env
+	@base=$$(git merge-base HEAD origin/$(BASE) 2>/dev/null || git merge-base HEAD $(BASE) 2>/dev/null || true); \
+	if [ "$$base" = "$$(git rev-parse HEAD)" ]; then base=$$(git rev-parse --verify --quiet HEAD~1 || true); fi; \
+	if [ -n "$$base" ] && git cat-file -e "$$base:protos/buf.yaml" 2>/dev/null; then \
+	  rm -rf build/contract && mkdir -p build/contract \
+	  && git archive "$$base" protos | tar -x -C build/contract \
+	  && $(BIN)/buf breaking protos --against build/contract/protos; \
+	else echo "no $(BASE) branch here to compare the contract with"; fi
 
 clean:
 	@rm -rf $(VENV) build *.egg-info

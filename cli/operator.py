@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def read_bundle(folder: Path) -> MemberState:
 
     Raises ConfigError (NO_OPERATOR_BUNDLE, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), RosterError (ROOT_*).
     """
-    from mesh.certificates import Role
+    from mesh.certificates import Role, expires_at
     from mesh.memberstate import load_member_state
 
     try:
@@ -78,6 +79,12 @@ def read_bundle(folder: Path) -> MemberState:
         raise _no_bundle(f"there is no operator bundle in {folder}") from None
     if state.peer.role is not Role.OPERATOR:
         raise _no_bundle(f"{folder} holds the enrolment of a {state.peer.role}, not an operator bundle")
+    if expires_at(state.tls.certificate) <= time.time():
+        raise ConfigError(
+            f"the certificate of the operator bundle in {folder} has expired",
+            hint="copy the bundle again: a running coordinator renews the one in its state folder",
+            reason="OPERATOR_CERTIFICATE_EXPIRED",
+        )
     return state
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from cli.output import print_json, say
 from cli.processes import LogFile, LogLevel, ParentPipe, run_daemon
 from cli.settings_flags import load_settings, settings_command
 from cli.words import AsJson, JoinTokenText, read_token
+
+if TYPE_CHECKING:
+    from mesh.enrolment import Enrolled
 
 app = typer.Typer(name="node", help="A machine that holds layers.", no_args_is_help=True)
 
@@ -41,9 +44,9 @@ def run(
     )
 
 
-def report_enrolled(enrolled: Any, settings: Any, *, as_json: bool) -> None:
+def report_enrolled(enrolled: Enrolled, settings: Any, *, as_json: bool) -> None:
     """Says who this machine is now."""
-    member, cluster = enrolled.member_id, enrolled.cluster
+    member, cluster = enrolled.state.peer.id, enrolled.state.peer.cluster
     if as_json:
         print_json({"member_id": member, "cluster": cluster, "state_dir": str(settings.state_dir)})
     say(f"enrolled in cluster {cluster} as {member}; the state is in {settings.state_dir}")
