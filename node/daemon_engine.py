@@ -23,7 +23,7 @@ _START_SECONDS = 60.0
 _PROFILE_SECONDS = 120.0
 _LOAD_SECONDS = 1800.0
 _EPOCH_SECONDS = 30.0
-_CLOSE_SECONDS = 10.0
+_CLOSE_SECONDS = 30.0
 _STOP_SECONDS = 2.0
 
 _BUSY = (1.0, 8.0)  # ping interval and deadline in seconds, while steps are coming
@@ -69,8 +69,7 @@ class EngineSink(Protocol):
 class Engine:
     """One engine process. Once it has loaded a stage it serves this stage only."""
 
-    def __init__(self, name: str, on_end: Callable[[Engine], None]) -> None:
-        self.name = name
+    def __init__(self, on_end: Callable[[Engine], None]) -> None:
         self.memory_limit = 0
         self.figures = EngineFigures()
         self.stage: StageKey | None = None
@@ -90,10 +89,10 @@ class Engine:
 
     @classmethod
     async def start(
-        cls, name: str, *, on_end: Callable[[Engine], None], environment: Mapping[str, str] | None = None
+        cls, *, on_end: Callable[[Engine], None], environment: Mapping[str, str] | None = None
     ) -> Engine:
         """Spawns an engine and waits until it is ready. Raises EpochEnded, DeadlineExceeded, OSError."""
-        engine = cls(name, on_end)
+        engine = cls(on_end)
         ours, theirs = socket.socketpair()
         engine._handoff = ours
         try:
@@ -111,7 +110,7 @@ class Engine:
             await engine.stop()
             raise
         engine._liveness = Liveness(engine._child, _ping, engine._frozen)
-        log.info("engine ready", engine=name, pid=engine._child.pid, memory_limit=engine.memory_limit)
+        log.info("engine ready", pid=engine._child.pid, memory_limit=engine.memory_limit)
         return engine
 
     @property

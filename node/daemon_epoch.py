@@ -120,8 +120,10 @@ class Workshop(Protocol):
 class Epoch:
     """The state machine. All methods but `closed` return at once; use it from one event loop."""
 
-    def __init__(self, plan: EpochPlan, workshop: Workshop) -> None:
+    def __init__(self, plan: EpochPlan, workshop: Workshop, *, after: Epoch | None = None) -> None:
+        """Begins nothing before the epoch `after`, which has ended, has left nothing behind."""
         self.plan = plan
+        self._after = after
         self.phase = Phase.PREPARING
         self.gateway: Gateway | None = None
         self.engine: StageEngine | None = None
@@ -228,7 +230,10 @@ class Epoch:
             self.fault(error)
 
     async def _prepare(self) -> None:
-        plan = self.plan
+        plan, after = self.plan, self._after
+        self._after = None
+        if after is not None:
+            await after.closed()
         self._progress("loading", 0.0)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._get_engine())

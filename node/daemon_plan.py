@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mesh.errors import FailedPrecondition, InvalidInput
-from mesh.roster import Ring, RingMember, Roster, RosterMember
-from mesh.suites import Suite
+from mesh.roster import Ring, RingMember, Roster
+from mesh.session import LinkParams
 from sealring.v1 import membership_pb2
 
 MAX_PREFILL_CHUNK = 1 << 16
@@ -16,26 +16,15 @@ _PIPELINE = "pipeline"
 
 @dataclass(frozen=True)
 class LinkPlan:
-    """One directed link of this member, and who is at the other end."""
+    """One directed link of this member, and where the member at its other end is reached (host:port)."""
 
-    from_rank: int
-    to_rank: int
-    own_rank: int
-    peer: RosterMember
-
-    @property
-    def peer_rank(self) -> int:
-        return self.to_rank if self.own_rank == self.from_rank else self.from_rank
-
-    @property
-    def initiates(self) -> bool:
-        """The lower rank initiates."""
-        return self.own_rank < self.peer_rank
+    params: LinkParams
+    peer_addresses: tuple[str, ...]
 
     @property
     def receives(self) -> bool:
         """Whether records of this link arrive here."""
-        return self.own_rank == self.to_rank
+        return self.params.own_rank == self.params.to_rank
 
 
 @dataclass(frozen=True)
@@ -45,10 +34,6 @@ class EpochPlan:
     ring: str
     epoch: int
     deployment: str
-    cluster: str
-    roster_version: int
-    roster_hash: bytes
-    suites: tuple[Suite, ...]
     rank: int
     size: int
     layers: tuple[int, int]
@@ -91,10 +76,6 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         ring=ring.id,
         epoch=prepare.epoch,
         deployment=ring.deployment,
-        cluster=roster.cluster,
-        roster_version=roster.version,
-        roster_hash=roster.hash,
-        suites=roster.suites,
         rank=own.rank,
         size=len(ring.members),
         layers=own.layers,
@@ -104,7 +85,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         max_rows=prepare.max_rows,
         kv_budget=prepare.kv_budget,
         prefill_chunk=prepare.prefill_chunk,
-        links=_links(ring, own, roster),
+        links=_links(ring, prepare.epoch, own, roster),
     )
 
 
@@ -128,13 +109,13 @@ def _check_ring(prepare: membership_pb2.PrepareEpoch, ring: Ring) -> None:
         raise FailedPrecondition("the epoch names another model than the roster", reason="PLAN_MISMATCH")
 
 
-def _links(ring: Ring, own: RingMember, roster: Roster) -> tuple[LinkPlan, ...]:
+def _links(ring: Ring, epoch: int, own: RingMember, roster: Roster) -> tuple[LinkPlan, ...]:
     """Outgoing and incoming; in a ring of two both lead to the same member and are two links all the same."""
     size = len(ring.members)
     if size == 1:
         return ()
-    upstream, downstream = ring.link_peers(own.rank)
-    return (
-        LinkPlan(own.rank, downstream.rank, own.rank, roster.member(downstream.id)),
-        LinkPlan(upstream.rank, own.rank, own.rank, roster.member(upstream.id)),
+    every = (
+        LinkParams.from_roster(roster, ring.id, epoch, from_rank, own.id)
+        for from_rank in (own.rank, (own.rank - 1) % size)
     )
+    return tuple(LinkPlan(params, roster.member(params.peer_id).addresses) for params in every)

@@ -17,7 +17,6 @@ class MemoryReport:
 
     total: int
     usable: int
-    used: int
     load: float
 
 
@@ -40,10 +39,5 @@ class MemoryMeter:
         return min(limit for limit in limits if limit is not None)
 
     def measure(self) -> MemoryReport:
-        memory = psutil.virtual_memory()
-        return MemoryReport(
-            total=self._total,
-            usable=self.usable,
-            used=memory.total - memory.available,
-            load=os.getloadavg()[0] / (os.cpu_count() or 1),
-        )
+        """The figures of a heartbeat."""
+        return MemoryReport(self._total, self.usable, os.getloadavg()[0] / (os.cpu_count() or 1))

@@ -20,8 +20,9 @@ _MAX_FILES = 4096
 def local_model(name: str, folders: Sequence[Path]) -> Path | None:
     """The folder of a model on this machine, or None for a hub id that is not here.
 
-    A name is an absolute path, a folder's name in one of `folders`, or a hub id `org/name`, which is looked up
-    in `folders` as `org/name` and as `name`, then in the Hugging Face cache. Raises NotFound (MODEL_NOT_FOUND).
+    A name is an absolute path, a folder's name in one of `folders`, or a hub id `org/name`, which is looked
+    up in `folders` as `org/name` and as `name`, then in the Hugging Face cache. Raises NotFound
+    (MODEL_NOT_FOUND).
     """
     if name.startswith("/"):
         return _absolute(name)

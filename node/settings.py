@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from mesh.addresses import parse_address
 from mesh.errors import InvalidInput
@@ -72,6 +72,10 @@ class NodeSettings(BaseModel):
     name: Annotated[str, AfterValidator(_check_name)] = Field(
         default_factory=default_name, description="what people call this node"
     )
+    coordinator: Address = Field(
+        default="127.0.0.1:7701",
+        description="host:port where the coordinator lets nodes join; used by join only",
+    )
     listen: Address = Field(
         default="127.0.0.1:7710", description="host:port of the daemon's gRPC server; port 0 takes any"
     )
@@ -95,3 +99,23 @@ class NodeSettings(BaseModel):
     software_identity_allowed: bool = Field(
         default=False, description="run with an identity key in a file, trust level software"
     )
+
+    @model_validator(mode="after")
+    def _reachable(self) -> NodeSettings:
+        host = parse_address(self.listen)[0]
+        if not self.advertise and host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+            raise ValueError("advertise has to name an address when listen is on every interface")
+        return self
+
+    def advertised(self, port: int | None = None) -> tuple[str, ...]:
+        """Where others reach the daemon; `port` is the bound one, where `listen` leaves it open.
+
+        Nothing before the port is known.
+        """
+        if self.advertise:
+            return tuple(self.advertise)
+        host, wanted = parse_address(self.listen)
+        port = wanted or port
+        if not port:
+            return ()
+        return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}",)

@@ -20,9 +20,7 @@ arguments = parser.parse_args()
 if arguments.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 frames = FrameSocket(socket.socket(fileno=arguments.control_fd))
-frames.send(
-    engine_pb2.EngineEvent(ready=engine_pb2.EngineReady(memory_limit=len(os.listdir("/proc/self/fd"))))
-)
+frames.send(engine_pb2.EngineEvent(ready=engine_pb2.EngineReady(memory_limit=psutil.Process().num_fds())))
 while (command := frames.receive(engine_pb2.EngineCommand)) is not None:
     kind = command.WhichOneof("command")
     if kind == "ping":

@@ -1,0 +1,136 @@
+"""What this machine can say about itself for an attestation; what it does not know is null, never true.
+
+The tools are macOS's own, by absolute path, with a deadline. The verifier derives the trust level; an
+identity key in a file never earns more than `software`, whatever is said here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from mesh.attestation import Posture
+from mesh.encoding import pack_fields
+from mesh.errors import PermissionDenied
+from mesh.trust import KeyType
+
+_TOOL_SECONDS = 5.0
+_MAX_OUTPUT = 4096
+_MAX_TEXT = 128
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MEASURED = (
+    "sealring",
+    "mlx",
+    "mlx-lm",
+    "cryptography",
+    "grpcio",
+    "protobuf",
+    "pynacl",
+    "numpy",
+    "transformers",
+)
+
+
+def measure_posture() -> Posture:
+    """The facts of this machine; blocks for up to some seconds on a Mac."""
+    return _mac_posture() if sys.platform == "darwin" else _other_posture()
+
+
+def manifest_hash() -> bytes:
+    """SHA-256 over what runs here: Python's version, and each measured package's version and list of files.
+
+    The list (RECORD of PEP 376) holds a hash per file. Blocks for some milliseconds.
+    """
+    return hashlib.sha256(pack_fields(platform.python_version().encode(), *_packages())).digest()
+
+
+def require_software_allowed(key_type: str, *, allowed: bool) -> None:
+    """Raises PermissionDenied (SOFTWARE_IDENTITY) for a key in a file unless this node's owner allows it."""
+    if key_type == KeyType.SOFTWARE and not allowed:
+        raise PermissionDenied(
+            "the identity key is in a file, and this node does not allow that",
+            hint="set software_identity_allowed; the node's trust level is then software",
+            reason="SOFTWARE_IDENTITY",
+        )
+
+
+def _packages() -> Iterator[bytes]:
+    for name in _MEASURED:
+        try:
+            package = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            yield pack_fields(name.encode(), b"absent", b"")
+            continue
+        record = package.read_text("RECORD") or ""
+        yield pack_fields(name.encode(), package.version.encode(), hashlib.sha256(record.encode()).digest())
+
+
+def _mac_posture() -> Posture:
+    return Posture(
+        hardware_model=_sysctl("hw.model"),
+        chip=_sysctl("machdep.cpu.brand_string"),
+        os_version=_text(platform.mac_ver()[0]),
+        boot_session=_sysctl("kern.bootsessionuuid"),
+        serial=None,
+        sip=_flag(
+            ("/usr/bin/csrutil", "status"),
+            on="System Integrity Protection status: enabled",
+            off="System Integrity Protection status: disabled",
+        ),
+        secure_boot=None,
+        authenticated_root=_flag(
+            ("/usr/bin/csrutil", "authenticated-root", "status"),
+            on="Authenticated Root status: enabled",
+            off="Authenticated Root status: disabled",
+        ),
+        filevault=_flag(("/usr/bin/fdesetup", "status"), on="FileVault is On", off="FileVault is Off"),
+    )
+
+
+def _other_posture() -> Posture:
+    try:
+        boot = _BOOT_ID.read_text("ascii")
+    except (OSError, ValueError):
+        boot = ""
+    return Posture(
+        chip=_text(platform.machine()),
+        os_version=_text(f"{platform.system()} {platform.release()}"),
+        boot_session=_text(boot),
+    )
+
+
+def _sysctl(name: str) -> str | None:
+    return _text(_output(("/usr/sbin/sysctl", "-n", name)))
+
+
+def _flag(command: tuple[str, ...], *, on: str, off: str) -> bool | None:
+    """Only the exact words count: any other answer, a custom configuration too, is unknown."""
+    first = _output(command).strip().partition("\n")[0].rstrip(".")
+    return {on: True, off: False}.get(first)
+
+
+def _output(command: tuple[str, ...]) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 - fixed commands by absolute path
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TOOL_SECONDS,
+            check=False,
+            env={"LC_ALL": "C"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout[:_MAX_OUTPUT].decode("utf-8", errors="replace") if done.returncode == 0 else ""
+
+
+def _text(value: str) -> str | None:
+    """A fact as the statement takes it: one line of bounded length, or unknown."""
+    cleaned = value.strip()
+    return cleaned if 0 < len(cleaned) <= _MAX_TEXT and cleaned.isprintable() else None

@@ -1,0 +1,322 @@
+"""The node daemon: one enrolled member, its session with the coordinator, its engine and its epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from mesh.certificates import Role, role_server_name
+from mesh.envelope import SealingKey
+from mesh.errors import (
+    Conflict,
+    EpochEnded,
+    FailedPrecondition,
+    NotFound,
+    SealringError,
+    Unavailable,
+)
+from mesh.identity import Label, Signer
+from mesh.memberstate import MemberState
+from mesh.problem import to_problem
+from mesh.roster import Roster
+from mesh.tls import PeerChannel, TlsStore
+from node.channel import ChannelEnds, create_channel
+from node.daemon_carrier import Carrier
+from node.daemon_certificate import CertificateKeeper
+from node.daemon_engine import Engine, StageKey
+from node.daemon_engines import EngineKeeper
+from node.daemon_epoch import Epoch, LinkSecrets, Phase
+from node.daemon_plan import EpochPlan, plan_epoch
+from node.daemon_roster import RosterKeeper
+from node.links import Links
+from node.memory import MemoryMeter
+from node.session import CoordinatorSession
+from node.settings import NodeSettings
+from sealring.v1 import membership_pb2
+
+log = structlog.get_logger()
+
+_LOOK_SECONDS = 2.0
+_SEALING_LABEL: Label = getattr(Label, "SEALING_KEY", Label.ATTESTATION)
+
+
+class Daemon:
+    """What `node.main` runs. Implements the interfaces of session, control service and epoch."""
+
+    def __init__(self, settings: NodeSettings, state: MemberState, signer: Signer) -> None:
+        """Raises RosterError when the memory of earlier rosters is not usable."""
+        self.store = TlsStore(state.tls)
+        self.links = Links(state.peer.cluster, signer, self.store, settings.ring_host)
+        self._settings = settings
+        self._own_id = state.peer.id
+        self._signer = signer
+        self._sealing_key = SealingKey()
+        self._addresses: tuple[str, ...] = ()
+        self._epoch: Epoch | None = None
+        self._newest_epoch: dict[str, int] = {}
+        self._folders: dict[EpochPlan, Path] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._removed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._run_folder = settings.state_dir / "run"
+        self._meter = MemoryMeter(settings.memory_limit)
+        self._engines = EngineKeeper(settings.models, self._meter, allow_downloads=settings.allow_downloads)
+        self._rosters = RosterKeeper(settings.state_dir, state)
+        name = role_server_name(Role.COORDINATOR)
+        self._channel = PeerChannel(state.coordinator, self.store, name)
+        self._session = CoordinatorSession(self._channel, self)
+        self._certificates = CertificateKeeper(
+            settings.state_dir, state, self.store, signer, self._channel, self._rosters.follow_root
+        )
+
+    async def run(self, addresses: tuple[str, ...], stop: asyncio.Event) -> None:
+        """Works until `stop` is set. Raises PermissionDenied (REMOVED) once the node is out of the roster.
+
+        Either way nothing is left when it returns: no process, no file, and the coordinator knows.
+        """
+        self._addresses = addresses
+        shutil.rmtree(self._run_folder, ignore_errors=True)
+        self._rosters.load()
+        loop = asyncio.get_running_loop()
+        work: list[asyncio.Future[Any]] = [
+            loop.create_task(self._session.run()),
+            loop.create_task(self._certificates.run()),
+            loop.create_task(self._look()),
+            self._removed,
+        ]
+        stopped = loop.create_task(stop.wait())
+        try:
+            await asyncio.wait((stopped, *work), return_when=asyncio.FIRST_COMPLETED)
+            for task in work:
+                if task.done():
+                    task.result()
+        finally:
+            await self._stop("stopping" if stop.is_set() else "removed")
+            for task in (stopped, *work):
+                task.cancel()
+            await asyncio.wait((stopped, *work))
+            await self._channel.close()
+
+    # Session: what is said to the coordinator
+
+    def hello(self) -> membership_pb2.Hello:
+        key = self._sealing_key.public_key
+        return membership_pb2.Hello(
+            software_version=metadata.version("sealring"),
+            addresses=self._addresses,
+            sealing_key=key,
+            sealing_key_signature=self._signer.sign(_SEALING_LABEL, key),
+            roster_version=self._rosters.version,
+        )
+
+    def heartbeat(self) -> membership_pb2.Heartbeat:
+        report = self._meter.measure()
+        return membership_pb2.Heartbeat(
+            memory_total=report.total,
+            memory_usable=report.usable,
+            memory_used=self._engines.memory_used,
+            load=report.load,
+            rings=self._ring_health(),
+        )
+
+    def report(self, message: membership_pb2.MemberMessage) -> None:
+        """Queues what an epoch has to say; progress is of interest only while somebody listens."""
+        if self._session.connected or message.WhichOneof("message") != "progress":
+            self._session.send(message)
+
+    # Session: what the coordinator says
+
+    async def from_coordinator(self, message: membership_pb2.CoordinatorMessage) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "roster":
+            await self._take_roster(message.roster.envelope)
+        elif kind == "profile":
+            self._go(self._profile(message.profile))
+        elif kind == "prepare":
+            self._prepare(message.prepare)
+        elif kind == "commit":
+            self._commit(message.commit)
+        elif kind == "end":
+            self._end(message.end)
+        elif kind == "goodbye":
+            log.info("coordinator says goodbye", reason=message.goodbye.reason[:80])
+
+    async def _take_roster(self, envelope: bytes) -> None:
+        try:
+            roster = await self._rosters.accept(envelope, self._certificates.renew)
+        except SealringError as error:
+            if error.reason == "REMOVED" and not self._removed.done():
+                self._removed.set_exception(error)
+            raise
+        seen = membership_pb2.RosterSeen(version=roster.version, hash=roster.hash)
+        self._session.send(membership_pb2.MemberMessage(roster_seen=seen))
+        self._check_epoch(roster)
+
+    def _check_epoch(self, roster: Roster) -> None:
+        """A newer roster may have taken the ring, or its gateway, away."""
+        epoch = self._epoch
+        if epoch is None or epoch.phase is Phase.ENDED:
+            return
+        ring = roster.ring_of(self._own_id)
+        if ring is None or ring.id != epoch.plan.ring:
+            epoch.end("the ring is not in the roster any more")
+            self._go(self._drop_engine(epoch))
+        elif epoch.gateway is not None and all(epoch.gateway.id != one.id for one in roster.gateways):
+            epoch.fault(EpochEnded("the gateway is not in the roster any more", reason="GATEWAY_REMOVED"))
+
+    async def _profile(self, request: membership_pb2.ProfileRequest) -> None:
+        result = membership_pb2.ProfileResult(id=request.id)
+        try:
+            result.profile.CopyFrom(await self._engines.profile(request.model))
+        except SealringError as error:
+            result.problem.CopyFrom(to_problem(error))
+        except Exception as error:
+            log.error("profile failed", exc_info=error)
+            result.problem.CopyFrom(to_problem(error))
+        self._session.send(membership_pb2.MemberMessage(profile=result))
+
+    def _prepare(self, prepare: membership_pb2.PrepareEpoch) -> None:
+        try:
+            if prepare.epoch <= self._newest_epoch.get(prepare.ring, 0):
+                raise Conflict("the epoch is not newer than the last", reason="STALE_EPOCH")
+            plan = plan_epoch(prepare, self._rosters.current, self._own_id)
+        except SealringError as error:
+            self._refuse(prepare.ring, prepare.epoch, error)
+            return
+        self._newest_epoch = {plan.ring: plan.epoch}
+        previous = self._epoch
+        if previous is not None:
+            previous.end("superseded")
+        self._epoch = Epoch(plan, self, after=previous)
+        self._epoch.prepare()
+
+    def _commit(self, commit: membership_pb2.CommitEpoch) -> None:
+        epoch = self._named(commit.ring, commit.epoch)
+        if epoch is not None:
+            epoch.commit()
+        else:
+            self._refuse(commit.ring, commit.epoch, NotFound("no such epoch", reason="NO_SUCH_EPOCH"))
+
+    def _end(self, end: membership_pb2.EndEpoch) -> None:
+        epoch = self._named(end.ring, end.epoch)
+        if epoch is None:
+            return
+        epoch.end(end.reason[:80])
+        if end.unload:
+            self._go(self._drop_engine(epoch))
+
+    def _named(self, ring: str, number: int) -> Epoch | None:
+        epoch = self._epoch
+        if epoch is not None and (epoch.plan.ring, epoch.plan.epoch) == (ring, number):
+            return epoch
+        return None
+
+    def _refuse(self, ring: str, number: int, error: SealringError) -> None:
+        log.warning("epoch refused", ring=ring[:64], epoch=number, reason=error.reason)
+        fault = membership_pb2.EpochFault(ring=ring, epoch=number, problem=to_problem(error))
+        self._session.send(membership_pb2.MemberMessage(fault=fault))
+
+    # Control service
+
+    def check_gateway(self, cluster: str, identifier: str) -> None:
+        self._rosters.check_gateway(cluster, identifier)
+
+    def serving_epoch(self, ring: str, epoch: int) -> Epoch:
+        found = self._named(ring, epoch)
+        if found is None:
+            raise FailedPrecondition(
+                "this node does not serve that epoch",
+                hint="attach to the current epoch",
+                reason="EPOCH_NOT_SERVING",
+            )
+        return found
+
+    # Parts of an epoch
+
+    async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> Engine:
+        path = self._engines.find(plan.model)
+        stage = StageKey(path, plan.model_digest, *plan.layers, plan.context)
+        return await self._engines.with_stage(stage, progress)
+
+    def channel(self) -> ChannelEnds:
+        return create_channel()
+
+    async def carrier(
+        self, plan: EpochPlan, channel: tuple[int, ...], on_fault: Callable[[SealringError], None]
+    ) -> Carrier:
+        self._run_folder.mkdir(mode=0o700, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="carrier-", dir=self._run_folder))
+        self._folders[plan] = folder
+        return await Carrier.start(channel, folder=folder, on_fault=on_fault)
+
+    async def handshakes(self, plan: EpochPlan) -> LinkSecrets:
+        return await self.links.establish(plan)
+
+    def release(self, plan: EpochPlan) -> None:
+        folder = self._folders.pop(plan, None)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # The daemon's own
+
+    async def _look(self) -> None:
+        """An expired roster closes open links, also while the coordinator is away."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            epoch = self._epoch
+            if epoch is not None and epoch.phase is not Phase.ENDED and self._rosters.expired:
+                epoch.fault(
+                    FailedPrecondition(
+                        "the roster has expired",
+                        hint="is the coordinator reachable",
+                        reason="ROSTER_EXPIRED",
+                    )
+                )
+
+    def _ring_health(self) -> list[membership_pb2.RingHealth]:
+        epoch = self._epoch
+        if epoch is None or epoch.engine is None or epoch.phase is Phase.ENDED:
+            return []
+        figures = epoch.engine.figures
+        return [
+            membership_pb2.RingHealth(
+                ring=epoch.plan.ring,
+                epoch=epoch.plan.epoch,
+                steps=figures.steps,
+                engine_memory=figures.memory,
+            )
+        ]
+
+    async def _drop_engine(self, epoch: Epoch) -> None:
+        """Frees the weights, unless another epoch wants them by now."""
+        await epoch.closed()
+        if self._epoch is epoch:
+            await self._engines.drop()
+
+    async def _stop(self, reason: str) -> None:
+        epoch = self._epoch
+        if epoch is not None:
+            if epoch.gateway is not None:
+                epoch.gateway.say_goodbye(reason)
+            epoch.fault(Unavailable("the node stops", reason="NODE_STOPPING"))
+            await epoch.closed()
+        await self._session.goodbye(reason)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._engines.stop()
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self._run_folder, ignore_errors=True)
+
+    def _go(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,105 @@
+"""Keeps the node's mTLS certificate fresh: a new key and certificate at half life, streams go on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import structlog
+from cryptography import x509
+
+from mesh.certificates import LeafKey, check_issued_by, load_certificate, needs_rotation
+from mesh.clock import Clock, wall_clock
+from mesh.errors import CertificateError, SealringError
+from mesh.identity import Label, Signer
+from mesh.memberstate import MemberState, parse_pem_leaf, save_root, save_tls
+from mesh.rootmeta import RootMetadata, decode_chain, verify_root_chain
+from mesh.rpc import from_rpc_error
+from mesh.tls import PeerChannel, TlsMaterial, TlsStore
+from sealring.v1 import membership_pb2, membership_pb2_grpc
+
+log = structlog.get_logger()
+
+_LOOK_SECONDS = 60.0
+_RENEW_SECONDS = 30.0
+
+
+class CertificateKeeper:
+    """Renews through the coordinator and stores what came, so that a crash leaves a matching pair."""
+
+    def __init__(
+        self,
+        folder: Path,
+        state: MemberState,
+        store: TlsStore,
+        signer: Signer,
+        channel: PeerChannel,
+        on_root: Callable[[RootMetadata], None],
+        *,
+        clock: Clock = wall_clock,
+    ) -> None:
+        self._folder = folder
+        self._state = state
+        self._store = store
+        self._signer = signer
+        self._channel = channel
+        self._on_root = on_root
+        self._clock = clock
+        self._turn = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Looks once a minute; a failed renewal is tried again at the next look."""
+        while True:
+            if needs_rotation(self._store.current()[1].certificate, self._clock()):
+                try:
+                    await self.renew()
+                except SealringError as error:
+                    log.warning("certificate not renewed", reason=error.reason)
+            await asyncio.sleep(_LOOK_SECONDS * random.uniform(0.5, 1.0))  # noqa: S311
+
+    async def renew(self) -> None:
+        """Gets, verifies, stores and uses a new certificate, and newer root metadata if there is any.
+
+        Raises CertificateError, RosterError, Unavailable.
+        """
+        async with self._turn:
+            leaf = LeafKey()
+            csr = leaf.csr()
+            signature = await asyncio.to_thread(self._signer.sign, Label.CSR, csr)
+            stub = membership_pb2_grpc.CertificatesStub(self._channel.get())
+            request = membership_pb2.RenewRequest(csr=csr, signature=signature)
+            try:
+                answer = await stub.Renew(request, timeout=_RENEW_SECONDS)
+            except grpc.RpcError as error:
+                raise from_rpc_error(error) from None
+            root, material = self._verify(answer, leaf, csr)
+            await asyncio.to_thread(self._keep, root, material)
+            self._store.replace(material)
+            self._state = replace(self._state, root=root, tls=material)
+            self._on_root(root)
+            log.info("certificate renewed")
+
+    def _verify(
+        self, answer: membership_pb2.RenewResponse, leaf: LeafKey, csr: bytes
+    ) -> tuple[RootMetadata, TlsMaterial]:
+        now = self._clock()
+        root = verify_root_chain(decode_chain(answer.root_metadata), self._state.root_sha256, now=now)
+        if root.version < self._state.root.version:
+            raise CertificateError("coordinator sent older root metadata", reason="ROOT_ROLLBACK")
+        try:
+            der = parse_pem_leaf(answer.certificate_chain)
+        except ValueError:
+            raise CertificateError("certificate is malformed", reason="BAD_CERTIFICATE") from None
+        certificate = load_certificate(der)
+        same_key = certificate.public_key() == x509.load_der_x509_csr(csr).public_key()
+        if check_issued_by(certificate, root.authorities, now=now) != self._state.peer or not same_key:
+            raise CertificateError("certificate is not for this node", reason="BAD_CERTIFICATE")
+        return root, TlsMaterial(leaf.private_pem(), der, root.authorities)
+
+    def _keep(self, root: RootMetadata, material: TlsMaterial) -> None:
+        save_root(self._folder, root)
+        save_tls(self._folder, material)

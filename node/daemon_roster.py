@@ -1,0 +1,109 @@
+"""The roster that this node goes by: verified, remembered on disk, and watched for its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+
+from mesh.errors import FailedPrecondition, NotFound, PermissionDenied, RosterError
+from mesh.memberstate import ROSTER, ROSTER_STATE, MemberState
+from mesh.rootmeta import RootMetadata
+from mesh.roster import Roster
+from mesh.roster_reader import RosterReader
+from mesh.statefiles import read_bounded, write_atomic
+
+log = structlog.get_logger()
+
+_MAX_ENVELOPE = 2 << 20
+
+
+class RosterKeeper:
+    """Accepts rosters through the reader with its anti-rollback memory, and in no other way."""
+
+    def __init__(self, folder: Path, state: MemberState) -> None:
+        """Raises RosterError (ROSTER_STATE_*) when the memory of earlier rosters is not usable."""
+        self._file = folder / ROSTER
+        self._reader = RosterReader(state.root, folder / ROSTER_STATE, state.peer.id)
+        self._cluster = state.peer.cluster
+
+    def load(self) -> None:
+        """Takes up the stored roster, if it still holds. Raises PermissionDenied (REMOVED)."""
+        try:
+            self._reader.accept(read_bounded(self._file, max_bytes=_MAX_ENVELOPE))
+        except FileNotFoundError:
+            log.info("no stored roster")
+        except RosterError as error:
+            _check_removed(error)
+            log.info("stored roster is not used", reason=error.reason)
+
+    async def accept(self, envelope: bytes, newer_root: Callable[[], Awaitable[None]]) -> Roster:
+        """Verifies, stores and uses a roster; fetches the root metadata first when it was made under newer.
+
+        Raises RosterError, PermissionDenied (REMOVED) when this node is not in it any more.
+        """
+        try:
+            roster = await asyncio.to_thread(self._accept, envelope)
+        except RosterError as error:
+            _check_removed(error)
+            if error.reason != "ROSTER_ROOT_VERSION":
+                raise
+            await newer_root()
+            roster = await asyncio.to_thread(self._accept, envelope)
+        log.info("roster accepted", version=roster.version, members=len(roster.members))
+        return roster
+
+    def follow_root(self, root: RootMetadata) -> None:
+        """Takes up the newer versions of a verified chain. Raises RosterError."""
+        for envelope in root.chain[len(root.chain) - (root.version - self._reader.root.version) :]:
+            self._reader.update_root(envelope)
+
+    @property
+    def current(self) -> Roster:
+        """The roster in use. Raises FailedPrecondition (NO_ROSTER, ROSTER_EXPIRED)."""
+        return self._reader.current
+
+    @property
+    def version(self) -> int:
+        """The version in use, 0 without one."""
+        try:
+            return self._reader.current.version
+        except FailedPrecondition:
+            return 0
+
+    @property
+    def expired(self) -> bool:
+        return self._reader.expired()
+
+    def check_gateway(self, cluster: str, identifier: str) -> None:
+        """Raises PermissionDenied (GATEWAY_NOT_ALLOWED), FailedPrecondition without a roster."""
+        try:
+            self.current.gateway(identifier)
+        except NotFound:
+            allowed = False
+        else:
+            allowed = cluster == self._cluster
+        if not allowed:
+            raise PermissionDenied(
+                "this gateway is not in the roster", hint="enrol it first", reason="GATEWAY_NOT_ALLOWED"
+            )
+
+    def _accept(self, envelope: bytes) -> Roster:
+        roster = self._reader.accept(envelope)
+        write_atomic(self._file, envelope)
+        return roster
+
+
+def removed() -> PermissionDenied:
+    return PermissionDenied(
+        "this node is not in the roster any more",
+        hint="it was evicted or banned: ask the operator, then join again with a new token",
+        reason="REMOVED",
+    )
+
+
+def _check_removed(error: RosterError) -> None:
+    if error.reason == "ROSTER_SELF_ABSENT":
+        raise removed() from None

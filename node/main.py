@@ -1,0 +1,88 @@
+"""Runs the node daemon: `sealring node run`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import structlog
+
+from mesh.certificates import Role
+from mesh.errors import ConfigError
+from mesh.identity import Signer, SoftwareSigner, member_id
+from mesh.memberstate import IDENTITY_KEY, MemberState, load_member_state
+from mesh.rpc import Server
+from mesh.tls import server_credentials
+from node import control, links
+from node.attestor import require_software_allowed
+from node.control import ControlService, add_control_to_server
+from node.daemon import Daemon
+from node.settings import NodeSettings
+from node.statelock import lock_state
+from sealring.v1 import links_pb2_grpc
+
+log = structlog.get_logger()
+
+_STOP_SECONDS = 2.0
+
+
+async def run(settings: NodeSettings) -> None:
+    """The daemon, until SIGTERM or SIGINT.
+
+    Raises ConfigError (NOT_ENROLLED, MEMBER_STATE_CORRUPT, CANNOT_LISTEN), Conflict (STATE_IN_USE),
+    RosterError (ROSTER_STATE_*) at the start, and PermissionDenied (REMOVED) when the operator evicts or bans
+    the node: then everything is dropped first, the command's exit status is that of PERMISSION_DENIED (6),
+    and starting it again is of no use.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, stop.set)
+    try:
+        with lock_state(settings.state_dir):
+            await serve(settings, stop)
+    finally:
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(sign)
+
+
+async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
+    """The daemon, until `stop` is set. Raises as `run`."""
+    state = load_member_state(settings.state_dir)
+    signer = _signer(settings.state_dir, state)
+    require_software_allowed(signer.key_type, allowed=settings.software_identity_allowed)
+    daemon = Daemon(settings, state, signer)
+    server = Server(
+        [
+            (links_pb2_grpc.add_LinksServicer_to_server, daemon.links, links.SERVICE),
+            (add_control_to_server, ControlService(daemon), control.SERVICE),
+        ]
+    )
+    port = server.listen(settings.listen, server_credentials(daemon.store))
+    await server.start()
+    log.info("node started", node=state.peer.id, cluster=state.peer.cluster, port=port)
+    try:
+        await daemon.run(settings.advertised(port), stop)
+    finally:
+        await server.stop(_STOP_SECONDS)
+        log.info("node stopped", node=state.peer.id)
+
+
+def _signer(folder: Path, state: MemberState) -> Signer:
+    """The identity of this enrolment. Raises ConfigError (MEMBER_STATE_CORRUPT)."""
+    try:
+        signer = SoftwareSigner.load(folder / IDENTITY_KEY)
+    except FileNotFoundError:
+        raise _not_ours(folder) from None
+    if state.peer.role is not Role.MEMBER or member_id(signer.public_key) != state.peer.id:
+        raise _not_ours(folder)
+    return signer
+
+
+def _not_ours(folder: Path) -> ConfigError:
+    return ConfigError(
+        f"the enrolment in {folder} and its identity key do not belong together, or are not a node's",
+        hint="restore the folder from a backup, or join again in another one",
+        reason="MEMBER_STATE_CORRUPT",
+    )

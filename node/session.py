@@ -1,0 +1,125 @@
+"""The node's one stream to the coordinator: kept open, opened anew with back-off, never on the token path.
+
+What an epoch has to say while the coordinator is away waits in a bounded outbox; heartbeats do not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+import grpc.aio
+import structlog
+
+from mesh.errors import SealringError
+from mesh.rpc import from_rpc_error
+from mesh.tls import PeerChannel
+from sealring.v1 import membership_pb2, membership_pb2_grpc
+
+log = structlog.get_logger()
+
+HEARTBEAT_SECONDS = 2.0
+_FIRST_BACKOFF = 0.2
+_LAST_BACKOFF = 10.0
+_STEADY_SECONDS = 5.0
+_MAX_OUTBOX = 256
+_GOODBYE_SECONDS = 1.0
+
+
+class Listener(Protocol):
+    """Who a session speaks for."""
+
+    def hello(self) -> membership_pb2.Hello: ...
+
+    def heartbeat(self) -> membership_pb2.Heartbeat: ...
+
+    async def from_coordinator(self, message: membership_pb2.CoordinatorMessage) -> None:
+        """Messages come one after the other, so this must not wait for anything long."""
+
+
+class CoordinatorSession:
+    """Keeps `Membership.Session` open until `run` is cancelled."""
+
+    def __init__(self, channel: PeerChannel, listener: Listener) -> None:
+        self.connected = False
+        self._channel = channel
+        self._listener = listener
+        self._outbox: deque[membership_pb2.MemberMessage] = deque(maxlen=_MAX_OUTBOX)
+        self._wake = asyncio.Event()
+        self._leaving = False
+        self._left = asyncio.Event()
+
+    def send(self, message: membership_pb2.MemberMessage) -> None:
+        """Queues a message; the oldest ones are lost when the coordinator is away for very long."""
+        self._outbox.append(message)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Connects, talks, and connects again."""
+        backoff = _FIRST_BACKOFF
+        loop = asyncio.get_running_loop()
+        while not self._leaving:
+            started = loop.time()
+            await self._once()
+            if loop.time() - started > _STEADY_SECONDS:
+                backoff = _FIRST_BACKOFF
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311
+            backoff = min(backoff * 2, _LAST_BACKOFF)
+
+    async def goodbye(self, reason: str) -> None:
+        """Sends what waits and a goodbye, if the coordinator is there to read it."""
+        self._leaving = True
+        self.send(membership_pb2.MemberMessage(goodbye=membership_pb2.Goodbye(reason=reason)))
+        if self.connected:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._left.wait(), _GOODBYE_SECONDS)
+
+    async def _once(self) -> None:
+        try:
+            stub = membership_pb2_grpc.MembershipStub(self._channel.get())
+            async for message in stub.Session(self._requests()):
+                await self._hear(message)
+            log.info("coordinator ended the session")
+        except grpc.RpcError as error:
+            problem = from_rpc_error(error)
+            log.warning("session with the coordinator ended", reason=problem.reason, code=problem.code)
+        finally:
+            if self.connected:
+                self.connected = False
+                self._left.set()
+
+    async def _requests(self) -> AsyncIterator[membership_pb2.MemberMessage]:
+        yield membership_pb2.MemberMessage(hello=self._listener.hello())
+        while True:
+            yield membership_pb2.MemberMessage(heartbeat=self._listener.heartbeat())
+            due = asyncio.get_running_loop().time() + HEARTBEAT_SECONDS
+            while await self._something_before(due):
+                while self._outbox:
+                    yield self._outbox.popleft()
+                if self._leaving:
+                    self._left.set()
+                    return
+
+    async def _something_before(self, due: float) -> bool:
+        try:
+            async with asyncio.timeout_at(due):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        self._wake.clear()
+        return True
+
+    async def _hear(self, message: membership_pb2.CoordinatorMessage) -> None:
+        if not self.connected:
+            self.connected = True
+            log.info("coordinator answers")
+        try:
+            await self._listener.from_coordinator(message)
+        except SealringError as error:
+            kind = message.WhichOneof("message")
+            log.warning("coordinator's message refused", kind=kind, reason=error.reason)

@@ -1,0 +1,156 @@
+"""A cluster of one test process: authority, identities, rosters, and Links services on loopback."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role
+from mesh.dsse import Ed25519Signer
+from mesh.identity import SoftwareSigner, member_id
+from mesh.memberstate import ROSTER, ROSTER_STATE, MemberState, save_member_state
+from mesh.rootmeta import RootMetadata, sign_root
+from mesh.roster import NO_PREVIOUS, Gateway, Revoked, Ring, RingMember, Roster, RosterMember
+from mesh.roster_codec import complete_roster, sign_roster
+from mesh.roster_reader import check_roster
+from mesh.roster_state import RosterStateFile
+from mesh.statefiles import write_atomic
+from mesh.suites import DEFAULT_SUITES
+from mesh.tls import TlsMaterial, TlsStore
+from mesh.trust import KeyType, TrustLevel
+
+CLUSTER = "testbed"
+DIGEST = bytes(range(32))
+
+
+@dataclass
+class Party:
+    """One identity of the cluster."""
+
+    signer: SoftwareSigner
+    material: TlsMaterial
+    address: str = "127.0.0.1:1"
+
+    @property
+    def id(self) -> str:
+        return member_id(self.signer.public_key)
+
+    def store(self) -> TlsStore:
+        return TlsStore(self.material)
+
+
+@dataclass
+class Cluster:
+    """Keys and rosters of a cluster."""
+
+    folder: Path
+    ca: ClusterCA
+    root_key: Ed25519Signer
+    roster_key: Ed25519Signer
+    root: RootMetadata
+    version: int = 0
+    previous: bytes = NO_PREVIOUS
+    nodes: list[Party] = field(default_factory=list)
+
+    def party(self, role: Role = Role.MEMBER) -> Party:
+        signer = SoftwareSigner.generate()
+        return Party(signer, self.material(PeerIdentity(CLUSTER, role, member_id(signer.public_key))))
+
+    def material(self, peer: PeerIdentity, lifetime: float = 3600) -> TlsMaterial:
+        leaf = LeafKey()
+        certificate = self.ca.issue(
+            leaf.csr(), peer, lifetime=lifetime, now=time.time(), addresses=("127.0.0.1",)
+        )
+        return TlsMaterial(leaf.private_pem(), certificate, (self.ca.certificate,))
+
+    def roster(
+        self,
+        ring: Sequence[Party] = (),
+        *,
+        layers: int = 9,
+        members: Sequence[Party] | None = None,
+        gateways: Sequence[Party] = (),
+        revoked: Sequence[Party] = (),
+        model: str = "demo",
+        digest: bytes = DIGEST,
+        context: int = 512,
+    ) -> tuple[bytes, Roster]:
+        """The next version: one ring with the layers spread evenly."""
+        now = int(time.time())
+        self.version += 1
+        edges = [layers * rank // len(ring) for rank in range(len(ring) + 1)] if ring else [0]
+        places = tuple(
+            RingMember(party.id, rank, (edges[rank], edges[rank + 1])) for rank, party in enumerate(ring)
+        )
+        rings = (
+            Ring("demo-0", "demo", 0, model, digest, "pipeline", context, layers, bytes(32), 0, 0, places),
+        )
+        draft = Roster(
+            cluster=CLUSTER,
+            root_version=1,
+            version=self.version,
+            previous=self.previous,
+            issued=now,
+            expires=now + 600,
+            suites=DEFAULT_SUITES,
+            trust_floor=0,
+            min_trust=0,
+            members=tuple(map(_member, ring if members is None else members)),
+            rings=rings if ring else (),
+            gateways=tuple(Gateway(party.id, party.signer.public_key) for party in gateways),
+            revoked=tuple(Revoked(party.id, party.signer.public_key, now) for party in revoked),
+        )
+        envelope = sign_roster(complete_roster(draft), [self.roster_key])
+        roster = check_roster(envelope, self.root, now=now)
+        self.previous = roster.hash
+        return envelope, roster
+
+    def enrol(self, party: Party, folder: Path, coordinator: str, envelope: bytes) -> MemberState:
+        """Writes what a join leaves behind."""
+        peer = PeerIdentity(CLUSTER, Role.MEMBER, party.id)
+        state = MemberState(peer, "node", coordinator, self.root.fingerprint, self.root, party.material)
+        folder.mkdir(parents=True, exist_ok=True)
+        RosterStateFile(folder / ROSTER_STATE).create(CLUSTER)
+        write_atomic(folder / ROSTER, envelope)
+        save_member_state(folder, state)
+        return state
+
+
+def _member(party: Party) -> RosterMember:
+    return RosterMember(
+        id=party.id,
+        identity_key=party.signer.public_key,
+        key_type=KeyType.SOFTWARE,
+        sealing_key=bytes.fromhex(party.signer.public_key.hex()[2:66]),
+        level=TrustLevel.SOFTWARE,
+        trust=10,
+        attestation_hash=bytes(32),
+        attested_at=0,
+        challenged_at=0,
+        manifest_hash=bytes(32),
+        addresses=(party.address,),
+    )
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    folder = tmp_path / "cluster"
+    now = int(time.time())
+    ca = ClusterCA.create(folder, CLUSTER, now=now)
+    root_key, roster_key = Ed25519Signer.generate(), Ed25519Signer.generate()
+    draft = RootMetadata(
+        cluster=CLUSTER,
+        version=1,
+        root_keys=(root_key.public_key,),
+        root_threshold=1,
+        roster_keys=(roster_key.public_key,),
+        roster_threshold=1,
+        authorities=(ca.certificate,),
+        issued=now,
+        expires=now + 3600,
+    )
+    return Cluster(folder, ca, root_key, roster_key, sign_root(draft, [root_key]))

@@ -1,0 +1,232 @@
+"""A scripted coordinator and gateway, and real daemons in this process with real engines and carriers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from mesh.addresses import free_port
+from mesh.certificates import PeerIdentity, Role
+from mesh.identity import SoftwareSigner
+from mesh.memberstate import IDENTITY_KEY
+from mesh.rpc import Server
+from mesh.tls import PeerChannel, TlsStore, peer_identity, server_credentials
+from node.main import serve
+from node.settings import NodeSettings
+from sealring.v1 import control_pb2, control_pb2_grpc, membership_pb2, membership_pb2_grpc
+
+MODEL = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
+RING = "demo-0"
+
+
+class Coordinator(membership_pb2_grpc.MembershipServicer, membership_pb2_grpc.CertificatesServicer):
+    """Says what the test says, and keeps what the members said."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+        self.heard: dict[str, list[membership_pb2.MemberMessage]] = {}
+        self.changed = asyncio.Condition()
+        self.outgoing: dict[str, asyncio.Queue[membership_pb2.CoordinatorMessage | None]] = {}
+        peer = PeerIdentity("testbed", Role.COORDINATOR, "coordinator")
+        self.store = TlsStore(cluster.material(peer))
+        self.server: Server | None = None
+        self.address = f"127.0.0.1:{free_port()}"
+
+    async def start(self) -> None:
+        self.server = Server(
+            [
+                (membership_pb2_grpc.add_MembershipServicer_to_server, self, "sealring.v1.Membership"),
+                (membership_pb2_grpc.add_CertificatesServicer_to_server, self, "sealring.v1.Certificates"),
+            ]
+        )
+        self.server.listen(self.address, server_credentials(self.store))
+        await self.server.start()
+
+    async def stop(self) -> None:
+        if self.server is not None:
+            for queue in self.outgoing.values():
+                queue.put_nowait(None)
+            await self.server.stop(0.2)
+            self.server = None
+
+    async def Session(self, requests, context) -> AsyncIterator[membership_pb2.CoordinatorMessage]:
+        member = peer_identity(context).id
+        queue = self.outgoing[member] = asyncio.Queue()
+
+        async def read() -> None:
+            async for message in requests:
+                if message.WhichOneof("message") != "heartbeat":
+                    self.heard.setdefault(member, []).append(message)
+                else:
+                    self.heard.setdefault(member + " beats", []).append(message)
+                async with self.changed:
+                    self.changed.notify_all()
+
+        reader = asyncio.create_task(read())
+        try:
+            while (message := await queue.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+
+    async def Renew(self, request, context) -> membership_pb2.RenewResponse:
+        from mesh.certificates import to_pem
+        from mesh.rootmeta import encode_chain
+
+        certificate = self.cluster.ca.issue(
+            request.csr, peer_identity(context), lifetime=3600, now=time.time()
+        )
+        return membership_pb2.RenewResponse(
+            certificate_chain=to_pem(certificate), root_metadata=encode_chain(self.cluster.root.chain)
+        )
+
+    def send(self, member: str, **message: Any) -> None:
+        self.outgoing[member].put_nowait(membership_pb2.CoordinatorMessage(**message))
+
+    async def hears(self, member: str, kind: str, seconds: float = 45, **fields: Any) -> Any:
+        """The first message of a kind whose fields are as given, taken from what was heard."""
+
+        def find() -> Any:
+            for message in self.heard.get(member, []):
+                if message.WhichOneof("message") == kind:
+                    inner = getattr(message, kind)
+                    if all(getattr(inner, name) == value for name, value in fields.items()):
+                        self.heard[member].remove(message)
+                        return inner
+                elif message.WhichOneof("message") == "fault" and kind != "fault":
+                    raise AssertionError(f"fault instead of {kind}: {message.fault.problem}")
+            return None
+
+        async with asyncio.timeout(seconds), self.changed:
+            while (found := find()) is None:
+                await self.changed.wait()
+            return found
+
+
+class Node:
+    """A daemon in this process."""
+
+    def __init__(self, cluster: Any, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.party = cluster.party()
+        self.party.address = f"127.0.0.1:{free_port()}"
+        self.stop = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.party.id
+
+    def start(self, coordinator: Coordinator, envelope: bytes, **settings: Any) -> None:
+        if self.task is None:
+            self.cluster.enrol(self.party, self.folder, coordinator.address, envelope)
+            key = self.party.signer._key
+            from mesh.identity import _encode_private_key
+            from mesh.statefiles import write_atomic
+
+            write_atomic(self.folder / IDENTITY_KEY, _encode_private_key(key))
+            assert SoftwareSigner.load(self.folder / IDENTITY_KEY).public_key == self.party.signer.public_key
+        self.stop.clear()
+        self.settings = NodeSettings(
+            state_dir=self.folder,
+            name="node",
+            listen=self.party.address,
+            models=[MODEL.parent],
+            software_identity_allowed=True,
+            **settings,
+        )
+        self.task = asyncio.create_task(serve(self.settings, self.stop))
+
+    async def end(self) -> None:
+        self.stop.set()
+        if self.task is not None:
+            await asyncio.wait_for(self.task, 30)
+
+
+class Gateway:
+    """Attaches to every member and gives each the same steps."""
+
+    def __init__(self, cluster: Any, party: Any) -> None:
+        self.party = party
+        self.store = party.store()
+        self.channels: list[PeerChannel] = []
+        self.calls: list[Any] = []
+        self.number = 0
+
+    async def attach(self, nodes: list[Node], epoch: int) -> list[control_pb2.Attached]:
+        attached = []
+        for node in nodes:
+            name = PeerIdentity("testbed", Role.MEMBER, node.id).server_name
+            channel = PeerChannel(node.party.address, self.store, name)
+            self.channels.append(channel)
+            call = control_pb2_grpc.ControlStub(channel.get()).Schedule()
+            await call.write(control_pb2.ScheduleRequest(attach=control_pb2.Attach(ring=RING, epoch=epoch)))
+            self.calls.append(call)
+            attached.append((await self.next(call)).attached)
+        return attached
+
+    async def next(self, call: Any, seconds: float = 30) -> control_pb2.ScheduleResponse:
+        answer = await asyncio.wait_for(call.read(), seconds)
+        if answer is grpc.aio.EOF:
+            await call
+            raise EOFError
+        return answer
+
+    async def to_head(self, **message: Any) -> None:
+        await self.calls[0].write(control_pb2.ScheduleRequest(**message))
+
+    async def step(self, **fields: Any) -> None:
+        self.number += 1
+        step = control_pb2.Step(number=self.number, **fields)
+        for call in self.calls:
+            await call.write(control_pb2.ScheduleRequest(step=step))
+
+    async def close(self) -> None:
+        for call in self.calls:
+            call.cancel()
+        for channel in self.channels:
+            await channel.close()
+
+    async def generate(
+        self, question: str, tokens: int, *, on_step: Callable[[int], Any] | None = None
+    ) -> str:
+        """One row, greedily, one step at a time."""
+        from sealring.v1 import inference_pb2 as inference
+
+        chat = inference.Chat(messages=[inference.ChatMessage(role="user", content=question)])
+        envelope = inference.Envelope(clear=inference.Prompt(chat=chat))
+        await self.to_head(
+            open=control_pb2.OpenRow(row=1, request_id="r", deployment="demo", envelope=envelope)
+        )
+        opened = (await self.next(self.calls[0])).opened
+        done, text = 0, ""
+        while done < opened.prompt_tokens:
+            end = min(done + 64, opened.prompt_tokens)
+            chunk = control_pb2.Chunk(
+                row=1,
+                start=done,
+                end=end,
+                prompt_tokens=opened.prompt_tokens,
+                params_bytes=opened.params_bytes if done == 0 else 0,
+            )
+            await self.step(prefill=control_pb2.Prefill(chunks=[chunk]))
+            answer = (await self.next(self.calls[0])).done
+            done = end
+        text += answer.outputs[0].text
+        changes = [control_pb2.Change(admit=control_pb2.Admit(row=1, lane=0))]
+        for count in range(tokens):
+            if answer.outputs[0].finish:
+                break
+            await self.step(changes=changes, decode=control_pb2.Decode(lane=0))
+            changes = []
+            answer = (await self.next(self.calls[0])).done
+            text += answer.outputs[0].text
+            if on_step is not None:
+                on_step(count)
+        return text

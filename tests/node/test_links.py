@@ -1,0 +1,222 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from mesh.certificates import PeerIdentity, Role
+from mesh.errors import SealringError
+from mesh.roster import Roster
+from mesh.rpc import Server
+from mesh.session import SessionKeys
+from mesh.tls import PeerChannel, server_credentials
+from node import links as links_module
+from node.daemon_epoch import LinkSecrets
+from node.daemon_plan import EpochPlan, plan_epoch
+from node.links import SERVICE, Links
+from sealring.v1 import links_pb2, links_pb2_grpc, membership_pb2
+
+
+class Daemon:
+    def __init__(self, cluster, party) -> None:
+        self.party = party
+        self.links = Links("testbed", party.signer, party.store(), "127.0.0.1")
+        self.server = Server([(links_pb2_grpc.add_LinksServicer_to_server, self.links, SERVICE)])
+
+
+@asynccontextmanager
+async def daemons(cluster, count: int) -> AsyncIterator[list[Daemon]]:
+    found = [Daemon(cluster, cluster.party()) for _ in range(count)]
+    for daemon in found:
+        port = daemon.server.listen("127.0.0.1:0", server_credentials(daemon.party.store()))
+        daemon.party.address = f"127.0.0.1:{port}"
+        await daemon.server.start()
+    try:
+        yield found
+    finally:
+        for daemon in found:
+            assert not daemon.links._expected
+            assert not daemon.links._early
+            await daemon.server.stop(0)
+
+
+def plan(roster: Roster, daemon: Daemon, epoch: int = 1) -> EpochPlan:
+    ring = roster.rings[0]
+    prepare = membership_pb2.PrepareEpoch(
+        ring=ring.id,
+        epoch=epoch,
+        roster_version=roster.version,
+        roster_hash=roster.hash,
+        model=ring.model,
+        model_digest=ring.model_digest.hex(),
+        context=ring.context,
+        max_rows=4,
+        kv_budget=1 << 20,
+        prefill_chunk=16,
+    )
+    return plan_epoch(prepare, roster, daemon.party.id)
+
+
+def matches(sender: bytes, receiver: bytes) -> bool:
+    ours, theirs = SessionKeys.from_carrier(sender), SessionKeys.from_carrier(receiver)
+    (send, receive), (their_send, their_receive) = ours.take(), theirs.take()
+    same = ours.session_id == theirs.session_id and send.key == their_receive.key
+    return same and receive.key == their_send.key and send.key != receive.key
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_a_ring_shakes_hands(cluster, size: int) -> None:
+    async with daemons(cluster, size) as nodes:
+        _, roster = cluster.roster([node.party for node in nodes])
+        secrets = await asyncio.gather(*(node.links.establish(plan(roster, node)) for node in nodes))
+        for rank, own in enumerate(secrets):
+            following = secrets[(rank + 1) % size]
+            assert own.next_address == following.own_address
+            assert matches(own.outgoing_keys, following.incoming_keys)
+            links = {(info.from_rank, info.to_rank) for info in own.infos}
+            assert links == {(rank, (rank + 1) % size), ((rank - 1) % size, rank)}
+            assert {info.suite for info in own.infos} == {"x25519mlkem768-aes256gcm"}
+
+
+async def test_a_handshake_that_is_early_waits(cluster) -> None:
+    async with daemons(cluster, 2) as nodes:
+        _, roster = cluster.roster([node.party for node in nodes])
+        first = asyncio.create_task(nodes[0].links.establish(plan(roster, nodes[0])))
+        await asyncio.sleep(0.5)
+        second = await nodes[1].links.establish(plan(roster, nodes[1]))
+        assert (await first).next_address == second.own_address
+
+
+async def refused(*establishing) -> set[str]:
+    results = await asyncio.gather(*establishing, return_exceptions=True)
+    reasons = set()
+    for result in results:
+        assert isinstance(result, BaseExceptionGroup)
+        for error in result.exceptions:
+            assert isinstance(error, SealringError)
+            reasons.add(error.reason)
+    return reasons
+
+
+async def test_an_epoch_that_was_not_prepared_is_refused(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "EARLY_SECONDS", 0.2)
+    async with daemons(cluster, 2) as nodes:
+        _, roster = cluster.roster([node.party for node in nodes])
+        assert await refused(nodes[0].links.establish(plan(roster, nodes[0]))) <= {
+            "HANDSHAKE_FAILED",
+            "BROKEN_OFF",
+        }
+
+
+async def test_a_neighbour_that_never_calls_is_given_up(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "PEER_SECONDS", 0.1)
+    monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 0.1)
+    async with daemons(cluster, 2) as nodes:
+        _, roster = cluster.roster([node.party for node in nodes])
+        assert await refused(nodes[1].links.establish(plan(roster, nodes[1]))) == {"PEER_SILENT"}
+
+
+async def test_other_rosters_do_not_agree(cluster) -> None:
+    async with daemons(cluster, 2) as nodes:
+        parties = [node.party for node in nodes]
+        _, old = cluster.roster(parties)
+        _, new = cluster.roster(parties)
+        reasons = await refused(
+            nodes[0].links.establish(plan(old, nodes[0])), nodes[1].links.establish(plan(new, nodes[1]))
+        )
+        assert reasons == {"WRONG_EPOCH_OR_LINK", "HANDSHAKE_FAILED"}
+
+
+async def test_another_member_cannot_stand_in(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A valid member whose address is listed for another one fails at the TLS name already."""
+    monkeypatch.setattr(links_module, "_CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(links_module, "PEER_SECONDS", 0.5)
+    monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 0.5)
+    async with daemons(cluster, 3) as nodes:
+        nodes[1].party.address = nodes[2].party.address
+        _, roster = cluster.roster([node.party for node in nodes[:2]], members=[n.party for n in nodes])
+        reasons = await refused(nodes[0].links.establish(plan(roster, nodes[0])))
+        assert reasons == {"PEER_UNREACHABLE"}
+
+
+async def call(cluster, target: Daemon, caller, frames) -> grpc.StatusCode:
+    name = PeerIdentity("testbed", Role.MEMBER, target.party.id).server_name
+    channel = PeerChannel(target.party.address, caller.store(), name)
+    try:
+        stub = links_pb2_grpc.LinksStub(channel.get())
+        stream = stub.Handshake(frames, timeout=10)
+        async for _ in stream:
+            pass
+        return await stream.code()
+    except grpc.RpcError as error:
+        return error.code()
+    finally:
+        await channel.close()
+
+
+async def send(*frames: links_pb2.HandshakeFrame) -> AsyncIterator[links_pb2.HandshakeFrame]:
+    for frame in frames:
+        yield frame
+    await asyncio.sleep(0.2)
+
+
+def hello(**changes) -> links_pb2.HandshakeFrame:
+    fields = {"ring": "demo-0", "epoch": 1, "from_rank": 0, "to_rank": 1, "session": 0, **changes}
+    return links_pb2.HandshakeFrame(hello=links_pb2.LinkHello(**fields))
+
+
+@pytest.mark.parametrize("role", [Role.GATEWAY, Role.OPERATOR])
+async def test_only_members_may_call(cluster, role: Role) -> None:
+    async with daemons(cluster, 1) as nodes:
+        code = await call(cluster, nodes[0], cluster.party(role), send(hello()))
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_member_that_is_not_the_neighbour_does_not_spoil_the_link(cluster) -> None:
+    async with daemons(cluster, 3) as nodes:
+        parties = [node.party for node in nodes]
+        _, roster = cluster.roster(parties[:2], members=parties)
+        waiting = asyncio.create_task(nodes[1].links.establish(plan(roster, nodes[1])))
+        await asyncio.sleep(0.05)
+        code = await call(cluster, nodes[1], parties[2], send(hello()))
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+        first = await nodes[0].links.establish(plan(roster, nodes[0]))
+        assert isinstance(await waiting, LinkSecrets)
+        assert first.next_address == waiting.result().own_address
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [links_pb2.HandshakeFrame(sigma=b"x")],
+        [hello(session=1)],
+        [hello(), links_pb2.HandshakeFrame(sigma=b"")],
+        [hello(), links_pb2.HandshakeFrame(sigma=b"\x01" * 17_000)],
+        [hello(), hello()],
+        [hello(), links_pb2.HandshakeFrame()],
+    ],
+)
+async def test_broken_handshakes_end_in_one_way(cluster, monkeypatch, frames) -> None:
+    monkeypatch.setattr(links_module, "PEER_SECONDS", 1.0)
+    monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 1.0)
+    async with daemons(cluster, 2) as nodes:
+        _, roster = cluster.roster([node.party for node in nodes])
+        waiting = asyncio.create_task(nodes[1].links.establish(plan(roster, nodes[1])))
+        await asyncio.sleep(0.05)
+        code = await call(cluster, nodes[1], nodes[0].party, send(*frames))
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+        with pytest.raises(BaseExceptionGroup):
+            await waiting
+
+
+async def test_early_handshakes_are_bounded(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "EARLY_SECONDS", 0.5)
+    async with daemons(cluster, 2) as nodes:
+        codes = asyncio.gather(
+            *(call(cluster, nodes[1], nodes[0].party, send(hello(epoch=n))) for n in range(6))
+        )
+        await asyncio.sleep(0.25)
+        assert len(nodes[1].links._early) == links_module._MAX_EARLY_PER_PEER
+        assert set(await codes) == {grpc.StatusCode.PERMISSION_DENIED}
