@@ -64,6 +64,10 @@ class StepPlanner:
         return not (self.ledger.rows or self._outstanding or self._dropped)
 
     @property
+    def under_way(self) -> int:
+        return len(self._outstanding)
+
+    @property
     def unstarted(self) -> int:
         """Rows with memory of which no chunk has been announced."""
         return self._line.unstarted

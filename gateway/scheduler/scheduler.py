@@ -85,6 +85,16 @@ class Scheduler:
         """The steps of the current epoch, to look at."""
         return self._epoch.planner if self._epoch else None
 
+    @property
+    def used(self) -> bool:
+        """Whether the epoch's members have been given anything to do."""
+        return self._epoch is not None and self._epoch.last_row > 0
+
+    @property
+    def steps_under_way(self) -> int:
+        """Steps that are announced and not done."""
+        return self._epoch.planner.under_way if self._epoch else 0
+
     def load(self) -> Load:
         if self._epoch is None:
             return Load(len(self._queue), 0, 0.0)

@@ -1,0 +1,224 @@
+"""Control streams to the members of a ring, for one epoch.
+
+A stream has one task that reads and one that writes; nothing waits for a round trip. Whatever goes wrong with
+any of them ends the epoch: the members see their streams end and report to the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from mesh.clock import Clock, monotonic_clock
+from mesh.errors import EpochEnded, SealringError, Unavailable
+from mesh.problem import from_problem
+from mesh.rpc import from_rpc_error
+from sealring.v1 import control_pb2 as control
+
+log = structlog.get_logger()
+
+METHOD = "/sealring.v1.Control/Schedule"
+ATTACH_SECONDS = 10.0
+PING_SECONDS = 1.0
+PONG_SECONDS = 5.0
+STALL_SECONDS = 120.0
+GOODBYE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class MemberTarget:
+    """A member of a ring, and how to reach it at each of its addresses, pinned to its id by TLS."""
+
+    id: str
+    channels: tuple[Callable[[], grpc.aio.Channel], ...]
+
+
+class MemberStream:
+    """One `Schedule` call. Messages out are serialized bytes, in the order of `send`."""
+
+    def __init__(self, target: MemberTarget, clock: Clock) -> None:
+        self.target = target
+        self.heard = clock()
+        self._clock = clock
+        self._call: Any = None
+        self._outgoing: deque[bytes] = deque()
+        self._wake = asyncio.Event()
+
+    async def attach(self, ring: str, epoch: int) -> control.Attached:
+        """Opens the stream at the first address that answers. Raises SealringError."""
+        failed: SealringError = Unavailable("the member has no address", reason="MEMBER_UNREACHABLE")
+        for channel in self.target.channels:
+            method: Any = channel().stream_stream(
+                METHOD, request_serializer=None, response_deserializer=control.ScheduleResponse.FromString
+            )
+            self._call = method()
+            try:
+                request = control.ScheduleRequest(attach=control.Attach(ring=ring, epoch=epoch))
+                await self._call.write(request.SerializeToString())
+                return self._attached(await self._call.read())
+            except grpc.RpcError as error:
+                failed = from_rpc_error(error)
+            except asyncio.InvalidStateError:
+                failed = await self._failure()
+            if failed.code != "UNAVAILABLE":
+                break
+        raise failed
+
+    def _attached(self, response: Any) -> control.Attached:
+        if response is grpc.aio.EOF:
+            raise EpochEnded("the member ended the stream", member=self.target.id)
+        kind = response.WhichOneof("message")
+        if kind == "attached":
+            attached: control.Attached = response.attached
+            return attached
+        raise _over(response, self.target.id)
+
+    async def _failure(self) -> SealringError:
+        with contextlib.suppress(grpc.RpcError):
+            await self._call.read()
+        code = await self._call.code()
+        if code is grpc.StatusCode.OK:
+            return EpochEnded("the member ended the stream", member=self.target.id)
+        error = grpc.aio.AioRpcError(
+            code,
+            await self._call.initial_metadata(),
+            await self._call.trailing_metadata(),
+            details=await self._call.details(),
+        )
+        return from_rpc_error(error)
+
+    def send(self, message: bytes) -> None:
+        self._outgoing.append(message)
+        self._wake.set()
+
+    async def write_all(self) -> None:
+        """Writes what is sent, for ever. Raises SealringError when the stream is over."""
+        try:
+            while True:
+                while self._outgoing:
+                    await self._call.write(self._outgoing.popleft())
+                self._wake.clear()
+                await self._wake.wait()
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        except asyncio.InvalidStateError:
+            raise await self._failure() from None
+
+    async def read_all(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
+        """Hands every response on, for ever. Raises SealringError when the stream is over."""
+        try:
+            while True:
+                response = await self._call.read()
+                if response is grpc.aio.EOF:
+                    raise await self._failure()
+                self.heard = self._clock()
+                kind = response.WhichOneof("message")
+                if kind == "pong":
+                    continue
+                if kind in ("fault", "goodbye", "attached", None):
+                    raise _over(response, self.target.id)
+                handle(response)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    async def close(self, reason: str) -> None:
+        """Says goodbye and ends the call."""
+        if self._call is None:
+            return
+        goodbye = control.ScheduleRequest()
+        goodbye.goodbye.reason = reason
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await self._call.write(goodbye.SerializeToString())
+                await self._call.done_writing()
+        self._call.cancel()
+
+
+class EpochSession:
+    """All control streams of one epoch; `members` are in the order of ranks, the head first."""
+
+    def __init__(
+        self, ring: str, epoch: int, members: Sequence[MemberTarget], *, clock: Clock = monotonic_clock
+    ) -> None:
+        self.ring = ring
+        self.epoch = epoch
+        self.waiting_since: float | None = None
+        self._clock = clock
+        self._streams = [MemberStream(member, clock) for member in members]
+        self._pings = 0
+
+    async def attach(self) -> list[control.Attached]:
+        """Attaches to every member, in the order of ranks. Raises SealringError."""
+        try:
+            async with asyncio.timeout(ATTACH_SECONDS):
+                attached = await asyncio.gather(
+                    *(stream.attach(self.ring, self.epoch) for stream in self._streams)
+                )
+        except TimeoutError:
+            raise EpochEnded("a member did not answer in time", reason="MEMBER_SILENT") from None
+        for rank, answer in enumerate(attached):
+            if (answer.ring, answer.epoch, answer.rank) != (self.ring, self.epoch, rank):
+                raise EpochEnded("a member attached to something else", reason="WRONG_MEMBER", rank=rank)
+        return list(attached)
+
+    def send_all(self, message: bytes) -> None:
+        for stream in self._streams:
+            stream.send(message)
+
+    def send_head(self, message: bytes) -> None:
+        self._streams[0].send(message)
+
+    async def run(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
+        """Runs until the epoch is over, and raises the SealringError that says why."""
+        now = self._clock()
+        tasks = [asyncio.ensure_future(self._watch())]
+        for stream in self._streams:
+            stream.heard = now
+            tasks.append(asyncio.ensure_future(stream.read_all(handle)))
+            tasks.append(asyncio.ensure_future(stream.write_all()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self, reason: str) -> None:
+        await asyncio.gather(*(stream.close(reason) for stream in self._streams))
+
+    async def _watch(self) -> None:
+        """Finds members that say nothing and rings that do nothing."""
+        while True:
+            self._pings += 1
+            ping = control.ScheduleRequest(ping=control.Ping(sequence=self._pings))
+            self.send_all(ping.SerializeToString())
+            await asyncio.sleep(PING_SECONDS)
+            now = self._clock()
+            for rank, stream in enumerate(self._streams):
+                if now - stream.heard > PONG_SECONDS:
+                    raise EpochEnded(
+                        f"the member of rank {rank} has not answered for {PONG_SECONDS:g} s",
+                        reason="MEMBER_SILENT",
+                        member=stream.target.id,
+                    )
+            if self.waiting_since is not None and now - self.waiting_since > STALL_SECONDS:
+                raise EpochEnded(f"no step was done for {STALL_SECONDS:g} s", reason="RING_STALLED")
+
+
+def _over(response: control.ScheduleResponse, member: str) -> SealringError:
+    kind = response.WhichOneof("message")
+    if kind == "fault":
+        return from_problem(response.fault.problem)
+    if kind == "goodbye":
+        return EpochEnded("a member left", reason="MEMBER_LEFT", member=member)
+    return EpochEnded("a member sent what makes no sense", reason="BAD_MESSAGE", member=member)

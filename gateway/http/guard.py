@@ -1,0 +1,111 @@
+"""The outermost layer: request ids, foreign hosts, and every error in OpenAI's form, unknown ones masked."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.http.errors import error_response
+from mesh.addresses import is_loopback
+from mesh.errors import Cancelled, Internal, InvalidInput, NotFound, PermissionDenied, SealringError
+
+log = structlog.get_logger()
+
+_DRAIN_BYTES = 8 << 20
+_DRAIN_SECONDS = 2.0
+
+
+class Guard:
+    """Wraps the whole edge. Only loopback names are answered: a page in a browser may resolve its own name
+    to 127.0.0.1, and nothing here asks for a credential yet."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request_id = secrets.token_hex(12)
+        scope.setdefault("state", {})["request_id"] = request_id
+        begun = False
+
+        async def tagged_send(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", request_id.encode()),
+                    (b"x-content-type-options", b"nosniff"),
+                ]
+            await send(message)
+
+        try:
+            _check_host(Request(scope))
+            await self._app(scope, receive, tagged_send)
+        except Exception as error:
+            known = _known(error)
+            if isinstance(known, Internal):
+                log.error("http request failed", request_id=request_id, exc_info=error)
+            if not begun:
+                await _answer(known, scope, receive, tagged_send)
+
+
+async def _answer(error: SealringError, scope: Scope, receive: Receive, send: Send) -> None:
+    response = error_response(error)
+    if error.reason == "BODY_TOO_LARGE":
+        # closing a connection with unread input resets it, and the client would never see the answer
+        response.headers["connection"] = "close"
+        await send(
+            {
+                "type": "http.response.start",
+                "status": response.status_code,
+                "headers": response.raw_headers,
+            }
+        )
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        await _drain(receive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return
+    if not isinstance(error, Cancelled):
+        await response(scope, receive, send)
+
+
+async def _drain(receive: Receive) -> None:
+    left = _DRAIN_BYTES
+    try:
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            while left > 0:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    return
+                left -= len(message.get("body", b""))
+    except TimeoutError:
+        return
+
+
+def _known(error: Exception) -> SealringError:
+    if isinstance(error, SealringError):
+        return error
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        return NotFound("there is nothing at this path", hint="see /v1/models", reason="NO_SUCH_PATH")
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        return InvalidInput("this path has no such method", reason="METHOD_NOT_ALLOWED", allow=allow)
+    return Internal("an internal error", hint="see the gateway's log")
+
+
+def _check_host(request: Request) -> None:
+    host = request.headers.get("host", "")
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    if not is_loopback(name.strip("[]")):
+        raise PermissionDenied(
+            "the host that was asked for is not this machine",
+            hint="use http://127.0.0.1 or http://localhost",
+            reason="HOST_NOT_ALLOWED",
+        )

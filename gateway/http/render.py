@@ -1,0 +1,107 @@
+"""Answers in OpenAI's form. A delta is rendered without building a dictionary for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from typing import Any
+
+from sealring.v1 import inference_pb2 as inference
+
+DONE = b"data: [DONE]\n\n"
+_REASONS = {inference.FINISH_REASON_STOP: "stop", inference.FINISH_REASON_LENGTH: "length"}
+
+
+class Renderer:
+    """One answer of one endpoint. `chat` says which of the two."""
+
+    def __init__(self, started: inference.Started, *, chat: bool, include_usage: bool) -> None:
+        self._chat = chat
+        self._usage = include_usage
+        prefix = "chatcmpl" if chat else "cmpl"
+        self._common = {
+            "id": f"{prefix}-{started.request_id}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": started.model,
+            "system_fingerprint": _fingerprint(started),
+        }
+        self._before, self._after = self._template()
+
+    def _template(self) -> tuple[str, str]:
+        """What stands before and after the text of a delta."""
+        choice = {"delta": {"content": "\x00"}} if self._chat else {"text": "\x00"}
+        before, after = self._event(self._chunk(choice, None)).split(json.dumps("\x00"))
+        return before, after
+
+    def _chunk(self, content: dict[str, Any], reason: str | None) -> dict[str, Any]:
+        chunk: dict[str, Any] = dict(self._common)
+        if self._chat:
+            chunk["object"] = "chat.completion.chunk"
+        chunk["choices"] = [{"index": 0, **content, "logprobs": None, "finish_reason": reason}]
+        if self._usage:
+            chunk["usage"] = None
+        return chunk
+
+    @staticmethod
+    def _event(chunk: dict[str, Any]) -> str:
+        return f"data: {json.dumps(chunk)}\n\n"
+
+    def first(self) -> bytes:
+        """The event that opens a chat's answer; nothing for a completion."""
+        if not self._chat:
+            return b""
+        return self._event(self._chunk({"delta": {"role": "assistant", "content": ""}}, None)).encode()
+
+    def delta(self, text: str) -> bytes:
+        return f"{self._before}{json.dumps(text)}{self._after}".encode()
+
+    def last(self, finished: inference.Finished) -> bytes:
+        """The finish reason, the usage where it was asked for, and the end of the stream."""
+        content: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
+        events = [self._event(self._chunk(content, _reason(finished)))]
+        if self._usage:
+            chunk = self._chunk(content, None)
+            events.append(self._event({**chunk, "choices": [], "usage": _usage(finished)}))
+        return "".join(events).encode() + DONE
+
+    def whole(self, text: str, finished: inference.Finished) -> bytes:
+        """The answer in one piece."""
+        content: dict[str, Any] = {"text": text}
+        if self._chat:
+            content = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": _reason(finished)}
+        return json.dumps({**self._common, "choices": [choice], "usage": _usage(finished)}).encode()
+
+
+def model_object(model: inference.Model) -> dict[str, Any]:
+    """A model in OpenAI's form, with what is particular to this cluster beside it."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "sealring",
+        "model_type": model.model_type,
+        "context_length": model.context,
+        "min_trust": model.min_trust,
+        "rings": model.rings,
+        "rows": model.rows,
+    }
+
+
+def _reason(finished: inference.Finished) -> str:
+    return _REASONS.get(finished.reason, "stop")
+
+
+def _usage(finished: inference.Finished) -> dict[str, int]:
+    return {
+        "prompt_tokens": finished.prompt_tokens,
+        "completion_tokens": finished.completion_tokens,
+        "total_tokens": finished.prompt_tokens + finished.completion_tokens,
+    }
+
+
+def _fingerprint(started: inference.Started) -> str:
+    """Changes when another ring or model answers."""
+    return "fp_" + hashlib.sha256(f"{started.model}\x00{started.ring}".encode()).hexdigest()[:12]

@@ -1,0 +1,86 @@
+"""uvicorn inside our own event loop: no signal handlers of its own, no access log, no headers believed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from mesh.addresses import listen_error, parse_address, require_loopback
+
+KEEP_ALIVE_SECONDS = 75
+MAX_CONNECTIONS = 4096
+_BACKLOG = 1024
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.begun = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.begun.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Serves one ASGI application on one loopback address."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                lifespan="off",
+                loop="none",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=1,
+                limit_concurrency=MAX_CONNECTIONS,
+            )
+        )
+        self._socket: socket.socket | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def listen(self, address: str) -> int:
+        """Binds and returns the port. Raises ConfigError (LOOPBACK_ONLY, CANNOT_LISTEN)."""
+        require_loopback(address)
+        host, port = parse_address(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind((host, port))
+            bound.listen(_BACKLOG)
+        except OSError:
+            bound.close()
+            raise listen_error(address) from None
+        bound.setblocking(False)
+        self._socket = bound
+        return int(bound.getsockname()[1])
+
+    async def start(self) -> None:
+        """Begins to serve; `listen` must have been called."""
+        assert self._socket is not None
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        await self._server.begun.wait()
+
+    async def stop(self) -> None:
+        """Takes no more connections, ends those that are open, and returns when all is closed."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+        elif self._socket is not None:
+            self._socket.close()

@@ -1,0 +1,166 @@
+"""The inference interface: one Protocol, the backend over this gateway's rings, and the gRPC service.
+
+The HTTP edge knows the Protocol only, so a client with sealed envelopes can stand behind the same edge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, Protocol
+
+import grpc.aio
+
+from gateway.answer import Answer
+from gateway.metrics import Metrics
+from gateway.scheduler import Request
+from mesh.errors import InvalidInput, NotFound, Unavailable
+from mesh.prompt import validate_request
+from sealring.v1 import inference_pb2 as inference
+from sealring.v1 import inference_pb2_grpc as inference_grpc
+
+SERVICE = "sealring.v1.Inference"
+MAX_KEY = 256
+
+
+class InferenceBackend(Protocol):
+    """Whatever answers prompts. Errors are of the tree in mesh.errors."""
+
+    def generate(
+        self, request: inference.GenerateRequest, *, key: str = ""
+    ) -> AsyncGenerator[inference.GenerateResponse, None]:
+        """Started, deltas, Finished. Closing the generator cancels the request everywhere.
+
+        `key` is who asks; requests of different keys take turns. Raises InvalidInput, NotFound
+        (MODEL_NOT_FOUND), ResourceExhausted (QUEUE_FULL), FailedPrecondition (TRUST_BELOW_FLOOR),
+        Unavailable.
+        """
+        ...
+
+    async def list_models(self) -> list[inference.Model]:
+        """The models that can be asked for, by name."""
+        ...
+
+    async def get_roster(self) -> inference.GetRosterResponse:
+        """The signed roster as the coordinator gave it."""
+        ...
+
+
+class Router(Protocol):
+    """What the backend needs of the rings."""
+
+    def deployments(self) -> list[str]: ...
+
+    def models(self) -> list[inference.Model]: ...
+
+    def signed_roster(self) -> inference.GetRosterResponse: ...
+
+    def submit(self, model: str, request: Request, answer: Answer, *, min_trust: int) -> None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+
+class RingBackend:
+    """Answers prompts with the rings that this gateway schedules."""
+
+    def __init__(self, rings: Router, metrics: Metrics) -> None:
+        self._rings = rings
+        self._metrics = metrics
+        self._running: set[str] = set()
+        self._idle = asyncio.Event()
+        self._draining = False
+
+    async def generate(
+        self, request: inference.GenerateRequest, *, key: str = ""
+    ) -> AsyncGenerator[inference.GenerateResponse, None]:
+        if self._draining:
+            raise Unavailable("the gateway is stopping", hint="ask another one", reason="STOPPING")
+        validate_request(request)
+        model = self._model(request.model)
+        request_id = request.request_id or f"req-{secrets.token_hex(12)}"
+        if request_id in self._running:
+            raise InvalidInput(
+                "the request id is in use",
+                hint="use every request id once",
+                reason="REQUEST_ID_IN_USE",
+                param="request_id",
+            )
+        answer = Answer()
+        work = Request(request_id, key[:MAX_KEY], request.max_tokens, request.envelope, model)
+        self._running.add(request_id)
+        try:
+            with self._metrics.request(model) as observed:
+                self._rings.submit(model, work, answer, min_trust=request.min_trust)
+                async for event in answer:
+                    observed.event(event)
+                    yield event
+        finally:
+            self._running.discard(request_id)
+            if not self._running:
+                self._idle.set()
+            self._rings.cancel(request_id)
+
+    async def list_models(self) -> list[inference.Model]:
+        return self._rings.models()
+
+    async def get_roster(self) -> inference.GetRosterResponse:
+        return self._rings.signed_roster()
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no more requests and gives those under way so long to end."""
+        self._draining = True
+        if self._running:
+            self._idle.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), seconds)
+
+    def _model(self, name: str) -> str:
+        names = self._rings.deployments()
+        if name in names:
+            return name
+        if not name and len(names) == 1:
+            return names[0]
+        raise model_not_found(name, names)
+
+
+def model_not_found(name: str, names: list[str]) -> NotFound:
+    shown = ", ".join(names[:20]) or "none"
+    return NotFound(
+        f"there is no model {name[:128]!r}" if name else "the request names no model",
+        hint=f"the models here are: {shown}",
+        reason="MODEL_NOT_FOUND",
+        param="model",
+    )
+
+
+class InferenceService(inference_grpc.InferenceServicer):
+    """`sealring.v1.Inference` over a backend."""
+
+    def __init__(self, backend: InferenceBackend) -> None:
+        self._backend = backend
+
+    async def Generate(  # noqa: N802
+        self, request: inference.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[inference.GenerateResponse]:
+        async with contextlib.aclosing(self._backend.generate(request, key=_caller(context))) as events:
+            async for event in events:
+                yield event
+
+    async def ListModels(  # noqa: N802
+        self, request: inference.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference.ListModelsResponse:
+        return inference.ListModelsResponse(models=await self._backend.list_models())
+
+    async def GetRoster(  # noqa: N802
+        self, request: inference.GetRosterRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference.GetRosterResponse:
+        return await self._backend.get_roster()
+
+
+def _caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Who asks, as far as anybody can tell without API keys: the client's own word, or its connection."""
+    metadata = dict(context.invocation_metadata() or ())
+    user = metadata.get("sealring-user")
+    return user if isinstance(user, str) and user else context.peer()

@@ -1,0 +1,238 @@
+"""All rings that this gateway schedules: who serves, by the verified roster, and who gets a request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import grpc.aio
+import structlog
+
+from gateway.answer import Answer
+from gateway.control import MemberTarget
+from gateway.metrics import Metrics
+from gateway.ring import Ring, ServingEpoch, below_floor
+from gateway.scheduler import Request
+from mesh import roster as rosters
+from mesh.certificates import PeerIdentity, Role
+from mesh.errors import NotFound, Unavailable
+from mesh.tls import PeerChannel, TlsStore
+from sealring.v1 import inference_pb2 as inference
+from sealring.v1 import membership_pb2 as membership
+
+log = structlog.get_logger()
+
+MAX_RINGS = 4096
+
+
+class Rings:
+    """The roster says which rings there are, of whom, and how far they are trusted; the coordinator's watch
+    says which of their epochs serve. Only what both agree on is attached to."""
+
+    def __init__(
+        self,
+        cluster: str,
+        store: TlsStore,
+        *,
+        queue_limit: int,
+        metrics: Metrics,
+        signed_roster: Callable[[], inference.GetRosterResponse],
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._queue_limit = queue_limit
+        self._metrics = metrics
+        self._signed = signed_roster
+        self._roster: rosters.Roster | None = None
+        self._states: dict[str, membership.RingState] = {}
+        self._rings: dict[str, Ring] = {}
+        self._ring_of: dict[str, Ring] = {}
+        self._channels: dict[tuple[str, str], PeerChannel] = {}
+        self._created: dict[str, int] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        metrics.watch(self._loads)
+
+    # What the coordinator says
+
+    def use_roster(self, roster: rosters.Roster | None) -> None:
+        """A new roster, or None once the last one has expired: then nothing is served any more."""
+        self._roster = roster
+        names = {ring.id for ring in roster.rings} if roster else set()
+        for name in set(self._rings) - names:
+            self._close(name)
+        for ring in roster.rings if roster else ():
+            self._created.setdefault(ring.deployment, int(time.time()))
+            self._follow(ring)
+
+    def ring_state(self, state: membership.RingState) -> None:
+        """What a ring is doing, as the coordinator sees it."""
+        if state.ring not in self._states and len(self._states) >= MAX_RINGS:
+            return
+        self._states[state.ring] = state
+        for ring in self._roster.rings if self._roster else ():
+            if ring.id == state.ring:
+                self._follow(ring)
+
+    def ring_gone(self, name: str) -> None:
+        self._states.pop(name, None)
+        if name in self._rings:
+            self._close(name)
+
+    def tick(self) -> None:
+        """Must be called about every second."""
+        for ring in self._rings.values():
+            ring.tick()
+
+    async def close(self) -> None:
+        """Says goodbye to every member and fails what is under way."""
+        for name in list(self._rings):
+            self._close(name)
+        if self._closing:
+            await asyncio.wait(self._closing)
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+
+    def _follow(self, ring: rosters.Ring) -> None:
+        state = self._states.get(ring.id)
+        mine = self._rings.get(ring.id)
+        if mine is None:
+            mine = Ring(
+                ring.id,
+                ring.deployment,
+                queue_limit=self._queue_limit,
+                metrics=self._metrics,
+                on_lost=self._lost,
+            )
+            self._rings[ring.id] = mine
+        if state is None or state.phase != membership.RING_PHASE_SERVING:
+            mine.leave()
+        elif state.deployment != ring.deployment or not (state.max_rows and state.prefill_chunk):
+            log.error("ring state contradicts the roster", ring=ring.id)
+            mine.leave()
+        else:
+            mine.serve(self._serving(ring, state))
+
+    def _serving(self, ring: rosters.Ring, state: membership.RingState) -> ServingEpoch:
+        assert self._roster is not None
+        targets = []
+        for member in ring.members:
+            addresses = self._roster.member(member.id).addresses
+            channels = tuple(self._channel(member.id, address) for address in addresses)
+            targets.append(MemberTarget(member.id, channels))
+        return ServingEpoch(
+            ring=ring.id,
+            epoch=state.epoch,
+            deployment=ring.deployment,
+            members=tuple(targets),
+            max_rows=state.max_rows,
+            prefill_chunk=state.prefill_chunk,
+            context=ring.context,
+            min_trust=ring.min_trust,
+            roster_version=self._roster.version,
+        )
+
+    def _channel(self, member: str, address: str) -> Callable[[], grpc.aio.Channel]:
+        """A channel on which only this member can answer: TLS demands the name of its certificate."""
+        channel = self._channels.get((member, address))
+        if channel is None:
+            peer = PeerIdentity(self._cluster, Role.MEMBER, member)
+            channel = PeerChannel(address, self._store, peer.server_name)
+            self._channels[member, address] = channel
+        return channel.get
+
+    def _close(self, name: str) -> None:
+        ring = self._rings.pop(name)
+        self._lost(ring)
+        task = asyncio.get_running_loop().create_task(ring.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    # What clients ask
+
+    def deployments(self) -> list[str]:
+        """The names of the models that can be asked for."""
+        return sorted({ring.deployment for ring in self._rings.values()})
+
+    def models(self) -> list[inference.Model]:
+        """One entry per deployment."""
+        return [self._model(name) for name in self.deployments()]
+
+    def signed_roster(self) -> inference.GetRosterResponse:
+        return self._signed()
+
+    def submit(self, model: str, request: Request, answer: Answer, *, min_trust: int) -> None:
+        """Gives a request to the least loaded ring that is trusted enough.
+
+        Raises NotFound (MODEL_NOT_FOUND), FailedPrecondition (TRUST_BELOW_FLOOR), Unavailable (RING_DOWN).
+        """
+        ring = self._route(model, min_trust)
+        self._ring_of[request.id] = ring
+        ring.submit(request, answer, min_trust)
+
+    def cancel(self, request_id: str) -> None:
+        ring = self._ring_of.pop(request_id, None)
+        if ring is not None:
+            ring.cancel(request_id)
+
+    def _route(self, model: str, min_trust: int) -> Ring:
+        rings = [ring for ring in self._rings.values() if ring.deployment == model]
+        if not rings:
+            raise NotFound(f"there is no model {model!r}", reason="MODEL_NOT_FOUND", param="model")
+        trusted = [ring for ring in rings if self._trust(ring) >= min_trust]
+        if not trusted:
+            raise below_floor(min_trust, max(map(self._trust, rings)))
+        ready = [ring for ring in trusted if ring.attached] or [ring for ring in trusted if ring.patient]
+        if not ready:
+            raise Unavailable(
+                f"no ring serves {model!r} just now", hint="try again later", reason="RING_DOWN"
+            )
+        return min(ready, key=_busy)
+
+    def _trust(self, ring: Ring) -> int:
+        return self._roster.ring(ring.name).min_trust if self._roster else 0
+
+    def _lost(self, lost: Ring) -> None:
+        """Gives what waits for a ring that is down to others of the same deployment."""
+        others = [
+            ring
+            for ring in self._rings.values()
+            if ring is not lost and ring.deployment == lost.deployment and ring.attached
+        ]
+        if not others:
+            return
+        for request, answer, min_trust in lost.take_waiting():
+            ring = min(others, key=_busy)
+            self._ring_of[request.id] = ring
+            ring.submit(request, answer, min_trust)
+
+    def _model(self, name: str) -> inference.Model:
+        rings = [ring for ring in self._rings.values() if ring.deployment == name]
+        signed = [ring for ring in self._roster.rings if ring.deployment == name] if self._roster else []
+        serving = [ring for ring in rings if ring.attached and ring.serving]
+        return inference.Model(
+            name=name,
+            context=min((ring.context for ring in signed), default=0),
+            min_trust=min((ring.min_trust for ring in signed), default=0),
+            rings=len(serving),
+            rows=sum(ring.serving.max_rows for ring in serving if ring.serving),
+            created=self._created.get(name, 0),
+        )
+
+    def _loads(self) -> dict[str, tuple[int, int, float]]:
+        loads: dict[str, tuple[int, int, float]] = {}
+        for ring in self._rings.values():
+            load = ring.scheduler.load()
+            waiting, running, usage = loads.get(ring.deployment, (0, 0, 0.0))
+            loads[ring.deployment] = (
+                waiting + load.waiting,
+                running + load.running,
+                max(usage, load.kv_usage),
+            )
+        return loads
+
+
+def _busy(ring: Ring) -> tuple[float, float]:
+    """Requests per row that the ring could run, then memory: the less the better."""
+    load = ring.scheduler.load()
+    rows = ring.serving.max_rows if ring.serving else 1
+    return ((load.waiting + load.running) / rows, load.kv_usage)

@@ -1,0 +1,94 @@
+"""The gateway's one stream from the coordinator: rosters and ring states, opened anew with back-off.
+
+While the coordinator is away, rings go on until the roster that they stand in expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import grpc
+import structlog
+
+from gateway.rings import Rings
+from gateway.rosters import RosterKeeper
+from mesh.errors import PermissionDenied, SealringError
+from mesh.status import from_rpc_error
+from mesh.tls import PeerChannel
+from sealring.v1 import membership_pb2 as membership
+from sealring.v1 import membership_pb2_grpc as membership_grpc
+
+log = structlog.get_logger()
+
+_FIRST_BACKOFF = 0.2
+_LAST_BACKOFF = 10.0
+_STEADY_SECONDS = 5.0
+_TICK_SECONDS = 1.0
+
+
+class Watch:
+    """Keeps the rings in step with the coordinator."""
+
+    def __init__(
+        self,
+        channel: PeerChannel,
+        keeper: RosterKeeper,
+        rings: Rings,
+        newer_root: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._channel = channel
+        self._keeper = keeper
+        self._rings = rings
+        self._newer_root = newer_root
+
+    async def run(self) -> None:
+        """Watches for ever. Raises PermissionDenied (REMOVED) once this gateway is out of the roster."""
+        self._rings.use_roster(self._keeper.current)
+        ticking = asyncio.create_task(self._tick())
+        try:
+            backoff = _FIRST_BACKOFF
+            loop = asyncio.get_running_loop()
+            while True:
+                started = loop.time()
+                await self._once()
+                if loop.time() - started > _STEADY_SECONDS:
+                    backoff = _FIRST_BACKOFF
+                await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311
+                backoff = min(2 * backoff, _LAST_BACKOFF)
+        finally:
+            ticking.cancel()
+
+    async def _once(self) -> None:
+        try:
+            stub = membership_grpc.SchedulingStub(self._channel.get())
+            async for event in stub.Watch(membership.WatchRequest()):
+                await self._hear(event)
+            log.info("coordinator ended the watch")
+        except grpc.RpcError as error:
+            problem = from_rpc_error(error)
+            log.warning("watch of the coordinator ended", reason=problem.reason, code=problem.code)
+
+    async def _hear(self, event: membership.WatchResponse) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "roster":
+            try:
+                self._rings.use_roster(await self._keeper.accept(event.roster.envelope, self._newer_root))
+            except PermissionDenied as error:
+                if error.reason == "REMOVED":
+                    raise
+                log.error("roster refused", reason=error.reason)
+            except SealringError as error:
+                log.error("roster refused", reason=error.reason)
+        elif kind == "ring":
+            self._rings.ring_state(event.ring)
+        elif kind == "gone":
+            self._rings.ring_gone(event.gone.ring)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            self._rings.tick()
+            if self._keeper.current is None:
+                self._rings.use_roster(None)
