@@ -195,7 +195,8 @@ class LocalCluster:
         from gateway.join import join
         from gateway.settings import GatewaySettings
 
-        await join(GatewaySettings(**self._settings("gateway")), await self._token("ROLE_GATEWAY"))
+        settings = GatewaySettings(**self._settings("gateway"))
+        await join(settings, await self._token("ROLE_GATEWAY"), coordinator=self._address("join"))
 
     async def _token(self, role: str) -> str:
         from sealring.v1 import admin_pb2, membership_pb2
@@ -297,8 +298,7 @@ class LocalCluster:
             },
             "gateway": {
                 "name": "gateway",
-                "coordinator": self._address("join"),
-                "listen": self._address("gateway"),
+                "grpc_listen": self._address("gateway"),
                 "http_listen": self._address("gateway-http"),
             },
             "node": {

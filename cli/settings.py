@@ -33,6 +33,6 @@ class CliSettings(BaseModel):
         None, description="host:port of the coordinator; unset: as the operator bundle says"
     )
     gateway: Annotated[str, AfterValidator(_address)] = Field(
-        "127.0.0.1:7720", description="host:port of a gateway's gRPC service"
+        "127.0.0.1:7780", description="host:port of a gateway's gRPC service"
     )
     timeout: float = Field(30.0, gt=0, le=3600, description="seconds that one admin call may take")

@@ -37,7 +37,10 @@ def chat(
     min_trust: Annotated[int, typer.Option(min=0, max=30, help="refuse a ring that scores below")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Ask one question, or talk line by line until an empty line or Ctrl-D."""
+    """Ask a question, or talk line by line.
+
+    A conversation ends with an empty line or Ctrl-D.
+    """
     from cli.client import Question
 
     settings = load_settings(context, "cli").settings

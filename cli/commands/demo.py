@@ -45,9 +45,10 @@ def demo(
     ] = None,
     model: Annotated[Path | None, typer.Option(metavar="PATH", help="[default: the bundled model]")] = None,
 ) -> None:
-    """Show it all on this machine: a coordinator, nodes and a gateway, a sealed ring, a question, an answer.
+    """Run all of it here and ask a question.
 
-    Serves until Ctrl-C, which leaves no process, and no file outside the state folder.
+    A coordinator, nodes and a gateway as processes of their own, a sealed ring over the bundled model, one
+    question, its answer. Serves until Ctrl-C, which leaves no process, and no file outside the state folder.
     """
     if not question.strip() or len(question) > _MAX_QUESTION:
         raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
@@ -85,7 +86,10 @@ def up(
     split: Annotated[str, typer.Option(metavar="A,B,...", help="layers per node, by hand")] = "",
     max_rows: Annotated[int, typer.Option(min=0, max=1 << 16, help="sequences at once")] = 0,
 ) -> None:
-    """Run a local cluster that serves a model until Ctrl-C; the same folder can be started again."""
+    """Serve a model from a local cluster.
+
+    Until Ctrl-C; started with the same state folder again, it is the same cluster.
+    """
     folder = model_folder(Path(model))
     sizes = parse_split(split)
     spec: dict[str, Any] = {"context": tokens, "max_rows": max_rows}

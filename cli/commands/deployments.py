@@ -50,7 +50,10 @@ def deploy(
     wait_seconds: Annotated[float, typer.Option(min=1, max=86400, help="how long at most")] = 600,
     as_json: AsJson = False,
 ) -> None:
-    """Plan a model over the nodes, form its rings and wait until they serve."""
+    """Serve a model with rings of nodes.
+
+    Plans it over the nodes, forms its rings and waits until they serve.
+    """
     from sealring.v1 import admin_pb2
 
     spec = make_spec(
@@ -87,7 +90,7 @@ def plan(
     prefill_chunk: PrefillChunk = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Show what `deploy` with the same options would do, and do nothing."""
+    """Show what deploy would do, and do nothing."""
     from sealring.v1 import admin_pb2
 
     spec = make_spec(
