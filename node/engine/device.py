@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mlx.core as mx
-import psutil
 
 CACHE_LIMIT = 256 << 20
 """Bytes that MLX keeps of freed buffers; enough for the temporaries of a decode step."""
@@ -18,12 +17,12 @@ def prepare() -> None:
 
 
 def memory_limit() -> int:
-    """Bytes that the device can hold: the recommended working set, the GPU's memory, or the machine's."""
+    """Bytes that the device can hold: the recommended working set or the GPU's memory; 0 without a GPU."""
     info = mx.device_info()
-    for name in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+    for name in ("max_recommended_working_set_size", "total_memory"):
         if info.get(name):
             return int(info[name])
-    return int(psutil.virtual_memory().total)
+    return 0
 
 
 def active_memory() -> int:

@@ -15,7 +15,8 @@ import mlx.core as mx
 import numpy as np
 
 from mesh.composition import Chunk, Composition, Eviction, ResolvedStep
-from mesh.errors import EpochEnded, InvalidInput
+from mesh.errors import Internal, InvalidInput
+from mesh.records import RecordHeader
 from node.engine import params, records
 from node.engine.feedback import Feedback, LocalFeedback, RingFeedback
 from node.engine.lanes import Lanes, Row
@@ -30,9 +31,9 @@ RECORD_DEADLINE = 120.0
 """Seconds that a member waits for a record whose step was announced."""
 
 _SETTLE_EVERY = 64
-"""Decode steps of a lane after which all of its caches' arrays are evaluated, also those that no output needs."""
+"""Decode steps of a lane after which its caches are evaluated whole, also what no output needs."""
 
-_JOIN_SECONDS = 5.0
+_JOIN_SECONDS = 2.0
 
 
 class Prompts(Protocol):
@@ -198,7 +199,7 @@ class Epoch:
             self._launch_state(step, header, outputs, [], times)
         lane.age += 1
         if lane.age % _SETTLE_EVERY == 0:
-            mx.async_eval([part.state for part in lane.cache])
+            _launch(_states(lane.cache))
 
     def _tokens(self, step: ResolvedStep) -> list[mx.array]:
         assert self._feedback is not None
@@ -208,7 +209,7 @@ class Epoch:
         assert self._inbox is not None
         raw = self._inbox.take()
         if not isinstance(raw, list):
-            raise EpochEnded("the epoch ended while a record was on its way")
+            raise Internal("a parameter record came where a stage state was announced")
         return records.typed(raw, self._spec.receives)
 
     def _launch_state(
@@ -220,7 +221,7 @@ class Epoch:
         times: StepTimes,
     ) -> None:
         parts = records.as_bytes(outputs)
-        mx.async_eval(parts, [part.state for part in caches])
+        _launch(parts, _states(caches))
         times.launched = time.perf_counter()
         if step.sampled and self._feedback is not None:
             self._feedback.launched(step, None)
@@ -228,7 +229,7 @@ class Epoch:
 
     def _launch_tokens(self, step: ResolvedStep, tokens: mx.array, times: StepTimes) -> None:
         parts = records.as_bytes([tokens])
-        mx.async_eval(tokens, parts)
+        _launch(tokens, parts)
         times.launched = time.perf_counter()
         if self._feedback is not None:
             self._feedback.launched(step, tokens)
@@ -279,10 +280,10 @@ class Epoch:
         if not chunk.params_bytes:
             return b""
         assert self._inbox is not None
-        record = self._inbox.take()
-        if not isinstance(record, bytes):
-            raise EpochEnded("the epoch ended while a record was on its way")
-        return record
+        received = self._inbox.take()
+        if not isinstance(received, bytes):
+            raise Internal("a stage state came where a parameter record was announced")
+        return received
 
     def _prompt(self, chunk: Chunk) -> list[mx.array]:
         assert self._prompts is not None
@@ -297,7 +298,7 @@ class Epoch:
     def _fill(self, inputs: list[mx.array], cache: Cache) -> None:
         """Runs tokens into the tail's caches; nobody evaluates their logits."""
         self._stage(inputs, cache)
-        mx.eval([part.state for part in cache])
+        mx.eval(_states(cache))
 
     def _last_logits(self, inputs: list[mx.array], cache: Cache) -> mx.array:
         """Logits of the last token, [1, vocabulary]; the head's product over all the others is never made."""
@@ -311,7 +312,7 @@ class Epoch:
 
     def _send(self, label: object, buffers: list[memoryview]) -> None:
         assert self._channel is not None
-        assert isinstance(label, records.RecordHeader)
+        assert isinstance(label, RecordHeader)
         self._channel.send(label, *buffers)
 
     def _deliver_own(self, label: object, buffers: list[memoryview]) -> None:
@@ -330,6 +331,14 @@ class Epoch:
         if record.tokens == 0:
             return bytes(data)
         return records.raw_arrays(data, self._spec.receives, record.rows, record.tokens)
+
+
+def _launch(*arrays: object) -> None:
+    mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
+
+
+def _states(cache: Cache) -> list[object]:
+    return [_states(part) if isinstance(part, list) else part.state for part in cache]
 
 
 def _bad_chunk(chunk: Chunk) -> InvalidInput:

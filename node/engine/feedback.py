@@ -1,7 +1,8 @@
 """The way of sampled tokens back to the head's next step.
 
-In a ring of one they stay on the device: the next step's graph is built on a token that is not known yet. In
-a longer ring they come as records, which a thread of their own receives; the compute loop waits only when it needs them.
+In a ring of one they stay on the device: the next step's graph is built on a token that is not known yet.
+In a longer ring they come as records, which a thread of their own receives; the compute loop waits only when
+it needs them.
 """
 
 from __future__ import annotations

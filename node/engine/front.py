@@ -1,7 +1,7 @@
 """The head's text side: prompts to tokens, tokens to text.
 
-A thread of its own loads the tokenizer while the weights load, and turns prompts into tokens while the compute
-loop runs. Tokens become text in the thread in which they arrive (`deliver`).
+A thread of its own loads the tokenizer while the weights load, and turns prompts into tokens while the
+compute loop runs. Tokens become text in the thread in which they arrive (`deliver`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Answer:
         self._end_tokens = end_tokens
         self._max_tokens = max_tokens
         self.tokens = 0
-        self.finish: inference.FinishReason = inference.FINISH_REASON_UNSPECIFIED
+        self.finish: inference.FinishReason.ValueType = inference.FINISH_REASON_UNSPECIFIED
 
     def add(self, token: int) -> str:
         """The text that may be told after this token; `finish` is set with the last one."""
@@ -167,7 +167,7 @@ class Front:
             )
         if prompt_tokens >= self._context:
             raise InvalidInput(
-                f"the prompt has {prompt_tokens} tokens and the context holds {self._context}, answer included",
+                f"the prompt has {prompt_tokens} tokens, the context holds {self._context} with the answer",
                 reason="CONTEXT_TOO_LONG",
                 hint="shorten the prompt, or deploy the model with a longer context",
                 param=param,

@@ -99,7 +99,7 @@ class Outbox:
         try:
             while (item := self._queue.get()) is not None and not self._over:
                 label, parts, times = item
-                buffers = [memoryview(part) for part in parts]
+                buffers = [memoryview(part) for part in parts]  # type: ignore[arg-type]
                 times.ready = time.perf_counter()
                 self._sink(label, buffers)
                 times.sent = time.perf_counter()

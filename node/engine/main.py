@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 _HANDOFF_SECONDS = 10.0
 _SWITCH_SECONDS = 0.0005
-"""How long a thread may keep the interpreter from another that has work; Python's own 5 ms are a decode step."""
+"""How long a thread may keep the interpreter from another; Python's own 5 ms are a whole decode step."""
 
 
 class Engine:
@@ -166,13 +166,13 @@ class Engine:
         spec = loaded.stage.spec
         if spec.is_head != (command.rank == 0) or spec.is_tail != (command.rank == command.size - 1):
             raise InvalidInput(
-                f"layers [{spec.lo}, {spec.hi}) of {spec.layers} do not fit rank {command.rank} of {command.size}",
+                f"layers {spec.lo} to {spec.hi} of {spec.layers} at rank {command.rank} of {command.size}",
                 reason="BAD_RANK",
             )
         return loaded
 
     def _receive_channel(self, epoch: int) -> tuple[int, int, int, int]:
-        """The descriptors that the daemon sent for this epoch; those of epochs that never opened are closed."""
+        """The descriptors sent for this epoch; those of epochs that never opened are closed."""
         while self._handoff is not None:
             message, descriptors, _, _ = socket.recv_fds(self._handoff, 64, 4)
             if len(descriptors) == 4 and message == str(epoch).encode():

@@ -57,7 +57,7 @@ def tokens_record(step: ResolvedStep) -> RecordHeader:
 
 
 def state_record(step: ResolvedStep, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> RecordHeader:
-    """The stage state of `rows` x `tokens`; several tensors, or one of many dimensions, travel as plain bytes."""
+    """The stage state of `rows` x `tokens`; several tensors, or one of many dimensions, are plain bytes."""
     length = sum(_nbytes(tensor, rows, tokens) for tensor in tensors)
     dtype, shape = tensors[0].dtype, (rows, tokens, *tensors[0].tail)
     if len(tensors) > 1 or len(shape) > _MAX_DIMENSIONS:
@@ -66,7 +66,7 @@ def state_record(step: ResolvedStep, tensors: Sequence[TensorSpec], rows: int, t
 
 
 def raw_arrays(data: memoryview, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> list[mx.array]:
-    """Copies a state's payload into one array of bytes or words per tensor. Needs no stream: any thread may."""
+    """Copies a state's payload into one array of words per tensor. Needs no stream, so any thread may."""
     arrays, start = [], 0
     for tensor in tensors:
         end = start + _nbytes(tensor, rows, tokens)

@@ -55,7 +55,9 @@ class Sampler:
         self._scale = _column([1.0 if row.greedy else 1.0 / row.temperature for row in rows])
         self._seeds = _mix(np.array([row.seed for row in rows], dtype=_U64))
         filtered = [row for row in rows if not row.greedy]
-        self._top_p = self._min_p = self._top_k = None
+        self._top_p: mx.array | None = None
+        self._min_p: mx.array | None = None
+        self._top_k: mx.array | None = None
         if any(row.top_p < 1 for row in filtered):
             self._top_p = _column([row.top_p if row.top_p < 1 else 2.0 for row in rows])
         if any(row.min_p > 0 for row in filtered):
@@ -86,9 +88,8 @@ class Sampler:
     def kept(self, logprobs: mx.array) -> mx.array | None:
         """Which tokens the filters leave, bool [rows, vocabulary]; None where they leave all."""
         kept = None
-        descending = None
-        if self._top_p is not None or self._top_k is not None:
-            descending = -mx.sort(-logprobs, axis=-1)
+        sorts = self._top_p is not None or self._top_k is not None
+        descending = -mx.sort(-logprobs, axis=-1) if sorts else logprobs
         if self._top_p is not None:
             kept = logprobs >= _nucleus(descending, self._top_p)
         if self._min_p is not None:

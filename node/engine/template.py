@@ -1,7 +1,7 @@
 """Chat templates: Jinja in a sandbox, with what model makers' templates are written against.
 
-The environment is that of transformers' `apply_chat_template` (utils/chat_template_utils.py), whose import costs
-two seconds and 0.2 GiB.
+The environment is that of transformers' `apply_chat_template` (utils/chat_template_utils.py), whose import
+costs two seconds and 0.2 GiB.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ChatTemplate:
         self._variables = dict(variables)
 
     def render(self, messages: Messages) -> str:
-        """Raises InvalidInput (reason CHAT_TEMPLATE_REFUSED); never with the template's own words, which may quote."""
+        """Raises InvalidInput (CHAT_TEMPLATE_REFUSED) without the template's own words, which may quote."""
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],

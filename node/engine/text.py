@@ -20,7 +20,7 @@ class Detokenizer(Protocol):
 
 
 class BytesDetokenizer:
-    """For vocabularies whose tokens are byte strings whatever stands beside them (byte-level BPE, SentencePiece)."""
+    """For vocabularies of byte strings, the same whatever stands beside them (byte-level, SentencePiece)."""
 
     def __init__(self, token_bytes: Callable[[int], bytes], *, strip_space: bool) -> None:
         self._token_bytes = token_bytes
@@ -41,8 +41,8 @@ class BytesDetokenizer:
 class WindowDetokenizer:
     """For any other vocabulary: decodes the last few tokens twice, with and without the new one.
 
-    The text of the tokens before the window gives decoders that look at neighbours (spaces between words) what
-    they need; the same way as in text-generation-inference and vLLM.
+    The tokens before the new one give decoders that look at neighbours (spaces between words) what they need;
+    text-generation-inference and vLLM do the same.
     """
 
     _CONTEXT = 6
@@ -71,8 +71,8 @@ class WindowDetokenizer:
 class StopStrings:
     """Ends an answer at the first of its stop strings to be complete, wherever the tokens' borders are.
 
-    Text is withheld while it might be the beginning of a stop string. Of stop strings that are complete at the
-    same character the longest counts; the stop string itself is not handed out.
+    Text is withheld while it might be the beginning of a stop string. Of stop strings that are complete at
+    the same character the longest counts; the stop string itself is not handed out.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

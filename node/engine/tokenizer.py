@@ -1,7 +1,8 @@
 """The head's tokenizer, read from a model folder.
 
-Most folders hold a `tokenizer.json`, which the `tokenizers` library reads alone, in a twentieth of the time that
-importing transformers takes. The others, and the few that name a chat template in code, go through mlx-lm's loader.
+Most folders hold a `tokenizer.json`, which the `tokenizers` library reads alone, in a twentieth of the time
+that importing transformers takes. The others, and the few that name a chat template in code, go through
+mlx-lm's loader.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class FileTokenizer:
             raise _corrupt(path, "tokenizer.json") from None
         special = _special_tokens(path, settings)
         self._added = self._backend.get_added_tokens_decoder()
-        self._begin = self._backend.token_to_id(special.get("bos_token", ""))
+        self._begin: int | None = self._backend.token_to_id(special.get("bos_token", ""))
         end = self._backend.token_to_id(special.get("eos_token", ""))
         self.end_tokens = frozenset(_end_tokens(path) | ({end} if end is not None else set()))
         self._adds_begin: bool | None = None  # as the file's post-processor has it
@@ -90,8 +91,9 @@ class FileTokenizer:
             ids = self._backend.encode(text, add_special_tokens=True).ids
             return ids[1:] if self._begin is not None and ids[:2] == [self._begin] * 2 else ids
         ids = self._backend.encode(text, add_special_tokens=False).ids
-        begins = not self._adds_begin or self._begin is None or ids[:1] == [self._begin]
-        return ids if begins else [self._begin, *ids]
+        if not self._adds_begin or self._begin is None or ids[:1] == [self._begin]:
+            return ids
+        return [self._begin, *ids]
 
     def detokenizer(self) -> Detokenizer:
         if self._kind is None:
@@ -115,6 +117,9 @@ class LoadedTokenizer:
     """Whatever mlx-lm's loader makes of a folder; imports transformers."""
 
     def __init__(self, path: Path) -> None:
+        import mlx_lm
+
+        mlx_lm.load  # noqa: B018  # leaves node.engine.mlx_lm_import's light package for the whole one
         from mlx_lm.tokenizer_utils import load
 
         try:
@@ -218,7 +223,7 @@ def _template_source(path: Path, settings: dict[str, Any]) -> str:
 
 
 def _decoder_kind(decoder: Any) -> str | None:
-    """`byte level`, `sentencepiece`, `sentencepiece strip` (of one space at the start), or None for others."""
+    """`byte level`, `sentencepiece`, `sentencepiece strip` (a space at the start), or None for others."""
     if not isinstance(decoder, dict):
         return None
     if decoder.get("type") == "ByteLevel":

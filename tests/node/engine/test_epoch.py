@@ -1,0 +1,372 @@
+"""Rings of real stages in one process, joined by queues: what they generate is what mlx-lm generates."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mesh.composition import Composition, ResolvedStep
+from mesh.errors import EpochEnded
+from mesh.records import RecordHeader
+from node.engine import params
+from node.engine.epoch import Epoch
+from node.engine.params import RowParameters
+from node.engine.staging import Stage, random_model, random_stage
+from sealring.v1 import control_pb2 as control
+
+SEED = 7
+CHUNK = 8
+MAX_ROWS = 64
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 64, "num_hidden_layers": 5, "intermediate_size": 96, "vocab_size": 300},
+    "qwen2": {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 300},
+    "qwen3": {"vocab_size": 300},
+    "gemma3_text": {
+        "num_hidden_layers": 6,
+        "vocab_size": 300,
+        "sliding_window": 8,
+        "sliding_window_pattern": 3,
+    },
+    "gpt_oss": {"vocab_size": 300},
+    "mixtral": {},
+    "deepseek_v3": {"vocab_size": 300},
+}
+
+
+@cache
+def compute_thread(rank: int) -> ThreadPoolExecutor:
+    """Of one member, for all tests: mlx's streams, and what is built on them, belong to the thread."""
+    return ThreadPoolExecutor(1, f"compute-{rank}", initializer=partial(mx.set_default_device, mx.cpu))
+
+
+class Link:
+    """A directed edge: what is sent comes out in order."""
+
+    def __init__(self) -> None:
+        self.records: SimpleQueue[tuple[RecordHeader, bytes] | None] = SimpleQueue()
+        self.seen: list[RecordHeader] = []
+
+
+class MemoryReceived:
+    def __init__(self, header: RecordHeader, data: bytes) -> None:
+        self.header = header
+        self.data = memoryview(data)
+
+    def release(self) -> None:
+        self.data.release()
+
+
+class MemoryChannel:
+    """As node.channel.EngineChannel, and as strict about what was announced."""
+
+    def __init__(self, outgoing: Link, incoming: Link) -> None:
+        self._outgoing, self._incoming = outgoing, incoming
+        self._expected: deque[RecordHeader] = deque()
+
+    def send(self, header: RecordHeader, *buffers: memoryview | bytes) -> None:
+        payload = b"".join(memoryview(buffer).cast("B") for buffer in buffers)
+        assert len(payload) == header.length
+        self._outgoing.seen.append(header)
+        self._outgoing.records.put((header, payload))
+
+    def expect(self, header: RecordHeader) -> None:
+        self._expected.append(header)
+
+    def receive(self) -> MemoryReceived:
+        record = self._incoming.records.get()
+        if record is None:
+            raise EpochEnded("the data channel was closed")
+        header, payload = record
+        assert header == self._expected.popleft()
+        return MemoryReceived(header, payload)
+
+    def shut(self) -> None:
+        self._incoming.records.put(None)
+
+    def close(self) -> None:
+        self.shut()
+
+
+class Prompts:
+    """The head's text side without text."""
+
+    def __init__(self, rows: dict[int, tuple[list[int], RowParameters]]) -> None:
+        self._rows = rows
+        self.answers: dict[int, list[int]] = {row: [] for row in rows}
+        self.steps: list[int] = []
+        self.forgotten: list[int] = []
+        self.delivered = threading.Condition()
+
+    def prompt(self, row: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+        return np.array(self._rows[row][0], np.uint32)
+
+    def parameters(self, row: int) -> bytes:
+        return params.encode(self._rows[row][1])
+
+    def prefilled(self, row: int) -> None: ...
+
+    def forget(self, row: int) -> None:
+        self.forgotten.append(row)
+
+    def deliver(self, step: ResolvedStep, tokens: list[int]) -> None:
+        with self.delivered:
+            self.steps.append(step.number)
+            for row, token in zip(step.sampled, tokens, strict=True):
+                self.answers[row].append(token)
+            self.delivered.notify_all()
+
+
+class Ring:
+    """Epochs of all members of a ring, each with a thread that computes."""
+
+    def __init__(self, stages: list[Stage], prompts: Prompts, *, deadline: float = 30.0) -> None:
+        size = len(stages)
+        links = [Link() for _ in stages]
+        self.links = links
+        self.faults: list[BaseException] = []
+        self.prompts = prompts
+        self.epochs = [
+            Epoch(
+                1,
+                stage,
+                prefill_chunk=CHUNK,
+                max_rows=MAX_ROWS,
+                channel=MemoryChannel(links[rank], links[rank - 1]) if size > 1 else None,
+                prompts=prompts if rank == 0 else None,
+                on_fault=self.faults.append,
+                deadline=deadline,
+            )
+            for rank, stage in enumerate(stages)
+        ]
+
+    def announce(self, step: control.Step) -> None:
+        for rank, epoch in enumerate(self.epochs):
+            resolved = epoch.announce(step)
+            if resolved is not None:
+                compute_thread(rank).submit(epoch.execute, resolved)
+
+    def wait_for(self, step: int) -> None:
+        until = time.monotonic() + 50
+        with self.prompts.delivered:
+            while step not in self.prompts.steps and not self.faults:
+                assert time.monotonic() < until
+                self.prompts.delivered.wait(0.2)
+        assert not self.faults, self.faults
+
+    def close(self) -> None:
+        for epoch in self.epochs:
+            epoch.end()
+        for rank, epoch in enumerate(self.epochs):
+            compute_thread(rank).submit(epoch.close).result(20)
+
+
+def make_steps(choices: random.Random, rows: dict[int, tuple[int, int]], lanes: int) -> list[control.Step]:
+    """A whole run: rows (prompt tokens, tokens to generate) come, are prefilled, decoded and evicted.
+
+    What happens when is up to `choices`. Rows may be stepped once more than needed, as a gateway does that
+    announces ahead.
+    """
+    waiting = sorted(rows)
+    done: dict[int, int] = {}
+    ready: list[int] = []
+    lane_rows: dict[int, list[int]] = {}
+    generated = dict.fromkeys(rows, 0)
+    finished: set[int] = set()
+    changes: list[control.Change] = []
+    steps: list[control.Step] = []
+
+    def add(**work: Any) -> None:
+        steps.append(control.Step(number=len(steps) + 1, changes=changes, **work))
+        changes.clear()
+
+    def evict(row: int) -> None:
+        changes.append(control.Change(evict=control.Evict(row=row)))
+
+    while waiting or done or ready or lane_rows:
+        actions = (
+            ["prefill"] * bool(waiting or done) + ["admit"] * bool(ready) + ["decode"] * 3 * bool(lane_rows)
+        )
+        actions += ["evict"] * any(row in finished for members in lane_rows.values() for row in members)
+        action = choices.choice(actions)
+        if action == "prefill":
+            going_on = choices.randint(0 if waiting else 1, len(done)) if done else 0
+            chunks = [(row, done[row]) for row in choices.sample(sorted(done), going_on)]
+            while waiting and (not chunks or choices.random() < 0.4):
+                chunks.append((waiting.pop(0), 0))
+            sent = []
+            for row, start in chunks:
+                total = rows[row][0]
+                end = min(total, start + choices.randint(1, CHUNK))
+                sent.append(
+                    control.Chunk(
+                        row=row,
+                        start=start,
+                        end=end,
+                        prompt_tokens=total,
+                        params_bytes=params.BLOCK if start == 0 else 0,
+                    )
+                )
+                done[row] = end
+                if end == total:
+                    del done[row]
+                    ready.append(row)
+                    generated[row] = 1
+            add(prefill=control.Prefill(chunks=sent))
+        elif action == "admit":
+            for row in choices.sample(ready, choices.randint(1, len(ready))):
+                ready.remove(row)
+                if rows[row][1] <= 1:
+                    evict(row)
+                    continue
+                lane = choices.randrange(lanes)
+                lane_rows.setdefault(lane, []).append(row)
+                changes.append(control.Change(admit=control.Admit(row=row, lane=lane)))
+        elif action == "decode":
+            lane = choices.choice(sorted(lane_rows))
+            add(decode=control.Decode(lane=lane))
+            for row in lane_rows[lane]:
+                generated[row] += 1
+                if generated[row] >= rows[row][1]:
+                    finished.add(row)
+        else:
+            lane, row = choices.choice(
+                [(lane, row) for lane, members in lane_rows.items() for row in members if row in finished]
+            )
+            lane_rows[lane].remove(row)
+            if not lane_rows[lane]:
+                del lane_rows[lane]
+            evict(row)
+    if changes:
+        add()
+    return steps
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _free_in_the_threads_that_made() -> Iterator[None]:
+    """Else mlx aborts when the interpreter ends."""
+    yield
+    stages_of.cache_clear()
+    gc.collect()
+    for rank in range(3):
+        compute_thread(rank).shutdown()
+
+
+@cache
+def config_of(family: str) -> dict[str, Any]:
+    archs = json.loads((Path(__file__).parents[2] / "data" / "archs.json").read_bytes())
+    found: dict[str, Any] = archs[family] | FAMILIES[family]
+    return found
+
+
+@cache
+def stages_of(family: str, size: int) -> list[Stage]:
+    config = config_of(family)
+    layers = config["num_hidden_layers"]
+    edges = [layers * rank // size for rank in range(size + 1)]
+    made = [
+        compute_thread(rank).submit(random_stage, config, edges[rank], edges[rank + 1], seed=SEED)
+        for rank in range(size)
+    ]
+    return [stage.result(30) for stage in made]
+
+
+@cache
+def whole(family: str) -> Any:
+    model = random_model(config_of(family), seed=SEED)
+    mx.eval(model.parameters())
+    return model
+
+
+@cache
+def generate_step() -> Callable[..., Iterator[tuple[Any, Any]]]:
+    import mlx_lm
+
+    mlx_lm.stream_generate  # noqa: B018  # the whole package, should only the light one be there
+    function: Callable[..., Iterator[tuple[Any, Any]]] = importlib.import_module(
+        "mlx_lm.generate"
+    ).generate_step
+    return function
+
+
+@cache
+def expected(family: str, prompt: tuple[int, ...], tokens: int) -> list[int]:
+    """By mlx-lm alone, on the whole model."""
+    steps = generate_step()(mx.array(prompt), whole(family), max_tokens=tokens)
+    return [int(token) for token, _ in steps]
+
+
+def prompt_of(family: str, number: int, length: int) -> list[int]:
+    choices = random.Random(number * 1000 + length)
+    return [choices.randrange(config_of(family)["vocab_size"]) for _ in range(length)]
+
+
+def run(
+    family: str, size: int, steps: list[control.Step], rows: dict[int, tuple[list[int], RowParameters]]
+) -> Prompts:
+    prompts = Prompts(rows)
+    ring = Ring(stages_of(family, size), prompts)
+    try:
+        for step in steps:
+            ring.announce(step)
+        sampled = [step.number for step in steps if step.WhichOneof("work")]
+        composition = Composition(epoch=1, max_rows=MAX_ROWS, prefill_chunk=CHUNK)
+        expected_steps = [step.number for step in map(composition.apply, steps) if step.sampled]
+        assert sampled
+        ring.wait_for(expected_steps[-1])
+        assert prompts.steps == expected_steps
+    finally:
+        ring.close()
+    assert not ring.faults
+    return prompts
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
+    lengths = {
+        row: (length, tokens)
+        for row, (length, tokens) in enumerate(
+            [(3, 12), (17, 5), (1, 9), (30, 14), (8, 1), (9, 7), (2, 20), (23, 3)], start=1
+        )
+    }
+    rows = {row: (prompt_of(family, row, length), RowParameters()) for row, (length, _) in lengths.items()}
+    steps = make_steps(random.Random(size), lengths, size)
+    answers = run(family, size, steps, rows).answers
+    for row, (_, tokens) in lengths.items():
+        assert answers[row][:tokens] == expected(family, tuple(rows[row][0]), 21)[:tokens], row
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12)), min_size=1, max_size=8),
+    choices=st.randoms(use_true_random=False),
+    size=st.integers(1, 3),
+    lanes=st.integers(1, 4),
+    family=st.sampled_from(["llama", "gpt_oss"]),
+)
+def test_any_schedule_gives_the_same_tokens(
+    lengths: list[tuple[int, int]], choices: random.Random, size: int, lanes: int, family: str
+) -> None:
+    numbered = dict(enumerate(lengths, start=1))
+    rows = {row: (prompt_of(family, row, length), RowParameters()) for row, (length, _) in numbered.items()}
+    answers = run(family, size, make_steps(choices, numbered, lanes), rows).answers
+    for row, (_, tokens) in numbered.items():
+        assert answers[row][:tokens] == expected(family, tuple(rows[row][0]), 21)[:tokens]
