@@ -16,6 +16,7 @@ import psutil  # type: ignore[import-untyped]
 from mesh.errors import Unavailable
 
 TERM_SECONDS = 6.0
+REAP_SECONDS = 3.0
 _TAIL_LINES = 12
 _TAIL_BYTES = 1 << 14
 
@@ -32,12 +33,14 @@ class Child:
 class Children:
     """Starts and ends the components. Their lives hang on a pipe of this process (see `cli.lifeline`)."""
 
-    def __init__(self, log_dir: Path) -> None:
+    def __init__(self, log_dir: Path, *, command: Sequence[str] = (sys.executable, "-m", "cli")) -> None:
         self._log_dir = log_dir
+        self._command = command
         self._children: dict[str, Child] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] | None = None
         self._stopping = False
+        self._expected: set[int] = set()
         self._read_end, self._write_end = os.pipe()
 
     @property
@@ -55,9 +58,7 @@ class Children:
         log = self._log_dir / f"{name}.log"
         with log.open("ab") as out:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "cli",
+                *self._command,
                 *arguments,
                 "--die-with-parent-fd",
                 str(self._read_end),
@@ -73,6 +74,13 @@ class Children:
         task = asyncio.create_task(self._watch(child))
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
+
+    async def kill_one(self, name: str) -> None:
+        """SIGKILL to one component, as a crash would be; it does not count as ended by itself."""
+        child = self._children[name]
+        self._expected.add(child.process.pid)
+        _signal_group(child.process.pid, signal.SIGKILL)
+        await child.process.wait()
 
     async def failed(self) -> None:
         """Raises Unavailable (COMPONENT_ENDED) with its log's last lines once a component ends by itself."""
@@ -110,13 +118,13 @@ class Children:
     async def _watch(self, child: Child) -> None:
         status = await child.process.wait()
         future = self._future()
-        if self._stopping or future.done():
+        if self._stopping or future.done() or child.process.pid in self._expected:
             return
         how = f"signal {-status}" if status < 0 else f"status {status}"
         future.set_exception(
             Unavailable(
                 f"the {child.name} ended by itself with {how}; the end of {child.log}:\n{tail(child.log)}",
-                hint="the last lines of its log say why",
+                hint="name a folder with --state to keep its whole log",
                 reason="COMPONENT_ENDED",
                 component=child.name,
             )
@@ -168,8 +176,8 @@ def _descendants(pids: Iterable[int]) -> list[psutil.Process]:
 
 def _reap(family: list[psutil.Process]) -> None:
     """Engines and carriers end with their daemon; what has not after a moment is killed."""
-    _, alive = psutil.wait_procs(family, timeout=3)
+    _, alive = psutil.wait_procs(family, timeout=REAP_SECONDS)
     for process in alive:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(alive, timeout=3)
+    psutil.wait_procs(alive, timeout=REAP_SECONDS)

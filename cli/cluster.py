@@ -130,8 +130,12 @@ class LocalCluster:
         )
         await self._or_failure(self._wait_for_nodes())
 
+    async def kill_node(self, name: str) -> None:
+        """Kills a node's daemon without a word, as a power cut would; `start_node` brings it back."""
+        await self._children.kill_one(name)
+
     async def start_node(self, name: str) -> None:
-        """Starts the daemon of an enrolled node, for example one that was killed."""
+        """Starts the daemon of an enrolled node."""
         await self._children.start(name, [*self._config(name), "node", "run"])
 
     async def deploy(self, **spec: Any) -> Any:
@@ -186,7 +190,6 @@ class LocalCluster:
 
     async def _enrol_node(self, name: str) -> None:
         from node.join import join
-
         from node.settings import NodeSettings
 
         await join(NodeSettings(**self._settings(name)), await self._token("ROLE_NODE"))

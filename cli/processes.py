@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.lifeline import die_with_parent
+from mesh.errors import SealringError
 
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error")]
 LogFile = Annotated[
@@ -30,9 +31,18 @@ def run_daemon(
     parent_pipe: int | None,
 ) -> None:
     """Runs one component until it ends by itself or by a signal that it handles."""
+    import structlog
+
     from mesh.logging import configure
 
     configure(component, level=log_level, file=log_file)
     if parent_pipe is not None:
         die_with_parent(parent_pipe)
-    asyncio.run(work())
+    try:
+        asyncio.run(work())
+    except SealringError as error:
+        structlog.get_logger().error("refused", exc_info=error)
+        raise
+    except Exception as error:
+        structlog.get_logger().error("failed", exc_info=error)
+        raise

@@ -17,7 +17,7 @@ import typer
 from cli import exit_codes
 from cli.commands.chat import write_piece
 from cli.commands.deployments import default_name, parse_split
-from cli.output import Progress, print_json, print_table, progress, say
+from cli.output import Progress, print_data, print_json, print_table, progress, say
 from cli.words import AsJson
 from mesh.errors import ConfigError, InvalidInput, ModelError
 
@@ -67,7 +67,7 @@ def demo(
         else:
             print_ring(deployment)
         if not once:
-            print_ways(cluster, question)
+            print_ways(cluster)
             await cluster.wait_for_end()
 
     with state_folder(state) as chosen:
@@ -100,7 +100,7 @@ def up(
         deployment = await cluster.deploy(**spec)
         shown.close()
         print_ring(deployment)
-        print_ways(cluster, QUESTION)
+        print_ways(cluster)
         await cluster.wait_for_end()
 
     with state_folder(state) as chosen:
@@ -227,14 +227,14 @@ def print_ring(deployment: Any) -> None:
         print_table(["rank", "node", "layers", "trust", "link"], rows, title=title)
 
 
-def print_ways(cluster: LocalCluster, question: str) -> None:
+def print_ways(cluster: LocalCluster) -> None:
     """How to talk to it."""
     body = f'{{"model": "{cluster.name}", "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}'
     grpc_body = (
         f'{{"model": "{cluster.name}", "envelope": {{"clear": {{"chat": {{"messages": '
         f'[{{"role": "user", "content": "{QUESTION}"}}]}}}}}}}}'
     )
-    say(
+    print_data(
         f"""
 serving {cluster.name} until Ctrl-C; talk to it:
 

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cli.children import Children, tail
+from mesh.errors import Unavailable
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(child.pid, sorted(name for name in os.environ if name.startswith("SEALRING_")), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+async def children(tmp_path: Path) -> AsyncIterator[Children]:
+    group = Children(tmp_path, command=[sys.executable, "-c"])
+    yield group
+    await group.stop()
+
+
+async def read_when_written(file: Path) -> str:
+    for _ in range(500):
+        if file.exists() and file.read_text().endswith("\n"):
+            return file.read_text()
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{file} stays empty")
+
+
+async def test_a_component_that_ends_is_reported_with_its_last_words(children: Children) -> None:
+    await children.start("node-0", ["import time; time.sleep(60)"])
+    await children.start("gateway", ["import sys; print('first'); sys.exit('the port is in use')"])
+    with pytest.raises(Unavailable) as caught:
+        await asyncio.wait_for(children.failed(), 20)
+    assert caught.value.reason == "COMPONENT_ENDED"
+    assert "the gateway ended by itself with status 1" in caught.value.message
+    assert "  the port is in use" in caught.value.message
+    assert set(children.pids) == {"node-0", "gateway"}
+
+
+async def test_stopping_leaves_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: Children
+) -> None:
+    monkeypatch.setattr("cli.children.TERM_SECONDS", 0.3)
+    monkeypatch.setattr("cli.children.REAP_SECONDS", 0.3)
+    monkeypatch.setenv("SEALRING_NODE_NAME", "other")
+    await children.start("node-0", [STUBBORN])
+    pid, variables = (await read_when_written(children.logs["node-0"])).split(maxsplit=1)
+    assert variables.strip() == "[]"
+    await children.stop()
+    gone = [children.pids["node-0"], int(pid)]
+    deadline = time.monotonic() + 10
+    while any(psutil.pid_exists(one) for one in gone) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    assert not any(psutil.pid_exists(one) for one in gone)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(children.failed(), 0.05)
+
+
+async def test_a_kill_on_purpose_is_no_failure(children: Children) -> None:
+    await children.start("node-0", ["import time; time.sleep(60)"])
+    await children.kill_one("node-0")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(children.failed(), 0.1)
+
+
+async def test_a_component_can_be_started_again(children: Children) -> None:
+    await children.start("node-0", ["import time; time.sleep(60)"])
+    first = children.pids["node-0"]
+    psutil.Process(first).kill()
+    with pytest.raises(Unavailable, match="signal 9"):
+        await asyncio.wait_for(children.failed(), 20)
+    await children.start("node-0", ["import time; time.sleep(60)"])
+    assert children.pids["node-0"] != first
+
+
+def test_the_tail_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert tail(log) == "  (nothing)"
+    log.write_bytes(b"\xff\n" * 20000 + "".join(f"line {n}\n" for n in range(20)).encode())
+    assert tail(log).splitlines()[-1] == "  line 19"
+    assert len(tail(log).splitlines()) == 12
