@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,22 @@ from mesh.errors import ModelError, NotFound
 from node.engine import mlx_lm_import
 from node.engine.staging import Stage, build_skeleton
 from node.engine.staging.anatomy import dissect
+from node.engine.staging.skeleton import model_classes
 
 _HEADER_LIMIT = 100 * 1024 * 1024
 _CONFIG_LIMIT = 16 * 1024 * 1024
+_BLOCK = 256 * 1024 * 1024
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _REDOWNLOAD = "download or convert the model again"
 
 
-def load_stage(path: Path, lo: int, hi: int) -> Stage:
+def load_stage(path: Path, lo: int, hi: int, *, progress: Callable[[float], None] | None = None) -> Stage:
     """The layers [lo, hi) of the model in the folder `path`, with embedding, norm and head as they need.
 
     mlx-lm's `load_model` maps the complete weights lazily, converts and quantizes them and insists that they
-    are exactly the model's parameters; only then is the stage cut out and its own parameters read, one by
-    one. No other layer's weights are read from the disk.
+    are exactly the model's parameters; only then is the stage cut out and its own parameters read, a block
+    at a time. No other layer's weights are read from the disk. `progress` is told the fraction read.
 
     Raises ModelError for a missing, corrupt or unsupported model, InvalidInput for an impossible range.
     """
@@ -37,28 +39,41 @@ def load_stage(path: Path, lo: int, hi: int) -> Stage:
     stage = Stage(model, dissect(model, config["model_type"]), lo, hi)
     del model
     try:
-        for array in stage.kept:
-            mx.eval(array)
+        _read(stage, progress or (lambda _: None))
     except (RuntimeError, ValueError) as error:
         raise ModelError(
-            f"the weights of {path.name} could not be read: {error}",
+            f"the weights of {path.name} could not be read: {_first_words(error)}",
             reason="WEIGHTS_CORRUPT",
             hint=_REDOWNLOAD,
         ) from error
-    mx.clear_cache()
     return stage
+
+
+def _read(stage: Stage, progress: Callable[[float], None]) -> None:
+    total, done = max(1, stage.weight_bytes), 0
+    block: list[mx.array] = []
+    for array in stage.kept:
+        block.append(array)
+        if sum(one.nbytes for one in block) >= _BLOCK:
+            mx.eval(block)
+            done += sum(one.nbytes for one in block)
+            block.clear()
+            progress(done / total)
+    mx.eval(block)
+    mx.clear_cache()
+    progress(1.0)
 
 
 def load_lazily(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     """The whole model with lazily mapped weights, and its configuration. No weight is read."""
     config = read_config(path)
-    build_skeleton(config)  # the clear errors about the configuration, before mlx-lm's
+    model_classes(config)
     for file in weight_files(path):
         read_header(file)
-    utils = mlx_lm_import.import_utils()
     try:
-        model, loaded = utils.load_model(path, lazy=True, strict=True)
-    except (ValueError, KeyError, RuntimeError, OSError) as error:
+        model, loaded = mlx_lm_import.import_utils().load_model(path, lazy=True, strict=True)
+    except Exception as error:  # sanitize functions may raise anything on weights that they don't know
+        build_skeleton(config)  # raises if the configuration is what is wrong
         raise ModelError(
             f"the weights of {path.name} do not fit its configuration: {_first_words(error)}",
             reason="WEIGHTS_MISMATCH",

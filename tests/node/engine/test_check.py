@@ -28,6 +28,7 @@ FAMILIES = (
 )
 NOT_STAGEABLE = {"iquestloopcoder": "runs through its layers twice"}
 
+WIDTHS = {"hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"}
 SMALLER: dict[str, dict[str, Any]] = {
     "dbrx": {"d_model": 64, "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2}},
     "falcon_h1": {
@@ -47,6 +48,10 @@ SMALLER: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 16},
     "gemma3_text": {"vocab_size": 300},
     "gpt_oss": {"vocab_size": 300, "num_local_experts": 4, "head_dim": 16},
+    "afm7": {"hidden_dim": 64, "num_layers": 8, "num_hidden_layers": 8, "num_kv_reuse_layers": 4},
+    "starcoder2": {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 120},
+    "longcat_flash_ngram": {"ngram_vocab_size_ratio": 2},
+    "youtu_llm": {"kv_lora_rank": 16, "q_lora_rank": 16, "num_attention_heads": 4},
     "plamo2": {"hidden_size": 64, "mamba_num_heads": 4, "hidden_size_per_head": 16},
 }
 
@@ -56,14 +61,10 @@ def tiny(config: dict[str, Any], key: str = "") -> dict[str, Any]:
     small = dict(config)
     width = config.get("hidden_size", 0)
     if isinstance(width, int) and width > 256:
-        for name in (
-            "hidden_size",
-            "intermediate_size",
-            "moe_intermediate_size",
-            "shared_expert_intermediate_size",
-        ):
-            if name in small:
-                small[name] //= 8
+        for name in small.keys() & WIDTHS:
+            small[name] //= 8
+    for name in small.keys() & {"vocab_size", "vocab_size_per_layer_input"}:
+        small[name] = min(small[name], 120)
     if isinstance(config.get("text_config"), dict):
         small["text_config"] = tiny(config["text_config"])
     return small | SMALLER.get(key, {})

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def run(code: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_models_and_loading_without_the_text_side() -> None:
+    code = """
+import sys
+from node.engine import mlx_lm_import, weights, staging, profile, check
+utils = mlx_lm_import.import_utils()
+import mlx_lm.models.llama, mlx_lm.models.cache
+assert utils.load_model and mlx_lm.models.llama.Model
+print(sorted({"transformers", "huggingface_hub", "mlx_lm.generate", "numpy"} & set(sys.modules)))
+"""
+    assert run(code) == "[]"
+
+
+def test_the_real_package_on_demand() -> None:
+    code = """
+from node.engine import mlx_lm_import
+light = mlx_lm_import.import_utils()
+from mlx_lm.models.llama import Model
+import mlx_lm
+from mlx_lm import load
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+import mlx_lm.utils, mlx_lm.models.llama, huggingface_hub
+assert mlx_lm.utils is not light and mlx_lm.utils.TokenizerWrapper is TokenizerWrapper
+assert mlx_lm.utils.snapshot_download is huggingface_hub.snapshot_download
+assert mlx_lm.models.llama.Model is Model
+assert mlx_lm_import.import_utils() is mlx_lm.utils
+print(load.__module__)
+"""
+    assert run(code) == "mlx_lm.utils"
+
+
+def test_an_imported_package_is_left_alone() -> None:
+    code = """
+import mlx_lm
+from node.engine import mlx_lm_import
+mlx_lm_import.install()
+import mlx_lm.utils
+assert mlx_lm_import.import_utils() is mlx_lm.utils
+print(mlx_lm.load.__module__)
+"""
+    assert run(code) == "mlx_lm.utils"

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from node.engine.profile import digest, max_context, profile
+from node.engine.weights import load_stage
+
+Folder = Callable[..., Path]
+
+
+def test_sizes_are_those_of_loaded_stages(llama: dict[str, Any], model_folder: Folder) -> None:
+    for tied in (True, False):
+        folder = model_folder(llama | {"tie_word_embeddings": tied}, name=f"tied_{tied}", dtype=mx.bfloat16)
+        found = profile(folder)
+        assert found["tied"] is tied
+        head, middle, tail = (load_stage(folder, lo, hi).weight_bytes for lo, hi in ((0, 2), (2, 3), (3, 5)))
+        layers = found["layer_bytes"]
+        assert head == sum(layers[:2]) + found["embed_bytes"]
+        assert middle == layers[2]
+        assert tail == sum(layers[3:]) + found["head_bytes"] + (found["embed_bytes"] if tied else 0)
+
+
+def test_fields(llama: dict[str, Any], model_folder: Folder) -> None:
+    found = profile(model_folder(llama, dtype=mx.bfloat16))
+    assert found | {"layer_bytes": [], "embed_bytes": 0, "head_bytes": 0, "digest": ""} == {
+        "model_type": "llama",
+        "layers": 5,
+        "hidden_size": 32,
+        "vocab_size": 100,
+        "dtype": "bfloat16",
+        "layer_bytes": [],
+        "embed_bytes": 0,
+        "head_bytes": 0,
+        "tied": True,
+        "kv_bytes_per_token": [2 * 2 * 8 * 2] * 5,
+        "kv_max_tokens": [None] * 5,
+        "state_bytes": [0] * 5,
+        "max_context": 512,
+        "eos_token_ids": [2],
+        "handoff_bytes_per_token": 64,
+        "digest": "",
+    }
+
+
+def test_nothing_is_materialised(llama: dict[str, Any], model_folder: Folder) -> None:
+    folder = model_folder(llama | {"hidden_size": 128, "intermediate_size": 512, "vocab_size": 2000})
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    profile(folder)
+    assert mx.get_peak_memory() - before < 64 * 1024
+
+
+def test_windows_states_and_shared_caches(archs: dict[str, dict[str, Any]], model_folder: Folder) -> None:
+    sliding = profile(model_folder(archs["llama:sliding"], name="sliding"))
+    assert sliding["kv_max_tokens"] == [None, 8, 8, 8, None, 8, 8, 8]
+    assert set(sliding["kv_bytes_per_token"]) == {2 * 4 * 32 * 4}
+
+    jamba = profile(model_folder(archs["jamba"] | {"mamba_expand": 2}, name="jamba"))
+    assert [size > 0 for size in jamba["state_bytes"]] == [True, False] * 4
+    assert [size > 0 for size in jamba["kv_bytes_per_token"]] == [False, True] * 4
+
+    shared = profile(model_folder(archs["gemma4_text"], name="shared"))
+    assert [size > 0 for size in shared["kv_bytes_per_token"]] == [True] * 6 + [False] * 4
+    assert shared["tied"] is False
+    assert shared["handoff_bytes_per_token"] > 128 * 4
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"n_ctx": 1024}, 1024),
+        ({"max_position_embeddings": None, "model_max_length": 7}, 7),
+        ({"max_position_embeddings": True}, None),
+        ({"max_position_embeddings": -1}, None),
+        ({}, None),
+    ],
+)
+def test_max_context(config: dict[str, Any], expected: int | None) -> None:
+    assert max_context(config) == expected
+
+
+def test_digest(llama: dict[str, Any], model_folder: Folder) -> None:
+    one, same, other = (
+        model_folder(llama, name="one"),
+        model_folder(llama, name="same"),
+        model_folder(llama, name="x"),
+    )
+    assert digest(one) == digest(same)
+    (other / "tokenizer.json").write_text("{}")
+    assert digest(other) != digest(one)
+    (same / "config.json").write_text(json.dumps(llama | {"rope_theta": 5.0}))
+    assert digest(same) != digest(one)
+
+
+def test_command(llama: dict[str, Any], model_folder: Folder, tmp_path: Path) -> None:
+    def run(path: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "node.engine.profile", str(path)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+    folder = model_folder(llama)
+    good = run(folder)
+    assert json.loads(good.stdout) == profile(folder)
+    bad = run(tmp_path / "nowhere")
+    assert (bad.returncode, bad.stdout) == (1, "")
+    assert bad.stderr.startswith("MODEL_NOT_FOUND")

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from mesh.errors import ModelError, NotFound
+from node.engine.check import check
+from node.engine.staging import random_model
+from node.engine.weights import find_model, load_stage
+
+Folder = Callable[..., Path]
+
+
+def test_stages_of_a_folder(llama: dict[str, Any], model_folder: Folder) -> None:
+    folder = model_folder(llama, seed=4)
+    whole = dict(tree_flatten(random_model(llama, seed=4).parameters()))
+    fractions: list[float] = []
+    stage = load_stage(folder, 2, 4, progress=fractions.append)
+    own = dict(tree_flatten(stage.model.model.layers[3].parameters()))
+    assert all(mx.array_equal(array, whole[f"model.layers.3.{name}"]).item() for name, array in own.items())
+    assert fractions[-1] == 1.0
+
+
+def test_absent_layers_are_never_in_memory(llama: dict[str, Any], model_folder: Folder) -> None:
+    config = llama | {
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 12,
+        "vocab_size": 2000,
+    }
+    folder = model_folder(config)
+    size = (folder / "model.safetensors").stat().st_size
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    stage = load_stage(folder, 5, 7)
+    assert stage.weight_bytes < size / 5
+    assert mx.get_active_memory() - before < stage.weight_bytes + 64 * 1024
+    assert mx.get_peak_memory() - before < stage.weight_bytes + 64 * 1024
+    mx.eval(stage([mx.zeros((1, 3, 128))], stage.make_cache()))
+    assert mx.get_peak_memory() - before < stage.weight_bytes + 512 * 1024
+
+
+def test_sharded_and_quantized(llama: dict[str, Any], model_folder: Folder) -> None:
+    folder = model_folder(llama | {"quantization": {"group_size": 32, "bits": 4}})
+    weights = mx.load(str(folder / "model.safetensors"))
+    names = sorted(weights)
+    shards = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for shard, own in shards.items():
+        mx.save_safetensors(str(folder / shard), {name: weights[name] for name in own})
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {name: shard for shard, own in shards.items() for name in own}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    report = check(folder, stages=3)
+    assert report.exact
+    assert report.weights == "real"
+    (folder / "model-2.safetensors").unlink()
+    assert _reason(folder) == "WEIGHTS_MISSING"
+
+
+def test_unconverted_experts_are_sanitized_whole(
+    archs: dict[str, dict[str, Any]], model_folder: Folder
+) -> None:
+    """mixtral's sanitize stacks experts and looks at layer 0: a stage of later layers must get its own."""
+    config = archs["mixtral"]
+    folder = model_folder(config, seed=2)
+    file = str(folder / "model.safetensors")
+    names = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+    unconverted = {}
+    for name, array in mx.load(file).items():
+        layer, _, projection = name.partition(".switch_mlp.")
+        if not projection:
+            unconverted[name] = array
+            continue
+        part = projection.removesuffix(".weight")
+        for expert in range(config["num_local_experts"]):
+            unconverted[f"{layer}.experts.{expert}.{names[part]}.weight"] = array[expert]
+    mx.eval(unconverted)
+    mx.save_safetensors(file, unconverted)
+    stage = load_stage(folder, 3, 5)
+    expected = dict(tree_flatten(random_model(config, seed=2).model.layers[4].parameters()))
+    for name, array in tree_flatten(stage.model.model.layers[4].parameters()):
+        assert mx.array_equal(array, expected[name]).item()
+
+
+def _reason(folder: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_stage(folder, 0, 1)
+    assert caught.value.hint
+    assert str(folder.parent) not in caught.value.message
+    return caught.value.reason
+
+
+def test_missing_and_corrupt_folders(llama: dict[str, Any], model_folder: Folder, tmp_path: Path) -> None:
+    assert _reason(tmp_path / "nowhere") == "MODEL_NOT_FOUND"
+    folder = model_folder(llama)
+    file, config = folder / "model.safetensors", folder / "config.json"
+    whole, text = file.read_bytes(), config.read_text()
+
+    for content, reason in (
+        (whole[:-10], "WEIGHTS_CORRUPT"),
+        (whole[:100], "WEIGHTS_CORRUPT"),
+        (whole + b"x", "WEIGHTS_CORRUPT"),
+        (b"", "WEIGHTS_CORRUPT"),
+        (b"\xff" * 64, "WEIGHTS_CORRUPT"),
+        ((64).to_bytes(8, "little") + b"[" * 64, "WEIGHTS_CORRUPT"),
+    ):
+        file.write_bytes(content)
+        assert _reason(folder) == reason
+    file.unlink()
+    assert _reason(folder) == "WEIGHTS_MISSING"
+    file.write_bytes(whole)
+
+    for content, reason in (
+        ("{", "BAD_MODEL_CONFIG"),
+        ("[]", "BAD_MODEL_CONFIG"),
+        ("\ud800", "BAD_MODEL_CONFIG"),
+        ("{}", "BAD_MODEL_CONFIG"),
+        (json.dumps(llama | {"model_type": "no_such_model"}), "MODEL_TYPE_UNKNOWN"),
+        (json.dumps(llama | {"num_hidden_layers": 6}), "WEIGHTS_MISMATCH"),
+        (json.dumps(llama | {"num_hidden_layers": 4}), "WEIGHTS_MISMATCH"),
+        (json.dumps(llama | {"hidden_size": 64}), "WEIGHTS_MISMATCH"),
+        (json.dumps(llama | {"num_hidden_layers": "5"}), "BAD_MODEL_CONFIG"),
+    ):
+        config.write_bytes(content.encode("utf-8", "surrogatepass"))
+        assert _reason(folder) == reason
+    config.unlink()
+    assert _reason(folder) == "CONFIG_MISSING"
+    config.write_text(text)
+
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert _reason(folder) == "WEIGHTS_CORRUPT"
+
+
+def test_a_missing_parameter_is_never_left_random(llama: dict[str, Any], model_folder: Folder) -> None:
+    folder = model_folder(llama)
+    weights = mx.load(str(folder / "model.safetensors"))
+    mx.eval(weights)
+    del weights["model.layers.4.mlp.up_proj.weight"]
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    assert _reason(folder) == "WEIGHTS_MISMATCH"
+
+
+def test_find_model(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    for folder in (first / "tiny", second / "tiny", second / "org" / "big"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    (first / "empty").mkdir()
+    folders = [first, second]
+    assert find_model(str(first / "empty"), folders) == first / "empty"
+    assert find_model("tiny", folders) == first / "tiny"
+    assert find_model("org/big", folders) == second / "org" / "big"
+    assert find_model("other/tiny", [second]) == second / "tiny"
+    for name in (
+        "empty",
+        "../a/tiny",
+        "..",
+        ".",
+        "",
+        "tiny/..",
+        "a/b/c",
+        "~/tiny",
+        "tiny\n",
+        str(tmp_path / "c"),
+        "x" * 999,
+    ):
+        with pytest.raises(NotFound) as caught:
+            find_model(name, folders)
+        assert caught.value.reason == "MODEL_NOT_FOUND"
+        assert len(caught.value.message) < 300
+
+
+def test_hub_models_are_not_downloaded_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def snapshot_download(hub_id: str, **options: Any) -> str:
+        asked.append({"hub_id": hub_id, **options})
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert find_model("org/name", []) == tmp_path
+    assert find_model("org/name", [], allow_download=True) == tmp_path
+    assert [one["local_files_only"] for one in asked] == [True, False]
+    assert "*.json" in asked[0]["allow_patterns"]
