@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+
+from cli.client import Answer
+from cli.commands.demo import print_ring, report
+from cli.commands.deployments import default_name, make_spec, parse_split, print_deployments, print_plan
+from cli.commands.nodes import print_nodes
+from cli.output import plain
+from mesh.errors import InvalidInput
+from sealring.v1 import admin_pb2, membership_pb2
+
+SUITE = "x25519-chacha20poly1305"
+
+
+@pytest.fixture
+def deployment() -> admin_pb2.Deployment:
+    stages = [
+        admin_pb2.StagePlan(
+            member=f"id{rank}",
+            member_name=f"node-{rank}",
+            rank=rank,
+            first_layer=3 * rank,
+            end_layer=3 * rank + 3,
+            trust=10,
+            weight_bytes=1 << 20,
+        )
+        for rank in range(3)
+    ]
+    links = [
+        membership_pb2.LinkInfo(from_rank=rank, to_rank=(rank + 1) % 3, suite=SUITE) for rank in range(3)
+    ]
+    return admin_pb2.Deployment(
+        plan=admin_pb2.DeploymentPlan(
+            spec=admin_pb2.DeploymentSpec(name="demo", model="/m"),
+            rings=[admin_pb2.RingPlan(ring="demo-0", stages=stages, min_trust=10)],
+        ),
+        rings=[
+            admin_pb2.RingStatus(ring="demo-0", epoch=1, phase=membership_pb2.RING_PHASE_SERVING, links=links)
+        ],
+        created=1_700_000_000,
+    )
+
+
+def test_the_demo_reports_what_the_issue_names(deployment: admin_pb2.Deployment) -> None:
+    answer = Answer("Paris.", "demo", "demo-0", 10, 12, 3, 0.5, 40.0, "stop")
+    assert report(answer, deployment) == {
+        "answer": "Paris.",
+        "prompt_tokens": 12,
+        "completion_tokens": 3,
+        "ttft_s": 0.5,
+        "tok_s": 40.0,
+        "suite": SUITE,
+        "min_trust": 10,
+        "ring": [
+            {"rank": rank, "node": f"node-{rank}", "layers": [3 * rank, 3 * rank + 3], "trust": 10}
+            for rank in range(3)
+        ],
+    }
+
+
+def test_the_ring_is_shown(deployment: admin_pb2.Deployment, capsys: pytest.CaptureFixture[str]) -> None:
+    print_ring(deployment)
+    shown = capsys.readouterr().out
+    assert "epoch 1, minimum trust 10" in shown
+    assert f"node-2  6-8        10  -> rank 0: {SUITE}" in shown
+
+
+def test_a_ring_of_one_has_no_link(
+    deployment: admin_pb2.Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del deployment.rings[0].links[:]
+    print_ring(deployment)
+    assert "no link" in capsys.readouterr().out
+    answer = Answer("", "demo", "demo-0", 10, 12, 3, 0.5, 40.0, "stop")
+    assert report(answer, deployment)["suite"] == "none"
+
+
+def test_plans_and_deployments_are_shown(
+    deployment: admin_pb2.Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_plan(deployment.plan)
+    print_deployments([plain(deployment)])
+    del deployment.rings[:]
+    print_deployments([plain(deployment)])
+    shown = capsys.readouterr().out
+    assert "1.0 MiB" in shown
+    assert "serving" in shown
+    assert SUITE in shown
+
+
+def test_nodes_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    node = admin_pb2.Node(
+        id="a" * 52, name="node-0", state=admin_pb2.NODE_STATE_ONLINE, level="software", trust=10
+    )
+    serving = admin_pb2.Node(name="node-1", ring="demo-0", first_layer=0, end_layer=5)
+    print_nodes([plain(node), plain(serving)])
+    shown = capsys.readouterr().out
+    assert "online" in shown
+    assert "software 10" in shown
+    assert "0-4" in shown
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("/models/Qwen3-0.6B/", "Qwen3-0.6B"),
+        ("org/name", "name"),
+        ("/models/my model", "my-model"),
+        ("/", "model"),
+        ("é", "model"),
+        ("x" * 300, "x" * 128),
+    ],
+)
+def test_a_model_names_its_deployment(model: str, name: str) -> None:
+    assert default_name(model) == name
+
+
+def test_splits() -> None:
+    assert parse_split("") == []
+    assert parse_split("4, 4,1") == [4, 4, 1]
+    for bad in ("4,", "0", "-1", "a", "4;4", "999999", ",".join(["1"] * 257)):
+        with pytest.raises(InvalidInput) as caught:
+            parse_split(bad)
+        assert caught.value.reason == "BAD_SPLIT"
+
+
+def test_a_spec_keeps_hub_ids_and_resolves_folders(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    spec = make_spec("org/name", None, 64, 10, 1, 4, 0, "4,5", ["node-1", "node-0"], 32)
+    assert (spec.model, spec.name, list(spec.split)) == ("org/name", "name", [4, 5])
+    assert make_spec(".", "here", 0, 0, 1, 0, 2, "", [], 0).model == str(tmp_path)
