@@ -126,8 +126,8 @@ def decode_base64(text: str, *, max_bytes: int) -> bytes:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
         raise FormatError("base64 is malformed") from error
-    if encode_base64(data) != text:
-        raise FormatError("base64 is not canonical")
+    if len(data) > max_bytes or encode_base64(data) != text:
+        raise FormatError("base64 is too long or not canonical")
     return data
 
 

@@ -81,7 +81,7 @@ def make_authority(tmp_path: Path) -> Callable[..., Authority]:
             roster_keys=tuple(signer.public_key for signer in roster_signers),
             roster_threshold=roster_threshold,
             authorities=(ca.certificate,),
-            issued=NOW,
+            issued=NOW - 3600,
             expires=NOW + 365 * 86400,
         )
         return Authority(ca, root_signers, roster_signers, sign_root(draft, root_signers))
