@@ -13,7 +13,7 @@ from mesh.clock import Clock, wall_clock
 from mesh.dsse import Ed25519Signer
 from mesh.encoding import encode_base32
 from mesh.errors import AlreadyExists, ConfigError
-from mesh.memberstate import MemberState, save_member_state
+from mesh.memberstate import MemberState, save_description, save_member_state
 from mesh.rootmeta import RootMetadata, encode_chain, sign_root
 from mesh.statefiles import write_atomic
 from mesh.tls import TlsMaterial
@@ -56,10 +56,15 @@ def init(settings: CoordinatorSettings, *, clock: Clock = wall_clock) -> None:
         store.close()
 
 
-def renew_operator_certificate(folder: Path, keys: ClusterKeys, csr: bytes, *, now: float) -> bytes:
-    """A new certificate for the operator's own key, put into the bundle; returns it (DER)."""
+def renew_operator_bundle(folder: Path, keys: ClusterKeys, csr: bytes, address: str, *, now: float) -> bytes:
+    """A new certificate for the operator's own key and the current address, put into the bundle.
+
+    Each file is replaced as a whole, and they fit the old ones, so a reader in between is never misled.
+    Returns the certificate (DER).
+    """
     certificate = _operator_certificate(keys, csr, now)
     write_atomic(folder / OPERATOR_DIR / "tls.pem", to_pem(certificate))
+    save_description(folder / OPERATOR_DIR, _operator(keys), OPERATOR_ID, address, keys.pin)
     return certificate
 
 
@@ -96,10 +101,14 @@ def _make_keys(folder: Path, cluster: str, now: float) -> ClusterKeys:
 def _save_bundle(folder: Path, keys: ClusterKeys, leaf: LeafKey, address: str, now: float) -> None:
     certificate = _operator_certificate(keys, leaf.csr(), now)
     material = TlsMaterial(leaf.private_pem(), certificate, keys.root.authorities)
-    peer = PeerIdentity(keys.root.cluster, Role.OPERATOR, OPERATOR_ID)
-    save_member_state(folder, MemberState(peer, OPERATOR_ID, address, keys.pin, keys.root, material))
+    save_member_state(
+        folder, MemberState(_operator(keys), OPERATOR_ID, address, keys.pin, keys.root, material)
+    )
 
 
 def _operator_certificate(keys: ClusterKeys, csr: bytes, now: float) -> bytes:
-    peer = PeerIdentity(keys.root.cluster, Role.OPERATOR, OPERATOR_ID)
-    return keys.ca.issue(csr, peer, lifetime=OPERATOR_CERTIFICATE_SECONDS, now=now)
+    return keys.ca.issue(csr, _operator(keys), lifetime=OPERATOR_CERTIFICATE_SECONDS, now=now)
+
+
+def _operator(keys: ClusterKeys) -> PeerIdentity:
+    return PeerIdentity(keys.root.cluster, Role.OPERATOR, OPERATOR_ID)

@@ -14,12 +14,12 @@ from coordinator.authority import Authority
 from coordinator.enrolment import check_addresses
 from coordinator.profiles import Profiles
 from coordinator.rings import Rings
-from coordinator.sessions import Session, Sessions, roster_message
+from coordinator.sessions import NodeSession, Sessions, roster_message
 from coordinator.settings import CoordinatorSettings
 from coordinator.store import Store
 from mesh.attestation import verify_sealing_key
 from mesh.certificates import Role
-from mesh.clock import monotonic_clock
+from mesh.clock import Clock, monotonic_clock
 from mesh.errors import FailedPrecondition, InvalidInput, PermissionDenied, SealringError, Unavailable
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 from sealring.v1.membership_pb2 import CoordinatorMessage, MemberMessage
@@ -44,6 +44,8 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         profiles: Profiles,
         settings: CoordinatorSettings,
         cluster: str,
+        *,
+        clock: Clock,
     ) -> None:
         self._access = access
         self._store = store
@@ -53,6 +55,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         self._profiles = profiles
         self._silence = settings.heartbeat_timeout
         self._cluster = cluster
+        self._clock = clock
 
     async def Session(  # noqa: N802
         self, requests: AsyncIterator[MemberMessage], context: Any
@@ -61,7 +64,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         peer = self._access.require(context, Role.MEMBER)
         hello = await self._hello(requests)
         self._take_hello(peer.id, hello)
-        session = Session(peer.id, clock=monotonic_clock)
+        session = NodeSession(peer.id, clock=monotonic_clock)
         session.send(roster_message(self._authority.current))
         log.info("node_session", member=peer.id, version=hello.software_version)
         self._sessions.open(session)
@@ -104,7 +107,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         elif changed != member:
             self._store.members.save(changed)
 
-    async def _read(self, session: Session, requests: AsyncIterator[MemberMessage]) -> None:
+    async def _read(self, session: NodeSession, requests: AsyncIterator[MemberMessage]) -> None:
         """Takes messages until the stream ends or falls silent."""
         try:
             while True:
@@ -127,7 +130,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             log.exception("session_failed", member=session.member)
             session.close("an internal error")
 
-    def _take(self, session: Session, message: MemberMessage) -> bool:
+    def _take(self, session: NodeSession, message: MemberMessage) -> bool:
         """Handles one message; True when it was a goodbye."""
         kind = message.WhichOneof("message")
         member = session.member
@@ -152,7 +155,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             raise InvalidInput("a session holds a message that is not known here", reason="BAD_MESSAGE")
         return False
 
-    def _heartbeat(self, session: Session, heartbeat: membership_pb2.Heartbeat) -> None:
+    def _heartbeat(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
         sizes = (heartbeat.memory_total, heartbeat.memory_usable, heartbeat.memory_used)
         if max(sizes) > _MAX_BYTES or len(heartbeat.rings) > _MAX_RINGS:
             raise InvalidInput("a heartbeat is out of bounds", reason="BAD_HEARTBEAT")
@@ -168,9 +171,8 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         newest = self._authority.current.version
         if seen.version > newest or (known is not None and known.hash != seen.hash):
             log.error("roster_equivocation", member=member, version=seen.version, newest=newest)
-            self._store.audit.append(
-                0, member, "roster_equivocation", member, {"version": seen.version, "newest": newest}
-            )
+            details = {"version": seen.version, "newest": newest}
+            self._store.audit.append(self._clock(), member, "roster_equivocation", member, details)
             raise PermissionDenied(
                 "node holds a roster that this coordinator did not sign", reason="ROSTER_EQUIVOCATION"
             )

@@ -12,7 +12,7 @@ are met by trying other members at both ends of the ring.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -241,7 +241,7 @@ def _finish(
     rows = (kv_budget(stage) // max(1, stage.kv_bytes) for ring in planned for stage in ring.stages)
     spec.max_rows = spec.max_rows or max(1, min(DEFAULT_MAX_ROWS, *rows))
     return admin_pb2.DeploymentPlan(
-        spec=spec, profile=profile, rings=planned, plan_hash=_plan_hash(spec, profile, planned)
+        spec=spec, profile=profile, rings=planned, plan_hash=plan_hash(spec, profile, planned)
     )
 
 
@@ -271,8 +271,8 @@ def _ring_plan(name: str, demand: Demand, ring: Ring) -> admin_pb2.RingPlan:
     )
 
 
-def _plan_hash(
-    spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, rings: list[admin_pb2.RingPlan]
+def plan_hash(
+    spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, rings: Iterable[admin_pb2.RingPlan]
 ) -> str:
     """SHA-256 in hex over the canonical JSON of what the members have to agree on."""
     content = {

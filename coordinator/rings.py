@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -11,7 +11,7 @@ import structlog
 from coordinator.authority import Authority
 from coordinator.epochs import Action, Commit, End, Phase, Prepare, RingEpochs, Timeouts
 from coordinator.planner import kv_budget
-from coordinator.sessions import Session, Sessions
+from coordinator.sessions import NodeSession, Sessions
 from coordinator.settings import CoordinatorSettings
 from coordinator.store import Store
 from coordinator.watchers import Watchers, roster_event
@@ -71,8 +71,11 @@ class Rings:
             ring.ring for deployment in self._store.deployments.all() for ring in deployment.plan.rings
         }
         for name in list(self._running):
-            if name not in wanted or wanted[name][0] != self._running[name].plan:
+            if name not in wanted:
                 self._end(name, gone=name not in planned)
+            elif wanted[name][0] != self._running[name].plan:
+                staying = {stage.member for stage in wanted[name][0].stages}
+                self._end(name, gone=False, staying=staying)
         for name, (ring, plan) in wanted.items():
             if name not in self._running:
                 self._start(ring, plan)
@@ -103,12 +106,12 @@ class Rings:
             if self._sessions.find(stage.member) is not None:
                 self._apply(ring.ring, machine.online(stage.member, self._clock()))
 
-    def _end(self, name: str, *, gone: bool) -> None:
+    def _end(self, name: str, *, gone: bool, staying: Collection[str] = ()) -> None:
         running = self._running[name]
         reason = "the deployment was deleted" if gone else "its members are changing"
         for action in running.machine.close(reason):
             if isinstance(action, End):
-                self._tell_end(running, action, unload=True)
+                self._tell_end(running, action, unload=True, staying=staying)
         del self._running[name]
         if gone:
             self._watchers.tell(WatchResponse(gone=RingGone(ring=name)))
@@ -167,7 +170,7 @@ class Rings:
         reason = f"{self._name_of(running, member)}: {problem.message or problem.reason}"[:_MAX_REASON]
         self._apply(message.ring, running.machine.fault(member, message.epoch, reason, self._clock()))
 
-    def first_heartbeat(self, session: Session, heartbeat: membership_pb2.Heartbeat) -> None:
+    def first_heartbeat(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
         """What a node says it runs when it comes (back) is compared with what it should run."""
         reported = {health.ring: health.epoch for health in heartbeat.rings}
         for name, running in self._of(session.member):
@@ -285,11 +288,17 @@ class Rings:
             )
             self._sessions.send(stage.member, CoordinatorMessage(prepare=prepare))
 
-    def _tell_end(self, running: _Running, action: End, *, unload: bool) -> None:
-        end = membership_pb2.EndEpoch(
-            ring=running.plan.ring, epoch=action.epoch, reason=action.reason, unload=unload
-        )
-        self._tell(running, CoordinatorMessage(end=end))
+    def _tell_end(
+        self, running: _Running, action: End, *, unload: bool, staying: Collection[str] = ()
+    ) -> None:
+        for stage in running.plan.stages:
+            end = membership_pb2.EndEpoch(
+                ring=running.plan.ring,
+                epoch=action.epoch,
+                reason=action.reason,
+                unload=unload and stage.member not in staying,
+            )
+            self._sessions.send(stage.member, CoordinatorMessage(end=end))
 
     def _tell(self, running: _Running, message: CoordinatorMessage) -> None:
         for stage in running.plan.stages:

@@ -12,13 +12,12 @@ from coordinator.outbox import Outbox
 from coordinator.store import StoredRoster
 from mesh.clock import Clock
 from mesh.errors import SealringError
-from sealring.v1 import membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, Goodbye, Heartbeat, RosterUpdate
 
 log = structlog.get_logger()
 
 
-class Session:
+class NodeSession:
     """One node's stream."""
 
     def __init__(self, member: str, *, clock: Clock) -> None:
@@ -46,6 +45,11 @@ class Session:
         self.idle = {ring for ring, count in steps.items() if self.steps.get(ring) == count}
         self.steps = steps
 
+    @property
+    def memory_usable(self) -> int:
+        """Bytes that the node's engine may use, as it last reported; 0 before it has."""
+        return self.heartbeat.memory_usable if self.heartbeat else 0
+
     def seen(self) -> None:
         """The node said something."""
         self.last_seen = self._clock()
@@ -69,17 +73,17 @@ class Sessions:
 
     def __init__(self) -> None:
         self.listeners: list[SessionListener] = []
-        self._open: dict[str, Session] = {}
+        self._open: dict[str, NodeSession] = {}
         self._beat = asyncio.Event()
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[NodeSession]:
         return iter(list(self._open.values()))
 
-    def find(self, member: str) -> Session | None:
+    def find(self, member: str) -> NodeSession | None:
         """The stream of a member, if it is online."""
         return self._open.get(member)
 
-    def open(self, session: Session) -> None:
+    def open(self, session: NodeSession) -> None:
         """Take up a stream; an older one of the same member ends."""
         older = self._open.get(session.member)
         if older is not None:
@@ -89,11 +93,12 @@ class Sessions:
         for listener in self.listeners:
             listener.online(session.member)
 
-    def closed(self, session: Session) -> None:
+    def closed(self, session: NodeSession) -> None:
         """A stream has ended, or is treated as if it had."""
         if self._open.get(session.member) is not session:
             return
         del self._open[session.member]
+        self._beat.set()
         log.info("node_session_ended", member=session.member, goodbye=session.said_goodbye)
         for listener in self.listeners:
             if session.said_goodbye:
@@ -118,7 +123,7 @@ class Sessions:
 
     def roster_published(self, roster: StoredRoster) -> None:
         """Push a new roster to everybody."""
-        message = CoordinatorMessage(roster=membership_pb2.RosterUpdate(envelope=roster.envelope))
+        message = roster_message(roster)
         for session in self:
             session.send(message)
 
@@ -127,7 +132,7 @@ class Sessions:
         self._beat.set()
 
     async def next_beat(self) -> None:
-        """Wait for the next heartbeat of anybody."""
+        """Wait for the next heartbeat of anybody, or for somebody to go."""
         self._beat.clear()
         await self._beat.wait()
 

@@ -59,13 +59,20 @@ def save_member_state(folder: Path, state: MemberState) -> None:
     (folder / _MEMBER).unlink(missing_ok=True)
     save_root(folder, state.root)
     save_tls(folder, state.tls)
+    save_description(folder, state.peer, state.name, state.coordinator, state.root_sha256)
+
+
+def save_description(
+    folder: Path, peer: PeerIdentity, name: str, coordinator: str, root_sha256: bytes
+) -> None:
+    """Replace `member.json`."""
     content = {
-        "member_id": state.peer.id,
-        "cluster": state.peer.cluster,
-        "role": state.peer.role,
-        "name": state.name,
-        "coordinator": state.coordinator,
-        "root_sha256": state.root_sha256.hex(),
+        "member_id": peer.id,
+        "cluster": peer.cluster,
+        "role": peer.role,
+        "name": name,
+        "coordinator": coordinator,
+        "root_sha256": root_sha256.hex(),
     }
     write_atomic(folder / _MEMBER, canonical_json(content) + b"\n")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from sqlite3 import Row
 
 from coordinator.store.database import Database
 from mesh.errors import AlreadyExists, NotFound
@@ -11,8 +12,9 @@ from sealring.v1 import admin_pb2
 
 @dataclass(frozen=True)
 class StoredDeployment:
-    """An accepted plan; `created` in seconds since 1970."""
+    """An accepted plan and what was asked for; `created` in seconds since 1970."""
 
+    asked: admin_pb2.DeploymentSpec
     plan: admin_pb2.DeploymentPlan
     created: int
 
@@ -46,7 +48,7 @@ class Deployments:
 
     def get(self, name: str) -> StoredDeployment:
         """Raises NotFound (UNKNOWN_DEPLOYMENT)."""
-        row = self._database.row("SELECT plan, created FROM deployments WHERE name = ?", name)
+        row = self._database.row("SELECT asked, plan, created FROM deployments WHERE name = ?", name)
         if row is None:
             raise NotFound(
                 f"there is no deployment {name[:128]!r}",
@@ -54,14 +56,12 @@ class Deployments:
                 reason="UNKNOWN_DEPLOYMENT",
                 param="name",
             )
-        return StoredDeployment(admin_pb2.DeploymentPlan.FromString(row["plan"]), row["created"])
+        return _deployment(row)
 
     def all(self) -> list[StoredDeployment]:
         """Every deployment, by name."""
-        rows = self._database.rows("SELECT plan, created FROM deployments ORDER BY name")
-        return [
-            StoredDeployment(admin_pb2.DeploymentPlan.FromString(row["plan"]), row["created"]) for row in rows
-        ]
+        rows = self._database.rows("SELECT asked, plan, created FROM deployments ORDER BY name")
+        return [_deployment(row) for row in rows]
 
     def check_free(self, name: str) -> None:
         """Raises AlreadyExists (NAME_TAKEN)."""
@@ -86,10 +86,19 @@ class Deployments:
     def _write(self, verb: str, deployment: StoredDeployment) -> None:
         with self._database.transaction() as connection:
             connection.execute(
-                f"{verb} INTO deployments VALUES (?, ?, ?)",
+                f"{verb} INTO deployments VALUES (?, ?, ?, ?)",
                 (
                     deployment.name,
+                    deployment.asked.SerializeToString(deterministic=True),
                     deployment.plan.SerializeToString(deterministic=True),
                     deployment.created,
                 ),
             )
+
+
+def _deployment(row: Row) -> StoredDeployment:
+    return StoredDeployment(
+        admin_pb2.DeploymentSpec.FromString(row["asked"]),
+        admin_pb2.DeploymentPlan.FromString(row["plan"]),
+        row["created"],
+    )

@@ -1,0 +1,259 @@
+"""The Admin service: everything that an operator does, each change with an entry in the audit log."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from coordinator.access import Access
+from coordinator.authority import Authority
+from coordinator.deployments import DeploymentService
+from coordinator.keys import ClusterKeys
+from coordinator.moves import Moves
+from coordinator.nodes import describe_node
+from coordinator.sessions import Sessions
+from coordinator.store import Revocation, Store, StoredToken
+from coordinator.watchers import Watchers
+from mesh.bootstrap import JoinToken
+from mesh.certificates import Role
+from mesh.clock import Clock
+from mesh.errors import InvalidInput, PermissionDenied
+from mesh.identity import check_member_id
+from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2
+
+DEFAULT_TOKEN_SECONDS = 600
+MAX_TOKEN_SECONDS = 3600
+MAX_OPEN_TOKENS = 1000
+DEFAULT_AUDIT_ENTRIES = 100
+MAX_AUDIT_ENTRIES = 1000
+_MAX_NOTE = 200
+_ROLES = {membership_pb2.ROLE_NODE: Role.MEMBER, membership_pb2.ROLE_GATEWAY: Role.GATEWAY}
+_PROTO_ROLES = {role: number for number, role in _ROLES.items()}
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """Role operator."""
+
+    def __init__(
+        self,
+        access: Access,
+        store: Store,
+        keys: ClusterKeys,
+        authority: Authority,
+        sessions: Sessions,
+        watchers: Watchers,
+        deployments: DeploymentService,
+        moves: Moves,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._access = access
+        self._store = store
+        self._keys = keys
+        self._authority = authority
+        self._sessions = sessions
+        self._watchers = watchers
+        self._deployments = deployments
+        self._moves = moves
+        self._clock = clock
+
+    # Join tokens
+
+    async def CreateJoinToken(  # noqa: N802
+        self, request: admin_pb2.CreateJoinTokenRequest, context: Any
+    ) -> admin_pb2.CreateJoinTokenResponse:
+        """Raises InvalidInput (BAD_ROLE, BAD_TTL, BAD_NOTE, TOO_MANY_TOKENS)."""
+        actor = self._operator(context)
+        role = _ROLES.get(request.role)
+        if role is None:
+            raise _bad("role", "role is neither node nor gateway", "BAD_ROLE")
+        if request.ttl_seconds > MAX_TOKEN_SECONDS:
+            raise _bad("ttl_seconds", f"a token lives for at most {MAX_TOKEN_SECONDS} s", "BAD_TTL")
+        if len(request.note) > _MAX_NOTE or not request.note.isprintable():
+            raise _bad("note", f"note is longer than {_MAX_NOTE} or not printable", "BAD_NOTE")
+        now = int(self._clock())
+        if len(self._store.tokens.open(now=now)) >= MAX_OPEN_TOKENS:
+            raise _bad("role", f"there are {MAX_OPEN_TOKENS} open tokens already", "TOO_MANY_TOKENS")
+        token = JoinToken.generate(self._keys.pin)
+        expires = now + (request.ttl_seconds or DEFAULT_TOKEN_SECONDS)
+        with self._store.transaction():
+            self._store.tokens.add(
+                StoredToken(token.token_id, role, now, expires, request.note), token.secret
+            )
+            details = {"role": role, "expires": expires, "note": request.note}
+            self._store.audit.append(now, actor, "create_join_token", token.token_id, details)
+        return admin_pb2.CreateJoinTokenResponse(
+            token=token.format(), token_id=token.token_id, expires=expires
+        )
+
+    async def ListJoinTokens(  # noqa: N802
+        self, request: admin_pb2.ListJoinTokensRequest, context: Any
+    ) -> admin_pb2.ListJoinTokensResponse:
+        """Those that can still be used; never their secrets."""
+        self._operator(context)
+        return admin_pb2.ListJoinTokensResponse(
+            tokens=[
+                admin_pb2.JoinTokenInfo(
+                    token_id=token.id,
+                    role=_PROTO_ROLES[token.role],
+                    created=token.created,
+                    expires=token.expires,
+                    note=token.note,
+                )
+                for token in self._store.tokens.open(now=self._clock())
+            ]
+        )
+
+    async def RevokeJoinToken(  # noqa: N802
+        self, request: admin_pb2.RevokeJoinTokenRequest, context: Any
+    ) -> admin_pb2.RevokeJoinTokenResponse:
+        """Raises NotFound (UNKNOWN_TOKEN)."""
+        actor = self._operator(context)
+        with self._store.transaction():
+            self._store.tokens.revoke(request.token_id)
+            self._store.audit.append(self._clock(), actor, "revoke_join_token", request.token_id, {})
+        return admin_pb2.RevokeJoinTokenResponse()
+
+    # Nodes
+
+    async def ListNodes(  # noqa: N802
+        self, request: admin_pb2.ListNodesRequest, context: Any
+    ) -> admin_pb2.ListNodesResponse:
+        """Every enrolled node, online or not."""
+        self._operator(context)
+        places = {
+            stage.member: (ring.ring, stage)
+            for deployment in self._store.deployments.all()
+            for ring in deployment.plan.rings
+            for stage in ring.stages
+        }
+        return admin_pb2.ListNodesResponse(
+            nodes=[
+                describe_node(member, self._sessions.find(member.id), places.get(member.id), self._clock())
+                for member in self._store.members.all(Role.MEMBER)
+            ]
+        )
+
+    async def DrainNode(  # noqa: N802
+        self, request: admin_pb2.DrainNodeRequest, context: Any
+    ) -> admin_pb2.DrainNodeResponse:
+        """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
+        actor = self._operator(context)
+        member = self._store.members.get(_member_id(request.id))
+        if member.role is not Role.MEMBER:
+            raise _bad("id", "a gateway cannot be drained", "NOT_A_NODE")
+        if member.draining != request.undo:
+            return admin_pb2.DrainNodeResponse()
+        if not request.undo:
+            self._moves.draining(member.id)
+        with self._authority.change():
+            self._store.members.save(dataclasses.replace(member, draining=not request.undo))
+            action = "undo_drain_node" if request.undo else "drain_node"
+            self._store.audit.append(self._clock(), actor, action, member.id, {"name": member.name})
+        return admin_pb2.DrainNodeResponse()
+
+    async def EvictNode(  # noqa: N802
+        self, request: admin_pb2.EvictNodeRequest, context: Any
+    ) -> admin_pb2.EvictNodeResponse:
+        """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
+        actor = self._operator(context)
+        member = self._store.members.get(_member_id(request.id))
+        self._throw_out(member.id, member.identity_key, actor, banned=False)
+        return admin_pb2.EvictNodeResponse()
+
+    async def BanNode(  # noqa: N802
+        self, request: admin_pb2.BanNodeRequest, context: Any
+    ) -> admin_pb2.BanNodeResponse:
+        """Also one that was evicted. Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
+        actor = self._operator(context)
+        identifier = _member_id(request.id)
+        revoked = self._store.members.find_revocation(identifier)
+        key = revoked.identity_key if revoked else self._store.members.get(identifier).identity_key
+        self._throw_out(identifier, key, actor, banned=True)
+        return admin_pb2.BanNodeResponse()
+
+    def _throw_out(self, identifier: str, identity_key: bytes, actor: str, *, banned: bool) -> None:
+        """Out of store and roster in one step; then its streams end and its ring is planned anew."""
+        now = self._clock()
+        action, done = ("ban_node", "banned") if banned else ("evict_node", "evicted")
+        error = PermissionDenied(
+            f"this machine was {done}",
+            hint="ask the operator" if banned else "ask the operator for a new join token",
+            reason=done.upper(),
+        )
+        with self._authority.change():
+            self._store.members.revoke(Revocation(identifier, identity_key, int(now), banned))
+            self._store.audit.append(now, actor, action, identifier, {})
+        self._sessions.throw_out(identifier, done, error)
+        self._watchers.throw_out(identifier, error)
+        self._moves.evicted(identifier)
+
+    # Deployments
+
+    async def CreateDeployment(  # noqa: N802
+        self, request: admin_pb2.CreateDeploymentRequest, context: Any
+    ) -> admin_pb2.CreateDeploymentResponse:
+        """Raises what `DeploymentService.create` raises."""
+        actor = self._operator(context)
+        made = await self._deployments.create(request.spec, actor)
+        return admin_pb2.CreateDeploymentResponse(plan=made)
+
+    async def PlanDeployment(  # noqa: N802
+        self, request: admin_pb2.PlanDeploymentRequest, context: Any
+    ) -> admin_pb2.PlanDeploymentResponse:
+        """Raises what `DeploymentService.plan` raises."""
+        self._operator(context)
+        return admin_pb2.PlanDeploymentResponse(plan=await self._deployments.plan(request.spec))
+
+    async def ListDeployments(  # noqa: N802
+        self, request: admin_pb2.ListDeploymentsRequest, context: Any
+    ) -> admin_pb2.ListDeploymentsResponse:
+        """With the state of every ring."""
+        self._operator(context)
+        return admin_pb2.ListDeploymentsResponse(deployments=self._deployments.list())
+
+    async def DeleteDeployment(  # noqa: N802
+        self, request: admin_pb2.DeleteDeploymentRequest, context: Any
+    ) -> admin_pb2.DeleteDeploymentResponse:
+        """Raises NotFound (UNKNOWN_DEPLOYMENT)."""
+        actor = self._operator(context)
+        await self._deployments.delete(request.name, actor)
+        return admin_pb2.DeleteDeploymentResponse()
+
+    # What can be verified
+
+    async def GetRoster(  # noqa: N802
+        self, request: admin_pb2.GetAdminRosterRequest, context: Any
+    ) -> admin_pb2.GetAdminRosterResponse:
+        """The newest signed roster and the chain of root metadata."""
+        self._operator(context)
+        return admin_pb2.GetAdminRosterResponse(
+            roster=self._authority.current.envelope, root_metadata=self._keys.root_chain
+        )
+
+    async def ListAuditLog(  # noqa: N802
+        self, request: admin_pb2.ListAuditLogRequest, context: Any
+    ) -> admin_pb2.ListAuditLogResponse:
+        """Raises InvalidInput (BAD_LIMIT)."""
+        self._operator(context)
+        if request.limit > MAX_AUDIT_ENTRIES or request.after >= 1 << 63:
+            raise _bad("limit", f"limit is above {MAX_AUDIT_ENTRIES}, or after is no number", "BAD_LIMIT")
+        limit = request.limit or DEFAULT_AUDIT_ENTRIES
+        return admin_pb2.ListAuditLogResponse(
+            entries=self._store.audit.entries(after=request.after, limit=limit)
+        )
+
+    def _operator(self, context: Any) -> str:
+        return self._access.require(context, Role.OPERATOR).id
+
+
+def _member_id(identifier: str) -> str:
+    try:
+        return check_member_id(identifier)
+    except InvalidInput as error:
+        error.metadata["param"] = "id"
+        raise
+
+
+def _bad(param: str, message: str, reason: str) -> InvalidInput:
+    return InvalidInput(message, reason=reason, param=param)

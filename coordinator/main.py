@@ -1,0 +1,210 @@
+"""The coordinator process: everything wired together, served on two ports, stopped cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from coordinator.access import Access
+from coordinator.admin import AdminService
+from coordinator.authority import Authority
+from coordinator.certificates import CertificatesService
+from coordinator.deployments import DeploymentService
+from coordinator.enrolment import EnrolmentService
+from coordinator.init import OPERATOR_CSR, renew_operator_bundle
+from coordinator.keys import ClusterKeys
+from coordinator.membership import MembershipService
+from coordinator.moves import Moves
+from coordinator.profiles import Profiles
+from coordinator.rings import Rings
+from coordinator.sessions import Sessions
+from coordinator.settings import CoordinatorSettings
+from coordinator.store import Store
+from coordinator.survey import Survey
+from coordinator.watchers import SchedulingService, Watchers
+from mesh.certificates import needs_rotation
+from mesh.clock import Clock, wall_clock
+from mesh.errors import ConfigError
+from mesh.rpc import Server
+from mesh.tls import MAX_CONNECTION_AGE_MILLISECONDS, TlsStore, server_credentials
+from sealring.v1 import membership_pb2_grpc as rpc
+from sealring.v1.admin_pb2_grpc import add_AdminServicer_to_server
+
+_STOP_GRACE_SECONDS = 2.0
+_ROTATION_CHECK_SECONDS = 5.0
+_OPTIONS = [("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_MILLISECONDS)]
+log = structlog.get_logger()
+
+
+class Coordinator:
+    """A coordinator that serves between `start` and `stop`. Raises ConfigError if its state is unusable."""
+
+    def __init__(self, settings: CoordinatorSettings, *, clock: Clock = wall_clock) -> None:
+        self.settings = settings
+        self.port = 0
+        self.join_port = 0
+        self._clock = clock
+        self.store = Store.open(settings.state_dir)
+        try:
+            self._build()
+        except BaseException:
+            self.store.close()
+            raise
+
+    def _build(self) -> None:
+        settings, clock, store = self.settings, self._clock, self.store
+        self.keys = keys = ClusterKeys.load(settings.state_dir, now=clock())
+        cluster = keys.root.cluster
+        self.access = access = Access(cluster, store)
+        self.authority = authority = Authority(store, keys, settings, clock=clock)
+        self.sessions = sessions = Sessions()
+        self.watchers = watchers = Watchers()
+        self.rings = rings = Rings(store, authority, sessions, watchers, settings)
+        self.profiles = profiles = Profiles(sessions, timeout=settings.profile_timeout)
+        survey = Survey(store, sessions, profiles, settings)
+        deployments = DeploymentService(store, authority, survey, rings, clock=clock)
+        self.moves = Moves(store, authority, sessions, survey, rings, deployments, settings, clock=clock)
+        sessions.listeners.append(rings)
+        authority.listeners += [
+            sessions.roster_published,
+            watchers.roster_published,
+            lambda roster: rings.sync(),
+        ]
+        self.tls = TlsStore(
+            keys.server_material(settings.hosts(), lifetime=settings.certificate_lifetime, now=clock())
+        )
+        self._admin = AdminService(
+            access, store, keys, authority, sessions, watchers, deployments, self.moves, clock=clock
+        )
+        self._membership = MembershipService(
+            access, store, authority, sessions, rings, profiles, settings, cluster, clock=clock
+        )
+        self._certificates = CertificatesService(access, store, keys, settings, clock=clock)
+        self._scheduling = SchedulingService(access, watchers, rings.snapshot)
+        self._enrolment = EnrolmentService(store, keys, authority, settings, self.main_address, clock=clock)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failure: asyncio.Future[None] | None = None
+
+    def main_address(self) -> str:
+        """Where members, gateways and operators find the coordinator."""
+        return self.settings.main_address(self.port)
+
+    async def start(self) -> None:
+        """Sign the first roster of this run, bind both ports, and answer.
+
+        Raises ConfigError (CANNOT_LISTEN), RosterError.
+        """
+        self._main = Server(
+            [
+                (rpc.add_MembershipServicer_to_server, self._membership, "sealring.v1.Membership"),
+                (rpc.add_CertificatesServicer_to_server, self._certificates, "sealring.v1.Certificates"),
+                (rpc.add_SchedulingServicer_to_server, self._scheduling, "sealring.v1.Scheduling"),
+                (add_AdminServicer_to_server, self._admin, "sealring.v1.Admin"),
+            ],
+            options=_OPTIONS,
+        )
+        self._join = Server(
+            [(rpc.add_EnrolmentServicer_to_server, self._enrolment, "sealring.v1.Enrolment")],
+            options=_OPTIONS,
+        )
+        self.port = self._main.listen(self.settings.listen, server_credentials(self.tls))
+        self.join_port = self._join.listen(
+            self.settings.join_listen, server_credentials(self.tls, require_client=False)
+        )
+        self.authority.publish()
+        self._operator_certificate = self._renew_operator()
+        self._failure = asyncio.get_running_loop().create_future()
+        await self._main.start()
+        await self._join.start()
+        self._run(self.authority.renew_forever())
+        self._run(self.rings.run())
+        self._run(self._rotate_certificates())
+        log.info(
+            "coordinator_started",
+            cluster=self.keys.root.cluster,
+            address=self.main_address(),
+            join_port=self.join_port,
+        )
+
+    async def stop(self) -> None:
+        """NOT_SERVING, goodbye on every stream, a short wait, and the end."""
+        await self._main.set_serving(False)
+        await self._join.set_serving(False)
+        self.sessions.close_all("the coordinator is stopping")
+        self.watchers.close_all()
+        await self.moves.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(self._main.stop(_STOP_GRACE_SECONDS), self._join.stop(_STOP_GRACE_SECONDS))
+        self.store.close()
+        log.info("coordinator_stopped")
+
+    async def failed(self) -> None:
+        """Raises what ended one of the coordinator's own tasks, if that ever happens."""
+        if self._failure is not None:
+            await self._failure
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.append(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or self._failure is None or self._failure.done():
+            return
+        error = task.exception()
+        log.error("coordinator_task_ended", exc_info=error)
+        self._failure.set_exception(error or RuntimeError("a task of the coordinator ended"))
+
+    async def _rotate_certificates(self) -> None:
+        """The servers' own certificate and the operator's, each at half of its life."""
+        while True:
+            now = self._clock()
+            if needs_rotation(self.tls.current()[1].certificate, now):
+                self.tls.replace(
+                    self.keys.server_material(
+                        self.settings.hosts(), lifetime=self.settings.certificate_lifetime, now=now
+                    )
+                )
+                log.info("server_certificate_rotated")
+            if needs_rotation(self._operator_certificate, now):
+                self._operator_certificate = self._renew_operator()
+            await asyncio.sleep(min(_ROTATION_CHECK_SECONDS, self.settings.certificate_lifetime / 8))
+
+    def _renew_operator(self) -> bytes:
+        csr = self.store.get_meta(OPERATOR_CSR)
+        if csr is None:
+            raise ConfigError(
+                "the coordinator's database lacks the operator's signing request",
+                hint="restore it from a backup",
+                reason="STATE_CORRUPT",
+            )
+        return renew_operator_bundle(
+            self.settings.state_dir, self.keys, csr, self.main_address(), now=self._clock()
+        )
+
+
+async def run(settings: CoordinatorSettings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ConfigError when state or ports are unusable."""
+    coordinator = Coordinator(settings)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        await coordinator.start()
+    except BaseException:
+        coordinator.store.close()
+        raise
+    waiting = {asyncio.create_task(stopping.wait()), asyncio.create_task(coordinator.failed())}
+    done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await coordinator.stop()
+    for task in done:
+        task.result()
