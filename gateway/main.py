@@ -28,7 +28,8 @@ async def run(settings: GatewaySettings) -> None:
     """The gateway, until SIGTERM or SIGINT.
 
     Raises ConfigError (NOT_ENROLLED, MEMBER_STATE_CORRUPT, CANNOT_LISTEN), Conflict (STATE_IN_USE),
-    RosterError (ROSTER_STATE_*) at the start, and PermissionDenied (REMOVED) when the operator throws the gateway out.
+    RosterError (ROSTER_STATE_*) at the start, and PermissionDenied (REMOVED) when the operator throws the
+    gateway out.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -141,9 +141,9 @@ def _alike(value: Any) -> tuple[type, ...]:
 
 
 def _first_error(error: ValidationError) -> InvalidInput:
-    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    param = ".".join(str(part)[:64] for part in first["loc"] if part not in ("str", "float"))
-    param = param.replace(".list[constrained-str]", "")[:128]
+    errors = error.errors(include_input=False, include_url=False, include_context=False)
+    first = max(errors, key=lambda each: len(each["loc"]))
+    param = _param(first["loc"])
     if first["type"] == "extra_forbidden":
         return InvalidInput(
             f"unknown field {param!r}", hint="check its spelling", reason="UNKNOWN_FIELD", param=param
@@ -152,6 +152,17 @@ def _first_error(error: ValidationError) -> InvalidInput:
         return InvalidInput(f"{param} is missing", reason="MISSING_FIELD", param=param)
     said = first["msg"][:1].lower() + first["msg"][1:]
     return InvalidInput(f"{param} is refused: {said}", reason="BAD_FIELD", param=param)
+
+
+def _param(location: tuple[int | str, ...]) -> str:
+    """`messages[0].content`; the names of a union's branches are left out."""
+    param = ""
+    for part in location:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        elif "[" not in part and part not in ("str", "constrained-str"):
+            param += f".{part[:64]}" if param else part[:64]
+    return param[:128]
 
 
 def chat_request(body: ChatBody, request_id: str) -> inference.GenerateRequest:

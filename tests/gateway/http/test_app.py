@@ -1,0 +1,193 @@
+"""What OpenAI's own client makes of the edge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, Unavailable
+from sealring.v1 import inference_pb2 as inference
+
+MESSAGES: Any = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+async def client(port: int) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        api_key="none", base_url=f"http://127.0.0.1:{port}/v1", max_retries=0, timeout=10
+    ) as made:
+        yield made
+
+
+async def test_chat_whole(client: openai.AsyncOpenAI, backend: Any) -> None:
+    answer = await client.chat.completions.create(model="demo", messages=MESSAGES)
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.choices[0].message.content == "Hello – ☃"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (
+        5,
+        3,
+        8,
+    )
+    assert answer.system_fingerprint is not None
+    assert answer.system_fingerprint.startswith("fp_")
+    assert backend.closed == [backend.requests[0].request_id]
+    assert backend.requests[0].envelope.clear.sampling.temperature == 1.0
+
+
+async def test_chat_stream(client: openai.AsyncOpenAI, backend: Any) -> None:
+    backend.reason = inference.FINISH_REASON_LENGTH
+    stream = await client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello – ☃"
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert all(chunk.object == "chat.completion.chunk" for chunk in chunks)
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+async def test_chat_stream_with_usage(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model="demo", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 8
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+async def test_completion(client: openai.AsyncOpenAI, backend: Any) -> None:
+    answer = await client.completions.create(model="demo", prompt="once", max_tokens=7, stop="\n")
+    assert answer.id.startswith("cmpl-")
+    assert answer.choices[0].text == "Hello – ☃"
+    assert backend.requests[0].max_tokens == 7
+    assert backend.requests[0].envelope.clear.text == "once"
+    assert list(backend.requests[0].envelope.clear.stop) == ["\n"]
+
+
+async def test_completion_stream(client: openai.AsyncOpenAI) -> None:
+    stream = await client.completions.create(model="demo", prompt=["once"], stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello – ☃"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_sampling_reaches_the_backend(client: openai.AsyncOpenAI, backend: Any) -> None:
+    await client.chat.completions.create(
+        model="demo",
+        messages=[
+            {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "user", "content": "c", "name": "x"},
+        ],
+        temperature=0,
+        top_p=0.5,
+        seed=-1,
+        stop=["x", "y"],
+        max_completion_tokens=9,
+        user="somebody",
+        n=1,
+        presence_penalty=0,
+        logprobs=False,
+        extra_body={"top_k": 4, "min_p": 0.25, "min_trust": 10},
+    )
+    request = backend.requests[0]
+    sampling = request.envelope.clear.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 4, 0.25)
+    assert sampling.seed == (1 << 64) - 1
+    assert [(m.role, m.content) for m in request.envelope.clear.chat.messages] == [
+        ("system", "a\nb"),
+        ("user", "c"),
+    ]
+    assert request.max_tokens == 9
+    assert request.min_trust == 10
+    assert backend.keys == ["somebody"]
+
+
+async def test_models(client: openai.AsyncOpenAI) -> None:
+    models = await client.models.list()
+    assert [model.id for model in models.data] == ["demo"]
+    model = await client.models.retrieve("demo")
+    assert model.owned_by == "sealring"
+    assert model.model_dump()["context_length"] == 256
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("other/model")
+
+
+async def test_unknown_model(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.chat.completions.create(model="nope", messages=MESSAGES)
+    body: Any = caught.value.body
+    assert body["code"] == "model_not_found"
+    assert body["param"] == "model"
+    assert "demo" in body["message"]
+
+
+async def test_errors_before_the_stream_have_a_status(client: openai.AsyncOpenAI, backend: Any) -> None:
+    backend.error = ResourceExhausted("full", reason="QUEUE_FULL", hint="later", retry_after=7)
+    for stream in (False, True):
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.chat.completions.create(model="demo", messages=MESSAGES, stream=stream)
+        assert caught.value.response.headers["retry-after"] == "7"
+        assert caught.value.response.headers["x-request-id"]
+    backend.error = Unavailable("down", reason="RING_DOWN")
+    with pytest.raises(openai.InternalServerError) as down:
+        await client.chat.completions.create(model="demo", messages=MESSAGES)
+    assert down.value.status_code == 503
+    backend.error = InvalidInput("too long", reason="PROMPT_TOO_LONG", param="messages")
+    with pytest.raises(openai.BadRequestError) as long:
+        await client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
+    assert long.value.code == "context_length_exceeded"
+    assert backend.closed == [request.request_id for request in backend.requests]
+
+
+async def test_an_error_in_mid_stream_raises(client: openai.AsyncOpenAI, backend: Any) -> None:
+    backend.error, backend.error_after = EpochEnded("the ring lost a member"), 1
+    stream = await client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
+    texts = []
+    with pytest.raises(openai.APIError) as caught:
+        async for chunk in stream:
+            texts.append(chunk.choices[0].delta.content)
+    assert texts == ["", "Hel"]
+    assert caught.value.code == "epoch_ended"
+
+
+async def test_an_unexpected_error_is_masked(client: openai.AsyncOpenAI, backend: Any) -> None:
+    backend.texts = None
+    with pytest.raises(openai.InternalServerError) as caught:
+        await client.chat.completions.create(model="demo", messages=MESSAGES)
+    assert caught.value.status_code == 500
+    assert "NoneType" not in str(caught.value)
+
+
+async def test_a_client_that_leaves_cancels(port: int, backend: Any) -> None:
+    backend.pause, backend.texts = 0.05, ["x"] * 1000
+    body = {"model": "demo", "messages": MESSAGES}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        async with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
+            assert response.headers["x-sealring-min-trust"] == "10"
+            async for _ in response.aiter_lines():
+                break
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post("/v1/chat/completions", json=body, timeout=0.3)
+    async with asyncio.timeout(5):
+        while len(backend.closed) < 2:
+            await asyncio.sleep(0.01)
+
+
+async def test_health_and_metrics(port: int, backend: Any) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        assert (await client.get("/health")).json() == {"status": "serving", "rings": {"demo": 1}}
+        assert (await client.get("/health/live")).status_code == 200
+        assert (await client.get("/metrics")).text == "# none\n"
+        backend.models = []
+        assert (await client.get("/health")).status_code == 503
+        assert (await client.get("/health/live")).status_code == 200

@@ -1,0 +1,142 @@
+"""The request parser: every field, and bodies that hypothesis makes up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.http.body import parse_object
+from gateway.http.parse import ChatBody, CompletionBody, chat_request, completion_request, parse_body
+from mesh.errors import InvalidInput
+from mesh.prompt import validate_request
+from sealring.v1 import inference_pb2 as inference
+
+GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def parse(body: dict[str, Any]) -> inference.GenerateRequest:
+    """What the edge and the backend do with a chat's body."""
+    request = chat_request(parse_body(body, ChatBody), "id")
+    validate_request(request)
+    return request
+
+
+BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
+    ({"SECRET_x": 1}, "unknown_field", "SECRET_x"),
+    ({"messages": []}, "bad_field", "messages"),
+    ({"messages": "hello"}, "bad_field", "messages"),
+    ({"messages": [{"role": "robot", "content": "SECRET"}]}, "bad_field", "messages[0].role"),
+    ({"messages": [{"role": "user", "content": ""}]}, "empty_prompt", "messages"),
+    ({"messages": [{"role": "user", "content": None}]}, "bad_field", "messages[0].content"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "bad_field", "messages[0].role"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "bad_field",
+        "messages[0].content[0]",
+    ),
+    ({"messages": [{"role": "user", "content": "x", "SECRET": 1}]}, "unknown_field", "messages[0].SECRET"),
+    ({"temperature": -1}, "bad_field", "temperature"),
+    ({"temperature": 2.1}, "bad_field", "temperature"),
+    ({"temperature": 1e400}, "bad_field", "temperature"),
+    ({"temperature": "hot"}, "bad_field", "temperature"),
+    ({"temperature": True}, "bad_field", "temperature"),
+    ({"top_p": 0}, "bad_field", "top_p"),
+    ({"top_p": 1e-60}, "bad_sampling", "top_p"),
+    ({"top_k": -2}, "bad_field", "top_k"),
+    ({"min_p": 1.5}, "bad_field", "min_p"),
+    ({"seed": 1 << 65}, "bad_field", "seed"),
+    ({"seed": 0.5}, "bad_field", "seed"),
+    ({"max_tokens": 0}, "bad_field", "max_tokens"),
+    ({"max_tokens": -5}, "bad_field", "max_tokens"),
+    ({"max_tokens": 10**12}, "bad_field", "max_tokens"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "bad_field", "max_completion_tokens"),
+    ({"stop": ["x"] * 17}, "bad_field", "stop"),
+    ({"stop": ""}, "bad_stop", "stop[0]"),
+    ({"stop": ["x" * 257]}, "bad_stop", "stop[0]"),
+    ({"stop": [1]}, "bad_field", "stop[0]"),
+    ({"stream": "yes"}, "bad_field", "stream"),
+    ({"stream_options": {"include_usage": True}}, "bad_field", "stream_options"),
+    ({"n": 2}, "unsupported_field", "n"),
+    ({"n": True}, "unsupported_field", "n"),
+    ({"logprobs": True}, "unsupported_field", "logprobs"),
+    ({"tools": [{"type": "function"}]}, "unsupported_field", "tools"),
+    ({"response_format": {"type": "json_object"}}, "unsupported_field", "response_format"),
+    ({"presence_penalty": 0.5}, "unsupported_field", "presence_penalty"),
+    ({"logit_bias": {"1": 2}}, "unsupported_field", "logit_bias"),
+    ({"model": 3}, "bad_field", "model"),
+    ({"user": "x" * 300}, "bad_field", "user"),
+]
+
+
+@pytest.mark.parametrize(("change", "code", "param"), BAD_FIELDS, ids=lambda value: str(value)[:40])
+def test_bad_fields(change: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse({**GOOD, **change})
+    assert caught.value.reason == code.upper()
+    assert caught.value.metadata["param"].startswith(param)
+    assert "SECRET" not in caught.value.message.replace(param, "")
+
+
+def test_neutral_fields_pass() -> None:
+    neutral = {
+        "n": 1,
+        "logprobs": False,
+        "top_logprobs": None,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0,
+        "logit_bias": {},
+        "response_format": {"type": "text"},
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "store": False,
+        "metadata": None,
+        "service_tier": "auto",
+        "reasoning_effort": None,
+        "safety_identifier": "abc",
+    }
+    assert parse({**GOOD, **neutral}) == parse(GOOD)
+
+
+def test_completion_defaults() -> None:
+    request = completion_request(parse_body({"model": "demo", "prompt": "x"}, CompletionBody), "id")
+    assert request.max_tokens == 16
+    assert request.envelope.clear.sampling.temperature == 1.0
+    assert not request.envelope.clear.sampling.HasField("seed")
+    with pytest.raises(InvalidInput):
+        parse_body({"model": "demo", "prompt": ["a", "b"]}, CompletionBody)
+    with pytest.raises(InvalidInput):
+        parse_body({"model": "demo", "prompt": [1, 2]}, CompletionBody)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+names = st.sampled_from([*ChatBody.model_fields, *CompletionBody.model_fields, "n", "tools", "logprobs"])
+bodies = st.dictionaries(names | st.text(max_size=8), json_values, max_size=8)
+
+
+@given(changes=bodies)
+def test_any_object_parses_or_is_refused(changes: dict[str, Any]) -> None:
+    for base in (GOOD, {}):
+        for model, make in ((ChatBody, chat_request), (CompletionBody, completion_request)):
+            try:
+                request = make(parse_body({**base, **changes}, model), "id")  # type: ignore[operator]
+                validate_request(request)
+            except InvalidInput:
+                continue
+            else:
+                assert request.SerializeToString()
+
+
+@given(st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_parse_or_are_refused(body: bytes) -> None:
+    with contextlib.suppress(InvalidInput):
+        assert isinstance(parse_object(body), dict)
