@@ -37,6 +37,7 @@ _CONTEXT_KEYS = (
     "seq_length",
     "block_size",
 )
+_WIDTH_KEYS = ("hidden_size", "n_embd", "d_model", "hidden_dim", "model_dim")
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -73,9 +74,9 @@ def profile(path: Path) -> dict[str, Any]:
     return {
         "model_type": anatomy.model_type,
         "layers": len(anatomy.layers),
-        "hidden_size": math.prod(anatomy.boundaries[0].state[0][1].tail),
+        "hidden_size": _hidden_size(config, text or {}),
         "vocab_size": anatomy.logits.tail[0],
-        "dtype": anatomy.boundaries[0].state[0][1].dtype,
+        "dtype": anatomy.boundaries[0].specs[0].dtype if anatomy.boundaries else anatomy.logits.dtype,
         **report,
         "max_context": max_context(config | {key: value for key, value in (text or {}).items() if value}),
         "eos_token_ids": _eos(config, text or {}),
@@ -141,6 +142,12 @@ def max_context(config: dict[str, Any]) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     return None
+
+
+def _hidden_size(config: dict[str, Any], text: dict[str, Any]) -> int:
+    """The width of the hidden state, under whichever name; 0 if there is none."""
+    values = (part.get(key) for part in (config, text) for key in _WIDTH_KEYS)
+    return next((value for value in values if isinstance(value, int) and value > 0), 0)
 
 
 def _eos(config: dict[str, Any], text: dict[str, Any]) -> list[int]:

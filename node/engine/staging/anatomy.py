@@ -18,7 +18,7 @@ from mesh.errors import ModelError
 
 from .adapters import Adapter, adapter_for
 from .interception import Call, intercept_call, intercept_reads, leaves
-from .layout import PROBES, Arguments, Layout, Place, find_layout, get_argument
+from .layout import PROBES, Arguments, Layout, Place, Unsuitable, find_layout, get_argument
 from .spec import TensorSpec
 
 
@@ -56,6 +56,8 @@ class Anatomy:
     uses: dict[tuple[int, str], frozenset[float]] = field(repr=False)
     """For each parameter outside the layers, by module id and key, when it is read: i between the layers
     i - 1 and i, i + 0.5 within layer i."""
+    indivisible: str = ""
+    """Why the model cannot be cut, if it cannot."""
 
     def cache_of(self, layer: int) -> int:
         """The index of the cache that a layer is given."""
@@ -65,29 +67,29 @@ class Anatomy:
 def dissect(model: nn.Module, model_type: str) -> Anatomy:
     """Learns a model's anatomy. Nothing is evaluated.
 
-    Raises ModelError (reason ARCHITECTURE_NOT_STAGEABLE) where the model is no chain of layers.
+    Where the model is no chain of layers the anatomy says so (`indivisible`), and one stage can hold it all.
+    Raises ModelError (reason ARCHITECTURE_NOT_STAGEABLE) where there are no layers or logits to be found.
     """
-
-    def refuse(why: str) -> ModelError:
-        return not_stageable(model_type, why)
-
     layers = getattr(model, "layers", None)
     if not isinstance(layers, (list, tuple)) or not all(isinstance(layer, nn.Module) for layer in layers):
-        raise refuse("it has no list of layers")
+        raise not_stageable(model_type, "it has no list of layers")
     adapter = adapter_for(type(layers[0]).__module__)
-    layers = adapter.layers(model)
+    layers = list(layers)
     donors = adapter.donors(model)
     first, second = (_Probe(model, layers, donors, rows, tokens) for rows, tokens in PROBES)
-    if first.order != list(range(len(layers))):
-        raise refuse("its layers are not called once each, in order")
-    boundaries = tuple(
-        _boundary(adapter, donors, first, second, index, refuse) for index in range(len(layers))
-    )
+    try:
+        logits = find_layout("logits", first.result, second.result)
+    except Unsuitable as reason:
+        raise not_stageable(model_type, str(reason)) from None
+    try:
+        boundaries = _boundaries(adapter, donors, first, second, len(layers))
+    except Unsuitable as reason:
+        owners: tuple[tuple[int, ...], ...] = tuple((0,) for _ in first.owners())
+        return Anatomy(model_type, layers, adapter, {}, owners, (), logits, first.uses, str(reason))
     owners = tuple(
-        tuple(sorted({*layers, *(reader for reader, donor in donors.items() if donor in layers)}))
-        for layers in first.owners()
+        tuple(sorted({*users, *(reader for reader, donor in donors.items() if donor in users)}))
+        for users in first.owners()
     )
-    logits = find_layout("logits", first.result, second.result, refuse)
     return Anatomy(model_type, layers, adapter, donors, owners, boundaries, logits, first.uses)
 
 
@@ -96,7 +98,7 @@ def not_stageable(model_type: str, why: str) -> ModelError:
     return ModelError(
         f"architecture {model_type} cannot be split into stages: {why}",
         reason="ARCHITECTURE_NOT_STAGEABLE",
-        hint="choose a model of another architecture",
+        hint="serve it on a ring of one node, or choose another model",
         model_type=model_type,
     )
 
@@ -177,17 +179,34 @@ class _Probe:
         return owners
 
 
+def _boundaries(
+    adapter: Adapter, donors: dict[int, int], first: _Probe, second: _Probe, count: int
+) -> tuple[Boundary, ...]:
+    """What crosses in front of each layer. Raises Unsuitable."""
+    if first.order != list(range(count)):
+        raise Unsuitable("its layers are not called once each, in order")
+    for index in range(count):
+        _check_no_tokens(first.arguments[index], second.arguments[index])
+    return tuple(_boundary(adapter, donors, first, second, index) for index in range(count))
+
+
+def _check_no_tokens(first: Arguments, second: Arguments) -> None:
+    """Refuses layers that are given integers per token: token ids do not go downstream."""
+    for one, two in zip(leaves(list(first)), leaves(list(second)), strict=True):
+        if isinstance(one, mx.array) and mx.issubdtype(one.dtype, mx.integer):
+            try:
+                find_layout("tokens", one, two)
+            except Unsuitable:
+                continue
+            raise Unsuitable("its layers are given the tokens")
+
+
 def _boundary(
-    adapter: Adapter,
-    donors: dict[int, int],
-    first: _Probe,
-    second: _Probe,
-    index: int,
-    refuse: Callable[[str], Exception],
+    adapter: Adapter, donors: dict[int, int], first: _Probe, second: _Probe, index: int
 ) -> Boundary:
-    def layout(name: str, place: Place, layer: int = index) -> Layout | None:
-        one, two = (get_argument(probe.arguments[layer], place) for probe in (first, second))
-        return None if one is None else find_layout(name, one, two, refuse)
+    def layout(name: str, place: Place) -> Layout | None:
+        one, two = (get_argument(probe.arguments[index], place) for probe in (first, second))
+        return None if one is None else find_layout(name, one, two)
 
     names = ["hidden", *(f"state_{number}" for number in range(1, len(adapter.state)))]
     state = [(place, layout(name, place)) for name, place in zip(names, adapter.state, strict=True)]
@@ -195,14 +214,13 @@ def _boundary(
     for donor in sorted({donor for reader, donor in donors.items() if donor < index <= reader}):
         one, two = first.keys_values[donor], second.keys_values[donor]
         keys, values = (
-            find_layout(f"{name}_{donor}", one[part], two[part], refuse)
+            find_layout(f"{name}_{donor}", one[part], two[part])
             for part, name in enumerate(("keys", "values"))
         )
         shared.append((donor, keys, values))
     each = layout("per_layer", adapter.per_layer) if adapter.per_layer else None
     if each is not None:
-        remaining = len(first.order) - index
-        each = Layout(each.name, each.dtype, 0, 1, (remaining, *each.tail))
+        each = Layout(each.name, each.dtype, 0, 1, (len(first.order) - index, *each.tail))
     present = tuple((place, found) for place, found in state if found is not None)
     return Boundary(present, tuple(shared), each)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,17 +81,21 @@ class Layout:
         return [self.rows, self.tokens, *rest]
 
 
-def find_layout(name: str, first: Any, second: Any, refuse: Callable[[str], Exception]) -> Layout:
-    """Finds the axes of rows and tokens by what changed between the two probes."""
+class Unsuitable(Exception):  # noqa: N818  not an error of the user's
+    """A tensor or a model is not of the form that the generic way needs."""
+
+
+def find_layout(name: str, first: Any, second: Any) -> Layout:
+    """Finds the axes of rows and tokens by what changed between the two probes. Raises Unsuitable."""
     if not isinstance(first, mx.array) or not isinstance(second, mx.array) or first.ndim != second.ndim:
-        raise refuse(f"its {name} is not one array")
+        raise Unsuitable(f"its {name} is not one array")
     lengths = list(zip(first.shape, second.shape, strict=True))
     changed = [axis for axis, (one, two) in enumerate(lengths) if one != two]
     try:
         rows, tokens = (lengths.index((PROBES[0][i], PROBES[1][i])) for i in (0, 1))
     except ValueError:
-        raise refuse(f"its {name} has no axis of rows and one of tokens") from None
+        raise Unsuitable(f"its {name} has no axis of rows and one of tokens") from None
     if sorted((rows, tokens)) != changed:
-        raise refuse(f"its {name} has a shape that depends on the batch in other ways")
+        raise Unsuitable(f"its {name} has a shape that depends on the batch in other ways")
     tail = tuple(one for axis, (one, _) in enumerate(lengths) if axis not in (rows, tokens))
     return Layout(name, str(first.dtype).removeprefix("mlx.core."), rows, tokens, tail)

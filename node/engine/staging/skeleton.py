@@ -9,7 +9,7 @@ import mlx.nn as nn
 from mesh.errors import ModelError
 from node.engine import mlx_lm_import
 
-from .anatomy import Anatomy, dissect
+from .anatomy import Anatomy, dissect, not_stageable
 
 
 def build_skeleton(config: dict[str, Any]) -> nn.Module:
@@ -65,7 +65,9 @@ def layer_count(config: dict[str, Any]) -> int:
 
 def check_stageable(config: dict[str, Any]) -> None:
     """Raises ModelError (reason ARCHITECTURE_NOT_STAGEABLE) unless it splits. Loads no weights."""
-    _dissected(config)
+    anatomy = _dissected(config)
+    if anatomy.indivisible:
+        raise not_stageable(anatomy.model_type, anatomy.indivisible)
 
 
 def _dissected(config: dict[str, Any]) -> Anatomy:

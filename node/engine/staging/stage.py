@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mesh.errors import InvalidInput
 
 from .adapters.base import Followed
-from .anatomy import Anatomy, Boundary, full_cache, recorded_updates
+from .anatomy import Anatomy, Boundary, full_cache, not_stageable, recorded_updates
 from .caches import Batch, Cache, RowByRow, Slots, for_one_row
 from .interception import Call, intercept_call
 from .layout import Arguments, get_argument, set_argument
@@ -39,7 +39,7 @@ class Stage:
     def __init__(self, model: nn.Module, anatomy: Anatomy, lo: int, hi: int) -> None:
         """Takes the model over: its layers are intercepted and its other parameters dropped.
 
-        Raises InvalidInput for an impossible range.
+        Raises InvalidInput for an impossible range, ModelError for a part of a model that does not split.
         """
         count = len(anatomy.layers)
         if not 0 <= lo < hi <= count:
@@ -48,6 +48,8 @@ class Stage:
                 hint="layer ranges are not empty and lie within the model",
                 param="layers",
             )
+        if anatomy.indivisible and (lo, hi) != (0, count):
+            raise not_stageable(anatomy.model_type, anatomy.indivisible)
         self.model = model
         self.spec = _spec(anatomy, lo, hi)
         self.kept = prune(model, anatomy, lo, hi)

@@ -33,10 +33,6 @@ class Adapter:
     batches: bool = True
     """Whether mlx-lm computes the same for a row in a batch as for a row alone. `check` finds out."""
 
-    def layers(self, model: nn.Module) -> list[Any]:
-        """The model's layers in the order in which they run."""
-        return list(model.layers)
-
     def donors(self, model: nn.Module) -> dict[int, int]:
         """For each layer that reads keys and values from another layer's cache, that other layer."""
         return {}
