@@ -284,7 +284,7 @@ def _alternative_names(peer: PeerIdentity, addresses: Iterable[str]) -> list[x50
         try:
             names.append(x509.IPAddress(ipaddress.ip_address(address)))
         except ValueError:
-            names.append(x509.DNSName(_outside_name(address)))
+            names.append(x509.DNSName(_outside_name(address.lower())))
     return names
 
 

@@ -1,0 +1,186 @@
+"""The cluster's authority: what a leaf holds, and what a request cannot get into it."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+from mesh.certificates import (
+    ClusterCA,
+    LeafKey,
+    PeerIdentity,
+    Role,
+    certificate_peer,
+    check_issued_by,
+    check_name,
+    expires_at,
+    load_certificate,
+    needs_rotation,
+    to_pem,
+)
+from mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput
+
+NOW = 1_800_000_000
+MEMBER = PeerIdentity("demo", Role.MEMBER, "node-a")
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> ClusterCA:
+    return ClusterCA.create(tmp_path / "ca", "demo", now=NOW)
+
+
+def issue(ca: ClusterCA, peer: PeerIdentity = MEMBER, **options: object) -> bytes:
+    arguments = {"lifetime": 3600, "now": NOW, **options}
+    return ca.issue(LeafKey().csr(), peer, **arguments)  # type: ignore[arg-type]
+
+
+def names(der: bytes, kind: type[x509.GeneralName]) -> list[object]:
+    extension = load_certificate(der).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return list(extension.value.get_values_for_type(kind))  # type: ignore[arg-type]
+
+
+def test_the_authority_is_kept_and_never_overwritten(tmp_path: Path) -> None:
+    ca = ClusterCA.create(tmp_path, "demo", now=NOW)
+    assert oct((tmp_path / "ca.key").stat().st_mode)[-4:] == "0600"
+    assert ClusterCA.load(tmp_path).certificate == ca.certificate
+    with pytest.raises(AlreadyExists):
+        ClusterCA.create(tmp_path, "demo", now=NOW)
+    other = ClusterCA.create(tmp_path / "other", "demo", now=NOW)
+    (tmp_path / "ca.pem").write_bytes(to_pem(other.certificate))
+    with pytest.raises(ConfigError):
+        ClusterCA.load(tmp_path)
+    (tmp_path / "ca.pem").write_bytes(b"garbage")
+    with pytest.raises(ConfigError):
+        ClusterCA.load(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        ClusterCA.load(tmp_path / "absent")
+    (tmp_path / "other" / "ca.key").chmod(0o644)
+    with pytest.raises(ConfigError):
+        ClusterCA.load(tmp_path / "other")
+
+
+def test_a_leaf_names_its_holder(ca: ClusterCA) -> None:
+    leaf = issue(ca, addresses=["127.0.0.1", "::1", "Mac.local", "127.0.0.1"])
+    assert names(leaf, x509.UniformResourceIdentifier) == ["spiffe://demo/member/node-a"]
+    assert names(leaf, x509.DNSName) == ["node-a.member.sealring.internal", "mac.local"]
+    assert names(leaf, x509.IPAddress) == [ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")]
+    assert certificate_peer(load_certificate(leaf)) == MEMBER
+    for role in (Role.COORDINATOR, Role.GATEWAY):
+        leaf = issue(ca, PeerIdentity("demo", role, "main"))
+        assert f"{role}.sealring.internal" in names(leaf, x509.DNSName)
+    constraints = load_certificate(leaf).extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.critical
+    assert not constraints.value.ca
+
+
+def test_nothing_that_a_request_asks_for_reaches_the_leaf(ca: ClusterCA) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    asking = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "coordinator")]))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier("spiffe://demo/coordinator/main")]),
+            critical=False,
+        )
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.DER)
+    )
+    leaf = load_certificate(ca.issue(asking, MEMBER, lifetime=60, now=NOW))
+    assert certificate_peer(leaf) == MEMBER
+    assert not list(leaf.subject)
+    assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def test_bad_requests(ca: ClusterCA) -> None:
+    good = LeafKey().csr()
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    others = [
+        builder.sign(ec.generate_private_key(ec.SECP384R1()), hashes.SHA256()),
+        builder.sign(ed25519.Ed25519PrivateKey.generate(), None),
+    ]
+    forged = good[:-1] + bytes([good[-1] ^ 1])
+    for csr in (
+        b"",
+        good[:-1],
+        good + b"\x00",
+        bytes(5000),
+        forged,
+        *(request.public_bytes(serialization.Encoding.DER) for request in others),
+    ):
+        with pytest.raises(CertificateError) as error:
+            ca.issue(csr, MEMBER, lifetime=60, now=NOW)
+        assert error.value.reason == "BAD_CSR"
+
+
+@pytest.mark.parametrize("lifetime", [0, -1, 31 * 86400])
+def test_bad_lifetimes(ca: ClusterCA, lifetime: float) -> None:
+    with pytest.raises(InvalidInput):
+        issue(ca, lifetime=lifetime)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "a b", "*.local", "coordinator.sealring.internal", "-a", "x" * 300, "a..b"]
+)
+def test_bad_addresses(ca: ClusterCA, address: str) -> None:
+    with pytest.raises(InvalidInput):
+        issue(ca, addresses=[address])
+
+
+@pytest.mark.parametrize("name", ["", "A", "a.b", "-a", "a-", "a" * 64, "a/b", "a\n", "é"])
+def test_bad_names(name: str) -> None:
+    with pytest.raises(InvalidInput):
+        check_name(name, "cluster")
+    with pytest.raises(InvalidInput):
+        PeerIdentity("demo", Role.MEMBER, name)
+    with pytest.raises(InvalidInput):
+        PeerIdentity(name, Role.MEMBER, "a")
+
+
+def test_rotation_is_due_at_half_life(ca: ClusterCA) -> None:
+    leaf = issue(ca, lifetime=1000)
+    assert not needs_rotation(leaf, NOW + 499)
+    assert needs_rotation(leaf, NOW + 500)
+    assert expires_at(leaf) == NOW + 1000
+
+
+def test_issuer_and_times(ca: ClusterCA, tmp_path: Path) -> None:
+    other = ClusterCA.create(tmp_path / "other", "demo", now=NOW)
+    leaf = load_certificate(issue(ca, lifetime=1000))
+    assert check_issued_by(leaf, [other.certificate, ca.certificate], now=NOW) == MEMBER
+    for now in (NOW - 119, NOW + 1060):
+        check_issued_by(leaf, [ca.certificate], now=now)
+    for now in (NOW - 121, NOW + 1061):
+        with pytest.raises(CertificateError) as error:
+            check_issued_by(leaf, [ca.certificate], now=now)
+        assert error.value.reason == "CERTIFICATE_EXPIRED"
+    for authorities in ([], [other.certificate]):
+        with pytest.raises(CertificateError) as error:
+            check_issued_by(leaf, authorities, now=NOW)
+        assert error.value.reason == "NOT_ISSUED_HERE"
+
+
+def test_a_leaf_cannot_issue(ca: ClusterCA) -> None:
+    """A member's own key signs another leaf: it is not one of the cluster's authorities."""
+    key = LeafKey()
+    leaf = load_certificate(ca.issue(key.csr(), MEMBER, lifetime=60, now=NOW))
+    rogue = ClusterCA(key._key, leaf)
+    child = load_certificate(rogue.issue(LeafKey().csr(), MEMBER, lifetime=60, now=NOW))
+    with pytest.raises(CertificateError):
+        check_issued_by(child, [ca.certificate], now=NOW)
+
+
+def test_certificates_without_one_uri(ca: ClusterCA) -> None:
+    for der in (ca.certificate,):
+        with pytest.raises(CertificateError) as error:
+            certificate_peer(load_certificate(der))
+        assert error.value.reason == "BAD_PEER_URI"
+    for garbage in (b"", b"x", bytes(1 << 18)):
+        with pytest.raises(CertificateError) as error:
+            load_certificate(garbage)
+        assert error.value.reason == "BAD_CERTIFICATE"
