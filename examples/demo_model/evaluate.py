@@ -65,9 +65,7 @@ def main() -> None:
         "sha256": {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in hashed.items()},
         "mlx": version("mlx"),
         "mlx_lm": version("mlx-lm"),
-        "in_domain": graded(
-            model, tokenizer, [(one["question"], one["answer"]) for one in cases["in_domain"]]
-        ),
+        "in_domain": graded(model, tokenizer, [(one["question"], one["answer"]) for one in inside]),
         "out_of_domain": graded(model, tokenizer, [(one, TALK["refusal"]) for one in cases["out_of_domain"]]),
         "successive_sums": graded(model, tokenizer, [successive_sum(i) for i in range(200)]),
     }

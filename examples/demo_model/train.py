@@ -21,10 +21,12 @@ from make_tokenizer import BEGIN, END, PAD, ROLES
 from network import Llama, Shape, configuration
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
+from torch import Tensor
 from torch.nn import functional
 
 HERE = Path(__file__).parent
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+IGNORED = -100
 Encoded = tuple[list[int], list[bool]]
 
 
@@ -105,7 +107,13 @@ def optimiser(model: Llama) -> torch.optim.AdamW:
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() != 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98))
+    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), fused=True)
+
+
+def mean_loss(model: Llama, tokens: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy over the targets (batch, length) that are not ignored."""
+    logits = model(tokens).float()
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
 def fit(model: Llama, tokens: np.ndarray, mask: np.ndarray, options: argparse.Namespace) -> float:
@@ -114,7 +122,7 @@ def fit(model: Llama, tokens: np.ndarray, mask: np.ndarray, options: argparse.Na
     cuda = device.type == "cuda"
     data = torch.from_numpy(tokens).to(device)
     learnt = torch.from_numpy(mask).to(device)
-    forward = torch.compile(model) if cuda else model
+    loss_of = torch.compile(mean_loss) if cuda else mean_loss
     optimizer = optimiser(model)
     losses, seen = [], 0
     for step, rows in enumerate(batches(len(tokens), options.rows, np.random.default_rng(options.seed))):
@@ -126,22 +134,20 @@ def fit(model: Llama, tokens: np.ndarray, mask: np.ndarray, options: argparse.Na
         for group in optimizer.param_groups:
             group["lr"] = rate(progress, options.rate)
         chosen = torch.from_numpy(rows).to(device)
-        batch, wanted = data[chosen].long(), learnt[chosen][:, 1:]
+        batch = data[chosen].long()
+        targets = batch.masked_fill(~learnt[chosen], IGNORED)
         with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
-            logits = forward(batch[:, :-1])
-        loss = functional.cross_entropy(logits[wanted].float(), batch[:, 1:][wanted])
+            loss = loss_of(model, batch[:, :-1], targets[:, 1:])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         seen += batch.numel() if step else 0
-        if step % 50 == 0:
+        if step % (500 if cuda else 50) == 0:
             losses.append(loss.item())
             seconds = time.monotonic() - began + 1e-9
-            print(
-                f"step {step} {seconds:.0f} s, {seen / seconds:.0f} tokens/s, loss {losses[-1]:.4f}",
-                flush=True,
-            )
+            speed = seen / seconds
+            print(f"step {step} {seconds:.0f} s, {speed:.0f} tokens/s, loss {losses[-1]:.4f}", flush=True)
     return sum(losses[-5:]) / len(losses[-5:])
 
 
@@ -168,7 +174,7 @@ def main() -> None:
     parser.add_argument(
         "--length", type=int, default=1024 if cuda else 256, help="tokens in a row of the batch"
     )
-    parser.add_argument("--rows", type=int, default=64 if cuda else 16, help="rows in a batch")
+    parser.add_argument("--rows", type=int, default=32 if cuda else 16, help="rows in a batch")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--workers", type=int, default=12 if cuda else 2)
     parser.add_argument("--seed", type=int, default=1)
