@@ -27,7 +27,8 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 def loaded() -> tuple[Any, Any]:
     from mlx_lm import load
 
-    return load(str(MODEL))[:2]
+    model, tokenizer = load(str(MODEL))[:2]
+    return model, tokenizer
 
 
 @pytest.fixture(scope="module")
