@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +33,16 @@ class Child:
 class Children:
     """Starts and ends the components. Their lives hang on a pipe of this process (see `cli.lifeline`)."""
 
-    def __init__(self, log_dir: Path, *, command: Sequence[str] = (sys.executable, "-m", "cli")) -> None:
+    def __init__(
+        self,
+        log_dir: Path,
+        *,
+        command: Sequence[str] = (sys.executable, "-m", "cli"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment` is added to what the children inherit of this process's."""
         self._log_dir = log_dir
+        self._environment = _inherited() | dict(environment or {})
         self._command = command
         self._children: dict[str, Child] = {}
         self._watchers: set[asyncio.Task[None]] = set()
@@ -65,7 +73,7 @@ class Children:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env=_environment(),
+                env=self._environment,
                 pass_fds=[self._read_end],
                 start_new_session=True,
             )
@@ -142,7 +150,7 @@ def tail(log: Path) -> str:
     return "\n".join(f"  {line[:400]}" for line in lines) or "  (nothing)"
 
 
-def _environment() -> dict[str, str]:
+def _inherited() -> dict[str, str]:
     """This process's environment without settings of sealring: the cluster's config files say it all."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
 

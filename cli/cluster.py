@@ -68,9 +68,10 @@ class LocalCluster:
 
     async def __aenter__(self) -> Self:
         self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        logs = self.state_dir / "logs"
-        logs.mkdir(mode=0o700, exist_ok=True)
-        self._children = Children(logs)
+        logs, temporary = self.state_dir / "logs", self.state_dir / "tmp"
+        for folder in (logs, temporary):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        self._children = Children(logs, environment={"TMPDIR": str(temporary)})
         return self
 
     async def __aexit__(

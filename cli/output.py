@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
+
+
+_UNBOUNDED = 10_000
+"""Columns of a table that goes to a file or a pipe: nothing is folded there."""
 
 
 def print_json(data: Any) -> None:
@@ -45,8 +50,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
         table.add_column(column, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
-    width = None if sys.stdout.isatty() else 160
-    Console(file=sys.stdout, width=width, highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
+    if sys.stdout.isatty():
+        Console(file=sys.stdout, highlight=False).print(table)
+    else:
+        console = Console(file=io.StringIO(), width=_UNBOUNDED, highlight=False)
+        with console.capture() as captured:
+            console.print(table)
+        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+        sys.stdout.flush()
     if not rows:
         say("(none)")
 

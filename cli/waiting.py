@@ -59,6 +59,6 @@ def describe(name: str, rings: Any) -> str:
         if ring.progress:
             last = min(ring.progress, key=lambda one: one.fraction)
             return f"{name}: {last.what} {last.fraction:.0%} (slowest of {len(ring.progress)} nodes)"
-        if ring.reason:
+        if ring.reason and ring.phase == membership_pb2.RING_PHASE_DOWN:
             return f"{name}: waiting, {ring.reason}"
     return f"{name}: forming the ring"

@@ -60,8 +60,10 @@ def demo(
         await cluster.start()
         deployment = await cluster.deploy(stages=nodes)
         shown.close()
+        ready = time.monotonic() - began
         answer = await _ask(cluster, question, quiet=as_json)
-        say(f"(first token {time.monotonic() - began:.1f} s after the start, question included)")
+        first = answer.ttft_s
+        say(f"(first token {ready + first:.1f} s after the start, {first:.2f} s after the question)")
         if as_json:
             print_json(report(answer, deployment))
         else:
