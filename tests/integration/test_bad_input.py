@@ -55,8 +55,8 @@ async def test_a_huge_body_is_refused_without_being_read(ring):
 
     def send() -> bytes:
         with socket.create_connection((host, int(port)), timeout=20) as connection:
-            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            connection.sendall(f"{head}Content-Length: {100 << 20}\r\n\r\n".encode())
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json"
+            connection.sendall(f"{head}\r\nContent-Length: {100 << 20}\r\n\r\n".encode())
             return connection.recv(4096)
 
     assert b" 413 " in await asyncio.to_thread(send)
