@@ -1,0 +1,64 @@
+"""Where the published test vectors lie."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cryptography_vectors
+import pytest
+
+
+def read_blocks(path: Path) -> Iterator[dict[str, str]]:
+    """The blocks of a `name = value` vector file; a bracketed line is kept as `section`.
+
+    Blocks are told apart by their counters, or by empty lines in files without counters.
+    """
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    counted = any(line.lower().startswith("count") for line in lines)
+    block: dict[str, str] = {}
+    section = ""
+    for line in [*lines, "count =" if counted else ""]:
+        if block and (line.lower().startswith("count") if counted else not line):
+            yield {**block, "section": section}
+            block = {}
+        if line.startswith("["):
+            section = line
+        elif "=" in line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            block[name.strip().lower()] = value.strip()
+        elif line == "FAIL":
+            block["fail"] = "yes"
+
+
+@pytest.fixture(scope="session")
+def vectors() -> Path:
+    """The folder of the `cryptography-vectors` package."""
+    return Path(cryptography_vectors.__file__).parent
+
+
+@pytest.fixture(scope="session")
+def blocks(vectors: Path) -> Callable[[str], list[dict[str, str]]]:
+    return lambda name: list(read_blocks(vectors / name))
+
+
+@pytest.fixture(scope="session")
+def wycheproof() -> Callable[[str], list[tuple[dict[str, Any], dict[str, Any]]]]:
+    """The (group, test) pairs of one Wycheproof file.
+
+    Set SEALRING_WYCHEPROOF to the folder `testvectors_v1` of a checkout of github.com/C2SP/wycheproof.
+    """
+    folder = os.environ.get("SEALRING_WYCHEPROOF")
+    if folder is None:
+        pytest.skip("SEALRING_WYCHEPROOF names no checkout of the Wycheproof vectors")
+
+    def read(name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        document = json.loads((Path(folder) / f"{name}_test.json").read_text(encoding="utf-8"))
+        pairs = [(group, test) for group in document["testGroups"] for test in group["tests"]]
+        assert len(pairs) == document["numberOfTests"]
+        return pairs
+
+    return read
