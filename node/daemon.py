@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from mesh.attestation import sign_sealing_key
 from mesh.certificates import Role, role_server_name
 from mesh.envelope import SealingKey
 from mesh.errors import (
@@ -23,7 +24,7 @@ from mesh.errors import (
     SealringError,
     Unavailable,
 )
-from mesh.identity import Label, Signer
+from mesh.identity import Signer
 from mesh.memberstate import MemberState
 from mesh.problem import to_problem
 from mesh.roster import Roster
@@ -35,7 +36,7 @@ from node.daemon_engine import Engine, StageKey
 from node.daemon_engines import EngineKeeper
 from node.daemon_epoch import Epoch, LinkSecrets, Phase
 from node.daemon_plan import EpochPlan, plan_epoch
-from node.daemon_roster import RosterKeeper
+from node.daemon_roster import RosterKeeper, removed
 from node.links import Links
 from node.memory import MemoryMeter
 from node.session import CoordinatorSession
@@ -45,7 +46,6 @@ from sealring.v1 import membership_pb2
 log = structlog.get_logger()
 
 _LOOK_SECONDS = 2.0
-_SEALING_LABEL: Label = getattr(Label, "SEALING_KEY", Label.ATTESTATION)
 
 
 class Daemon:
@@ -57,6 +57,7 @@ class Daemon:
         self.links = Links(state.peer.cluster, signer, self.store, settings.ring_host)
         self._settings = settings
         self._own_id = state.peer.id
+        self._cluster = state.peer.cluster
         self._signer = signer
         self._sealing_key = SealingKey()
         self._addresses: tuple[str, ...] = ()
@@ -112,7 +113,7 @@ class Daemon:
             software_version=metadata.version("sealring"),
             addresses=self._addresses,
             sealing_key=key,
-            sealing_key_signature=self._signer.sign(_SEALING_LABEL, key),
+            sealing_key_signature=sign_sealing_key(self._signer, self._cluster, key),
             roster_version=self._rosters.version,
         )
 
@@ -148,12 +149,17 @@ class Daemon:
         elif kind == "goodbye":
             log.info("coordinator says goodbye", reason=message.goodbye.reason[:80])
 
+    def thrown_out(self) -> None:
+        """The coordinator does not know this node any more."""
+        if not self._removed.done():
+            self._removed.set_exception(removed())
+
     async def _take_roster(self, envelope: bytes) -> None:
         try:
             roster = await self._rosters.accept(envelope, self._certificates.renew)
         except SealringError as error:
-            if error.reason == "REMOVED" and not self._removed.done():
-                self._removed.set_exception(error)
+            if error.reason == "REMOVED":
+                self.thrown_out()
             raise
         seen = membership_pb2.RosterSeen(version=roster.version, hash=roster.hash)
         self._session.send(membership_pb2.MemberMessage(roster_seen=seen))

@@ -36,6 +36,7 @@ class EngineKeeper:
         self._turn = asyncio.Lock()
         self._profiles: OrderedDict[FolderState, model_pb2.ModelProfile] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._reaping: set[asyncio.Task[None]] = set()
         self._spare: asyncio.TimerHandle | None = None
 
     @property
@@ -92,6 +93,8 @@ class EngineKeeper:
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self._stop_engine()
+        if self._reaping:
+            await asyncio.wait(self._reaping)
 
     async def _profile(self, path: str) -> model_pb2.ModelProfile:
         engine = self._engine
@@ -132,7 +135,9 @@ class EngineKeeper:
     def _ended(self, engine: Engine) -> None:
         if engine is self._engine:
             self._engine = None
-            self._go(engine.stop())
+        task = asyncio.get_running_loop().create_task(engine.stop())
+        self._reaping.add(task)
+        task.add_done_callback(self._reaping.discard)
 
     async def _stop_engine(self) -> None:
         self._cancel_spare()

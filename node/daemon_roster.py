@@ -36,7 +36,7 @@ class RosterKeeper:
         except FileNotFoundError:
             log.info("no stored roster")
         except RosterError as error:
-            _check_removed(error)
+            self._check_removed(error)
             log.info("stored roster is not used", reason=error.reason)
 
     async def accept(self, envelope: bytes, newer_root: Callable[[], Awaitable[None]]) -> Roster:
@@ -47,7 +47,7 @@ class RosterKeeper:
         try:
             roster = await asyncio.to_thread(self._accept, envelope)
         except RosterError as error:
-            _check_removed(error)
+            self._check_removed(error)
             if error.reason != "ROSTER_ROOT_VERSION":
                 raise
             await newer_root()
@@ -95,6 +95,12 @@ class RosterKeeper:
         write_atomic(self._file, envelope)
         return roster
 
+    def _check_removed(self, error: RosterError) -> None:
+        """A node that was thrown out must not take up its old roster when it is started again."""
+        if error.reason == "ROSTER_SELF_ABSENT":
+            self._file.unlink(missing_ok=True)
+            raise removed() from None
+
 
 def removed() -> PermissionDenied:
     return PermissionDenied(
@@ -102,8 +108,3 @@ def removed() -> PermissionDenied:
         hint="it was evicted or banned: ask the operator, then join again with a new token",
         reason="REMOVED",
     )
-
-
-def _check_removed(error: RosterError) -> None:
-    if error.reason == "ROSTER_SELF_ABSENT":
-        raise removed() from None

@@ -41,6 +41,9 @@ class Listener(Protocol):
     async def from_coordinator(self, message: membership_pb2.CoordinatorMessage) -> None:
         """Messages come one after the other, so this must not wait for anything long."""
 
+    def thrown_out(self) -> None:
+        """The coordinator, which has proved who it is, refuses this node as not enrolled."""
+
 
 class CoordinatorSession:
     """Keeps `Membership.Session` open until `run` is cancelled."""
@@ -88,6 +91,8 @@ class CoordinatorSession:
         except grpc.RpcError as error:
             problem = from_rpc_error(error)
             log.warning("session with the coordinator ended", reason=problem.reason, code=problem.code)
+            if problem.reason == "NOT_ENROLLED":
+                self._listener.thrown_out()
         finally:
             if self.connected:
                 self.connected = False

@@ -97,7 +97,12 @@ class Child:
                 ours.close()
                 raise
         child = cls(name, process, on_message, on_end)
-        await child._begin(ours)
+        try:
+            await child._begin(ours)
+        except BaseException:
+            ours.close()
+            await child.stop()
+            raise
         return child
 
     @property

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
+import pytest
 
 from mesh.addresses import free_port
 from mesh.certificates import PeerIdentity, Role
+from mesh.errors import PermissionDenied, SealringError
 from mesh.identity import SoftwareSigner
 from mesh.memberstate import IDENTITY_KEY
 from mesh.rpc import Server
@@ -20,7 +23,7 @@ from node.main import serve
 from node.settings import NodeSettings
 from sealring.v1 import control_pb2, control_pb2_grpc, membership_pb2, membership_pb2_grpc
 
-MODEL = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
+MODEL = Path(__file__).parents[3] / "examples" / "demo_model" / "model"
 RING = "demo-0"
 
 
@@ -30,6 +33,7 @@ class Coordinator(membership_pb2_grpc.MembershipServicer, membership_pb2_grpc.Ce
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
         self.heard: dict[str, list[membership_pb2.MemberMessage]] = {}
+        self.evicted: set[str] = set()
         self.changed = asyncio.Condition()
         self.outgoing: dict[str, asyncio.Queue[membership_pb2.CoordinatorMessage | None]] = {}
         peer = PeerIdentity("testbed", Role.COORDINATOR, "coordinator")
@@ -56,6 +60,8 @@ class Coordinator(membership_pb2_grpc.MembershipServicer, membership_pb2_grpc.Ce
 
     async def Session(self, requests, context) -> AsyncIterator[membership_pb2.CoordinatorMessage]:
         member = peer_identity(context).id
+        if member in self.evicted:
+            raise PermissionDenied("not enrolled any more", reason="NOT_ENROLLED")
         queue = self.outgoing[member] = asyncio.Queue()
 
         async def read() -> None:
@@ -174,8 +180,7 @@ class Gateway:
     async def next(self, call: Any, seconds: float = 30) -> control_pb2.ScheduleResponse:
         answer = await asyncio.wait_for(call.read(), seconds)
         if answer is grpc.aio.EOF:
-            await call
-            raise EOFError
+            raise EOFError(await call.code())
         return answer
 
     async def to_head(self, **message: Any) -> None:
@@ -230,3 +235,138 @@ class Gateway:
             if on_step is not None:
                 on_step(count)
         return text
+
+
+class Bed:
+    def __init__(self, cluster, folder: Path, size: int) -> None:
+        self.cluster = cluster
+        self.coordinator = Coordinator(cluster)
+        self.nodes = [Node(cluster, folder / f"node-{rank}") for rank in range(size)]
+        self.gateway_party = cluster.party(Role.GATEWAY)
+        self.epoch = 0
+        self.profile = None
+        self.roster = None
+
+    async def start(self, **settings: Any) -> None:
+        await self.coordinator.start()
+        parties = [node.party for node in self.nodes]
+        envelope, _ = self.cluster.roster(members=parties, gateways=[self.gateway_party])
+        for node in self.nodes:
+            node.start(self.coordinator, envelope, **settings)
+        for node in self.nodes:
+            await self.coordinator.hears(node.id, "hello")
+
+    async def deploy(self) -> None:
+        first = self.nodes[0].id
+        self.coordinator.send(first, profile=membership_pb2.ProfileRequest(id=7, model="model"))
+        result = await self.coordinator.hears(first, "profile", id=7)
+        assert not result.HasField("problem"), result.problem
+        self.profile = result.profile
+        await self.send_roster()
+
+    async def send_roster(self, **changes) -> None:
+        parties = [node.party for node in self.nodes]
+        fields = {
+            "gateways": [self.gateway_party],
+            "layers": self.profile.layers,
+            "model": "model",
+            "digest": bytes.fromhex(self.profile.digest),
+            **changes,
+        }
+        envelope, self.roster = self.cluster.roster(fields.pop("ring", parties), **fields)
+        for node in self.nodes:
+            self.coordinator.send(node.id, roster=membership_pb2.RosterUpdate(envelope=envelope))
+
+    def prepare(self, **changes) -> None:
+        self.epoch += 1
+        fields = {
+            "ring": RING,
+            "epoch": self.epoch,
+            "roster_version": self.roster.version,
+            "roster_hash": self.roster.hash,
+            "model": "model",
+            "model_digest": self.profile.digest,
+            "context": 512,
+            "max_rows": 4,
+            "kv_budget": 1 << 28,
+            "prefill_chunk": 64,
+            **changes,
+        }
+        for node in self.nodes:
+            self.coordinator.send(node.id, prepare=membership_pb2.PrepareEpoch(**fields))
+
+    async def form(self) -> None:
+        self.prepare()
+        for node in self.nodes:
+            await self.coordinator.hears(node.id, "prepared", epoch=self.epoch)
+        for node in self.nodes:
+            self.coordinator.send(node.id, commit=membership_pb2.CommitEpoch(ring=RING, epoch=self.epoch))
+        for node in self.nodes:
+            await self.coordinator.hears(node.id, "up", epoch=self.epoch)
+
+    async def attach(self):
+        gateway = Gateway(self.cluster, self.gateway_party)
+        await gateway.attach(self.nodes, self.epoch)
+        return gateway
+
+    async def end(self, unload: bool = False) -> None:
+        for node in self.nodes:
+            message = membership_pb2.EndEpoch(ring=RING, epoch=self.epoch, unload=unload)
+            self.coordinator.send(node.id, end=message)
+
+
+def children(module: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process().children():
+        try:
+            if module in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+async def until(condition, seconds: float = 15) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def make_bed(cluster, tmp_path: Path):
+    """Starts a coordinator and so many daemons; at the end nothing of them may be left."""
+    beds: list[Bed] = []
+
+    async def make(size: int, **settings: Any) -> Bed:
+        found = Bed(cluster, tmp_path, size)
+        beds.append(found)
+        await found.start(**settings)
+        return found
+
+    yield make
+    for found in beds:
+        results = await asyncio.gather(*(node.end() for node in found.nodes), return_exceptions=True)
+        await found.coordinator.stop()
+        assert [r for r in results if isinstance(r, Exception) and not isinstance(r, SealringError)] == []
+        assert not children("node.engine.main")
+        assert not children("node.carrier.main")
+        for node in found.nodes:
+            assert not (node.folder / "run").exists()
+
+
+@pytest.fixture
+def children_of():
+    return children
+
+
+@pytest.fixture
+def eventually():
+    return until
+
+
+@pytest.fixture
+def make_gateway(cluster):
+    def make(party: Any) -> Gateway:
+        return Gateway(cluster, party)
+
+    return make

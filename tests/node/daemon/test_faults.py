@@ -1,0 +1,203 @@
+import asyncio
+import os
+import signal
+from typing import Any
+
+import grpc
+import pytest
+
+from mesh.certificates import Role
+from mesh.errors import PermissionDenied
+from node import daemon_engine
+from sealring.v1 import membership_pb2
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+QUESTION = "What is the capital of France?"
+
+
+async def faults(ring: Any) -> set[str]:
+    found = set()
+    for node in ring.nodes:
+        fault = await ring.coordinator.hears(node.id, "fault", epoch=ring.epoch)
+        found.add(fault.problem.reason)
+    return found
+
+
+@pytest.mark.parametrize("victim", ["node.carrier.main", "node.engine.main"])
+async def test_a_killed_child_ends_the_epoch_and_the_next_one_serves(
+    make_bed: Any, children_of: Any, eventually: Any, victim: str
+) -> None:
+    ring = await make_bed(2)
+    await ring.deploy()
+    await ring.form()
+    gateway = await ring.attach()
+    whole = await gateway.generate(QUESTION, 24)
+    os.kill(children_of(victim)[0].pid, signal.SIGKILL)
+    assert await faults(ring) & {"CHILD_ENDED", "PEER_LOST"}
+    last = await gateway.next(gateway.calls[0])
+    assert last.WhichOneof("message") == "fault"
+    with pytest.raises(EOFError):
+        await gateway.next(gateway.calls[0])
+    await gateway.close()
+    await eventually(lambda: not children_of("node.carrier.main"))
+    await ring.form()
+    second = await ring.attach()
+    assert await second.generate(QUESTION, 24) == whole
+    await second.close()
+
+
+@pytest.mark.parametrize("victim", ["node.carrier.main", "node.engine.main"])
+async def test_a_frozen_child_is_found(
+    make_bed: Any, children_of: Any, monkeypatch: pytest.MonkeyPatch, victim: str
+) -> None:
+    from node import daemon_carrier
+
+    for name in ("_BUSY", "_QUIET"):
+        monkeypatch.setattr(daemon_engine, name, (0.2, 1.5))
+    monkeypatch.setattr(daemon_carrier, "_PING_INTERVAL", 0.2)
+    monkeypatch.setattr(daemon_carrier, "_PING_DEADLINE", 1.5)
+    ring = await make_bed(2)
+    await ring.deploy()
+    await ring.form()
+    os.kill(children_of(victim)[0].pid, signal.SIGSTOP)
+    assert await faults(ring) & {"ENGINE_FROZEN", "CARRIER_FROZEN"}
+
+
+async def test_a_node_that_stops_says_so(make_bed: Any) -> None:
+    ring = await make_bed(2)
+    await ring.deploy()
+    await ring.form()
+    gateway = await ring.attach()
+    await ring.nodes[1].end()
+    node = ring.nodes[1].id
+    fault = await ring.coordinator.hears(node, "fault")
+    assert fault.problem.reason == "NODE_STOPPING"
+    assert (await ring.coordinator.hears(node, "goodbye")).reason == "stopping"
+    assert (await gateway.next(gateway.calls[1])).WhichOneof("message") == "goodbye"
+    assert (await ring.coordinator.hears(ring.nodes[0].id, "fault")).problem.reason
+    await gateway.close()
+
+
+async def test_an_expired_roster_closes_open_links(
+    make_bed: Any, children_of: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = await make_bed(2)
+    await ring.deploy()
+    await ring.form()
+    monkeypatch.setattr("mesh.roster.SKEW_SECONDS", -600)
+    assert "ROSTER_EXPIRED" in await faults(ring)
+    await eventually(lambda: not children_of("node.carrier.main"))
+    monkeypatch.setattr("mesh.roster.SKEW_SECONDS", 60)
+
+
+async def test_a_node_out_of_the_roster_drops_everything(make_bed: Any, children_of: Any) -> None:
+    ring = await make_bed(2)
+    await ring.deploy()
+    await ring.form()
+    stays, goes = ring.nodes
+    await ring.send_roster(ring=[stays.party], members=[stays.party], revoked=[goes.party])
+    with pytest.raises(PermissionDenied) as raised:
+        await asyncio.wait_for(goes.task, 20)
+    assert raised.value.reason == "REMOVED"
+    assert len(children_of("node.engine.main")) <= 1
+    assert not (goes.folder / "roster.dsse").exists()
+    ring.coordinator.evicted.add(goes.id)
+    goes.start(ring.coordinator, b"")
+    with pytest.raises(PermissionDenied):
+        await asyncio.wait_for(goes.task, 20)
+
+
+async def test_a_ring_that_is_gone_from_the_roster_is_unloaded(
+    make_bed: Any, children_of: Any, eventually: Any
+) -> None:
+    ring = await make_bed(1)
+    await ring.deploy()
+    await ring.form()
+    await ring.send_roster(ring=[], members=[node.party for node in ring.nodes])
+    await eventually(lambda: not children_of("node.engine.main"))
+
+
+async def refused(ring: Any, make_gateway: Any, party: Any, **attach: Any) -> grpc.StatusCode:
+    gateway = make_gateway(party)
+    try:
+        await gateway.attach(ring.nodes[:1], attach.get("epoch", ring.epoch))
+    except grpc.RpcError as error:
+        return error.code()
+    except EOFError as end:
+        return end.args[0]
+    finally:
+        await gateway.close()
+    raise AssertionError("it was let in")
+
+
+async def test_who_may_schedule(make_bed: Any, make_gateway: Any, cluster: Any) -> None:
+    ring = await make_bed(1)
+    await ring.deploy()
+    await ring.form()
+    good = ring.gateway_party
+    denied = grpc.StatusCode.PERMISSION_DENIED
+    assert await refused(ring, make_gateway, cluster.party(Role.GATEWAY)) is denied
+    assert await refused(ring, make_gateway, ring.nodes[0].party) is denied
+    assert await refused(ring, make_gateway, cluster.party(Role.OPERATOR)) is denied
+    missing = grpc.StatusCode.FAILED_PRECONDITION
+    assert await refused(ring, make_gateway, good, epoch=ring.epoch + 1) is missing
+    first = await ring.attach()
+    assert await refused(ring, make_gateway, good) is grpc.StatusCode.ABORTED
+    await first.close()
+    await asyncio.sleep(0.2)
+    second = await ring.attach()
+    assert await second.generate(QUESTION, 4)
+    await ring.send_roster(gateways=[])
+    assert await faults(ring) == {"GATEWAY_REMOVED"}
+    assert (await second.next(second.calls[0])).fault.problem.reason == "GATEWAY_REMOVED"
+    await second.close()
+
+
+async def test_a_step_that_does_not_follow_ends_the_epoch(make_bed: Any) -> None:
+    ring = await make_bed(1)
+    await ring.deploy()
+    await ring.form()
+    gateway = await ring.attach()
+    gateway.number = 7
+    await gateway.step()
+    assert await faults(ring) == {"BAD_STEP"}
+    assert (await gateway.next(gateway.calls[0])).fault.problem.reason == "BAD_STEP"
+    await gateway.close()
+
+
+async def test_epochs_that_do_not_fit_are_refused(make_bed: Any) -> None:
+    ring = await make_bed(1)
+    await ring.deploy()
+    ring.prepare(roster_hash=bytes(32))
+    assert await faults(ring) == {"ROSTER_MISMATCH"}
+    ring.prepare(model="other")
+    assert await faults(ring) == {"PLAN_MISMATCH"}
+    ring.prepare(ring="elsewhere")
+    (fault,) = [await ring.coordinator.hears(ring.nodes[0].id, "fault")]
+    assert fault.problem.reason == "NO_SUCH_RING"
+    ring.prepare(max_rows=0)
+    assert await faults(ring) == {"BAD_EPOCH"}
+    await ring.form()
+    ring.epoch -= 1
+    ring.prepare()
+    assert await faults(ring) == {"STALE_EPOCH"}
+    ring.coordinator.send(ring.nodes[0].id, commit=membership_pb2.CommitEpoch(ring="demo-0", epoch=99))
+    fault = await ring.coordinator.hears(ring.nodes[0].id, "fault", epoch=99)
+    assert fault.problem.reason == "NO_SUCH_EPOCH"
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.05, 0.3, 0.8])
+async def test_an_epoch_may_end_or_be_replaced_while_it_is_prepared(make_bed: Any, moment: float) -> None:
+    ring = await make_bed(2)
+    await ring.deploy()
+    ring.prepare()
+    await asyncio.sleep(moment)
+    await ring.end()
+    ring.prepare()
+    await asyncio.sleep(moment)
+    for heard in ring.coordinator.heard.values():
+        heard.clear()
+    await ring.form()
+    gateway = await ring.attach()
+    assert await gateway.generate(QUESTION, 4)
+    await gateway.close()

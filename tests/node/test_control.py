@@ -1,0 +1,245 @@
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.certificates import PeerIdentity, Role
+from mesh.errors import InvalidInput, PermissionDenied, SealringError
+from mesh.rpc import Server
+from mesh.tls import PeerChannel, server_credentials
+from node import control
+from node.control import SERVICE, ControlService, add_control_to_server, reframe
+from node.daemon_engine import EngineFigures
+from node.daemon_epoch import Epoch, Phase
+from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
+
+
+class Engine:
+    """Keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.figures = EngineFigures(steps=5, memory=77)
+        self.loaded = engine_pb2.StageLoaded(kv_bytes_per_token=3, kv_bytes_per_row=4)
+        self.work: list[engine_pb2.EngineCommand] = []
+
+    def send_work(self, command: bytes) -> None:
+        self.work.append(engine_pb2.EngineCommand.FromString(command))
+
+    async def drained(self) -> None:
+        return
+
+    async def close_epoch(self) -> None:
+        return
+
+    def kill(self) -> None:
+        return
+
+
+class Plan:
+    ring, epoch, deployment, rank, size, kv_budget = "demo-0", 1, "demo", 0, 1, 1 << 20
+
+
+class Desk:
+    """A daemon with one epoch that is up."""
+
+    def __init__(self, rank: int) -> None:
+        self.plan = Plan()
+        self.plan.rank = rank
+        self.faults: list[str] = []
+        self.epoch = Epoch(self.plan, self)
+        self.epoch.phase = Phase.UP
+        self.engine = self.epoch.engine = Engine()
+
+    def report(self, message: membership_pb2.MemberMessage) -> None:
+        self.faults.append(message.fault.problem.reason)
+
+    def release(self, plan: Any) -> None:
+        return
+
+    def check_gateway(self, cluster: str, identifier: str) -> None:
+        if cluster != "testbed":
+            raise PermissionDenied("no", reason="GATEWAY_NOT_ALLOWED")
+
+    def serving_epoch(self, ring: str, epoch: int) -> Epoch:
+        return self.epoch
+
+
+class Stream:
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    async def send(self, message: Any = None, **fields: Any) -> None:
+        raw = (
+            message
+            if isinstance(message, bytes)
+            else control_pb2.ScheduleRequest(**fields).SerializeToString()
+        )
+        await self.call.write(raw)
+
+    async def next(self) -> control_pb2.ScheduleResponse | None:
+        answer = await asyncio.wait_for(self.call.read(), 10)
+        return None if answer is grpc.aio.EOF else control_pb2.ScheduleResponse.FromString(answer)
+
+
+@pytest.fixture
+async def connect(cluster):
+    """Opens an attached stream to a desk."""
+    member, gateway = cluster.party(), cluster.party(Role.GATEWAY)
+    closing: list[Any] = []
+
+    async def open_stream(rank: int = 0) -> tuple[Desk, Stream]:
+        desk = Desk(rank)
+        server = Server([(add_control_to_server, ControlService(desk), SERVICE)])
+        port = server.listen("127.0.0.1:0", server_credentials(member.store()))
+        await server.start()
+        name = PeerIdentity("testbed", Role.MEMBER, member.id).server_name
+        channel = PeerChannel(f"127.0.0.1:{port}", gateway.store(), name)
+        stream = Stream(channel.get().stream_stream("/sealring.v1.Control/Schedule")())
+        closing.extend((channel.close, lambda: server.stop(0)))
+        await stream.send(attach=control_pb2.Attach(ring="demo-0", epoch=1))
+        attached = (await stream.next()).attached
+        assert (attached.rank, attached.kv_bytes_per_token, attached.kv_bytes_per_row) == (rank, 3, 4)
+        assert attached.kv_budget == 1 << 20
+        return desk, stream
+
+    yield open_stream
+    for close in closing:
+        await close()
+
+
+def open_row(**changes: Any) -> control_pb2.OpenRow:
+    envelope = inference_pb2.Envelope(clear=inference_pb2.Prompt(text="hello"))
+    fields = {"row": 1, "request_id": "r", "deployment": "demo", "envelope": envelope, "max_tokens": 9}
+    return control_pb2.OpenRow(**{**fields, **changes})
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_passes_through(connect) -> None:
+    desk, stream = await connect()
+    step = control_pb2.Step(number=1, prefill=control_pb2.Prefill(chunks=[control_pb2.Chunk(row=1, end=5)]))
+    await stream.send(open=open_row())
+    await stream.send(step=step)
+    await stream.send(discard=control_pb2.DiscardRow(row=4))
+    await until(lambda: len(desk.engine.work) == 3)
+    opened, stepped, discarded = desk.engine.work
+    assert (opened.open_row.prompt.text, opened.open_row.max_tokens) == ("hello", 9)
+    assert stepped.step == step
+    assert discarded.discard.row == 4
+    done = control_pb2.StepDone(step=1, outputs=[control_pb2.RowOutput(row=1, text="x" * 500, tokens=1)])
+    events = [
+        engine_pb2.EngineEvent(opened=control_pb2.RowOpened(row=1, prompt_tokens=5)),
+        engine_pb2.EngineEvent(refused=control_pb2.RowRefused(row=2)),
+        engine_pb2.EngineEvent(done=done),
+    ]
+    for event in events:
+        desk.epoch.row_event(event.SerializeToString())
+    assert (await stream.next()).opened.prompt_tokens == 5
+    assert (await stream.next()).refused.row == 2
+    assert (await stream.next()).done == done
+    await stream.send(ping=control_pb2.Ping(sequence=3))
+    assert (await stream.next()).pong == control_pb2.Pong(sequence=3, steps=5, engine_memory=77)
+    assert desk.faults == []
+
+
+async def test_a_row_that_cannot_be_opened_is_refused_and_the_epoch_goes_on(connect) -> None:
+    desk, stream = await connect()
+    await stream.send(open=open_row(deployment="other"))
+    assert (await stream.next()).refused.problem.reason == "WRONG_DEPLOYMENT"
+    await stream.send(open=open_row(envelope=inference_pb2.Envelope()))
+    assert (await stream.next()).refused.problem.reason == "EMPTY_ENVELOPE"
+    assert desk.epoch.phase is Phase.UP
+    assert desk.engine.work == []
+
+
+BROKEN = [
+    b"",
+    b"\x22",
+    b"\x22\x05\x08",
+    b"\x22\x02\x08\x01\x4a\x00",
+    b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+    b"\xff" * 40,
+    b"\x22\x03\x08\x01\xff",
+    b"\x4a\x00",
+    control_pb2.ScheduleRequest(attach=control_pb2.Attach(ring="demo-0", epoch=1)).SerializeToString(),
+]
+
+
+@pytest.mark.parametrize("message", BROKEN)
+async def test_a_broken_message_ends_the_epoch(connect, message: bytes) -> None:
+    desk, stream = await connect()
+    await stream.send(message)
+    assert (await stream.next()).fault.problem.reason == "BAD_MESSAGE"
+    assert await stream.next() is None
+    assert desk.faults == ["BAD_MESSAGE"]
+    assert desk.engine.work == []
+
+
+async def test_only_the_head_opens_rows(connect) -> None:
+    desk, stream = await connect(rank=1)
+    await stream.send(open=open_row())
+    assert (await stream.next()).fault.problem.reason == "BAD_MESSAGE"
+    assert desk.engine.work == []
+
+
+@pytest.mark.parametrize("how", ["goodbye", "half close", "cancel"])
+@pytest.mark.parametrize("used", [True, False])
+async def test_a_gateway_that_leaves(connect, how: str, used: bool) -> None:
+    desk, stream = await connect()
+    if used:
+        await stream.send(step=control_pb2.Step(number=1))
+        await until(lambda: desk.engine.work)
+    if how == "goodbye":
+        await stream.send(goodbye=membership_pb2.Goodbye(reason="x"))
+    elif how == "half close":
+        await stream.call.done_writing()
+    else:
+        stream.call.cancel()
+    await until(lambda: desk.epoch.gateway is None)
+    await asyncio.sleep(0.05)
+    assert desk.faults == (["GATEWAY_GONE"] if used else [])
+    assert desk.epoch.phase is (Phase.ENDED if used else Phase.UP)
+
+
+async def test_a_gateway_that_does_not_read_ends_the_epoch(connect, monkeypatch) -> None:
+    monkeypatch.setattr(control, "MAX_WAITING", 50)
+    desk, _stream = await connect()
+    done = engine_pb2.EngineEvent(done=control_pb2.StepDone(step=1)).SerializeToString()
+    for _ in range(51):
+        desk.epoch.row_event(done)
+    assert desk.faults == ["GATEWAY_SLOW"]
+
+
+async def test_a_daemon_that_stops_says_goodbye(connect) -> None:
+    desk, stream = await connect()
+    desk.epoch.gateway.say_goodbye("stopping")
+    desk.epoch.fault(InvalidInput("x"))
+    assert (await stream.next()).goodbye.reason == "stopping"
+    assert await stream.next() is None
+
+
+@given(st.binary(max_size=400), st.integers(0, 2**64 - 1))
+def test_reframing_keeps_the_inner_message(text: bytes, number: int) -> None:
+    step = control_pb2.Step(number=number)
+    step.changes.extend(control_pb2.Change(evict=control_pb2.Evict(row=byte)) for byte in text)
+    raw = control_pb2.ScheduleRequest(step=step).SerializeToString()
+    assert engine_pb2.EngineCommand.FromString(reframe(raw, b"\x3a")) == engine_pb2.EngineCommand(step=step)
+
+
+@given(st.binary(max_size=64))
+def test_reframing_never_lets_a_second_field_through(tail: bytes) -> None:
+    try:
+        command = engine_pb2.EngineCommand.FromString(reframe(b"\x22" + tail, b"\x3a"))
+    except SealringError:
+        return
+    except Exception as error:
+        assert type(error).__name__ == "DecodeError"  # noqa: PT017
+        return
+    assert command.WhichOneof("command") == "step"
