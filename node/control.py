@@ -30,7 +30,8 @@ from mesh.errors import (
 from mesh.problem import to_problem
 from mesh.tls import peer_identity
 from node.daemon_epoch import Epoch
-from sealring.v1 import control_pb2, engine_pb2, membership_pb2
+from node.sealed_rows import SealedRows, Unsealer
+from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
 
 log = structlog.get_logger()
 
@@ -53,7 +54,11 @@ class Schedules(Protocol):
         """Raises PermissionDenied unless the roster in use lets this gateway schedule."""
 
     def serving_epoch(self, ring: str, epoch: int) -> Epoch:
-        """Raises FailedPrecondition (EPOCH_NOT_SERVING) or NotFound."""
+        """Raises FailedPrecondition (EPOCH_NOT_SERVING)."""
+
+    @property
+    def unsealer(self) -> Unsealer:
+        """Opens sealed prompts."""
 
 
 def reframe(message: bytes, tag: bytes) -> bytes:
@@ -78,9 +83,11 @@ def reframe(message: bytes, tag: bytes) -> bytes:
 class GatewayStream:
     """One gateway's stream: in to the engine, out to the gateway. Belongs to one epoch."""
 
-    def __init__(self, identifier: str, epoch: Epoch) -> None:
+    def __init__(self, identifier: str, epoch: Epoch, unsealer: Unsealer) -> None:
         self.id = identifier
         self.used = False
+        self._unsealer = unsealer
+        self._sealed = SealedRows()
         self._epoch = epoch
         self._head = epoch.plan.rank == 0
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -88,6 +95,8 @@ class GatewayStream:
 
     def row_event(self, event: bytes) -> None:
         """Queues what the engine said of a row or step."""
+        if self._sealed:
+            event = self._seal(event)
         self._put(_RESPONSE_OF_EVENT[event[0]] + event[1:])
 
     def epoch_over(self, problem: membership_pb2.Problem) -> None:
@@ -123,8 +132,11 @@ class GatewayStream:
         message = parse_request(request)
         what = message.WhichOneof("message")
         if what == "step":
+            if self._sealed:
+                self._sealed.forget_evicted(message.step)
             self._work(reframe(request, _COMMAND_STEP))
         elif what == "discard" and self._head:
+            self._sealed.forget(message.discard.row)
             self._work(reframe(request, _COMMAND_DISCARD))
         elif what == "ping":
             self._pong(message.ping)
@@ -153,13 +165,27 @@ class GatewayStream:
         command = engine_pb2.OpenEngineRow(row=open_row.row, prompt=prompt, max_tokens=open_row.max_tokens)
         self._work(engine_pb2.EngineCommand(open_row=command).SerializeToString())
 
-    def _prompt(self, open_row: control_pb2.OpenRow) -> Any:
-        if open_row.deployment != self._epoch.plan.deployment:
+    def _prompt(self, open_row: control_pb2.OpenRow) -> inference_pb2.Prompt:
+        plan, envelope = self._epoch.plan, open_row.envelope
+        if open_row.deployment != plan.deployment:
             raise InvalidInput("the request is for another deployment", reason="WRONG_DEPLOYMENT")
-        content = open_row.envelope.WhichOneof("content")
-        if content != "clear":
+        content = envelope.WhichOneof("content")
+        if content == "clear":
+            return envelope.clear
+        if content is None:
             raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE")
-        return open_row.envelope.clear
+        prompt, reply = self._unsealer.open(envelope.sealed, plan.deployment, plan.epoch)
+        self._sealed.add(open_row.row, reply)
+        return prompt
+
+    def _seal(self, event: bytes) -> bytes:
+        parsed = engine_pb2.EngineEvent.FromString(event)
+        if parsed.WhichOneof("event") == "done":
+            self._sealed.seal(parsed.done)
+            return parsed.SerializeToString()
+        if parsed.WhichOneof("event") == "refused":
+            self._sealed.forget(parsed.refused.row)
+        return event
 
     def _pong(self, ping: control_pb2.Ping) -> None:
         engine = self._epoch.engine
@@ -198,7 +224,7 @@ class ControlService:
         self._schedules.check_gateway(caller.cluster, caller.id)
         attach = await _first_message(requests)
         epoch = self._schedules.serving_epoch(attach.ring, attach.epoch)
-        stream = GatewayStream(caller.id, epoch)
+        stream = GatewayStream(caller.id, epoch, self._schedules.unsealer)
         epoch.attach(stream)
         log.info("gateway attached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
         reader: asyncio.Task[None] | None = None

@@ -39,6 +39,7 @@ from node.daemon_plan import EpochPlan, plan_epoch
 from node.daemon_roster import RosterKeeper, removed
 from node.links import Links
 from node.memory import MemoryMeter
+from node.sealed_rows import Unsealer
 from node.session import CoordinatorSession
 from node.settings import NodeSettings
 from sealring.v1 import membership_pb2
@@ -70,6 +71,7 @@ class Daemon:
         self._meter = MemoryMeter(settings.memory_limit)
         self._engines = EngineKeeper(settings.models, self._meter, allow_downloads=settings.allow_downloads)
         self._rosters = RosterKeeper(settings.state_dir, state)
+        self.unsealer = Unsealer(self._sealing_key, self._rosters.knows)
         name = role_server_name(Role.COORDINATOR)
         self._channel = PeerChannel(state.coordinator, self.store, name)
         self._session = CoordinatorSession(self._channel, self)

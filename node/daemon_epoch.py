@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -137,13 +137,13 @@ class Epoch:
 
     def prepare(self) -> None:
         """Begins phase one; EpochPrepared or EpochFault is reported when it is over."""
-        self._begin(self._prepare(), _PREPARE_SECONDS)
+        self._begin(self._prepare, _PREPARE_SECONDS)
 
     def commit(self) -> None:
         """Begins phase two; EpochUp or EpochFault is reported when it is over."""
         if self.phase is Phase.PREPARED:
             self.phase = Phase.FORMING
-            self._begin(self._form(), FORM_SECONDS + 5.0)
+            self._begin(self._form, FORM_SECONDS + 5.0)
         elif self.phase is Phase.PREPARING:
             self.fault(FailedPrecondition("the epoch was committed before it was prepared"))
 
@@ -215,13 +215,13 @@ class Epoch:
         if self._cleanup is not None:
             await asyncio.shield(self._cleanup)
 
-    def _begin(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
+    def _begin(self, work: Callable[[], Awaitable[None]], seconds: float) -> None:
         self._work = asyncio.get_running_loop().create_task(self._guard(work, seconds))
 
-    async def _guard(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
+    async def _guard(self, work: Callable[[], Awaitable[None]], seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await work
+                await work()
         except BaseExceptionGroup as group:
             self.fault(_first_error(group))
         except TimeoutError:

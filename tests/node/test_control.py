@@ -1,4 +1,6 @@
 import asyncio
+import secrets
+import time
 from typing import Any
 
 import grpc
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.certificates import PeerIdentity, Role
+from mesh.envelope import RequestInfo, SealingKey, seal_request
 from mesh.errors import InvalidInput, PermissionDenied, SealringError
 from mesh.rpc import Server
 from mesh.tls import PeerChannel, server_credentials
@@ -14,7 +17,10 @@ from node import control
 from node.control import SERVICE, ControlService, add_control_to_server, reframe
 from node.daemon_engine import EngineFigures
 from node.daemon_epoch import Epoch, Phase
+from node.sealed_rows import Unsealer, pack_envelope
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
+
+ROSTER = bytes(range(32))
 
 
 class Engine:
@@ -52,6 +58,8 @@ class Desk:
         self.epoch = Epoch(self.plan, self)
         self.epoch.phase = Phase.UP
         self.engine = self.epoch.engine = Engine()
+        self.key = SealingKey()
+        self.unsealer = Unsealer(self.key, lambda known: known == ROSTER)
 
     def report(self, message: membership_pb2.MemberMessage) -> None:
         self.faults.append(message.fault.problem.reason)
@@ -157,6 +165,58 @@ async def test_a_row_that_cannot_be_opened_is_refused_and_the_epoch_goes_on(conn
     assert (await stream.next()).refused.problem.reason == "EMPTY_ENVELOPE"
     assert desk.epoch.phase is Phase.UP
     assert desk.engine.work == []
+
+
+def sealed_row(desk: Desk, **changes: Any) -> tuple[control_pb2.OpenRow, Any]:
+    fields = {"request_id": secrets.token_bytes(16), "expires": int(time.time()) + 60, "roster_hash": ROSTER}
+    info = RequestInfo(deployment="demo", **{**fields, **changes})
+    body = inference_pb2.Prompt(text="the secret").SerializeToString()
+    ciphertext, opener = seal_request(desk.key.public_key, info, body)
+    envelope = inference_pb2.Envelope(sealed=pack_envelope(info, ciphertext))
+    return open_row(envelope=envelope), opener
+
+
+async def test_sealed_rows_are_opened_here_and_answered_sealed(connect) -> None:
+    desk, stream = await connect()
+    row, opener = sealed_row(desk)
+    await stream.send(open=row)
+    await until(lambda: desk.engine.work)
+    assert desk.engine.work[0].open_row.prompt.text == "the secret"
+    texts = []
+    for number, (text, finish) in enumerate([("the ", 0), ("", 0), ("answer", 0), ("", 1)]):
+        outputs = [
+            control_pb2.RowOutput(row=1, text=text, tokens=number + 1, finish=finish),
+            control_pb2.RowOutput(row=2, text="clear", tokens=1),
+        ]
+        done = control_pb2.StepDone(step=number + 1, outputs=outputs)
+        desk.epoch.row_event(engine_pb2.EngineEvent(done=done).SerializeToString())
+        sealed, clear = (await stream.next()).done.outputs
+        assert clear.text == "clear"
+        assert not sealed.text
+        if sealed.sealed:
+            texts.append(opener.open(sealed.sealed))
+    assert texts == [(b"the ", False), (b"answer", False), (b"", True)]
+    await stream.send(open=row)
+    assert (await stream.next()).refused.problem.reason == "ENVELOPE_REPLAYED"
+
+
+async def test_sealed_rows_that_do_not_open_are_refused(connect) -> None:
+    desk, stream = await connect()
+    good, _ = sealed_row(desk)
+    cases = {
+        "ENVELOPE_EXPIRED": sealed_row(desk, expires=int(time.time()) - 1)[0].envelope.sealed,
+        "ENVELOPE_ROSTER": sealed_row(desk, roster_hash=bytes(32))[0].envelope.sealed,
+        "ENVELOPE_REFUSED": good.envelope.sealed[:-1] + bytes([good.envelope.sealed[-1] ^ 1]),
+    }
+    for reason, sealed in cases.items():
+        await stream.send(open=open_row(envelope=inference_pb2.Envelope(sealed=sealed)))
+        assert (await stream.next()).refused.problem.reason == reason
+    for cut in (0, 1, 19, 40, len(good.envelope.sealed) - 1):
+        envelope = inference_pb2.Envelope(sealed=good.envelope.sealed[:cut])
+        await stream.send(open=open_row(envelope=envelope))
+        assert (await stream.next()).refused.problem.reason == "ENVELOPE_REFUSED"
+    assert desk.engine.work == []
+    assert desk.epoch.phase is Phase.UP
 
 
 BROKEN = [
