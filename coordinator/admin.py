@@ -173,7 +173,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return admin_pb2.BanNodeResponse()
 
     def _throw_out(self, identifier: str, identity_key: bytes, actor: str, *, banned: bool) -> None:
-        """Out of store and roster in one step; then its streams end and its ring is planned anew."""
+        """Its streams end, the next roster is without it, and its ring is planned anew."""
         now = self._clock()
         action, done = ("ban_node", "banned") if banned else ("evict_node", "evicted")
         error = PermissionDenied(
@@ -181,11 +181,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             hint="ask the operator" if banned else "ask the operator for a new join token",
             reason=done.upper(),
         )
+        self._sessions.throw_out(identifier, done, error)
+        self._watchers.throw_out(identifier, error)
         with self._authority.change():
             self._store.members.revoke(Revocation(identifier, identity_key, int(now), banned))
             self._store.audit.append(now, actor, action, identifier, {})
-        self._sessions.throw_out(identifier, done, error)
-        self._watchers.throw_out(identifier, error)
         self._moves.evicted(identifier)
 
     # Deployments

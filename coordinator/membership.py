@@ -79,7 +79,8 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
 
     async def _hello(self, requests: AsyncIterator[MemberMessage]) -> membership_pb2.Hello:
         try:
-            first = await asyncio.wait_for(anext(requests, None), _HELLO_SECONDS)
+            async with asyncio.timeout(_HELLO_SECONDS):
+                first = await anext(requests, None)
         except TimeoutError:
             first = None
         if first is None or not first.HasField("hello"):
@@ -111,7 +112,8 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         """Takes messages until the stream ends or falls silent."""
         try:
             while True:
-                message = await asyncio.wait_for(anext(requests, None), self._silence)
+                async with asyncio.timeout(self._silence):
+                    message = await anext(requests, None)
                 if message is None:
                     session.outbox.close()
                     return

@@ -63,13 +63,15 @@ class Profiles:
 
     async def _ask_one(self, model: str, member: str) -> Answer:
         key = (member, next(self._numbers))
-        waiting = self._open[key] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._open[key] = waiting
         request = membership_pb2.ProfileRequest(id=key[1], model=model)
         if self._sessions.find(member) is None:
             self.gone(member)
         self._sessions.send(member, CoordinatorMessage(profile=request))
         try:
-            return await asyncio.wait_for(waiting, self._timeout)
+            async with asyncio.timeout(self._timeout):
+                return await waiting
         except TimeoutError:
             return Answer(member, None, DeadlineExceeded(f"no answer in {self._timeout:g} s"))
         finally:

@@ -244,7 +244,8 @@ class Rings:
             due = min((deadline for deadline in deadlines if deadline is not None), default=None)
             wait = None if due is None else max(0.0, due - self._clock())
             try:
-                await asyncio.wait_for(self._wake.wait(), wait)
+                async with asyncio.timeout(wait):  # wait_for may swallow a cancellation (cpython 86296)
+                    await self._wake.wait()
             except TimeoutError:
                 for name, running in list(self._running.items()):
                     self._apply(name, running.machine.tick(self._clock()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Collection
 
@@ -115,14 +116,10 @@ class Survey:
     async def _wait_for_beats(self) -> None:
         """Nodes that came a moment ago get the time to report their memory."""
 
-        async def all_reported() -> None:
-            while any(session.heartbeat is None for session in self._sessions):
-                await self._sessions.next_beat()
-
-        try:
-            await asyncio.wait_for(all_reported(), _FIRST_BEAT_SECONDS)
-        except TimeoutError:
-            pass
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_BEAT_SECONDS):
+                while any(session.heartbeat is None for session in self._sessions):
+                    await self._sessions.next_beat()
 
 
 def _model_obstacle(member: str, agreeing: Collection[str], answers: dict[str, Answer]) -> str:

@@ -85,9 +85,11 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close the file and let another process have it."""
-        self._connection.close()
-        os.close(self._lock)
+        """Close the file and let another process have it; once more does nothing."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            self._connection.close()
+            os.close(lock)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

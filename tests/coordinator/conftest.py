@@ -1,0 +1,307 @@
+"""A real coordinator on loopback, an operator, and nodes of the tests that speak the real protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from coordinator.init import init
+from coordinator.main import Coordinator
+from coordinator.settings import CoordinatorSettings
+from mesh.attestation import sign_sealing_key
+from mesh.certificates import Role, role_server_name
+from mesh.enrolment import Enrolled, NodeEvidence, enrol
+from mesh.errors import ModelError, SealringError
+from mesh.identity import SoftwareSigner
+from mesh.memberstate import IDENTITY_KEY, ROSTER_STATE, load_member_state
+from mesh.problem import to_problem
+from mesh.roster import Roster
+from mesh.roster_reader import RosterReader
+from mesh.rpc import from_rpc_error
+from mesh.tls import channel_credentials, channel_options
+from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc, model_pb2
+
+GIB = 1 << 30
+LAYERS = 9
+
+
+def small_profile(digest: str = "ab" * 32) -> model_pb2.ModelProfile:
+    """A model of nine layers that fits anywhere."""
+    return model_pb2.ModelProfile(
+        model_type="llama",
+        layers=LAYERS,
+        layer_bytes=[1000] * LAYERS,
+        embed_bytes=500,
+        head_bytes=500,
+        kv_bytes_per_token=[8] * LAYERS,
+        kv_max_tokens=[0] * LAYERS,
+        state_bytes=[0] * LAYERS,
+        max_context=512,
+        digest=digest,
+        hidden_size=64,
+        vocab_size=100,
+        dtype="float32",
+    )
+
+
+@dataclass
+class Cluster:
+    """A coordinator with the operator's stub, and helpers to join it."""
+
+    settings: CoordinatorSettings
+    folder: Path
+    coordinator: Coordinator
+    admin: admin_pb2_grpc.AdminStub = field(init=False)
+    _channel: grpc.aio.Channel | None = None
+    nodes: list[FakeNode] = field(default_factory=list)
+    closed: bool = False
+
+    def connect_operator(self) -> None:
+        state = load_member_state(self.settings.state_dir / "operator")
+        self._channel = channel_to(self.coordinator.main_address(), state.tls)
+        self.admin = admin_pb2_grpc.AdminStub(self._channel)
+
+    async def call(self, method: str, request: Any) -> Any:
+        """An admin call; raises the error of the tree."""
+        try:
+            return await getattr(self.admin, method)(request, timeout=20)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+
+    async def token(self, role: int = membership_pb2.ROLE_NODE, ttl: int = 0) -> str:
+        request = admin_pb2.CreateJoinTokenRequest(role=role, ttl_seconds=ttl)  # type: ignore[arg-type]
+        answer = await self.call("CreateJoinToken", request)
+        return str(answer.token)
+
+    @property
+    def join_address(self) -> str:
+        return f"127.0.0.1:{self.coordinator.join_port}"
+
+    async def join(
+        self,
+        name: str,
+        *,
+        token: str | None = None,
+        role: Role = Role.MEMBER,
+        signer: SoftwareSigner | None = None,
+        folder: str | None = None,
+    ) -> Enrolled:
+        state_dir = self.folder / (folder or name)
+        number = membership_pb2.ROLE_NODE if role is Role.MEMBER else membership_pb2.ROLE_GATEWAY
+        return await enrol(
+            coordinator=self.join_address,
+            token=token or await self.token(number),
+            role=role,
+            signer=signer or SoftwareSigner.load_or_create(state_dir / IDENTITY_KEY),
+            state_dir=state_dir,
+            name=name,
+            evidence=evidence() if role is Role.MEMBER else None,
+        )
+
+    async def node(self, name: str, *, join: bool = True, **options: Any) -> FakeNode:
+        """An enrolled node with an open session."""
+        if join:
+            await self.join(name)
+        node = FakeNode(self.folder / name, self.coordinator.main_address(), **options)
+        self.nodes.append(node)
+        await node.start()
+        return node
+
+    async def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        for node in self.nodes:
+            await node.stop()
+        if self._channel is not None:
+            await self._channel.close()
+        await self.coordinator.stop()
+
+
+class FakeNode:
+    """A node that does everything but compute: it enrolled for real and speaks over real mTLS."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        address: str,
+        *,
+        profile: model_pb2.ModelProfile | None = None,
+        memory: int = GIB,
+        heartbeat: bool = True,
+        prepare: bool = True,
+        commit: bool = True,
+    ) -> None:
+        self.state = load_member_state(state_dir)
+        self.id = self.state.peer.id
+        self.signer = SoftwareSigner.load(state_dir / IDENTITY_KEY)
+        self.reader = RosterReader(self.state.root, state_dir / ROSTER_STATE, self.id)
+        self.profile = profile if profile is not None else small_profile()
+        self.memory = memory
+        self.beating = heartbeat
+        self.prepares = prepare
+        self.commits = commit
+        self.running: dict[str, int] = {}
+        self.messages: list[membership_pb2.CoordinatorMessage] = []
+        self.error: SealringError | None = None
+        self.sealing_key = secrets.token_bytes(32)
+        self.channel = channel_to(address, self.state.tls)
+        self._changed = asyncio.Condition()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._call: Any = None
+
+    async def start(self) -> None:
+        self._call = membership_pb2_grpc.MembershipStub(self.channel).Session()
+        await self.send(hello=self.hello())
+        if self.beating:
+            await self.beat()
+            self._tasks.append(asyncio.create_task(self._beat_forever()))
+        self._tasks.append(asyncio.create_task(self._read()))
+        await self.wait_for("roster")
+
+    def hello(self) -> membership_pb2.Hello:
+        signature = sign_sealing_key(self.signer, self.state.peer.cluster, self.sealing_key)
+        return membership_pb2.Hello(
+            software_version="test",
+            addresses=["127.0.0.1:7999"],
+            sealing_key=self.sealing_key,
+            sealing_key_signature=signature,
+        )
+
+    async def beat(self) -> None:
+        rings = [membership_pb2.RingHealth(ring=ring, epoch=epoch) for ring, epoch in self.running.items()]
+        heartbeat = membership_pb2.Heartbeat(
+            memory_total=2 * self.memory, memory_usable=self.memory, load=0.5, rings=rings
+        )
+        await self.send(heartbeat=heartbeat)
+
+    async def send(self, **message: Any) -> None:
+        await self._call.write(membership_pb2.MemberMessage(**message))
+
+    async def wait_for(
+        self, kind: str, check: Callable[[Any], bool] = lambda message: True, seconds: float = 10
+    ) -> Any:
+        """The first message of a kind that passes the check, seen or to come."""
+
+        def find() -> Any:
+            found = (getattr(one, kind) for one in self.messages if one.WhichOneof("message") == kind)
+            return next((one for one in found if check(one)), None)
+
+        async with self._changed:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait_for(lambda: find() is not None)
+        return find()
+
+    async def wait_closed(self, seconds: float = 10) -> SealringError | None:
+        """The error that the session ended with."""
+        async with asyncio.timeout(seconds):
+            await self._tasks[-1]
+        return self.error
+
+    @property
+    def roster(self) -> Roster:
+        return self.reader.current
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._call.cancel()
+        await self.channel.close()
+
+    async def _beat_forever(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await asyncio.sleep(0.1)
+                if self.beating:
+                    await self.beat()
+
+    async def _read(self) -> None:
+        try:
+            async for message in self._call:
+                await self._take(message)
+        except grpc.aio.AioRpcError as error:
+            self.error = from_rpc_error(error)
+        except asyncio.InvalidStateError:
+            pass
+
+    async def _take(self, message: membership_pb2.CoordinatorMessage) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "roster":
+            self.reader.accept(message.roster.envelope)
+        elif kind == "profile":
+            await self.send(profile=self._answer(message.profile))
+        elif kind == "prepare" and self.prepares:
+            place = message.prepare
+            assert self.roster.version >= place.roster_version
+            await self.send(
+                progress=membership_pb2.EpochProgress(
+                    ring=place.ring, epoch=place.epoch, what="loading", fraction=0.5
+                )
+            )
+            link = membership_pb2.LinkInfo(from_rank=0, to_rank=1, suite="test")
+            await self.send(
+                prepared=membership_pb2.EpochPrepared(ring=place.ring, epoch=place.epoch, links=[link])
+            )
+        elif kind == "commit" and self.commits:
+            self.running[message.commit.ring] = message.commit.epoch
+            await self.send(up=membership_pb2.EpochUp(ring=message.commit.ring, epoch=message.commit.epoch))
+        elif kind == "end":
+            self.running.pop(message.end.ring, None)
+        async with self._changed:
+            self.messages.append(message)
+            self._changed.notify_all()
+
+    def _answer(self, request: membership_pb2.ProfileRequest) -> membership_pb2.ProfileResult:
+        if request.model != "demo":
+            problem = to_problem(ModelError("there is no such model folder", reason="NO_MODEL"))
+            return membership_pb2.ProfileResult(id=request.id, problem=problem)
+        return membership_pb2.ProfileResult(id=request.id, profile=self.profile)
+
+
+def evidence() -> NodeEvidence:
+    return NodeEvidence(
+        sealing_key=secrets.token_bytes(32), manifest_hash=bytes(32), addresses=("127.0.0.1:7999",)
+    )
+
+
+def channel_to(address: str, material: Any) -> grpc.aio.Channel:
+    options = channel_options(role_server_name(Role.COORDINATOR))
+    return grpc.aio.secure_channel(address, channel_credentials(material), options=options)
+
+
+@pytest.fixture
+def start_cluster(tmp_path: Path) -> Callable[..., Awaitable[Cluster]]:
+    async def start(**changes: Any) -> Cluster:
+        values: dict[str, Any] = {
+            "state_dir": tmp_path / "coordinator",
+            "cluster": "test",
+            "listen": "127.0.0.1:0",
+            "join_listen": "127.0.0.1:0",
+            "heartbeat_timeout": 5.0,
+        }
+        settings = CoordinatorSettings(**(values | changes))
+        if not settings.state_dir.exists():
+            init(settings)
+        coordinator = Coordinator(settings)
+        await coordinator.start()
+        cluster = Cluster(settings, tmp_path, coordinator)
+        cluster.connect_operator()
+        return cluster
+
+    return start
+
+
+@pytest.fixture
+async def cluster(start_cluster: Callable[..., Awaitable[Cluster]]) -> AsyncIterator[Cluster]:
+    running = await start_cluster()
+    yield running
+    await running.close()
