@@ -81,18 +81,10 @@ def _describe(kind: int, dtype: str, shape: tuple[int, ...], length: int) -> byt
     if not 0 <= length <= MAX_RECORD_BYTES:
         raise RecordError("record is too large", reason="RECORD_TOO_LARGE")
     name = dtype.encode("ascii")
-    if len(name) > 16 or len(shape) > 8:
+    if len(name) > 16 or len(shape) > 8 or type(shape) is not tuple:
         raise RecordError("record header is malformed", reason="BAD_HEADER")
     sizes = struct.pack(f">{len(shape)}Q", *shape)
     return pack_fields(struct.pack(">BQ", kind, length), name, sizes)
-
-
-@functools.lru_cache(maxsize=4096)
-def _describe_data(kind: int, dtype: str, shape: tuple[int, ...], length: int) -> bytes:
-    """The part of the associated data that most records share with earlier ones."""
-    if kind == Kind.CONFIRM:
-        raise RecordError("only a link itself makes its confirmation", reason="BAD_HEADER")
-    return _describe(kind, dtype, shape, length)
 
 
 class _Session(Uncopyable):
@@ -140,6 +132,8 @@ class _Direction(Uncopyable):
         self._pending: list[_Session] = []
         self._switch_at = _NEVER + 1
         self._last_step = -1
+        self._described: tuple[int, str, tuple[int, ...], int] | None = None
+        self._description = b""
         lock = threading.Lock()
         self._acquire = functools.partial(lock.acquire, False)
         self._release = lock.release
@@ -171,6 +165,13 @@ class _Direction(Uncopyable):
             self._session = self._pending.pop(0)
         self._switch_at = self._pending[0].first_step if self._pending else _NEVER + 1
         return self._session
+
+    def _describe(self, described: tuple[int, str, tuple[int, ...], int]) -> None:
+        """Keep the part of the associated data that a record mostly shares with the one before it."""
+        if described[0] == Kind.CONFIRM:
+            raise RecordError("only a link itself makes its confirmation", reason="BAD_HEADER")
+        self._description = _describe(*described)
+        self._described = described
 
     def _begin(self) -> _Session:
         """The session for the confirmation, which is the very first record."""
@@ -248,14 +249,14 @@ class Sealer(_Direction):
                 or self._clock() >= session.ends
             ):
                 raise self._refusal(session, header)
+            described = (kind, dtype, shape, length)
+            if described != self._described:
+                self._describe(described)
             self._last_step = step
             written = session.encrypt_into(
                 (session.iv ^ sequence).to_bytes(12, "big"),
                 plaintext,
-                session.prefix
-                + _pack_order(sequence, step)
-                + digest
-                + _describe_data(kind, dtype, shape, length),
+                session.prefix + _pack_order(sequence, step) + digest + self._description,
                 out,
             )
             if written != length + TAG_BYTES:
@@ -303,14 +304,14 @@ class Opener(_Direction):
                 or self._clock() >= session.ends
             ):
                 raise self._refusal(session, header)
+            described = (kind, dtype, shape, length)
+            if described != self._described:
+                self._describe(described)
             self._last_step = step
             written = session.decrypt_into(
                 (session.iv ^ sequence).to_bytes(12, "big"),
                 ciphertext,
-                session.prefix
-                + _pack_order(sequence, step)
-                + digest
-                + _describe_data(kind, dtype, shape, length),
+                session.prefix + _pack_order(sequence, step) + digest + self._description,
                 out,
             )
             if written != length:

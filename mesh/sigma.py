@@ -37,7 +37,6 @@ HELLO_NONCE_BYTES = 32
 
 _PROTOCOL = b"sealring/v1 sigma"
 _HELLO, _REPLY, _PROOF, _FINISHED = b"\x01", b"\x02", b"\x03", b"\x04"
-_MAC_BYTES = 32
 _LINK = struct.Struct(">QIIQ")
 _INITIATOR, _RESPONDER = b"initiator", b"responder"
 

@@ -584,4 +584,4 @@ def test_headers_hash_to_different_associated_data() -> None:
         (Kind.TOKENS, "int32", (1,), 5),
         (Kind.TOKENS, "int32", (1 << 40,), 4),
     ]
-    assert len({hashlib.sha256(records._describe_data(*head)).digest() for head in heads}) == len(heads)
+    assert len({hashlib.sha256(records._describe(*head)).digest() for head in heads}) == len(heads)
