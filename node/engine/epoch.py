@@ -13,6 +13,7 @@ from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from mesh.composition import Chunk, Composition, Eviction, ResolvedStep
 from mesh.errors import Internal, InvalidInput
@@ -39,7 +40,7 @@ _JOIN_SECONDS = 2.0
 class Prompts(Protocol):
     """The head's text side, as the epoch sees it."""
 
-    def prompt(self, row: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    def prompt(self, row: int) -> npt.NDArray[np.uint32]:
         """The tokens of an opened row's prompt. Raises InvalidInput for a row that was not opened."""
 
     def parameters(self, row: int) -> bytes:
@@ -193,6 +194,10 @@ class Epoch:
         times.fed = time.perf_counter()
         outputs = self._stage(inputs, lane.cache)
         if lane.sampler is not None:
+            if not lane.sampler.greedy:
+                _launch(
+                    outputs
+                )  # the device starts while the sampler's many small operations are put together
             self._launch_tokens(step, lane.sampler(outputs[0][:, -1, :]), times)
         else:
             header = records.state_record(step, self._spec.hands_on, len(step.rows), 1)

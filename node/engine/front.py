@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
+import numpy.typing as npt
 
 from mesh.composition import ResolvedStep
 from mesh.errors import FailedPrecondition, InvalidInput, SealringError
@@ -26,7 +27,7 @@ from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
 Emit = Callable[[engine.EngineEvent], None]
-Tokens = np.ndarray[tuple[int], np.dtype[np.uint32]]
+Tokens = npt.NDArray[np.uint32]
 
 
 class Answer:

@@ -14,12 +14,17 @@ from typing import Self
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from node.engine.params import RowParameters
+
+Words = npt.NDArray[np.uint64]
 
 _NEVER = -float("inf")
 _U64 = np.uint64
 _GOLDEN = _U64(0x9E3779B97F4A7C15)
+_AHEAD = 64
+"""Tokens of each row for which random numbers are made at once."""
 
 
 class Sampler:
@@ -28,24 +33,31 @@ class Sampler:
     def __init__(self, rows: Sequence[RowParameters], positions: Sequence[int]) -> None:
         self._rows = list(rows)
         self._positions = np.array(positions, dtype=_U64)
+        self._taken = 0
         self._prepare()
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    @property
+    def greedy(self) -> bool:
+        """Whether all rows are, so that sampling costs next to nothing."""
+        return self._greedy
 
     def extend(self, other: Self) -> None:
         self._rows += other._rows
-        self._positions = np.concatenate([self._positions, other._positions])
+        self._positions = np.concatenate([self._now(), other._now()])
         self._prepare()
 
     def filter(self, keep: Sequence[int]) -> None:
         """Keeps the rows with these indices, in this order."""
         self._rows = [self._rows[index] for index in keep]
-        self._positions = self._positions[list(keep)]
+        self._positions = self._now()[list(keep)]
         self._prepare()
+
+    def _now(self) -> Words:
+        return self._positions + _U64(self._taken)
 
     def _prepare(self) -> None:
         rows = self._rows
+        self._taken = 0
         self._greedy = all(row.greedy for row in rows)
         if self._greedy:
             return
@@ -68,7 +80,7 @@ class Sampler:
 
     def __call__(self, logits: mx.array) -> mx.array:
         """Logits [rows, vocabulary] to tokens uint32 [rows], lazily; every row's position advances."""
-        self._positions += _U64(1)
+        self._taken += 1
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._greedy:
             return mx.argmax(logprobs, axis=-1)
@@ -82,7 +94,7 @@ class Sampler:
         scaled = (logprobs if kept is None else mx.where(kept, logprobs, _NEVER)) * self._scale
         mass = mx.cumsum(mx.exp(scaled - mx.max(scaled, axis=-1, keepdims=True)), axis=-1)
         total = mass[:, -1:]
-        reached = (mass > total * mx.array(self._uniform())) | (mass >= total)
+        reached = (mass > total * self._uniform()) | (mass >= total)
         return mx.argmax(reached, axis=-1)
 
     def kept(self, logprobs: mx.array) -> mx.array | None:
@@ -93,20 +105,25 @@ class Sampler:
         if self._top_p is not None:
             kept = logprobs >= _nucleus(descending, self._top_p)
         if self._min_p is not None:
-            likely = logprobs >= mx.max(logprobs, axis=-1, keepdims=True) + self._min_p
+            highest = descending[:, :1] if sorts else mx.max(logprobs, axis=-1, keepdims=True)
+            likely = logprobs >= highest + self._min_p
             kept = likely if kept is None else kept & likely
         if self._top_k is not None:
-            highest = _highest(logprobs, descending, self._top_k)
-            kept = highest if kept is None else kept & highest
+            first = _highest(logprobs, descending, self._top_k)
+            kept = first if kept is None else kept & first
         return kept
 
-    def _uniform(self) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    def _uniform(self) -> mx.array:
         """One number in [0, 1) per row, by SplitMix64 over seed and position (Steele et al., OOPSLA 2014)."""
-        bits = _mix(self._seeds + self._positions * _GOLDEN)
-        return ((bits >> _U64(40)).astype(np.float32) * np.float32(2**-24))[:, None]
+        index = (self._taken - 1) % _AHEAD
+        if index == 0:
+            positions = self._now() + np.arange(_AHEAD, dtype=_U64)[:, None]
+            bits = _mix(self._seeds + positions * _GOLDEN) >> _U64(40)
+            self._uniforms = mx.array((bits.astype(np.float32) * np.float32(2**-24))[:, :, None])
+        return self._uniforms[index]
 
 
-def _column(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]) -> mx.array:
+def _column(values: npt.ArrayLike) -> mx.array:
     return mx.array(np.array(values, dtype=np.float32)[:, None])
 
 
@@ -129,7 +146,7 @@ def _highest(logprobs: mx.array, descending: mx.array, top_k: mx.array) -> mx.ar
     return above | (equal & (mx.cumsum(equal.astype(mx.int32), axis=-1) <= room))
 
 
-def _mix(bits: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def _mix(bits: Words) -> Words:
     """SplitMix64's finalizer."""
     bits = (bits ^ (bits >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> _U64(27))) * _U64(0x94D049BB133111EB)

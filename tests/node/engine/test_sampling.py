@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.engine.params import RowParameters
+from node.engine.sampling import Sampler
+
+VOCABULARY = 50
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_compilation() -> Iterator[None]:
+    """mlx-lm compiles its filters anew for every value of their parameters."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+@cache
+def reference() -> Any:
+    """mlx_lm.sample_utils."""
+    import mlx_lm
+
+    mlx_lm.stream_generate  # noqa: B018  # the whole package, should only the light one be there
+    return importlib.import_module("mlx_lm.sample_utils")
+
+
+def logits_of(seed: int, rows: int = 1, vocabulary: int = VOCABULARY) -> mx.array:
+    return mx.array(np.random.default_rng(seed).normal(0, 2, (rows, vocabulary)).astype(np.float32))
+
+
+def logprobs_of(logits: mx.array) -> mx.array:
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def reference_kept(logprobs: mx.array, parameters: RowParameters) -> list[bool]:
+    """As make_sampler chains its filters."""
+    utils = reference()
+    if 0 < parameters.top_p < 1:
+        logprobs = utils.apply_top_p(logprobs, parameters.top_p)
+    if parameters.min_p:
+        logprobs = utils.apply_min_p(logprobs, parameters.min_p, 1)
+    if parameters.top_k:
+        logprobs = utils.apply_top_k(logprobs, parameters.top_k)
+    return [value > -float("inf") for value in logprobs[0].tolist()]
+
+
+sampled_rows = st.builds(
+    RowParameters,
+    temperature=st.floats(0.0625, 2, width=32),
+    top_p=st.one_of(st.just(1.0), st.floats(0.0625, 0.984375, width=32)),
+    min_p=st.one_of(st.just(0.0), st.floats(0.015625, 0.875, width=32)),
+    top_k=st.one_of(st.just(0), st.integers(1, VOCABULARY - 1)),
+    seed=st.integers(0, 2**64 - 1),
+)
+rows = st.one_of(st.builds(RowParameters), sampled_rows)
+
+
+@settings(deadline=None, max_examples=60)
+@given(parameters=sampled_rows, seed=st.integers(0, 10_000))
+def test_filters_keep_what_mlx_lm_keeps(parameters: RowParameters, seed: int) -> None:
+    logprobs = logprobs_of(logits_of(seed))
+    kept = Sampler([parameters], [0]).kept(logprobs)
+    got = [True] * VOCABULARY if kept is None else kept[0].tolist()
+    assert got == reference_kept(logprobs, parameters)
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10_000), dtype=st.sampled_from([mx.float32, mx.bfloat16, mx.float16]))
+def test_greedy_is_the_argmax_of_mlx_lm(seed: int, dtype: mx.Dtype) -> None:
+    logits = logits_of(seed, 3).astype(dtype)
+    expected = [int(reference().greedy_sampler(logprobs_of(logits[i : i + 1])).item()) for i in range(3)]
+    assert Sampler([RowParameters()] * 3, [0] * 3)(logits).tolist() == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    company=st.lists(rows, min_size=1, max_size=6), place=st.integers(0, 5), own=rows, seed=st.integers(0, 99)
+)
+def test_a_row_gets_the_same_tokens_in_any_company(
+    company: list[RowParameters], place: int, own: RowParameters, seed: int
+) -> None:
+    place = min(place, len(company))
+    together = [*company[:place], own, *company[place:]]
+    alone, joined = Sampler([own], [4]), Sampler(together, [9] * place + [4] + [2] * (len(company) - place))
+    for step in range(4):
+        logits = logits_of(seed + step, len(together))
+        assert joined(logits)[place].item() == alone(logits[place : place + 1])[0].item()
+
+
+@settings(deadline=None, max_examples=30)
+@given(own=sampled_rows, other=sampled_rows, seed=st.integers(0, 99), stay=st.integers(0, 130))
+def test_moving_between_lanes_changes_nothing(
+    own: RowParameters, other: RowParameters, seed: int, stay: int
+) -> None:
+    alone, lane = Sampler([own], [0]), Sampler([other], [7])
+    logits = logits_of(seed)
+    moved = Sampler([own], [0])
+    for _ in range(stay):
+        assert moved(logits).item() == alone(logits).item()
+    lane.extend(moved)
+    for _ in range(3):
+        assert lane(mx.concatenate([logits, logits]))[1].item() == alone(logits).item()
+    lane.filter([1])
+    assert lane(logits).item() == alone(logits).item()
+
+
+@settings(deadline=None, max_examples=40)
+@given(parameters=sampled_rows, seed=st.integers(0, 10_000))
+def test_only_kept_tokens_are_drawn(parameters: RowParameters, seed: int) -> None:
+    logits = logits_of(seed)
+    sampler = Sampler([parameters], [0])
+    kept = reference_kept(logprobs_of(logits), parameters)
+    for _ in range(20):
+        assert kept[int(sampler(logits).item())]
+
+
+def test_tokens_are_drawn_by_their_probability() -> None:
+    temperature = 0.8
+    logits = logits_of(5, 1, 12)
+    count = 4000
+    parameters = [RowParameters(temperature=temperature, seed=seed) for seed in range(count)]
+    drawn = np.array(Sampler(parameters, [0] * count)(mx.broadcast_to(logits, (count, 12))))
+    wanted = np.array(mx.softmax(logits[0] / temperature)) * count
+    found = np.bincount(drawn, minlength=12)
+    squares = float(((found - wanted) ** 2 / wanted).sum())
+    assert squares < 31.3  # chi squared, 11 degrees of freedom, one in a thousand
+
+
+def test_positions_are_independent() -> None:
+    logits = logits_of(1, 1, 2) * 0
+    sampler = Sampler([RowParameters(temperature=1.0, seed=3)], [0])
+    drawn = [int(sampler(logits).item()) for _ in range(400)]
+    assert 150 < sum(drawn) < 250
+    pairs = sum(one == two for one, two in itertools.pairwise(drawn))
+    assert 150 < pairs < 250
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_of_equal_tokens_just_top_k_are_kept(top_k: int) -> None:
+    logprobs = logprobs_of(mx.zeros((1, 9)))
+    kept = Sampler([RowParameters(temperature=1.0, top_k=top_k)], [0]).kept(logprobs)
+    assert kept is not None
+    assert kept[0].tolist() == [True] * top_k + [False] * (9 - top_k)
+
+
+def test_extreme_parameters_give_the_likeliest() -> None:
+    logits = logits_of(8, 4)
+    likeliest = mx.argmax(logits, axis=-1).tolist()
+    for parameters in (
+        RowParameters(temperature=1e-6, seed=1),
+        RowParameters(temperature=1.0, top_k=1, seed=1),
+        RowParameters(temperature=1.0, top_p=1e-6, seed=1),
+        RowParameters(temperature=1.0, min_p=1.0, seed=1),
+    ):
+        assert Sampler([parameters] * 4, [0] * 4)(logits).tolist() == likeliest
