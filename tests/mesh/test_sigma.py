@@ -552,3 +552,28 @@ def test_params_pair_id_and_key(pair: Any) -> None:
     with pytest.raises(HandshakeError):
         own = pair.params[0].own_id
         dataclasses.replace(pair.params[0], peer_id=own, peer_key=pair.signers[0].public_key)
+
+
+def test_lengths_inside_messages_are_exact(pair: Any) -> None:
+    for nonce in (b"", bytes(31), bytes(33)):
+        fields = unpack_fields(pair.initiator().start()[1:], count=9, max_bytes=MAX_FRAME_BYTES)
+        fields[8] = nonce
+        assert refusal(pair.responder(), b"\x01" + pack_fields(*fields)) == "MALFORMED"
+    for index, value in ((0, b""), (0, b"\x01\x01"), (2, bytes(31))):
+        initiator, responder = pair.initiator(), pair.responder()
+        reply = responder.on_message(initiator.start()).message
+        fields = unpack_fields(reply[1:], count=4, max_bytes=MAX_FRAME_BYTES)
+        fields[index] = value
+        assert refusal(initiator, b"\x02" + pack_fields(*fields)) == "MALFORMED"
+
+
+def test_starting_twice_is_refused(pair: Any) -> None:
+    initiator = pair.initiator()
+    initiator.start()
+    with pytest.raises(HandshakeError) as error:
+        initiator.start()
+    assert error.value.reason == "OUT_OF_ORDER"
+
+
+def test_the_limits_are_those_of_the_specification() -> None:
+    assert (MAX_FRAME_BYTES, DEADLINE_SECONDS) == (16384, 10.0)
