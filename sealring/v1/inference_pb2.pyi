@@ -84,25 +84,131 @@ class Envelope(_message.Message):
 
     CLEAR_FIELD_NUMBER: _builtins.int
     SEALED_FIELD_NUMBER: _builtins.int
+    SEALED_FOR_FIELD_NUMBER: _builtins.int
     sealed: _builtins.bytes
-    """HPKE to the head's sealing key"""
+    """SealedPrompt, by HPKE to the head's sealing key"""
     @_builtins.property
     def clear(self) -> Global___Prompt: ...
+    @_builtins.property
+    def sealed_for(self) -> Global___SealedFor:
+        """with sealed only"""
+
     def __init__(
         self,
         *,
         clear: Global___Prompt | None = ...,
         sealed: _builtins.bytes = ...,
+        sealed_for: Global___SealedFor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["clear", b"clear", "content", b"content", "sealed", b"sealed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clear", b"clear", "content", b"content", "sealed", b"sealed", "sealed_for", b"sealed_for"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear", b"clear", "content", b"content", "sealed", b"sealed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear", b"clear", "content", b"content", "sealed", b"sealed", "sealed_for", b"sealed_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["clear", "sealed"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
 Global___Envelope: _TypeAlias = Envelope  # noqa: Y015
+
+@_typing.final
+class SealedFor(_message.Message):
+    """For whom a prompt is sealed: in clear, and bound to the ciphertext."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RING_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EXPIRES_FIELD_NUMBER: _builtins.int
+    ROSTER_HASH_FIELD_NUMBER: _builtins.int
+    ring: _builtins.str
+    """only its head can open the prompt"""
+    request_id: _builtins.bytes
+    """16 random bytes, single use"""
+    expires: _builtins.int
+    """unix seconds, at most an hour ahead"""
+    roster_hash: _builtins.bytes
+    """of the roster by which the client chose the ring"""
+    def __init__(
+        self,
+        *,
+        ring: _builtins.str = ...,
+        request_id: _builtins.bytes = ...,
+        expires: _builtins.int = ...,
+        roster_hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires", b"expires", "request_id", b"request_id", "ring", b"ring", "roster_hash", b"roster_hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealedFor: _TypeAlias = SealedFor  # noqa: Y015
+
+@_typing.final
+class SealedPrompt(_message.Message):
+    """The body of a sealed request. The head refuses what was asked of it otherwise."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_TRUST_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    """as in GenerateRequest"""
+    min_trust: _builtins.int
+    """as in GenerateRequest"""
+    @_builtins.property
+    def prompt(self) -> Global___Prompt: ...
+    def __init__(
+        self,
+        *,
+        prompt: Global___Prompt | None = ...,
+        max_tokens: _builtins.int = ...,
+        min_trust: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "min_trust", b"min_trust", "prompt", b"prompt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealedPrompt: _TypeAlias = SealedPrompt  # noqa: Y015
+
+@_typing.final
+class SealedDelta(_message.Message):
+    """The body of a sealed chunk of a reply."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    FINISH_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    tokens: _builtins.int
+    """generated so far"""
+    finish: Global___FinishReason.ValueType
+    """with the last chunk, like prompt_tokens"""
+    prompt_tokens: _builtins.int
+    padding: _builtins.bytes
+    """zeros: a chunk's length does not tell the length of its text"""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        finish: Global___FinishReason.ValueType = ...,
+        prompt_tokens: _builtins.int = ...,
+        padding: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "padding", b"padding", "prompt_tokens", b"prompt_tokens", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealedDelta: _TypeAlias = SealedDelta  # noqa: Y015
 
 @_typing.final
 class Prompt(_message.Message):
@@ -313,6 +419,7 @@ class Delta(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     sealed: _builtins.bytes
+    """SealedDelta, by the reply key inside the sealed prompt"""
     tokens: _builtins.int
     """tokens that this delta ends with, counted from the first"""
     def __init__(
@@ -455,20 +562,58 @@ class GetRosterResponse(_message.Message):
 
     ROSTER_FIELD_NUMBER: _builtins.int
     ROOT_METADATA_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
     roster: _builtins.bytes
     """DSSE envelope"""
     root_metadata: _builtins.bytes
-    """DSSE envelope"""
+    """chain of DSSE envelopes, each behind its length (4 bytes, big endian)"""
+    @_builtins.property
+    def serving(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingLoad]:
+        """a hint that nobody signed: good for choosing among trusted rings"""
+
     def __init__(
         self,
         *,
         roster: _builtins.bytes = ...,
         root_metadata: _builtins.bytes = ...,
+        serving: _abc.Iterable[Global___RingLoad] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["root_metadata", b"root_metadata", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["root_metadata", b"root_metadata", "roster", b"roster", "serving", b"serving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetRosterResponse: _TypeAlias = GetRosterResponse  # noqa: Y015
+
+@_typing.final
+class RingLoad(_message.Message):
+    """How busy a ring is just now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    ring: _builtins.str
+    waiting: _builtins.int
+    """requests"""
+    running: _builtins.int
+    rows: _builtins.int
+    """that it can run at once"""
+    def __init__(
+        self,
+        *,
+        ring: _builtins.str = ...,
+        waiting: _builtins.int = ...,
+        running: _builtins.int = ...,
+        rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ring", b"ring", "rows", b"rows", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RingLoad: _TypeAlias = RingLoad  # noqa: Y015
