@@ -253,8 +253,9 @@ class Ring:
             match action:
                 case AnnounceStep(step):
                     self._announce(step)
-                case Deliver(request, text, sealed, tokens):
-                    self._answers[request.id].answer.delta(text, sealed, tokens)
+                case Deliver(pieces):
+                    for request, text, sealed, tokens in pieces:
+                        self._answers[request.id].answer.delta(text, sealed, tokens)
                 case OpenRow():
                     todo.extend(self._open(action))
                 case DiscardRow(row):

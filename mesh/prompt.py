@@ -5,7 +5,6 @@ No message of an error here holds any content: fields are named by their place (
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 
@@ -131,8 +130,6 @@ def _check_sampling(sampling: inference.Sampling) -> None:
         raise _bad_sampling("min_p", "from 0 to 1")
     if sampling.HasField("top_k") and sampling.top_k > MAX_TOP_K:
         raise _bad_sampling("top_k", f"from 0 to {MAX_TOP_K}")
-    if math.copysign(1.0, sampling.temperature) < 0:
-        raise _bad_sampling("temperature", f"from 0 to {MAX_TEMPERATURE:g}")
 
 
 def _bad_sampling(param: str, allowed: str) -> InvalidInput:

@@ -78,12 +78,12 @@ class Begin(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Text for the client; `tokens` counts all generated so far. Exactly one of text and sealed is set."""
+    """What one step brought: (request, text, sealed, tokens) for every request that has something to show.
 
-    request: Request
-    text: str
-    sealed: bytes
-    tokens: int
+    Exactly one of text and sealed is not empty; tokens counts all generated so far.
+    """
+
+    pieces: list[tuple[Request, str, bytes, int]]
 
 
 class Finish(NamedTuple):

@@ -37,7 +37,10 @@ from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 OPEN_AHEAD = 16
-"""Rows at the head of which no chunk has been announced."""
+"""Rows given to the head of which no chunk has been announced, at most."""
+
+OPEN_SPARE = 2
+"""How many of them may be more than can start now: what is opened is no longer subject to fairness."""
 
 MAX_ATTEMPTS = 3
 """Epochs in which a request is tried."""
@@ -152,11 +155,7 @@ class Scheduler:
         """A step has come round. Raises InvalidInput (BAD_STEP) when it cannot have: the epoch must end."""
         epoch = self._running_epoch()
         step = epoch.planner.done(done.step)
-        rows = epoch.rows
-        for output in done.outputs:
-            row = rows.get(output.row)
-            if row is not None:
-                self._output(row, output, now)
+        self._outputs(epoch.rows, done, now)
         for row in step.ending:
             if not row.closed and row.last_lane_step <= step.lane_step:
                 self._finish(row, inference.FINISH_REASON_LENGTH, row.limit, now)
@@ -192,13 +191,22 @@ class Scheduler:
         """Takes all waiting requests away, for another ring to serve."""
         return self._queue.drain()
 
-    def _output(self, row: Row, output: control.RowOutput, now: float) -> None:
-        row.generated = output.tokens
-        if output.text or output.sealed:
-            row.request.delivered = output.tokens
-            self._actions.append(Deliver(row.request, output.text, output.sealed, output.tokens))
-        if output.finish:
-            self._finish(row, output.finish, output.tokens, now)
+    def _outputs(self, rows: dict[int, Row], done: control.StepDone, now: float) -> None:
+        pieces: list[tuple[Request, str, bytes, int]] = []
+        self._actions.append(Deliver(pieces))
+        for output in done.outputs:
+            row = rows.get(output.row)
+            if row is None:
+                continue
+            request, text, tokens = row.request, output.text, output.tokens
+            if text:
+                request.delivered = tokens
+                pieces.append((request, text, b"", tokens))
+            elif output.sealed:
+                request.delivered = tokens
+                pieces.append((request, "", output.sealed, tokens))
+            if output.finish:
+                self._finish(row, output.finish, tokens, now)
 
     def _finish(self, row: Row, reason: inference.FinishReason.ValueType, tokens: int, now: float) -> None:
         self._pace.finished(now)
@@ -234,7 +242,8 @@ class Scheduler:
             del epoch.opened[row.number]
 
     def _open(self, epoch: _Epoch) -> None:
-        room = OPEN_AHEAD - len(epoch.opened) - epoch.planner.unstarted
+        startable = 0 if epoch.planner.pressed else epoch.ring.max_rows - epoch.planner.ledger.rows
+        room = min(OPEN_AHEAD, OPEN_SPARE + startable) - len(epoch.opened) - epoch.planner.unstarted
         while room > 0 and len(self._queue):
             room -= 1
             epoch.last_row += 1

@@ -205,11 +205,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 case Begin(request, prompt):
                     assert request.id in self.open_requests
                     assert prompt == self.plans[request.id][0]
-                case Deliver(request, text, _, tokens):
-                    assert request.id in self.open_requests
-                    assert tokens == self.tokens.get(request.id, 0) + 1
-                    assert text == "x"
-                    self.tokens[request.id] = tokens
+                case Deliver(pieces):
+                    for request, text, _, tokens in pieces:
+                        assert request.id in self.open_requests
+                        assert tokens == self.tokens.get(request.id, 0) + 1
+                        assert text == "x"
+                        self.tokens[request.id] = tokens
                 case Finish(request, reason, prompt, tokens):
                     self.end(request, action)
                     assert tokens == self.tokens[request.id]

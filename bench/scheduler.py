@@ -1,0 +1,150 @@
+"""What a step costs the scheduler: 256 rows running and 1,000 requests waiting. Prints JSON.
+
+    python bench/scheduler.py [--stages N] [--rows N] [--waiting N] [--steps N]
+
+The ring is a model that answers at once, so the time is the scheduler's own. Target: 200 us a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import time
+from collections import deque
+
+from gateway.scheduler import (
+    Action,
+    AnnounceStep,
+    Fail,
+    Finish,
+    MemberMemory,
+    OpenRow,
+    Request,
+    RingFacts,
+    Scheduler,
+)
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+TARGET_MICROSECONDS = 200.0
+
+
+class Ring:
+    """Knows which rows a step samples, as a head does, without the cost of a digest."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, list[int]] = {}
+        self.under_way: deque[tuple[int, list[int]]] = deque()
+        self.opening: deque[OpenRow] = deque()
+        self.generated: dict[int, int] = {}
+        self.finished = 0
+
+    def take(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, AnnounceStep):
+                self.step(action.step)
+            elif isinstance(action, OpenRow):
+                self.opening.append(action)
+            elif isinstance(action, Finish | Fail):
+                self.finished += 1
+
+    def step(self, step: control.Step) -> None:
+        for change in step.changes:
+            if change.HasField("admit"):
+                self.lanes.setdefault(change.admit.lane, []).append(change.admit.row)
+            else:
+                for rows in self.lanes.values():
+                    if change.evict.row in rows:
+                        rows.remove(change.evict.row)
+        if step.HasField("decode"):
+            self.under_way.append((step.number, list(self.lanes[step.decode.lane])))
+        elif step.HasField("prefill"):
+            ended = [chunk.row for chunk in step.prefill.chunks if chunk.end == chunk.prompt_tokens]
+            self.under_way.append((step.number, ended))
+
+    def done(self) -> control.StepDone:
+        number, rows = self.under_way.popleft()
+        done = control.StepDone(step=number)
+        for row in rows:
+            self.generated[row] = self.generated.get(row, 0) + 1
+            done.outputs.add(row=row, text=" word", tokens=self.generated[row])
+        return done
+
+
+def measure(stages: int, rows: int, waiting: int, steps: int, answer: int) -> dict[str, object]:
+    """Keeps `rows` running and `waiting` waiting while it times `steps` steps."""
+    ring, scheduler = Ring(), Scheduler(queue_limit=waiting + rows)
+    member = MemberMemory(1024, 4096, 1 << 40)
+    ring.take(scheduler.attach(RingFacts(1, (member,) * stages, rows, 256)))
+    count = 0
+    times: list[float] = []
+    sizes: list[int] = []
+    while len(times) < steps:
+        while scheduler.load().waiting < waiting:
+            count += 1
+            length = answer + count * 37 % answer
+            request = Request(f"r{count}", f"k{count % 50}", length, inference.Envelope())
+            ring.take(scheduler.submit(request, 0.0))
+        while ring.opening:
+            row, request = ring.opening.popleft()
+            prompt = 20 + row * 7 % 200
+            ring.take(
+                scheduler.row_opened(
+                    row, prompt_tokens=prompt, params_bytes=64, max_tokens=request.max_tokens
+                )
+            )
+        done = ring.done()
+        begun = time.thread_time()
+        actions = scheduler.step_done(done, begun)
+        elapsed = time.thread_time() - begun
+        ring.take(actions)
+        if scheduler.load().running >= rows - 16:
+            times.append(elapsed * 1e6)
+            sizes.append(len(done.outputs))
+    times_sorted = sorted(times)
+    return {
+        "stages": stages,
+        "rows": rows,
+        "waiting": waiting,
+        "steps": steps,
+        "rows_per_step_mean": round(statistics.fmean(sizes), 1),
+        "microseconds_mean": round(statistics.fmean(times), 1),
+        "microseconds_p50": round(times_sorted[len(times) // 2], 1),
+        "microseconds_p99": round(times_sorted[len(times) * 99 // 100], 1),
+        "requests_finished": ring.finished,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--stages", type=int, nargs="*", default=[1, 2, 3, 4])
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--waiting", type=int, nargs="*", default=[0, 1000, 10000])
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--answer", type=int, default=200, help="shortest answer; the longest is twice that")
+    options = parser.parse_args()
+    gc.freeze()
+    runs = [
+        measure(stages, options.rows, max(waiting, 1), options.steps, options.answer)
+        for stages in options.stages
+        for waiting in options.waiting
+    ]
+    print(
+        json.dumps(
+            {
+                "bench": "scheduler",
+                "python": platform.python_version(),
+                "machine": platform.machine(),
+                "target_microseconds": TARGET_MICROSECONDS,
+                "runs": runs,
+            },
+            indent=2,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

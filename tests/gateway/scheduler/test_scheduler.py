@@ -1,0 +1,411 @@
+"""What the scheduler does, one situation at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from gateway.scheduler import (
+    Action,
+    AnnounceStep,
+    Begin,
+    DiscardRow,
+    Fail,
+    Finish,
+    MemberMemory,
+    OpenRow,
+    Request,
+    RingFacts,
+    Scheduler,
+)
+from gateway.scheduler.planner import EXTENSION
+from mesh.errors import EpochEnded, InvalidInput
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+
+class Driver:
+    """A ring that answers when it is told to; every answer is as long as it may be."""
+
+    def __init__(
+        self,
+        stages: int = 1,
+        *,
+        max_rows: int = 64,
+        chunk: int = 256,
+        budget: int = 1 << 40,
+        queue: int = 100,
+    ) -> None:
+        self.scheduler = Scheduler(queue_limit=queue)
+        self.facts = RingFacts(1, (MemberMemory(1, 0, budget),) * stages, max_rows, chunk)
+        self.prompts: dict[str, int] = {}
+        self.actions: list[Action] = []
+        self.steps: list[control.Step] = []
+        self.under_way: deque[control.Step] = deque()
+        self.lanes: dict[int, list[int]] = {}
+        self.sampled: dict[int, list[int]] = {}
+        self.rows: dict[int, Request] = {}
+        self.tokens: dict[int, int] = {}
+        self.finished: dict[str, int] = {}
+        self.failed: dict[str, str] = {}
+        self.take(self.scheduler.attach(self.facts))
+
+    def take(self, actions: list[Action]) -> None:
+        todo = deque(actions)
+        self.actions.extend(actions)
+        while todo:
+            action = todo.popleft()
+            if isinstance(action, OpenRow):
+                request = action.request
+                self.rows[action.row] = request
+                prompt = self.prompts[request.id]
+                more = self.scheduler.row_opened(
+                    action.row,
+                    prompt_tokens=prompt,
+                    params_bytes=64,
+                    max_tokens=request.max_tokens or 100_000 - prompt,
+                )
+                self.actions.extend(more)
+                todo.extend(more)
+            elif isinstance(action, AnnounceStep):
+                self._step(action.step)
+            elif isinstance(action, Finish):
+                self.finished[action.request.id] = action.completion_tokens
+            elif isinstance(action, Fail):
+                self.failed[action.request.id] = action.error.reason
+
+    def _step(self, step: control.Step) -> None:
+        self.steps.append(step)
+        for change in step.changes:
+            if change.HasField("admit"):
+                self.lanes.setdefault(change.admit.lane, []).append(change.admit.row)
+            for lane in list(self.lanes):
+                if change.HasField("evict") and change.evict.row in self.lanes[lane]:
+                    self.lanes[lane].remove(change.evict.row)
+        if step.WhichOneof("work"):
+            self.under_way.append(step)
+        if step.HasField("decode"):
+            self.sampled[step.number] = list(self.lanes[step.decode.lane])
+
+    def ask(self, name: str, prompt: int = 10, max_tokens: int = 8, key: str = "") -> Request:
+        self.prompts[name] = prompt
+        request = Request(name, key, max_tokens, inference.Envelope())
+        self.take(self.scheduler.submit(request, 0.0))
+        return request
+
+    def done(self, count: int = 1, stop: frozenset[int] = frozenset()) -> None:
+        """Lets steps come round; rows in `stop` end with them."""
+        for _ in range(count):
+            if not self.under_way:
+                return
+            step = self.under_way.popleft()
+            if step.HasField("decode"):
+                rows = self.sampled.pop(step.number)
+            else:
+                rows = [chunk.row for chunk in step.prefill.chunks if chunk.end == chunk.prompt_tokens]
+            done = control.StepDone(step=step.number)
+            for row in rows:
+                self.tokens[row] = self.tokens.get(row, 0) + 1
+                output = done.outputs.add(row=row, text="x", tokens=self.tokens[row])
+                if row in stop:
+                    output.finish = inference.FINISH_REASON_STOP
+            self.take(self.scheduler.step_done(done, 0.0))
+
+    def finish(self) -> None:
+        for _ in range(100_000):
+            if not self.under_way:
+                return
+            self.done()
+        pytest.fail("the scheduler does not come to an end")
+
+    def work(self) -> list[str]:
+        """The steps in short: p for a prefill, the number of the lane for a decode, - for changes only."""
+        kinds = {"prefill": lambda step: "p", "decode": lambda step: str(step.decode.lane)}
+        return [kinds.get(step.WhichOneof("work"), lambda step: "-")(step) for step in self.steps]
+
+
+def test_one_request_from_beginning_to_end() -> None:
+    driver = Driver()
+    driver.ask("a", prompt=10, max_tokens=3)
+    assert [type(action) for action in driver.actions] == [OpenRow, Begin, *[AnnounceStep] * 3]
+    driver.finish()
+    assert driver.finished == {"a": 3}
+    assert driver.work() == ["p", "0", "0", "-"]
+    assert driver.steps[1].changes[0].admit.row == 1
+    assert driver.steps[3].changes[0].evict.row == 1
+
+
+def test_one_token_needs_no_lane() -> None:
+    driver = Driver()
+    driver.ask("a", max_tokens=1)
+    driver.finish()
+    assert driver.finished == {"a": 1}
+    assert driver.work() == ["p", "-"]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+def test_as_many_lanes_as_stages_and_rows_balanced(stages: int) -> None:
+    driver = Driver(stages)
+    for number in range(1, 13):
+        driver.ask(f"r{number}", max_tokens=500)
+        driver.done(40)
+        lanes = [len(rows) for rows in driver.lanes.values() if rows]
+        assert len(lanes) == min(stages, number)
+        assert max(lanes) - min(lanes) <= 1
+
+
+def test_lanes_take_turns_with_two_steps_announced() -> None:
+    driver = Driver(3)
+    for name in "abc":
+        driver.ask(name, max_tokens=300)
+    driver.done(60)
+    announced = [step.decode.lane for step in driver.under_way]
+    assert sorted(announced) == [0, 0, 1, 1, 2, 2]
+    decodes = [work for work in driver.work() if work != "p"][-30:]
+    assert all(len(set(decodes[i : i + 3])) == 3 for i in range(len(decodes) - 3))
+
+
+def test_chunks_go_back_to_back_when_nothing_decodes() -> None:
+    driver = Driver(3, chunk=100)
+    driver.ask("a", prompt=950, max_tokens=2)
+    assert driver.work() == ["p"] * 4
+    driver.done(3)
+    assert driver.work() == ["p"] * 7
+    driver.finish()
+    chunks = [step.prefill.chunks[0] for step in driver.steps if step.HasField("prefill")]
+    assert [(chunk.start, chunk.end) for chunk in chunks] == [
+        (start, min(start + 100, 950)) for start in range(0, 950, 100)
+    ]
+    assert [chunk.params_bytes for chunk in chunks] == [64] + [0] * 9
+
+
+def test_every_running_lane_steps_between_two_chunks() -> None:
+    driver = Driver(2, chunk=100)
+    driver.ask("a", max_tokens=1000)
+    driver.ask("b", max_tokens=1000)
+    driver.done(20)
+    before = len(driver.steps)
+    driver.ask("long", prompt=2000, max_tokens=2)
+    driver.done(100)
+    work = "".join(driver.work()[before:]).strip("01")
+    assert work.count("p") == 20
+    gaps = work.split("p")[1:-1]
+    assert all(set(gap) == {"0", "1"} and len(gap) == 2 for gap in gaps)
+
+
+def test_short_prompts_share_a_step_and_pass_a_long_one() -> None:
+    driver = Driver(1, chunk=100)
+    driver.ask("long", prompt=5000, max_tokens=2)
+    for name in "abc":
+        driver.ask(name, prompt=30, max_tokens=2)
+    driver.done(8)
+    assert set(driver.finished) == {"a", "b", "c"}
+    shared = [step for step in driver.steps if len(step.prefill.chunks) == 3]
+    assert len(shared) == 1
+    assert [chunk.row for chunk in shared[0].prefill.chunks] == [2, 3, 4]
+    driver.finish()
+    assert "long" in driver.finished
+
+
+def test_cuts_depend_on_the_prompt_alone() -> None:
+    driver = Driver(2, chunk=64)
+    for number, prompt in enumerate([50, 200, 10, 64, 65, 500, 1]):
+        driver.ask(f"r{number}", prompt=prompt, max_tokens=2)
+    driver.finish()
+    for step in driver.steps:
+        for chunk in step.prefill.chunks:
+            assert chunk.start % 64 == 0
+            assert chunk.end % 64 == 0 or chunk.end == chunk.prompt_tokens
+        assert sum(chunk.end - chunk.start for chunk in step.prefill.chunks) <= 64
+
+
+def test_a_row_that_stops_costs_at_most_what_was_announced() -> None:
+    driver = Driver(1)
+    driver.ask("a", max_tokens=100)
+    driver.done(5)
+    steps = len(driver.steps)
+    driver.done(stop=frozenset({1}))
+    assert driver.finished == {"a": 6}
+    driver.finish()
+    assert driver.work()[steps:] == ["-"]
+
+
+def test_changes_are_gathered() -> None:
+    driver = Driver(1)
+    for number in range(20):
+        driver.ask(f"r{number}", max_tokens=400)
+    driver.done(60)
+    steps = len(driver.steps)
+    for row in range(1, 9):
+        driver.done(stop=frozenset({row}))
+    driver.done(8)
+    changing = [step for step in driver.steps[steps:] if step.changes]
+    assert len(driver.finished) == 8
+    assert len(changing) <= 4
+
+
+def test_memory_is_reserved_and_waited_for() -> None:
+    driver = Driver(1, budget=1024)
+    driver.ask("a", prompt=100, max_tokens=400)
+    driver.ask("b", prompt=100, max_tokens=400)
+    driver.ask("c", prompt=100, max_tokens=400)
+    assert driver.scheduler.load().waiting == 1
+    assert driver.scheduler.load().kv_usage == 1.0
+    driver.finish()
+    assert driver.finished == {"a": 400, "b": 400, "c": 400}
+    assert driver.scheduler.load().kv_usage == 0
+
+
+def test_what_can_never_fit_is_refused_with_numbers() -> None:
+    driver = Driver(1, budget=1024)
+    driver.ask("a", prompt=100, max_tokens=1000)
+    assert driver.failed == {"a": "TOO_LARGE_FOR_RING"}
+    fail = next(action for action in driver.actions if isinstance(action, Fail))
+    assert fail.error.metadata["capacity_tokens"] == "1024"
+    assert fail.error.metadata["param"] == "max_tokens"
+    assert any(isinstance(action, DiscardRow) for action in driver.actions)
+    driver.ask("b", prompt=1024, max_tokens=0)
+    assert driver.failed["b"] == "TOO_LARGE_FOR_RING"
+    driver.ask("c", prompt=1023, max_tokens=0)
+    driver.finish()
+    assert driver.finished == {"c": 1}
+
+
+def test_without_a_limit_a_row_grows_while_there_is_memory() -> None:
+    driver = Driver(1, budget=10 * EXTENSION)
+    driver.ask("a", prompt=100, max_tokens=0)
+    assert driver.scheduler.load().kv_usage < 0.2
+    driver.finish()
+    assert 9 * EXTENSION <= driver.finished["a"] <= 10 * EXTENSION - 100
+
+
+def test_growth_comes_before_new_rows() -> None:
+    driver = Driver(1, budget=4 * EXTENSION)
+    driver.ask("a", prompt=256, max_tokens=0)
+    driver.done(900)
+    driver.ask("b", prompt=256, max_tokens=3 * EXTENSION)
+    assert driver.scheduler.load().waiting == 1
+    driver.finish()
+    assert driver.finished["a"] > 3 * EXTENSION - 256 - 1
+    assert driver.finished["b"] == 3 * EXTENSION
+
+
+def test_long_rows_do_not_make_a_lane_of_short_ones_long() -> None:
+    driver = Driver(1, budget=32 * 1024, max_rows=32)
+    for number in range(16):
+        driver.ask(f"r{number}", prompt=100, max_tokens=300)
+    driver.done(30)
+    driver.ask("long", prompt=100, max_tokens=8000)
+    driver.done(30)
+    assert set(driver.lanes) == {0, 1}
+    driver.finish()
+    assert len(driver.finished) == 17
+
+
+def test_rows_are_limited() -> None:
+    driver = Driver(2, max_rows=3)
+    for number in range(7):
+        driver.ask(f"r{number}", max_tokens=20)
+    driver.done(10)
+    assert sum(map(len, driver.lanes.values())) <= 3
+    driver.finish()
+    assert len(driver.finished) == 7
+
+
+def test_keys_take_turns() -> None:
+    driver = Driver(1, max_rows=1)
+    for number in range(30):
+        driver.ask(f"greedy{number}", key="greedy", max_tokens=2)
+    driver.ask("modest", key="modest", max_tokens=2)
+    driver.finish()
+    assert list(driver.finished).index("modest") <= 4
+
+
+def test_a_full_queue_refuses_and_makes_room_for_a_new_key() -> None:
+    driver = Driver(1, max_rows=1, queue=10)
+    for number in range(40):
+        driver.ask(f"greedy{number}", key="greedy", max_tokens=2)
+    refused = [name for name, reason in driver.failed.items() if reason == "QUEUE_FULL"]
+    assert refused == [f"greedy{number}" for number in range(13, 40)]
+    fail = next(action for action in driver.actions if isinstance(action, Fail))
+    assert int(fail.error.metadata["retry_after"]) >= 1
+    driver.ask("modest", key="modest", max_tokens=2)
+    assert "modest" not in driver.failed
+    assert driver.failed["greedy12"] == "QUEUE_FULL"
+
+
+def test_a_large_request_is_not_overtaken_for_ever() -> None:
+    driver = Driver(1, budget=4096)
+    for number in range(40):
+        driver.ask(f"small{number}", prompt=100, max_tokens=100, key="many")
+    driver.ask("large", prompt=100, max_tokens=3900, key="one")
+    for number in range(40, 80):
+        driver.ask(f"small{number}", prompt=100, max_tokens=100, key="many")
+    driver.finish()
+    order = list(driver.finished)
+    assert driver.finished["large"] == 3900
+    assert order.index("large") < 70
+
+
+def test_cancelling_at_every_stage_frees_everything() -> None:
+    driver = Driver(2, max_rows=4, chunk=50)
+    for number in range(40):
+        driver.ask(f"r{number}", prompt=180, max_tokens=30)
+    for number in range(40):
+        driver.done(number % 3)
+        driver.take(driver.scheduler.cancel(f"r{number}"))
+    driver.finish()
+    assert driver.scheduler.load().running == driver.scheduler.load().waiting == 0
+    assert not any(driver.lanes.values())
+    planner = driver.scheduler.planner
+    assert planner is not None
+    assert planner.idle
+
+
+def test_an_ended_epoch_requeues_what_nobody_has_seen() -> None:
+    driver = Driver(1, max_rows=2)
+    driver.ask("seen", max_tokens=50)
+    driver.done(3)
+    for name in ("first", "second", "third"):
+        driver.ask(name, max_tokens=5)
+    driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
+    assert driver.failed == {"seen": "EPOCH_ENDED"}
+    assert driver.scheduler.load().waiting == 3
+    driver.under_way.clear()
+    driver.lanes.clear()
+    driver.tokens.clear()
+    driver.steps.clear()
+    driver.take(driver.scheduler.attach(driver.facts))
+    driver.finish()
+    assert list(driver.finished) == ["first", "second", "third"]
+
+
+def test_a_request_that_ends_every_epoch_is_given_up() -> None:
+    driver = Driver(1)
+    driver.ask("poison", prompt=5000)
+    for _ in range(3):
+        assert not driver.failed
+        driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
+        driver.under_way.clear()
+        driver.take(driver.scheduler.attach(driver.facts))
+    assert driver.failed == {"poison": "EPOCH_ENDED"}
+
+
+@pytest.mark.parametrize("number", [0, 3, 99])
+def test_steps_that_cannot_be_done_end_the_epoch(number: int) -> None:
+    driver = Driver(1)
+    driver.ask("a")
+    with pytest.raises(InvalidInput) as caught:
+        driver.scheduler.step_done(control.StepDone(step=number), 0.0)
+    assert caught.value.reason == "BAD_STEP"
+
+
+def test_a_step_that_samples_nothing_is_done_with_a_later_one() -> None:
+    driver = Driver(1, chunk=10)
+    driver.ask("a", prompt=15, max_tokens=1)
+    assert driver.work() == ["p", "p"]
+    driver.under_way.popleft()
+    driver.done()
+    assert driver.finished == {"a": 1}
+    assert driver.scheduler.steps_under_way == 0

@@ -1,0 +1,230 @@
+"""Composition: what follows is taken, nothing else is, and members that differ have other digests."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.composition import MAX_LANES, Admission, Composition, Eviction, ResolvedStep
+from mesh.errors import InvalidInput
+from sealring.v1 import control_pb2 as control
+
+CHUNK = 8
+MAX_ROWS = 6
+
+
+def make(epoch: int = 1) -> Composition:
+    return Composition(epoch=epoch, max_rows=MAX_ROWS, prefill_chunk=CHUNK)
+
+
+@st.composite
+def valid_runs(draw: st.DrawFn) -> list[control.Step]:
+    """Steps that follow from one another, of a model that shares no code with the composition."""
+    prompts: dict[int, int] = {}
+    progress: dict[int, int] = {}
+    lanes: dict[int, list[int]] = {}
+    highest = 0
+    steps = []
+    for number in range(1, draw(st.integers(1, 25)) + 1):
+        step = control.Step(number=number)
+        for row in [row for row, done in progress.items() if done == prompts[row]]:
+            if draw(st.booleans()):
+                lane = draw(st.integers(0, 2))
+                step.changes.add().admit.CopyFrom(control.Admit(row=row, lane=lane))
+                lanes.setdefault(lane, []).append(row)
+                del progress[row]
+        for row in [*progress, *(row for rows in lanes.values() for row in rows)]:
+            if draw(st.integers(0, 5)) == 0:
+                step.changes.add().evict.row = row
+                progress.pop(row, None)
+                lanes = {lane: [each for each in rows if each != row] for lane, rows in lanes.items()}
+                lanes = {lane: rows for lane, rows in lanes.items() if rows}
+        kind = draw(st.sampled_from(["prefill", "prefill", "decode", "none"]))
+        if kind == "decode" and lanes:
+            step.decode.lane = draw(st.sampled_from(sorted(lanes)))
+        elif kind == "prefill":
+            for row in sorted(row for row, done in progress.items() if done < prompts[row]):
+                if draw(st.booleans()):
+                    end = draw(st.integers(progress[row] + 1, min(prompts[row], progress[row] + CHUNK)))
+                    step.prefill.chunks.add(row=row, start=progress[row], end=end, prompt_tokens=prompts[row])
+                    progress[row] = end
+            if draw(st.booleans()) and len(progress) + sum(map(len, lanes.values())) < MAX_ROWS:
+                highest += draw(st.integers(1, 3))
+                prompts[highest] = draw(st.integers(1, 30))
+                end = draw(st.integers(1, min(prompts[highest], CHUNK)))
+                step.prefill.chunks.add(
+                    row=highest, start=0, end=end, prompt_tokens=prompts[highest], params_bytes=64
+                )
+                progress[highest] = end
+            if not step.prefill.chunks:
+                step.ClearField("work")
+        steps.append(step)
+    return steps
+
+
+def lengths(steps: list[ResolvedStep]) -> dict[int, int]:
+    held: dict[int, int] = {}
+    for step in steps:
+        for change in step.changes:
+            if isinstance(change, Eviction):
+                del held[change.row]
+        for chunk in step.chunks:
+            assert held.get(chunk.row, 0) == chunk.start
+            held[chunk.row] = chunk.end
+        for row in step.rows:
+            held[row] += 1
+    return held
+
+
+@given(valid_runs())
+def test_what_follows_is_taken(steps: list[control.Step]) -> None:
+    one, two = make(), make()
+    resolved = [one.apply(step) for step in steps]
+    assert resolved == [two.apply(control.Step.FromString(step.SerializeToString())) for step in steps]
+    assert len({step.digest for step in resolved}) == len(resolved)
+    held = lengths(resolved)
+    assert one.rows == len(held) <= MAX_ROWS
+    assert set(held) == set(one.prefilling()) | {row for rows in one.lanes().values() for row in rows}
+    for step in resolved:
+        assert set(step.sampled) == set(step.rows) | {chunk.row for chunk in step.chunks if chunk.last}
+
+
+@given(valid_runs())
+def test_changes_tell_where_rows_were(steps: list[control.Step]) -> None:
+    """A member that keeps lists of its own by what it is told has the same lanes."""
+    composition = make()
+    mine: dict[int, list[int]] = {}
+    for step in steps:
+        for change in composition.apply(step).changes:
+            if isinstance(change, Admission):
+                mine.setdefault(change.lane, []).append(change.row)
+            elif change.lane is not None:
+                assert mine[change.lane].pop(change.index) == change.row
+        assert {lane: tuple(rows) for lane, rows in mine.items() if rows} == composition.lanes()
+        for lane, rows in mine.items():
+            assert composition.lane_rows(lane) == tuple(rows)
+
+
+@given(valid_runs(), st.data())
+def test_members_that_differ_have_other_digests(steps: list[control.Step], data: st.DataObject) -> None:
+    """From the first step on that one of two members saw otherwise, unless it changed nothing."""
+    at = data.draw(st.integers(0, len(steps) - 1))
+    other = copy.deepcopy(steps[at])
+    change = data.draw(st.sampled_from(["drop", "swap", "epoch", "work"]))
+    if change == "drop" and other.changes:
+        del other.changes[-1]
+    elif change == "swap" and other.HasField("decode"):
+        other.decode.lane += 1
+    elif change == "work" and other.WhichOneof("work"):
+        other.ClearField("work")
+    one, two = make(), make(2 if change == "epoch" else 1)
+    for step in steps[:at]:
+        one.apply(step)
+        two.apply(step)
+    digest = one.apply(steps[at]).digest
+    with contextlib.suppress(InvalidInput):
+        same = two.apply(other).digest == digest
+        assert same == (other == steps[at] and change != "epoch")
+
+
+steps_of_any_kind = st.builds(
+    lambda number, changes, work: _any_step(number, changes, work),
+    st.integers(1, 5),
+    st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 70)), max_size=4),
+    st.none()
+    | st.integers(0, 70)
+    | st.lists(
+        st.tuples(*[st.integers(0, n) for n in (4, 12, 20, 20)], st.sampled_from([0, 64, 1 << 21])),
+        max_size=4,
+    ),
+)
+
+
+def _any_step(
+    number: int,
+    changes: list[tuple[bool, int, int]],
+    work: int | list[tuple[int, int, int, int, int]] | None,
+) -> control.Step:
+    step = control.Step(number=number)
+    for admit, row, lane in changes:
+        if admit:
+            step.changes.add().admit.CopyFrom(control.Admit(row=row, lane=lane))
+        else:
+            step.changes.add().evict.row = row
+    if isinstance(work, int):
+        step.decode.lane = work
+    elif work is not None:
+        step.prefill.SetInParent()
+        for row, start, end, total, params in work:
+            step.prefill.chunks.add(row=row, start=start, end=end, prompt_tokens=total, params_bytes=params)
+    return step
+
+
+@given(valid_runs(), st.lists(steps_of_any_kind, max_size=5))
+def test_anything_else_is_refused_in_one_way(steps: list[control.Step], more: list[control.Step]) -> None:
+    composition = make()
+    for step in steps:
+        composition.apply(step)
+    for step in more:
+        step.number += composition.last_step
+        try:
+            resolved = composition.apply(step)
+        except InvalidInput as error:
+            reason = error.reason
+        else:
+            reason = "BAD_STEP"
+            assert composition.rows <= MAX_ROWS
+            assert all(lane < MAX_LANES for lane in composition.lanes())
+            assert all(chunk.tokens <= CHUNK for chunk in resolved.chunks)
+            assert all(done <= total for done, total in composition.prefilling().values())
+        assert reason == "BAD_STEP"
+        if step.number != composition.last_step:
+            break
+
+
+def prefill(number: int, row: int, start: int, end: int, total: int) -> control.Step:
+    step = control.Step(number=number)
+    step.prefill.chunks.add(row=row, start=start, end=end, prompt_tokens=total)
+    return step
+
+
+def test_step_numbers_have_no_gaps() -> None:
+    composition = make()
+    with pytest.raises(InvalidInput, match="step 2 follows step 0"):
+        composition.apply(control.Step(number=2))
+
+
+def test_a_step_without_work_only_counts() -> None:
+    composition = make()
+    resolved = composition.apply(control.Step(number=1))
+    assert (resolved.sampled, resolved.rows, resolved.chunks, resolved.lane) == ((), (), (), None)
+    assert composition.last_step == 1
+
+
+def test_row_numbers_rise_and_are_never_used_twice() -> None:
+    composition = make()
+    composition.apply(prefill(1, 5, 0, 8, 9))
+    with pytest.raises(InvalidInput):
+        composition.apply(prefill(2, 4, 0, 8, 9))
+    composition = make()
+    composition.apply(prefill(1, 5, 0, 8, 9))
+    step = control.Step(number=2)
+    step.changes.add().evict.row = 5
+    assert composition.apply(step).changes == (Eviction(5, None, 0),)
+    with pytest.raises(InvalidInput):
+        composition.apply(prefill(3, 5, 0, 8, 9))
+
+
+def test_rows_are_limited_after_the_changes_of_the_step() -> None:
+    composition = make()
+    for row in range(1, MAX_ROWS + 1):
+        composition.apply(prefill(row, row, 0, 1, 2))
+    step = prefill(MAX_ROWS + 1, MAX_ROWS + 1, 0, 1, 2)
+    step.changes.add().evict.row = 1
+    composition.apply(step)
+    with pytest.raises(InvalidInput, match="one more than"):
+        composition.apply(prefill(MAX_ROWS + 2, MAX_ROWS + 2, 0, 1, 2))
