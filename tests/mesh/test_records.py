@@ -585,3 +585,23 @@ def test_headers_hash_to_different_associated_data() -> None:
         (Kind.TOKENS, "int32", (1 << 40,), 4),
     ]
     assert len({hashlib.sha256(records._describe(*head)).digest() for head in heads}) == len(heads)
+
+
+def test_a_prepared_session_does_not_get_round_the_confirmation(pair: Any) -> None:
+    (first, second), (next_first, next_second) = pair.handshake(), pair.handshake()
+    sender, receiver = Link(first), Link(second)
+    sender.install(next_first, at_step=3)
+    receiver.install(next_second, at_step=3)
+    head = header(1, step=3)
+    assert refusal(sender.sealer.seal_into, b"x", bytearray(17), head) == "NOT_CONFIRMED"
+    assert refusal(receiver.opener.open_into, bytes(17), bytearray(1), head) == "NOT_CONFIRMED"
+
+
+def test_the_limits_are_those_of_the_specification() -> None:
+    assert (MAX_RECORD_BYTES, REKEY_RECORDS, REKEY_BYTES, REKEY_SECONDS) == (1 << 24, 1 << 20, 1 << 36, 600.0)
+
+
+def test_counters_start_at_zero(pair: Any) -> None:
+    sender, _ = pair.link()
+    assert (sender.sealer.sequence, sender.sealer._session.bytes, sender.opener.sequence) == (1, 0, 0)
+    assert sender.last_step == -1

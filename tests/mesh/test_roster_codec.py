@@ -207,7 +207,10 @@ def test_a_replica_has_one_ring(cluster: Any) -> None:
         ),
     )
     assert refused_alike(cluster, rings=(one, two)) == "ROSTER_RINGS"
-    cluster.verified(rings=(one, dataclasses.replace(two, replica=1)))
+    two = dataclasses.replace(two, replica=1)
+    cluster.verified(rings=(one, two))
+    assert refused_alike(cluster, rings=(two, one)) == "ROSTER_RINGS"
+    assert refused_alike(cluster, rings=(one, dataclasses.replace(two, id="ring-0"))) == "ROSTER_RINGS"
 
 
 def test_inflated_trust(cluster: Any) -> None:
@@ -437,3 +440,33 @@ def test_any_json_in_any_field_is_refused_cleanly(cluster: Any, field: str, valu
         parse_body(parse_header(edit(cluster, lambda d: d.update({field: value}))))
     except RosterError:
         pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["rings"][0].update(context=1 << 24, replica=1000),
+        lambda d: (
+            d["rings"][0]["members"][2].update(layers=[6, 10000]),
+            d["rings"][0].update(total_layers=10000),
+        ),
+        lambda d: d["members"][0].update(addresses=["a:1", "[::1]:65535"] * 4),
+        lambda d: d.update(cluster="demo", expires=NOW + 900),
+    ],
+)
+def test_values_at_their_bounds_are_taken(cluster: Any, change: Callable[[dict[str, Any]], object]) -> None:
+    read(cluster, edit(cluster, change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["rings"][0].update(context=(1 << 24) + 1),
+        lambda d: d["rings"][0].update(replica=1001),
+        lambda d: d["rings"][0].update(total_layers=10001),
+    ],
+)
+def test_values_beyond_their_bounds_are_refused(
+    cluster: Any, change: Callable[[dict[str, Any]], object]
+) -> None:
+    assert refusal(cluster, edit(cluster, change)) == "ROSTER_MALFORMED"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mesh.dsse import Ed25519Signer, Envelope, encode_envelope, open_envelope, seal_envelope
 from mesh.errors import FailedPrecondition, RosterError
@@ -371,3 +375,47 @@ def test_root_rotation_is_checked(cluster: Any, reader: RosterReader) -> None:
         reader.update_root(expired.chain[-1])
     assert error.value.reason == "ROOT_EXPIRED"
     assert reader.root == authority.root
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    actions=st.lists(
+        st.tuples(
+            st.sampled_from(["next", "old", "fork", "again", "restart", "later", "earlier"]),
+            st.integers(1, 400),
+        ),
+        max_size=25,
+    )
+)
+def test_versions_never_go_back_whatever_happens(
+    cluster: Any, tmp_path: Path, clock: Any, actions: list[tuple[str, int]]
+) -> None:
+    """A property over accepts, replays, forks, restarts and a clock that jumps both ways."""
+    path = tmp_path / secrets.token_hex(8)
+    RosterStateFile(path).create("demo")
+    clock.now, version, tip, used = float(NOW), 0, bytes(32), b""
+    reader = RosterReader(cluster.authority.root, path, own(cluster), clock=clock)
+    for action, amount in actions:
+        if action == "restart":
+            reader = RosterReader(cluster.authority.root, path, own(cluster), clock=clock)
+        elif action in {"later", "earlier"}:
+            clock.advance(amount if action == "later" else -amount)
+        elif action == "again" and used:
+            with contextlib.suppress(RosterError):
+                assert reader.accept(used).version == version
+        else:
+            wanted = {"next": version + 1, "old": max(1, version - amount), "fork": max(1, version)}
+            issued = max(NOW, int(clock.now)) - amount % 7
+            previous = tip if action == "next" else bytes(32)
+            envelope = cluster.sign(
+                version=wanted.get(action, 1), previous=previous, issued=issued, expires=issued + 600
+            )
+            try:
+                roster = reader.accept(envelope)
+            except RosterError:
+                assert action != "next" or clock.now < NOW
+                continue
+            assert roster.version > version or (roster.version, roster.hash) == (version, tip)
+            version, tip, used = roster.version, roster.hash, envelope
+        stored = RosterStateFile(path).load()
+        assert (stored.version, stored.hash) == (version, tip)

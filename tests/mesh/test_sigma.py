@@ -577,3 +577,31 @@ def test_starting_twice_is_refused(pair: Any) -> None:
 
 def test_the_limits_are_those_of_the_specification() -> None:
     assert (MAX_FRAME_BYTES, DEADLINE_SECONDS) == (16384, 10.0)
+
+
+@SHARED
+@given(deliveries=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), max_size=40))
+def test_any_delivery_of_any_frames_gives_only_matching_sessions(
+    pair: Any, deliveries: list[tuple[int, int]]
+) -> None:
+    """A network that delivers every frame anywhere, in any order, any number of times."""
+    initiators, responders = [pair.initiator() for _ in range(3)], [pair.responder() for _ in range(3)]
+    machines = [*initiators, *responders]
+    pool = [initiator.start() for initiator in initiators]
+    sessions: dict[int, Any] = {}
+    for who, what in deliveries:
+        try:
+            outcome = machines[who].on_message(pool[what % len(pool)])
+        except HandshakeError:
+            continue
+        if outcome.message is not None:
+            pool.append(outcome.message)
+        if outcome.session is not None:
+            assert who not in sessions
+            sessions[who] = outcome.session
+    for who, session in sessions.items():
+        partners = [other for other, peer in sessions.items() if peer.session_id == session.session_id]
+        assert len(partners) <= 2
+        if who < 3:
+            (partner,) = [other for other in partners if other >= 3]
+            assert sessions[partner].transcript_hash == session.transcript_hash
