@@ -1,0 +1,258 @@
+"""The store: one writer, all or nothing, tokens spent once, versions and epochs used once, a chained log."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.store import (
+    Revocation,
+    Store,
+    StoredDeployment,
+    StoredMember,
+    StoredRoster,
+    StoredToken,
+    verify_chain,
+)
+from mesh.certificates import Role
+from mesh.errors import AlreadyExists, ConfigError, FailedPrecondition, Internal, NotFound
+from mesh.trust import KeyType, TrustLevel
+from sealring.v1 import admin_pb2
+
+NOW = 1_800_000_000
+MEMBER = StoredMember(
+    id="m" * 52,
+    role=Role.MEMBER,
+    name="alpha",
+    identity_key=b"k" * 65,
+    key_type=KeyType.SOFTWARE,
+    enrolled_at=NOW,
+    sealing_key=b"s" * 32,
+    level=TrustLevel.SOFTWARE,
+    trust=10,
+    attestation=b"{}",
+    attested_at=NOW,
+    challenged_at=NOW,
+    manifest_hash=bytes(32),
+    addresses=("127.0.0.1:7000", "[::1]:7000"),
+    software_version="1",
+    draining=True,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store.create(tmp_path)
+    yield made
+    made.close()
+
+
+def token(identifier: str = "t1", *, expires: int = NOW + 600) -> StoredToken:
+    return StoredToken(identifier, Role.MEMBER, NOW, expires, "for the attic")
+
+
+def test_the_database_is_private(store: Store, tmp_path: Path) -> None:
+    assert stat.S_IMODE((tmp_path / "coordinator.db").stat().st_mode) == 0o600
+
+
+def test_a_second_coordinator_on_the_same_state_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Store.open(tmp_path)
+    assert caught.value.reason == "STATE_IN_USE"
+    code = (
+        "import sys, pathlib\nfrom coordinator.store import Store\nfrom mesh.errors import ConfigError\n"
+        "try:\n    Store.open(pathlib.Path(sys.argv[1]))\n"
+        "except ConfigError as error:\n    sys.exit(error.reason)\n"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert "STATE_IN_USE" in other.stderr
+    store.close()
+    Store.open(tmp_path).close()
+
+
+def test_an_existing_database_is_never_made_anew(store: Store, tmp_path: Path) -> None:
+    store.close()
+    with pytest.raises(AlreadyExists):
+        Store.create(tmp_path)
+
+
+def test_a_missing_corrupt_or_foreign_database_is_refused(tmp_path: Path) -> None:
+    def reason() -> str:
+        with pytest.raises(ConfigError) as caught:
+            Store.open(tmp_path)
+        return caught.value.reason
+
+    assert reason() == "STATE_MISSING"
+    path = tmp_path / "coordinator.db"
+    path.write_bytes(b"not a database at all" * 100)
+    assert reason() == "STATE_CORRUPT"
+    path.unlink()
+    sqlite3.connect(path).execute("CREATE TABLE other (x)").connection.close()
+    assert reason() == "STATE_CORRUPT"
+
+
+def test_another_schema_version_is_refused(store: Store, tmp_path: Path) -> None:
+    store.close()
+    connection = sqlite3.connect(tmp_path / "coordinator.db")
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ConfigError) as caught:
+        Store.open(tmp_path)
+    assert caught.value.reason == "STATE_VERSION"
+
+
+def test_a_damaged_page_is_found(store: Store, tmp_path: Path) -> None:
+    for number in range(200):
+        store.audit.append(NOW, "a", "b", "c", {"number": number, "filler": "x" * 200})
+    store.close()
+    path = tmp_path / "coordinator.db"
+    data = bytearray(path.read_bytes())
+    data[8192:12288] = b"\xff" * 4096
+    path.write_bytes(data)
+    with pytest.raises(ConfigError) as caught:
+        Store.open(tmp_path)
+    assert caught.value.reason == "STATE_CORRUPT"
+
+
+def test_a_transaction_is_all_or_nothing_even_nested(store: Store) -> None:
+    with pytest.raises(RuntimeError), store.transaction():
+        store.tokens.add(token(), b"secret")
+        store.members.save(MEMBER)
+        raise RuntimeError
+    assert store.tokens.open(now=NOW) == []
+    assert store.members.all() == []
+
+
+def test_a_token_is_spent_once(store: Store) -> None:
+    store.tokens.add(token(), b"secret")
+    assert not store.tokens.spend("t1", b"wrong", Role.MEMBER, now=NOW)
+    assert not store.tokens.spend("t1", b"secret", Role.GATEWAY, now=NOW)
+    assert not store.tokens.spend("t2", b"secret", Role.MEMBER, now=NOW)
+    assert store.tokens.spend("t1", b"secret", Role.MEMBER, now=NOW)
+    assert not store.tokens.spend("t1", b"secret", Role.MEMBER, now=NOW)
+
+
+def test_an_expired_token_is_worth_nothing(store: Store) -> None:
+    store.tokens.add(token(expires=NOW), b"secret")
+    assert not store.tokens.spend("t1", b"secret", Role.MEMBER, now=NOW)
+    assert store.tokens.open(now=NOW) == []
+
+
+def test_a_revoked_token_is_gone(store: Store) -> None:
+    store.tokens.add(token(), b"secret")
+    assert store.tokens.open(now=NOW) == [token()]
+    store.tokens.revoke("t1")
+    with pytest.raises(NotFound):
+        store.tokens.revoke("t1")
+
+
+def test_no_secret_is_on_disk(store: Store, tmp_path: Path) -> None:
+    store.tokens.add(token(), b"the-secret-of-this-token")
+    store.close()
+    assert all(b"the-secret" not in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_members_come_back_as_they_were_stored(store: Store) -> None:
+    store.members.enrol(MEMBER)
+    assert store.members.get(MEMBER.id) == MEMBER
+    assert store.members.all(Role.GATEWAY) == []
+    changed = dataclasses.replace(MEMBER, draining=False, addresses=("h:1",))
+    store.members.save(changed)
+    assert store.members.all(Role.MEMBER) == [changed]
+    with pytest.raises(NotFound):
+        store.members.get("nobody")
+
+
+def test_an_evicted_member_may_come_back_and_a_banned_one_may_not(store: Store) -> None:
+    store.members.enrol(MEMBER)
+    store.members.revoke(Revocation(MEMBER.id, MEMBER.identity_key, NOW, banned=False))
+    assert store.members.find(MEMBER.id) is None
+    assert not store.members.banned(MEMBER.id)
+    assert len(store.members.revocations(since=NOW, limit=10)) == 1
+    store.members.enrol(MEMBER)
+    assert store.members.revocations(since=0, limit=10) == []
+    store.members.revoke(Revocation(MEMBER.id, MEMBER.identity_key, NOW, banned=True))
+    store.members.revoke(Revocation(MEMBER.id, MEMBER.identity_key, NOW + 1, banned=False))
+    assert store.members.banned(MEMBER.id)
+    assert store.members.find_revocation(MEMBER.id) == Revocation(
+        MEMBER.id, MEMBER.identity_key, NOW + 1, banned=True
+    )
+
+
+def deployment(name: str = "demo") -> StoredDeployment:
+    spec = admin_pb2.DeploymentSpec(name=name, model="m")
+    return StoredDeployment(spec, admin_pb2.DeploymentPlan(spec=spec, plan_hash="ab"), NOW)
+
+
+def test_deployments_have_unique_names(store: Store) -> None:
+    store.deployments.add(deployment())
+    with pytest.raises(AlreadyExists) as caught:
+        store.deployments.add(deployment())
+    assert caught.value.reason == "NAME_TAKEN"
+    assert store.deployments.all() == [deployment()]
+    assert store.deployments.remove("demo") == deployment()
+    with pytest.raises(NotFound):
+        store.deployments.remove("demo")
+
+
+def test_epoch_numbers_rise_for_ever(store: Store, tmp_path: Path) -> None:
+    assert [store.deployments.next_epoch("r") for _ in range(3)] == [1, 2, 3]
+    assert store.deployments.next_epoch("other") == 1
+    store.close()
+    again = Store.open(tmp_path)
+    assert again.deployments.next_epoch("r") == 4
+    again.close()
+
+
+def test_a_roster_version_is_stored_once_and_in_order(store: Store) -> None:
+    for version in range(1, 40):
+        store.rosters.add(StoredRoster(version, bytes([version]) * 32, b"envelope"))
+    for version in (39, 41):
+        with pytest.raises(Internal):
+            store.rosters.add(StoredRoster(version, bytes(32), b"other"))
+    assert store.rosters.latest() == StoredRoster(39, bytes([39]) * 32, b"envelope")
+    assert store.rosters.find(1) is None
+    assert store.rosters.find(30) is not None
+
+
+def test_the_audit_log_is_a_chain(store: Store) -> None:
+    for number in range(5):
+        store.audit.append(NOW, "operator", "do", f"thing-{number}", {"number": number, "long": "x" * 1000})
+    entries = store.audit.entries(after=0, limit=100)
+    assert verify_chain(entries) == (5, entries[-1].hash)
+    assert verify_chain(entries[3:], after=(3, entries[2].hash)) == (5, entries[-1].hash)
+    assert len(entries[0].details["long"]) == 256
+    assert store.audit.entries(after=4, limit=100) == entries[4:]
+
+
+@pytest.mark.parametrize(
+    "change", ["actor", "action", "subject", "at", "details", "order", "missing", "hash"]
+)
+def test_any_change_to_the_audit_log_is_found(store: Store, change: str) -> None:
+    for number in range(4):
+        store.audit.append(NOW, "operator", "do", "thing", {"number": number})
+    entries = store.audit.entries(after=0, limit=100)
+    if change == "order":
+        entries[1], entries[2] = entries[2], entries[1]
+    elif change == "missing":
+        del entries[1]
+    elif change == "details":
+        entries[1].details["number"] = "9"
+    elif change == "at":
+        entries[1].at += 1
+    elif change == "hash":
+        entries[1].hash = bytes(32)
+    else:
+        setattr(entries[1], change, "somebody else")
+    with pytest.raises(FailedPrecondition) as caught:
+        verify_chain(entries)
+    assert caught.value.metadata["sequence"] == "2"
