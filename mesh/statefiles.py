@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import stat
@@ -74,7 +75,7 @@ def _write_temporary(path: Path, data: bytes, mode: int) -> Path:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            _sync(file.fileno())
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -84,9 +85,16 @@ def _write_temporary(path: Path, data: bytes, mode: int) -> Path:
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        _sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    os.fsync(descriptor)
+    full_sync: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:  # macOS: fsync stops at the drive's own cache
+        fcntl.fcntl(descriptor, full_sync)
 
 
 def _open_no_follow(path: Path) -> int:

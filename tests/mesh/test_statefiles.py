@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -67,3 +68,11 @@ def test_secrets_are_bounded(tmp_path: Path) -> None:
     assert error.value.reason == "FILE_TOO_LARGE"
     with pytest.raises(FileNotFoundError):
         read_secret(tmp_path / "absent")
+
+
+def test_a_full_sync_is_asked_for_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda descriptor, command: asked.append(command))
+    write_atomic(tmp_path / "state", b"x")
+    assert asked == [51, 51]
