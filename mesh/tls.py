@@ -20,20 +20,10 @@ import grpc.aio
 from mesh.certificates import PeerIdentity, Role, expires_at, role_server_name, to_pem
 from mesh.clock import Clock
 from mesh.errors import Unauthenticated
+from mesh.rpc import CHANNEL_OPTIONS
 
-MAX_MESSAGE_BYTES = 16 << 20
-KEEPALIVE_MILLISECONDS = 2000
-PING_TIMEOUT_MILLISECONDS = 1000
 MAX_CONNECTION_AGE_MILLISECONDS = 3600 * 1000
-
-_COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
-    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MILLISECONDS),
-    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MILLISECONDS),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-)
+"""A server asks clients to connect anew after an hour, so that trust that was taken away ends there too."""
 
 
 @dataclass(frozen=True)
@@ -107,28 +97,12 @@ def joining_channel(address: str, authorities: tuple[bytes, ...]) -> grpc.aio.Ch
 
 
 def channel_options(server_name: str) -> list[tuple[str, int | str]]:
-    """Client options: keepalive that finds a frozen peer in 3 s, message sizes, own subchannels."""
+    """Client options for a peer that has to prove `server_name`, whatever its address is."""
     return [
-        *_COMMON_OPTIONS,
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.use_local_subchannel_pool", 1),
+        *CHANNEL_OPTIONS,
         ("grpc.ssl_target_name_override", server_name),
         ("grpc.default_authority", server_name),
         ("grpc.enable_retries", 0),
-        ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.max_reconnect_backoff_ms", 2000),
-    ]
-
-
-def server_options() -> list[tuple[str, int]]:
-    """Server options: pings as often as our clients send them, message sizes, one server per port."""
-    return [
-        *_COMMON_OPTIONS,
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MILLISECONDS // 4),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_MILLISECONDS),
-        ("grpc.so_reuseport", 0),
     ]
 
 

@@ -13,6 +13,7 @@ import pytest
 from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, role_server_name
 from mesh.clock import wall_clock
 from mesh.errors import CertificateError, SealringError, Unauthenticated
+from mesh.rpc import SERVER_OPTIONS
 from mesh.tls import (
     PeerChannel,
     TlsMaterial,
@@ -22,7 +23,6 @@ from mesh.tls import (
     joining_channel,
     peer_identity,
     server_credentials,
-    server_options,
 )
 
 
@@ -52,7 +52,7 @@ async def echo(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
 
 
 async def start_server(store: TlsStore, *, require_client: bool = True) -> tuple[grpc.aio.Server, str]:
-    server = grpc.aio.server(options=server_options())
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     handlers = {
         "Who": grpc.unary_unary_rpc_method_handler(who),
         "Echo": grpc.stream_stream_rpc_method_handler(echo),
@@ -206,3 +206,7 @@ def test_peer_identity_needs_one_verified_uri(properties: dict[str, list[bytes]]
 def test_peer_identity_refuses_other_uris(uri: bytes) -> None:
     with pytest.raises(CertificateError):
         peer_identity(FakeContext(transport_security_type=[b"ssl"], peer_uri=[uri]))
+
+
+def test_material_shows_no_key(ca: ClusterCA) -> None:
+    assert "PRIVATE" not in repr(make_material(ca, Role.MEMBER, "node-a"))
