@@ -605,3 +605,17 @@ def test_counters_start_at_zero(pair: Any) -> None:
     sender, _ = pair.link()
     assert (sender.sealer.sequence, sender.sealer._session.bytes, sender.opener.sequence) == (1, 0, 0)
     assert sender.last_step == -1
+
+
+def test_a_peer_that_seals_more_than_it_announces_is_refused(pair: Any) -> None:
+    """An insider binds one length and seals another: the receiver counts what it got."""
+    sender, receiver = pair.link()
+    session, head = sender.sealer._session, header(60, shape=(1, 32))
+    described = records._describe(head.kind, head.dtype, head.shape, head.length)
+    bound = session.prefix + records._pack_order(1, head.step) + DIGEST + described
+    sealed = bytearray(80)
+    session.encrypt_into((session.iv ^ 1).to_bytes(12, "big"), bytes(64), bound, sealed)
+    out = bytearray(b"\xee" * 64)
+    assert refusal(receiver.opener.open_into, sealed, out, head) == "BAD_LENGTH"
+    assert out == bytes(64)
+    assert_dead(receiver)
