@@ -1,15 +1,16 @@
 """The head's tokenizer, read from a model folder.
 
-Most folders hold a `tokenizer.json`, which the `tokenizers` library reads alone, in a twentieth of the time
-that importing transformers takes. The others, and the few that name a chat template in code, go through
-mlx-lm's loader.
+Most folders hold a `tokenizer.json` which the `tokenizers` library reads alone, in a twentieth of the time
+that importing transformers takes. Where transformers would change what is in it (SentencePiece classes),
+where there is none, or where the chat template is code, mlx-lm's loader is used, so that tokens are always
+those of mlx-lm.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from node.engine.text import BytesDetokenizer, Detokenizer, WindowDetokenizer
 _FILE_LIMIT = 256 << 20
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _THINKING = (("<think>", "</think>"), ("<longcat_think>", "</longcat_think>"))
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer", None)
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -46,35 +48,26 @@ class Tokenizer(Protocol):
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of the model folder `path`. Raises ModelError."""
     settings = _read_json(path / "tokenizer_config.json")
-    fast = (path / "tokenizer.json").is_file() and "chat_template_type" not in settings
-    fast = fast and settings.get("tokenizer_class") != "NewlineTokenizer"
-    return FileTokenizer(path, settings) if fast else LoadedTokenizer(path)
+    if "chat_template_type" in settings or not (path / "tokenizer.json").is_file():
+        return LoadedTokenizer(path)
+    backend = _read_backend(path)
+    as_it_stands = _decoder_kind(backend) == "byte level" or settings.get("tokenizer_class") in _GENERIC
+    return FileTokenizer(path, settings, backend) if as_it_stands else LoadedTokenizer(path)
 
 
 class FileTokenizer:
     """A `tokenizer.json` and the chat template beside it."""
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        from tokenizers import Tokenizer as Backend
-
-        description = _read_json(path / "tokenizer.json")
-        try:
-            self._backend = Backend.from_file(str(path / "tokenizer.json"))
-        except Exception:
-            raise _corrupt(path, "tokenizer.json") from None
+    def __init__(self, path: Path, settings: dict[str, Any], backend: Any) -> None:
+        self._backend = backend
+        self._spelling = Spelling(backend)
         special = _special_tokens(path, settings)
-        self._added = self._backend.get_added_tokens_decoder()
         self._begin: int | None = self._backend.token_to_id(special.get("bos_token", ""))
         end = self._backend.token_to_id(special.get("eos_token", ""))
         self.end_tokens = frozenset(_end_tokens(path) | ({end} if end is not None else set()))
-        self._adds_begin: bool | None = None  # as the file's post-processor has it
-        if "add_bos_token" in settings or self._backend.post_processor is None:
-            self._adds_begin = bool(settings.get("add_bos_token"))
         thinks = any(self._has(first) and self._has(last) for first, last in _THINKING)
         source = _template_source(path, settings)
         self._template = source and ChatTemplate(source, special | {"enable_thinking": thinks})
-        self._token_bytes = lru_cache(maxsize=None)(self._bytes_of(description.get("decoder")))
-        self._kind = _decoder_kind(description.get("decoder"))
 
     def _has(self, token: str) -> bool:
         return self._backend.token_to_id(token) is not None
@@ -86,31 +79,11 @@ class FileTokenizer:
         return ids
 
     def encode_text(self, text: str) -> list[int]:
-        ids: list[int]
-        if self._adds_begin is None:
-            ids = self._backend.encode(text, add_special_tokens=True).ids
-            return ids[1:] if self._begin is not None and ids[:2] == [self._begin] * 2 else ids
-        ids = self._backend.encode(text, add_special_tokens=False).ids
-        if not self._adds_begin or self._begin is None or ids[:1] == [self._begin]:
-            return ids
-        return [self._begin, *ids]
+        ids: list[int] = self._backend.encode(text, add_special_tokens=True).ids
+        return ids[1:] if self._begin is not None and ids[:2] == [self._begin] * 2 else ids
 
     def detokenizer(self) -> Detokenizer:
-        if self._kind is None:
-            return WindowDetokenizer(lambda tokens: self._backend.decode(tokens, skip_special_tokens=True))
-        return BytesDetokenizer(self._token_bytes, strip_space=self._kind == "sentencepiece strip")
-
-    def _bytes_of(self, decoder: Any) -> Callable[[int], bytes]:
-        added, name_of = self._added, self._backend.id_to_token
-        spell = _spell_byte_level if _decoder_kind(decoder) == "byte level" else _spell_sentencepiece
-
-        def token_bytes(token: int) -> bytes:
-            if (extra := added.get(token)) is not None:
-                return b"" if extra.special else extra.content.encode()
-            name = name_of(token)
-            return b"" if name is None else spell(name)
-
-        return token_bytes
+        return self._spelling.detokenizer()
 
 
 class LoadedTokenizer:
@@ -127,6 +100,8 @@ class LoadedTokenizer:
         except Exception:
             raise _corrupt(path, "tokenizer") from None
         self.end_tokens = frozenset(_end_tokens(path) | set(self._wrapper.eos_token_ids))
+        backend = getattr(self._wrapper, "backend_tokenizer", None)
+        self._spelling = None if backend is None else Spelling(backend)
 
     def encode_chat(self, messages: Messages) -> list[int]:
         if not self._wrapper.has_chat_template:
@@ -149,7 +124,40 @@ class LoadedTokenizer:
         return list(self._wrapper.encode(text))
 
     def detokenizer(self) -> Detokenizer:
+        if self._spelling is not None:
+            return self._spelling.detokenizer()
         return WindowDetokenizer(lambda tokens: self._wrapper.decode(list(tokens), skip_special_tokens=True))
+
+
+class Spelling:
+    """How the tokens of a `tokenizers` backend are spelt. Special tokens have no text."""
+
+    def __init__(self, backend: Any) -> None:
+        self.kind = _decoder_kind(backend)
+        self._backend = backend
+        self._added = backend.get_added_tokens_decoder()
+        self._spell = _spell_byte_level if self.kind == "byte level" else _spell_sentencepiece
+        self._token_bytes = lru_cache(maxsize=None)(self._uncached_bytes)
+
+    def detokenizer(self) -> Detokenizer:
+        if self.kind is None:
+            return WindowDetokenizer(lambda tokens: self._backend.decode(tokens, skip_special_tokens=True))
+        return BytesDetokenizer(self._token_bytes, strip_space=self.kind == "sentencepiece strip")
+
+    def _uncached_bytes(self, token: int) -> bytes:
+        if (added := self._added.get(token)) is not None:
+            return b"" if added.special else added.content.encode()
+        name = self._backend.id_to_token(token)
+        return b"" if name is None else self._spell(name)
+
+
+def _read_backend(path: Path) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        return Backend.from_file(str(path / "tokenizer.json"))
+    except Exception:
+        raise _corrupt(path, "tokenizer.json") from None
 
 
 def no_chat_template() -> InvalidInput:
@@ -222,10 +230,11 @@ def _template_source(path: Path, settings: dict[str, Any]) -> str:
     return source if isinstance(source, str) else ""
 
 
-def _decoder_kind(decoder: Any) -> str | None:
+def _decoder_kind(backend: Any) -> str | None:
     """`byte level`, `sentencepiece`, `sentencepiece strip` (a space at the start), or None for others."""
-    if not isinstance(decoder, dict):
+    if backend.decoder is None:
         return None
+    decoder = json.loads(backend.decoder.__getstate__())
     if decoder.get("type") == "ByteLevel":
         return "byte level"
     parts = decoder.get("decoders") if decoder.get("type") == "Sequence" else None

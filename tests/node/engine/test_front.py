@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from mesh.composition import ResolvedStep
+from mesh.errors import InvalidInput, ModelError
+from node.engine import params
+from node.engine.front import Answer, Front
+from node.engine.text import BytesDetokenizer, StopStrings
+from sealring.v1 import engine_pb2 as engine
+from sealring.v1 import inference_pb2 as inference
+
+CONTEXT = 40
+END = 256
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tokenizer of single bytes: a token's id is the byte; 256 ends an answer."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend = Backend(models.BPE(vocab={character: spell(character) for character in alphabet}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}:"
+    settings = {"eos_token": "<end>", "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+def spell(character: str) -> int:
+    from node.engine.tokenizer import _byte_level_table
+
+    return _byte_level_table()[character]
+
+
+class Desk:
+    """A front and what it says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.events: SimpleQueue[engine.EngineEvent] = SimpleQueue()
+        self.front = Front(folder, CONTEXT, self.events.put)
+        self.front.wait_loaded()
+        self._step = 0
+
+    def open(self, row: int, prompt: inference.Prompt, max_tokens: int = 0) -> engine.EngineEvent:
+        self.front.open(engine.OpenEngineRow(row=row, prompt=prompt, max_tokens=max_tokens))
+        return self.events.get(timeout=10)
+
+    def deliver(self, rows: dict[int, int]) -> dict[int, tuple[str, int, int]]:
+        """Row -> (text, tokens, finish) after a step that brought these tokens."""
+        self._step += 1
+        step = ResolvedStep(self._step, bytes(32), (), (), 0, tuple(rows), tuple(rows))
+        self.front.deliver(step, list(rows.values()))
+        done = self.events.get(timeout=10).done
+        assert done.step == self._step
+        return {output.row: (output.text, output.tokens, output.finish) for output in done.outputs}
+
+
+@pytest.fixture
+def desk(folder: Path) -> Iterator[Desk]:
+    made = Desk(folder)
+    yield made
+    made.front.stop()
+
+
+def text_prompt(text: str, **fields: object) -> inference.Prompt:
+    return inference.Prompt(text=text, **fields)  # type: ignore[arg-type]
+
+
+def test_a_row_is_opened_and_told(desk: Desk) -> None:
+    messages = [inference.ChatMessage(role="user", content="hi é")]
+    opened = desk.open(1, inference.Prompt(chat=inference.Chat(messages=messages))).opened
+    assert (opened.row, opened.prompt_tokens, opened.params_bytes) == (1, 6, params.BLOCK)
+    assert opened.max_tokens == CONTEXT - 6
+    assert desk.front.prompt(1).tolist() == list("hi é:".encode())
+    assert params.decode(desk.front.parameters(1)).greedy
+    desk.front.prefilled(1)
+    with pytest.raises(InvalidInput):
+        desk.front.prompt(1)
+    first, second = "é".encode()
+    assert desk.deliver({1: first}) == {1: ("", 1, 0)}
+    assert desk.deliver({1: second}) == {1: ("é", 2, 0)}
+    assert desk.deliver({1: END}) == {1: ("", 3, inference.FINISH_REASON_STOP)}
+    assert desk.deliver({1: 65}) == {}
+
+
+def test_the_longest_answer_is_the_requests_or_the_contexts(desk: Desk) -> None:
+    assert desk.open(1, text_prompt("abc"), max_tokens=2).opened.max_tokens == 2
+    assert desk.open(2, text_prompt("abc"), max_tokens=1000).opened.max_tokens == CONTEXT - 3
+    assert desk.deliver({1: 65, 2: 65}) == {1: ("A", 1, 0), 2: ("A", 1, 0)}
+    assert desk.deliver({1: 66, 2: 66}) == {1: ("B", 2, inference.FINISH_REASON_LENGTH), 2: ("B", 2, 0)}
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_the_numbers(desk: Desk) -> None:
+    assert desk.open(1, text_prompt("x" * (CONTEXT - 1))).opened.max_tokens == 1
+    refused = desk.open(2, text_prompt("x" * CONTEXT)).refused
+    assert refused.row == 2
+    assert refused.problem.reason == "CONTEXT_TOO_LONG"
+    assert dict(refused.problem.metadata) == {
+        "param": "prompt",
+        "prompt_tokens": str(CONTEXT),
+        "context": str(CONTEXT),
+    }
+
+
+def test_bad_prompts_are_refused(desk: Desk) -> None:
+    assert desk.open(1, inference.Prompt()).refused.problem.reason == "EMPTY_PROMPT"
+    hot = text_prompt("a", sampling=inference.Sampling(temperature=9))
+    assert desk.open(1, hot).refused.problem.code == "INVALID_ARGUMENT"
+    assert desk.open(1, text_prompt("a")).opened.row == 1
+    assert desk.open(1, text_prompt("a")).refused.problem.reason == "ROW_EXISTS"
+
+
+def test_an_error_that_might_quote_is_masked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(text: str) -> list[int]:
+        raise ValueError(text)
+
+    monkeypatch.setattr(desk.front._tokenizer, "encode_text", explode)
+    problem = desk.open(1, text_prompt("marked secret")).refused.problem
+    assert problem.reason == "PROMPT_UNUSABLE"
+    assert "marked" not in str(problem)
+
+
+def test_discarded_forgotten_and_closed_rows_are_gone(desk: Desk) -> None:
+    for row in (1, 2, 3):
+        desk.open(row, text_prompt("a"))
+    desk.front.discard(1)
+    desk.open(4, text_prompt("a"))
+    desk.front.forget(2)
+    assert desk.deliver({1: 65, 2: 65, 3: 65}) == {3: ("A", 1, 0)}
+    desk.front.close_rows()
+    assert desk.deliver({3: 65, 4: 65}) == {}
+    with pytest.raises(InvalidInput):
+        desk.front.parameters(4)
+
+
+def test_a_folder_without_a_tokenizer_fails_the_load(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    front = Front(tmp_path, CONTEXT, lambda event: None)
+    with pytest.raises(ModelError) as caught:
+        front.wait_loaded()
+    assert caught.value.reason == "TOKENIZER_CORRUPT"
+
+
+def answer(stops: list[str], max_tokens: int = 100) -> Answer:
+    spelling = BytesDetokenizer(lambda token: bytes([token]), strip_space=False)
+    return Answer(spelling, StopStrings(stops), frozenset({0}), max_tokens)
+
+
+def tell(made: Answer, content: bytes) -> str:
+    told = ""
+    for token in content:
+        told += made.add(token)
+        if made.finish:
+            break
+    return told
+
+
+def test_a_stop_string_ends_an_answer_and_is_no_part_of_it() -> None:
+    made = answer(["<stop>", "zz"])
+    assert tell(made, b"one <sto two <stop> three") == "one <sto two "
+    assert made.finish == inference.FINISH_REASON_STOP
+    assert made.tokens == len("one <sto two <stop>")
+
+
+def test_withheld_text_is_told_at_the_end() -> None:
+    assert tell(answer(["<stop>"]), b"one <sto\0") == "one <sto"
+    cut = answer(["<stop>"], max_tokens=7)
+    assert tell(cut, b"one <sto") == "one <st"
+    assert cut.finish == inference.FINISH_REASON_LENGTH
+
+
+def test_an_end_at_the_last_token_is_a_stop() -> None:
+    made = answer([], max_tokens=2)
+    assert tell(made, b"a\0") == "a"
+    assert made.finish == inference.FINISH_REASON_STOP
