@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,8 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mesh.composition import Composition, ResolvedStep
-from mesh.errors import EpochEnded
-from mesh.records import RecordHeader
+from mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput
+from mesh.records import Kind, RecordHeader
 from node.engine import params
 from node.engine.epoch import Epoch
 from node.engine.params import RowParameters
@@ -321,8 +322,14 @@ def prompt_of(family: str, number: int, length: int) -> list[int]:
 def run(
     family: str, size: int, steps: list[control.Step], rows: dict[int, tuple[list[int], RowParameters]]
 ) -> Prompts:
+    return run_on(stages_of(family, size), steps, rows)
+
+
+def run_on(
+    stages: list[Stage], steps: list[control.Step], rows: dict[int, tuple[list[int], RowParameters]]
+) -> Prompts:
     prompts = Prompts(rows)
-    ring = Ring(stages_of(family, size), prompts)
+    ring = Ring(stages, prompts)
     try:
         for step in steps:
             ring.announce(step)
@@ -370,3 +377,186 @@ def test_any_schedule_gives_the_same_tokens(
     answers = run(family, size, make_steps(choices, numbered, lanes), rows).answers
     for row, (_, tokens) in numbered.items():
         assert answers[row][:tokens] == expected(family, tuple(rows[row][0]), 21)[:tokens]
+
+
+def sampled_rows(
+    family: str, lengths: dict[int, tuple[int, int]]
+) -> dict[int, tuple[list[int], RowParameters]]:
+    rows = {}
+    for row, (length, _) in lengths.items():
+        parameters = RowParameters(temperature=1.0, top_p=0.95, top_k=40 * (row % 2), min_p=0.01, seed=row)
+        rows[row] = (prompt_of(family, row, length), parameters)
+    return rows
+
+
+def test_a_seed_gives_the_same_tokens_in_any_batch_lane_and_ring() -> None:
+    lengths = {1: (5, 9), 2: (12, 7), 3: (3, 11), 4: (20, 5)}
+    rows = sampled_rows("llama", lengths)
+    alone = {}
+    for row, length in lengths.items():
+        steps = make_steps(random.Random(0), {1: length}, 1)
+        alone[row] = run("llama", 1, steps, {1: rows[row]}).answers[1][: length[1]]
+    assert len({tuple(tokens[:5]) for tokens in alone.values()}) == len(alone)
+    for size in (1, 2, 3):
+        answers = run("llama", size, make_steps(random.Random(size + 5), lengths, 2), rows).answers
+        for row, (_, tokens) in lengths.items():
+            assert answers[row][:tokens] == alone[row], (size, row)
+
+
+def test_records_are_announced_in_order_and_parameters_pass_through() -> None:
+    prompts = Prompts({1: (prompt_of("llama", 1, 12), RowParameters())})
+    ring = Ring(stages_of("llama", 3), prompts)
+    try:
+        chunks = [(0, 8, params.BLOCK), (8, 12, 0)]
+        for number, (start, end, size) in enumerate(chunks, start=1):
+            chunk = control.Chunk(row=1, start=start, end=end, prompt_tokens=12, params_bytes=size)
+            ring.announce(control.Step(number=number, prefill=control.Prefill(chunks=[chunk])))
+        ring.wait_for(2)
+    finally:
+        ring.close()
+    width = config_of("llama")["hidden_size"]
+    forward = [
+        (Kind.SAMPLING, 1, "uint8", (params.BLOCK,)),
+        (Kind.ACTIVATIONS, 1, "float32", (1, 8, width)),
+        (Kind.ACTIVATIONS, 2, "float32", (1, 4, width)),
+    ]
+    seen = [[(h.kind, h.step, h.dtype, h.shape) for h in link.seen] for link in ring.links]
+    assert seen == [forward, forward, [(Kind.TOKENS, 2, "uint32", (1,))]]
+
+
+def test_half_precision_states_cross_links_unchanged() -> None:
+    config = config_of("llama")
+
+    def make(lo: int, hi: int) -> Stage:
+        return random_stage(config, lo, hi, seed=SEED, dtype=mx.bfloat16)
+
+    edges = [(0, 2), (2, 4), (4, 5)]
+    three = [compute_thread(rank).submit(make, *edge).result(30) for rank, edge in enumerate(edges)]
+    one = [compute_thread(0).submit(make, 0, 5).result(30)]
+    lengths = {1: (9, 6), 2: (4, 6)}
+    steps = make_steps(random.Random(3), lengths, 1)
+    rows = {row: (prompt_of("llama", row, length), RowParameters()) for row, (length, _) in lengths.items()}
+    answers = [run_on(stages, steps, rows).answers for stages in (one, three)]
+    assert answers[0] == answers[1]
+    del three, one
+    gc.collect()
+
+
+def prefill(number: int, *, row: int = 1, tokens: int = 4, size: int = params.BLOCK) -> control.Step:
+    chunk = control.Chunk(row=row, start=0, end=tokens, prompt_tokens=tokens, params_bytes=size)
+    return control.Step(number=number, prefill=control.Prefill(chunks=[chunk]))
+
+
+@contextmanager
+def lonely(rank: int, **options: Any) -> Iterator[tuple[Ring, Epoch]]:
+    """A member of a ring of three whose neighbours say nothing."""
+    ring = Ring(stages_of("llama", 3), Prompts({1: ([1, 2, 3, 4], RowParameters())}), **options)
+    try:
+        yield ring, ring.epochs[rank]
+    finally:
+        ring.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_record_that_does_not_come_ends_the_epoch(rank: int) -> None:
+    with lonely(rank, deadline=0.2) as (ring, epoch):
+        steps = [prefill(1), control.Step(number=2, changes=[admit(1)], decode=control.Decode(lane=0))]
+        for step in steps:
+            resolved = epoch.announce(step)
+            assert resolved is not None
+            compute_thread(rank).submit(epoch.execute, resolved).result(10)
+            if epoch.over:
+                break
+        (fault,) = ring.faults
+        assert isinstance(fault, DeadlineExceeded)
+        assert fault.reason == "RECORD_OVERDUE"
+        assert epoch.announce(control.Step(number=3)) is None
+
+
+def admit(row: int, lane: int = 0) -> control.Change:
+    return control.Change(admit=control.Admit(row=row, lane=lane))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_end_wakes_a_compute_loop_that_waits(rank: int) -> None:
+    with lonely(rank) as (ring, epoch):
+        first = epoch.announce(prefill(1))
+        second = epoch.announce(control.Step(number=2, changes=[admit(1)], decode=control.Decode(lane=0)))
+        assert first is not None
+        assert second is not None
+        compute_thread(rank).submit(epoch.execute, first)
+        waiting = compute_thread(rank).submit(epoch.execute, second)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.3)
+        epoch.end()
+        waiting.result(5)
+        assert not ring.faults
+
+
+def test_the_end_of_a_channel_is_a_fault() -> None:
+    with lonely(1) as (ring, epoch):
+        resolved = epoch.announce(prefill(1))
+        assert resolved is not None
+        ring.links[0].records.put(None)
+        compute_thread(1).submit(epoch.execute, resolved).result(10)
+        (fault,) = ring.faults
+        assert isinstance(fault, EpochEnded)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        prefill(2),
+        prefill(1, tokens=CHUNK + 1),
+        control.Step(number=1, decode=control.Decode(lane=0)),
+        control.Step(number=1, changes=[admit(1)]),
+    ],
+)
+def test_a_step_that_does_not_follow_ends_the_epoch(step: control.Step) -> None:
+    ring = Ring(stages_of("llama", 1), Prompts({}))
+    try:
+        assert ring.epochs[0].announce(step) is None
+        (fault,) = ring.faults
+        assert isinstance(fault, InvalidInput)
+        assert ring.epochs[0].announce(prefill(1)) is None
+        assert len(ring.faults) == 1
+    finally:
+        ring.close()
+
+
+@pytest.mark.parametrize("step", [prefill(1, tokens=3), prefill(1, tokens=5), prefill(1, size=512)])
+def test_a_chunk_that_does_not_fit_its_row_ends_the_epoch(step: control.Step) -> None:
+    ring = Ring(stages_of("llama", 1), Prompts({1: ([1, 2, 3, 4], RowParameters())}))
+    try:
+        ring.announce(step)
+        compute_thread(0).submit(lambda: None).result(10)
+        (fault,) = ring.faults
+        assert isinstance(fault, InvalidInput)
+        assert fault.reason == "BAD_STEP"
+    finally:
+        ring.close()
+
+
+def test_rows_hold_memory_until_they_go_and_evictions_are_told() -> None:
+    lengths = dict.fromkeys((1, 2, 3), 4)
+    prompts = Prompts({row: ([1, 2, 3, 4], RowParameters()) for row in lengths})
+    ring = Ring(stages_of("llama", 1), prompts)
+    epoch = ring.epochs[0]
+    try:
+        for row in lengths:
+            ring.announce(prefill(row, row=row))
+        ring.wait_for(3)
+        three = compute_thread(0).submit(lambda: epoch.cache_bytes).result(10)
+        changes = [admit(1), admit(2), control.Change(evict=control.Evict(row=3))]
+        ring.announce(control.Step(number=4, changes=changes, decode=control.Decode(lane=0)))
+        ring.wait_for(4)
+        assert 0 < compute_thread(0).submit(lambda: epoch.cache_bytes).result(10) <= three
+        changes = [control.Change(evict=control.Evict(row=row)) for row in (1, 2)]
+        ring.announce(control.Step(number=5, changes=changes))
+        assert compute_thread(0).submit(lambda: epoch.cache_bytes).result(10) == 0
+        assert prompts.forgotten == [3, 1, 2]
+        assert epoch.steps == 5
+        assert [times.step for times in epoch.trace] == [1, 2, 3, 4]
+        assert all(t.started <= t.fed <= t.launched <= t.ready <= t.sent for t in epoch.trace)
+    finally:
+        ring.close()
