@@ -51,6 +51,7 @@ class MemberStream:
         self._call: Any = None
         self._outgoing: deque[bytes] = deque()
         self._wake = asyncio.Event()
+        self._finished = False
 
     async def attach(self, ring: str, epoch: int) -> control.Attached:
         """Opens the stream at the first address that answers. Raises SealringError."""
@@ -96,15 +97,27 @@ class MemberStream:
         return from_rpc_error(error)
 
     def send(self, message: bytes) -> None:
-        self._outgoing.append(message)
-        self._wake.set()
+        """Queues a message; nothing follows a goodbye."""
+        if not self._finished:
+            self._outgoing.append(message)
+            self._wake.set()
+
+    def finish(self, reason: str) -> None:
+        """Says goodbye as the last thing."""
+        goodbye = control.ScheduleRequest()
+        goodbye.goodbye.reason = reason
+        self.send(goodbye.SerializeToString())
+        self._finished = True
 
     async def write_all(self) -> None:
-        """Writes what is sent, for ever. Raises SealringError when the stream is over."""
+        """Writes what is sent until all is said. Raises SealringError when the stream is over before that."""
         try:
             while True:
                 while self._outgoing:
                     await self._call.write(self._outgoing.popleft())
+                if self._finished:
+                    await self._call.done_writing()
+                    return
                 self._wake.clear()
                 await self._wake.wait()
         except grpc.RpcError as error:
@@ -129,17 +142,10 @@ class MemberStream:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
-    async def close(self, reason: str) -> None:
-        """Says goodbye and ends the call."""
-        if self._call is None:
-            return
-        goodbye = control.ScheduleRequest()
-        goodbye.goodbye.reason = reason
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
-            async with asyncio.timeout(GOODBYE_SECONDS):
-                await self._call.write(goodbye.SerializeToString())
-                await self._call.done_writing()
-        self._call.cancel()
+    def cancel(self) -> None:
+        """Ends the call, whatever state it is in."""
+        if self._call is not None:
+            self._call.cancel()
 
 
 class EpochSession:
@@ -159,15 +165,20 @@ class EpochSession:
         """Attaches to every member, in the order of ranks. Raises SealringError."""
         try:
             async with asyncio.timeout(ATTACH_SECONDS):
-                attached = await asyncio.gather(
-                    *(stream.attach(self.ring, self.epoch) for stream in self._streams)
+                answers = await asyncio.gather(
+                    *(stream.attach(self.ring, self.epoch) for stream in self._streams),
+                    return_exceptions=True,
                 )
         except TimeoutError:
             raise EpochEnded("a member did not answer in time", reason="MEMBER_SILENT") from None
-        for rank, answer in enumerate(attached):
+        attached = []
+        for rank, answer in enumerate(answers):
+            if isinstance(answer, BaseException):
+                raise answer
             if (answer.ring, answer.epoch, answer.rank) != (self.ring, self.epoch, rank):
                 raise EpochEnded("a member attached to something else", reason="WRONG_MEMBER", rank=rank)
-        return list(attached)
+            attached.append(answer)
+        return attached
 
     def send_all(self, message: bytes) -> None:
         for stream in self._streams:
@@ -177,24 +188,38 @@ class EpochSession:
         self._streams[0].send(message)
 
     async def run(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
-        """Runs until the epoch is over, and raises the SealringError that says why."""
+        """Runs until the epoch is over, says goodbye, and raises the SealringError that says why."""
         now = self._clock()
-        tasks = [asyncio.ensure_future(self._watch())]
+        streams = []
         for stream in self._streams:
             stream.heard = now
-            tasks.append(asyncio.ensure_future(stream.read_all(handle)))
-            tasks.append(asyncio.ensure_future(stream.write_all()))
+            streams.append(asyncio.ensure_future(stream.read_all(handle)))
+            streams.append(asyncio.ensure_future(stream.write_all()))
+        watch = asyncio.ensure_future(self._watch())
+        reason = "LEAVING"
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((watch, *streams), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+        except SealringError as error:
+            reason = error.reason
+            raise
         finally:
-            for task in tasks:
+            await self._part(streams, reason)
+            for task in (watch, *streams):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(watch, *streams, return_exceptions=True)
 
-    async def close(self, reason: str) -> None:
-        await asyncio.gather(*(stream.close(reason) for stream in self._streams))
+    async def _part(self, streams: Sequence[asyncio.Future[None]], reason: str) -> None:
+        """A cancelled read or write cancels its call, so goodbyes come before anything is cancelled."""
+        for stream in self._streams:
+            stream.finish(reason)
+        await asyncio.wait(streams, timeout=GOODBYE_SECONDS)
+
+    def cancel(self) -> None:
+        """Ends every call."""
+        for stream in self._streams:
+            stream.cancel()
 
     async def _watch(self) -> None:
         """Finds members that say nothing and rings that do nothing."""

@@ -174,21 +174,18 @@ class Ring:
         """One attachment to an epoch. Returns whether the epoch was used; then it is over."""
         session = EpochSession(serving.ring, serving.epoch, serving.members, clock=self._clock)
         known = log.bind(ring=serving.ring, epoch=serving.epoch)
-        reason = "the gateway leaves"
         try:
             attached = await session.attach()
             self._begin(serving, session, attached)
             known.info("ring attached", stages=len(attached), min_trust=serving.min_trust)
             await session.run(self._handle)
         except SealringError as error:
-            reason = error.reason
             known.warning("ring lost", reason=error.reason, member=error.metadata.get("member", ""))
         except Exception as error:
-            reason = "INTERNAL"
             known.error("ring lost", exc_info=error)
         finally:
             used = self._end(session)
-            await asyncio.shield(session.close(reason))
+            session.cancel()
         return used
 
     def _begin(

@@ -1,0 +1,267 @@
+"""What the gateway's token path costs: one ring, mTLS, a steady rate of lane steps. Prints JSON.
+
+    python bench/control.py [--members N] [--rows N ...] [--rate STEPS_PER_SECOND] [--seconds S] [--http]
+
+The members are a process of their own that answers every step after a fixed time; the gateway's share of a
+core is its own process's CPU time. Every row's answer is read by a client: in process, or with --http over
+HTTP from a third process. Target: 0.35 of a core at 300 steps a second and 3 members.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import platform
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from gateway.answer import Answer
+from gateway.control import MemberTarget
+from gateway.http.app import create_app
+from gateway.http.server import HttpServer
+from gateway.inference import RingBackend
+from gateway.metrics import Metrics
+from gateway.ring import Ring, ServingEpoch
+from gateway.scheduler import Request
+from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role
+from mesh.composition import Composition
+from mesh.rpc import Server
+from mesh.tls import PeerChannel, TlsMaterial, TlsStore, server_credentials
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import control_pb2_grpc as control_grpc
+from sealring.v1 import inference_pb2 as inference
+
+CLUSTER, CHUNK, TARGET = "bench", 256, 0.35
+
+
+def material(ca: ClusterCA, peer: PeerIdentity) -> TlsMaterial:
+    leaf = LeafKey()
+    certificate = ca.issue(leaf.csr(), peer, lifetime=3600, now=time.time())
+    return TlsMaterial(leaf.private_pem(), certificate, (ca.certificate,))
+
+
+class Member(control_grpc.ControlServicer):
+    """Takes steps; the head answers them one by one at the given rate."""
+
+    def __init__(self, rank: int, rows: int, rate: float) -> None:
+        self._rank, self._rate = rank, rate
+        self._composition = Composition(epoch=1, max_rows=rows, prefill_chunk=CHUNK)
+
+    async def Schedule(self, requests: Any, context: Any) -> AsyncIterator[control.ScheduleResponse]:  # noqa: N802
+        await anext(requests)
+        yield control.ScheduleResponse(
+            attached=control.Attached(
+                ring="bench", epoch=1, rank=self._rank, kv_bytes_per_token=1, kv_budget=1 << 40
+            )
+        )
+        out: asyncio.Queue[control.ScheduleResponse] = asyncio.Queue()
+        steps: deque[control.Step] = deque()
+        tasks = [asyncio.create_task(self._read(requests, out, steps))]
+        if self._rank == 0:
+            tasks.append(asyncio.create_task(self._work(out, steps)))
+        try:
+            while True:
+                yield await out.get()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _read(self, requests: Any, out: Any, steps: deque[control.Step]) -> None:
+        async for request in requests:
+            kind = request.WhichOneof("message")
+            if kind == "step" and self._rank == 0:
+                steps.append(request.step)
+            elif kind == "ping":
+                out.put_nowait(control.ScheduleResponse(pong=control.Pong(sequence=request.ping.sequence)))
+            elif kind == "open":
+                opened = control.RowOpened(
+                    row=request.open.row, prompt_tokens=20, params_bytes=64, max_tokens=1 << 30
+                )
+                out.put_nowait(control.ScheduleResponse(opened=opened))
+
+    async def _work(self, out: Any, steps: deque[control.Step]) -> None:
+        tokens: dict[int, int] = {}
+        due = time.perf_counter()
+        while True:
+            due = max(due + 1 / self._rate, time.perf_counter() - 0.05)
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            if not steps:
+                continue
+            resolved = self._composition.apply(steps.popleft())
+            done = control.StepDone(step=resolved.number)
+            for row in resolved.sampled:
+                tokens[row] = tokens.get(row, 0) + 1
+                done.outputs.add(row=row, text=" word", tokens=tokens[row])
+            out.put_nowait(control.ScheduleResponse(done=done))
+
+
+def run_members(folder: str, count: int, rows: int, rate: float, pipe: Connection) -> None:
+    async def serve() -> None:
+        ca = ClusterCA.load(Path(folder))
+        ports, servers = [], []
+        for rank in range(count):
+            store = TlsStore(material(ca, PeerIdentity(CLUSTER, Role.MEMBER, f"m{rank}")))
+            member = Member(rank, rows, rate)
+            server = Server([(control_grpc.add_ControlServicer_to_server, member, "sealring.v1.Control")])
+            ports.append(server.listen("127.0.0.1:0", server_credentials(store)))
+            await server.start()
+            servers.append(server)
+        pipe.send(ports)
+        await asyncio.to_thread(pipe.recv)
+        for server in servers:
+            await server.stop(0)
+
+    asyncio.run(serve())
+
+
+def run_clients(port: int, count: int) -> None:
+    async def one() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = json.dumps(
+            {"model": "bench", "stream": True, "messages": [{"role": "user", "content": "x"}]}
+        ).encode()
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        while await reader.read(1 << 16):
+            pass
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(one() for _ in range(count)))
+
+    asyncio.run(all_of_them())
+
+
+class OneRing:
+    """The part of gateway.rings that a backend needs, with a single ring."""
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+
+    def deployments(self) -> list[str]:
+        return ["bench"]
+
+    def models(self) -> list[inference.Model]:
+        return [inference.Model(name="bench", rings=1)]
+
+    def signed_roster(self) -> inference.GetRosterResponse:
+        return inference.GetRosterResponse()
+
+    def submit(self, model: str, request: Request, answer: Answer, *, min_trust: int) -> None:
+        self.ring.submit(request, answer, min_trust)
+
+    def cancel(self, request_id: str) -> None:
+        self.ring.cancel(request_id)
+
+
+async def measure(options: argparse.Namespace, rows: int) -> dict[str, Any]:
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        ca = ClusterCA.create(Path(folder), CLUSTER, now=time.time())
+        ours, theirs = context.Pipe()
+        arguments = (folder, options.members, rows, options.rate, theirs)
+        members = context.Process(target=run_members, args=arguments, daemon=True)
+        members.start()
+        ports = await asyncio.to_thread(ours.recv)
+    store = TlsStore(material(ca, PeerIdentity(CLUSTER, Role.GATEWAY, "gateway")))
+    metrics = Metrics()
+    ring = Ring("bench", "bench", queue_limit=1000, metrics=metrics, on_lost=lambda ring: None)
+    targets = tuple(
+        MemberTarget(
+            f"m{rank}",
+            (
+                PeerChannel(
+                    f"127.0.0.1:{port}", store, PeerIdentity(CLUSTER, Role.MEMBER, f"m{rank}").server_name
+                ).get,
+            ),
+        )
+        for rank, port in enumerate(ports)
+    )
+    ring.serve(ServingEpoch("bench", 1, "bench", targets, rows, CHUNK, 1 << 20, 10, 1))
+    backend = RingBackend(OneRing(ring), metrics)
+    while not ring.attached:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    edge = HttpServer(create_app(backend, exposition=metrics.exposition))
+    readers: list[asyncio.Task[None]] = []
+    clients = None
+    if options.http:
+        port = edge.listen("127.0.0.1:0")
+        await edge.start()
+        clients = context.Process(target=run_clients, args=(port, rows), daemon=True)
+        clients.start()
+    else:
+        readers = [asyncio.create_task(read(backend)) for _ in range(rows)]
+    while ring.scheduler.load().running < rows:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(2.0)
+    steps, tokens = counts(metrics)
+    cpu, wall = time.process_time(), time.perf_counter()
+    await asyncio.sleep(options.seconds)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    after = counts(metrics)
+    for task in readers:
+        task.cancel()
+    if clients is not None:
+        clients.terminate()
+        await edge.stop()
+    await ring.close()
+    ours.send(None)
+    await asyncio.to_thread(members.join, 10)
+    return {
+        "members": options.members,
+        "rows": rows,
+        "clients": "http" if options.http else "in process",
+        "steps_per_second": round((after[0] - steps) / wall, 1),
+        "tokens_per_second": round((after[1] - tokens) / wall, 1),
+        "cores": round(cpu / wall, 3),
+        "microseconds_per_step": round(cpu / max(1, after[0] - steps) * 1e6, 1),
+    }
+
+
+def counts(metrics: Metrics) -> tuple[float, float]:
+    def value(name: str) -> float:
+        return metrics.registry.get_sample_value(name, {"model_name": "bench"}) or 0.0
+
+    return value("sealring_steps_total"), value("sealring_generation_tokens_total")
+
+
+async def read(backend: RingBackend) -> None:
+    prompt = inference.Prompt(text="x")
+    request = inference.GenerateRequest(model="bench", envelope=inference.Envelope(clear=prompt))
+    async for _ in backend.generate(request):
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--members", type=int, default=3)
+    parser.add_argument("--rows", type=int, nargs="*", default=[3, 24])
+    parser.add_argument("--rate", type=float, default=300.0)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--http", action="store_true")
+    options = parser.parse_args()
+    runs = [asyncio.run(measure(options, rows)) for rows in options.rows]
+    print(
+        json.dumps(
+            {
+                "bench": "control",
+                "python": platform.python_version(),
+                "machine": platform.machine(),
+                "target_cores": TARGET,
+                "runs": runs,
+            },
+            indent=2,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

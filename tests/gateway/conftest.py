@@ -1,0 +1,362 @@
+"""A cluster whose members this process plays: real mTLS, a real signed roster, real control streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role
+from mesh.composition import Composition
+from mesh.dsse import Ed25519Signer
+from mesh.errors import EpochEnded
+from mesh.identity import SoftwareSigner, member_id
+from mesh.memberstate import IDENTITY_KEY, ROSTER, ROSTER_STATE, MemberState, save_member_state
+from mesh.problem import to_problem
+from mesh.rootmeta import RootMetadata, sign_root
+from mesh.roster import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember
+from mesh.roster_codec import complete_roster, sign_roster
+from mesh.roster_reader import check_roster
+from mesh.roster_state import RosterStateFile
+from mesh.rpc import Server
+from mesh.statefiles import write_atomic
+from mesh.suites import DEFAULT_SUITES
+from mesh.tls import TlsMaterial, TlsStore, server_credentials
+from mesh.trust import KeyType, TrustLevel
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import control_pb2_grpc as control_grpc
+from sealring.v1 import inference_pb2 as inference
+from sealring.v1 import membership_pb2 as membership
+from sealring.v1 import membership_pb2_grpc as membership_grpc
+
+CLUSTER = "demo"
+CHUNK = 16
+CONTEXT = 512
+
+
+class ActedRing:
+    """The members of one ring, played: every answer to a prompt of n words is "w1 w2 ... wn" and stops."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.epoch = 1
+        self.streams: dict[int, asyncio.Queue[control.ScheduleResponse | None]] = {}
+        self.steps: dict[int, list[control.Step]] = {}
+        self.silent: set[int] = set()
+        self.hold = False
+        self.goodbyes: list[str] = []
+        self.kv_budget = 1 << 30
+        self._begin()
+
+    def _begin(self) -> None:
+        self.composition = Composition(epoch=self.epoch, max_rows=8, prefill_chunk=CHUNK)
+        self.answers: dict[int, list[str]] = {}
+        self.given: dict[int, int] = {}
+        self.steps = {rank: [] for rank in range(self.size)}
+        self.held: list[control.Step] = []
+
+    def next_epoch(self) -> None:
+        """Ends the epoch as a fault does."""
+        fault = membership.EpochFault(epoch=self.epoch, problem=to_problem(EpochEnded("it broke")))
+        for stream in self.streams.values():
+            stream.put_nowait(control.ScheduleResponse(fault=fault))
+            stream.put_nowait(None)
+        self.epoch += 1
+        self._begin()
+
+    def step(self, rank: int, step: control.Step) -> None:
+        self.steps[rank].append(step)
+        if all(len(steps) >= step.number for steps in self.steps.values()):
+            assert all(steps[step.number - 1] == step for steps in self.steps.values())
+            self.held.append(step)
+            self.release()
+
+    def release(self) -> None:
+        while self.held and not self.hold:
+            step = self.held.pop(0)
+            resolved = self.composition.apply(step)
+            if not (resolved.chunks or resolved.rows):
+                continue
+            done = control.StepDone(step=step.number)
+            for row in resolved.sampled:
+                if row in self.answers:
+                    self._output(row, done.outputs.add(row=row))
+            self.streams[0].put_nowait(control.ScheduleResponse(done=done))
+
+    def _output(self, row: int, output: control.RowOutput) -> None:
+        words = self.answers[row]
+        self.given[row] = self.given.get(row, 0) + 1
+        output.tokens = self.given[row]
+        if words:
+            output.text = words.pop(0) + " "
+        if not words:
+            output.finish = inference.FINISH_REASON_STOP
+            del self.answers[row]
+
+    def open(self, request: control.OpenRow) -> None:
+        words = request.envelope.clear.text.split()
+        response = control.ScheduleResponse()
+        if len(words) > CONTEXT:
+            problem = membership.Problem(
+                code="INVALID_ARGUMENT", reason="PROMPT_TOO_LONG", message="the prompt is too long"
+            )
+            response.refused.CopyFrom(control.RowRefused(row=request.row, problem=problem))
+        else:
+            self.answers[request.row] = words
+            response.opened.row = request.row
+            response.opened.prompt_tokens = len(words)
+            response.opened.params_bytes = 64
+            response.opened.max_tokens = min(request.max_tokens or CONTEXT, CONTEXT)
+        self.streams[0].put_nowait(response)
+
+
+class ActedMember(control_grpc.ControlServicer):
+    """One member's Control service."""
+
+    def __init__(self, ring: ActedRing, rank: int) -> None:
+        self._ring = ring
+        self._rank = rank
+
+    async def Schedule(self, requests: Any, context: Any) -> AsyncIterator[control.ScheduleResponse]:
+        ring, rank = self._ring, self._rank
+        first = await anext(requests)
+        if first.attach.epoch != ring.epoch:
+            raise EpochEnded("not this epoch", reason="EPOCH_NOT_SERVING")
+        out: asyncio.Queue[control.ScheduleResponse | None] = asyncio.Queue()
+        ring.streams[rank] = out
+        reader = asyncio.create_task(self._read(requests, out))
+        attached = control.Attached(
+            ring="ring-0",
+            epoch=ring.epoch,
+            rank=rank,
+            kv_bytes_per_token=1024,
+            kv_bytes_per_row=64,
+            kv_budget=ring.kv_budget,
+        )
+        try:
+            yield control.ScheduleResponse(attached=attached)
+            while (response := await out.get()) is not None:
+                yield response
+        finally:
+            reader.cancel()
+            if ring.streams.get(rank) is out:
+                del ring.streams[rank]
+
+    async def _read(self, requests: Any, out: asyncio.Queue[control.ScheduleResponse | None]) -> None:
+        ring, rank = self._ring, self._rank
+        async for request in requests:
+            kind = request.WhichOneof("message")
+            if rank in ring.silent:
+                continue
+            if kind == "ping":
+                out.put_nowait(control.ScheduleResponse(pong=control.Pong(sequence=request.ping.sequence)))
+            elif kind == "step":
+                ring.step(rank, request.step)
+            elif kind == "open":
+                ring.open(request.open)
+            elif kind == "discard":
+                ring.answers.pop(request.discard.row, None)
+            elif kind == "goodbye":
+                ring.goodbyes.append(request.goodbye.reason)
+                out.put_nowait(None)
+
+
+class ActedCoordinator(membership_grpc.SchedulingServicer):
+    """Watch, with what a test puts in."""
+
+    def __init__(self) -> None:
+        self.snapshot: dict[str, membership.WatchResponse] = {}
+        self._watches: set[asyncio.Queue[membership.WatchResponse]] = set()
+
+    def tell(self, name: str, event: membership.WatchResponse) -> None:
+        self.snapshot[name] = event
+        for watch in self._watches:
+            watch.put_nowait(event)
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[membership.WatchResponse]:
+        watch: asyncio.Queue[membership.WatchResponse] = asyncio.Queue()
+        self._watches.add(watch)
+        for event in self.snapshot.values():
+            watch.put_nowait(event)
+        try:
+            while True:
+                yield await watch.get()
+        finally:
+            self._watches.discard(watch)
+
+
+class ActedCluster:
+    """Authority, coordinator and members. `state_dir` is an enrolled gateway's."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        now = time.time()
+        self.size = size
+        self.ring = ActedRing(size)
+        self.coordinator = ActedCoordinator()
+        self.ca = ClusterCA.create(folder / "ca", CLUSTER, now=now)
+        self.state_dir = folder / "gateway"
+        self._root_signer = Ed25519Signer.generate()
+        self._roster_signer = Ed25519Signer.generate()
+        self.root = sign_root(
+            RootMetadata(
+                cluster=CLUSTER,
+                version=1,
+                root_keys=(self._root_signer.public_key,),
+                root_threshold=1,
+                roster_keys=(self._roster_signer.public_key,),
+                roster_threshold=1,
+                authorities=(self.ca.certificate,),
+                issued=int(now) - 60,
+                expires=int(now) + 86400,
+            ),
+            [self._root_signer],
+        )
+        self.members = [SoftwareSigner.generate() for _ in range(size)]
+        self.gateway = SoftwareSigner.load_or_create(self.state_dir / IDENTITY_KEY)
+        self.version = 0
+        self.previous = NO_PREVIOUS
+        self._servers: list[Server] = []
+        self.ports: list[int] = []
+
+    def material(self, peer: PeerIdentity) -> TlsMaterial:
+        leaf = LeafKey()
+        certificate = self.ca.issue(leaf.csr(), peer, lifetime=3600, now=time.time())
+        return TlsMaterial(leaf.private_pem(), certificate, (self.ca.certificate,))
+
+    def peer(self, signer: SoftwareSigner, role: Role) -> PeerIdentity:
+        return PeerIdentity(CLUSTER, role, member_id(signer.public_key))
+
+    async def start(self, *, impostor: int | None = None) -> None:
+        """`impostor`: the rank at whose address another valid member answers."""
+        for rank in range(self.size):
+            signer = self.members[rank] if rank != impostor else SoftwareSigner.generate()
+            store = TlsStore(self.material(self.peer(signer, Role.MEMBER)))
+            member = ActedMember(self.ring, rank)
+            server = Server([(control_grpc.add_ControlServicer_to_server, member, "sealring.v1.Control")])
+            self.ports.append(server.listen("127.0.0.1:0", server_credentials(store)))
+            await server.start()
+            self._servers.append(server)
+        store = TlsStore(self.material(PeerIdentity(CLUSTER, Role.COORDINATOR, "coordinator")))
+        server = Server(
+            [
+                (
+                    membership_grpc.add_SchedulingServicer_to_server,
+                    self.coordinator,
+                    "sealring.v1.Scheduling",
+                )
+            ]
+        )
+        port = server.listen("127.0.0.1:0", server_credentials(store))
+        await server.start()
+        self._servers.append(server)
+        self._enrol_gateway(port)
+        self.publish()
+        self.serve()
+
+    def _enrol_gateway(self, port: int) -> None:
+        peer = self.peer(self.gateway, Role.GATEWAY)
+        RosterStateFile(self.state_dir / ROSTER_STATE).create(CLUSTER)
+        write_atomic(self.state_dir / ROSTER, self.sign())
+        save_member_state(
+            self.state_dir,
+            MemberState(
+                peer, "gateway", f"127.0.0.1:{port}", self.root.fingerprint, self.root, self.material(peer)
+            ),
+        )
+
+    def sign(self, **changes: Any) -> bytes:
+        """The next roster."""
+        now = int(time.time())
+        self.version += 1
+        members = tuple(
+            RosterMember(
+                id=member_id(signer.public_key),
+                identity_key=signer.public_key,
+                key_type=KeyType.SOFTWARE,
+                sealing_key=bytes([rank + 1]) * 32,
+                level=TrustLevel.SOFTWARE,
+                trust=10,
+                attestation_hash=b"\x11" * 32,
+                attested_at=now - 10,
+                challenged_at=now - 5,
+                manifest_hash=b"\x22" * 32,
+                addresses=(f"127.0.0.1:{self.ports[rank]}",),
+            )
+            for rank, signer in enumerate(self.members)
+        )
+        ring = Ring(
+            id="ring-0",
+            deployment="echo",
+            replica=0,
+            model="echo",
+            model_digest=b"\x33" * 32,
+            strategy="pipeline",
+            context=CONTEXT,
+            total_layers=self.size,
+            plan_hash=b"\x44" * 32,
+            trust_floor=10,
+            min_trust=0,
+            members=tuple(
+                RingMember(member.id, rank, (rank, rank + 1)) for rank, member in enumerate(members)
+            ),
+        )
+        draft = Roster(
+            cluster=CLUSTER,
+            root_version=1,
+            version=self.version,
+            previous=self.previous,
+            issued=now,
+            expires=now + 600,
+            suites=tuple(DEFAULT_SUITES),
+            trust_floor=10,
+            min_trust=0,
+            members=members,
+            rings=(ring,),
+            gateways=(Gateway(member_id(self.gateway.public_key), self.gateway.public_key),),
+        )
+        complete = complete_roster(dataclasses.replace(draft, **changes))
+        envelope = sign_roster(complete, [self._roster_signer])
+        self.previous = check_roster(envelope, self.root, now=now).hash
+        return envelope
+
+    def publish(self, **changes: Any) -> None:
+        self.publish_raw(self.sign(**changes))
+
+    def publish_raw(self, envelope: bytes) -> None:
+        update = membership.RosterUpdate(envelope=envelope)
+        self.coordinator.tell("roster", membership.WatchResponse(roster=update))
+
+    def serve(self, phase: int = membership.RING_PHASE_SERVING) -> None:
+        state = membership.RingState(
+            ring="ring-0",
+            epoch=self.ring.epoch,
+            phase=phase,
+            deployment="echo",
+            max_rows=8,
+            context=CONTEXT,
+            prefill_chunk=CHUNK,
+        )
+        self.coordinator.tell("ring", membership.WatchResponse(ring=state))
+
+    async def stop(self) -> None:
+        for server in self._servers:
+            await server.stop(0)
+
+
+@pytest.fixture
+async def make_cluster(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(size: int = 3, **options: Any) -> ActedCluster:
+            cluster = ActedCluster(tmp_path / f"cluster-{size}", size)
+            stack.push_async_callback(cluster.stop)
+            await cluster.start(**options)
+            return cluster
+
+        yield make

@@ -1,0 +1,288 @@
+"""The whole gateway against a played cluster: attach, answer, lose members, refuse impostors, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+
+from gateway import control as gateway_control
+from gateway.main import serve
+from gateway.settings import GatewaySettings
+from mesh.addresses import free_port
+from mesh.errors import ConfigError, Conflict, SealringError
+from mesh.rpc import from_rpc_error
+from sealring.v1 import inference_pb2 as inference
+from sealring.v1 import inference_pb2_grpc as inference_grpc
+from sealring.v1 import membership_pb2 as membership
+
+
+class Running:
+    """A gateway under test and clients of it."""
+
+    def __init__(self, stub: Any, http: httpx.AsyncClient, stop: asyncio.Event, task: Any) -> None:
+        self.stub = stub
+        self.http = http
+        self.stop = stop
+        self.task = task
+
+    async def ask(self, text: str, **fields: Any) -> tuple[str, inference.Finished, inference.Started]:
+        parts = []
+        try:
+            async for event in self.stub.Generate(ask(text, **fields), timeout=20):
+                parts.append(event)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        assert parts[0].WhichOneof("event") == "started"
+        assert parts[-1].WhichOneof("event") == "finished"
+        return "".join(part.delta.text for part in parts), parts[-1].finished, parts[0].started
+
+    async def ready(self, rings: int = 1) -> None:
+        async with asyncio.timeout(20):
+            while True:
+                models = (await self.stub.ListModels(inference.ListModelsRequest(), timeout=5)).models
+                if sum(model.rings for model in models) == rings:
+                    return
+                await asyncio.sleep(0.02)
+
+
+def ask(text: str, **fields: Any) -> inference.GenerateRequest:
+    prompt = inference.Prompt(text=text)
+    return inference.GenerateRequest(
+        **{"model": "echo", "envelope": inference.Envelope(clear=prompt), **fields}
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(cluster: Any, **settings: Any) -> AsyncIterator[Running]:
+    http_port, grpc_port = free_port(), free_port()
+    chosen = GatewaySettings(
+        state_dir=cluster.state_dir,
+        http_listen=f"127.0.0.1:{http_port}",
+        grpc_listen=f"127.0.0.1:{grpc_port}",
+        drain_seconds=2.0,
+        **settings,
+    )
+    stop = asyncio.Event()
+    task = asyncio.create_task(serve(chosen, stop))
+    async with (
+        grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", timeout=20) as http,
+    ):
+        await asyncio.wait_for(channel.channel_ready(), 20)
+        try:
+            yield Running(inference_grpc.InferenceStub(channel), http, stop, task)
+        finally:
+            stop.set()
+            await asyncio.wait_for(task, 20)
+
+
+@pytest.fixture
+async def cluster(make_cluster: Callable[..., Any]) -> Any:
+    return await make_cluster(3)
+
+
+async def test_answers_over_grpc_and_http(cluster: Any) -> None:
+    async with running(cluster) as gateway:
+        await gateway.ready()
+        text, finished, started = await gateway.ask("one two three")
+        assert text == "one two three "
+        assert finished == inference.Finished(
+            reason=inference.FINISH_REASON_STOP, prompt_tokens=3, completion_tokens=3
+        )
+        assert (started.ring, started.min_trust, started.prompt_tokens) == ("ring-0", 10, 3)
+        answer = await gateway.http.post(
+            "/v1/completions", json={"model": "echo", "prompt": "a b c d", "max_tokens": 2}
+        )
+        assert answer.json()["choices"][0]["text"] == "a b "
+        assert answer.json()["choices"][0]["finish_reason"] == "length"
+        roster = await gateway.stub.GetRoster(inference.GetRosterRequest(), timeout=5)
+        assert roster.roster
+        assert roster.root_metadata == cluster.root.chain[-1]
+        metrics = (await gateway.http.get("/metrics")).text
+        assert 'sealring_request_success_total{finished_reason="stop",model_name="echo"} 1.0' in metrics
+        assert 'sealring_num_requests_running{model_name="echo"} 0.0' in metrics
+        assert 'sealring_generation_tokens_total{model_name="echo"} 5.0' in metrics
+    assert cluster.ring.goodbyes
+    assert cluster.ring.composition.rows == 0
+
+
+async def test_many_at_once(cluster: Any) -> None:
+    async with running(cluster) as gateway:
+        await gateway.ready()
+        texts = [" ".join(f"w{i}" for i in range(1 + 7 * n % 60)) for n in range(40)]
+        answers = await asyncio.gather(*(gateway.ask(text) for text in texts))
+        assert [answer for answer, _, _ in answers] == [f"{text} " for text in texts]
+        assert len(cluster.ring.composition.lanes()) <= 3
+
+
+async def test_errors_of_the_input(cluster: Any) -> None:
+    async with running(cluster) as gateway:
+        await gateway.ready()
+        for fields, code, reason in [
+            ({"model": "nope"}, "NOT_FOUND", "MODEL_NOT_FOUND"),
+            ({"request_id": "a b"}, "INVALID_ARGUMENT", "BAD_REQUEST_ID"),
+            ({"min_trust": 20}, "FAILED_PRECONDITION", "TRUST_BELOW_FLOOR"),
+            ({"envelope": inference.Envelope()}, "INVALID_ARGUMENT", "EMPTY_ENVELOPE"),
+        ]:
+            with pytest.raises(SealringError) as caught:
+                await gateway.ask("x", **fields)
+            assert (caught.value.code, caught.value.reason) == (code, reason)
+        with pytest.raises(SealringError) as caught:
+            await gateway.ask("w " * 600)
+        assert caught.value.reason == "PROMPT_TOO_LONG"
+        assert (await gateway.ask("still here", model=""))[0] == "still here "
+
+
+async def test_cancelling_frees_the_row(cluster: Any) -> None:
+    async with running(cluster) as gateway:
+        await gateway.ready()
+        cluster.ring.hold = True
+        call = gateway.stub.Generate(ask("w " * 100))
+        assert (await call.read()).WhichOneof("event") == "started"
+        call.cancel()
+        late = asyncio.create_task(gateway.ask("w " * 10))
+        await asyncio.sleep(0.3)
+        cluster.ring.hold = False
+        cluster.ring.release()
+        assert (await late)[1].completion_tokens == 10
+        await asyncio.sleep(0.2)
+        assert cluster.ring.composition.rows == 0
+
+
+async def test_a_lost_epoch_fails_what_streamed_and_repeats_the_rest(cluster: Any) -> None:
+    async with running(cluster) as gateway:
+        await gateway.ready()
+        streaming = gateway.stub.Generate(ask("w " * 400))
+        for _ in range(3):
+            await streaming.read()
+        cluster.ring.hold = True
+        await asyncio.sleep(0.1)
+        waiting = asyncio.create_task(gateway.ask("a b c"))
+        await asyncio.sleep(0.2)
+        cluster.ring.hold = False
+        cluster.ring.next_epoch()
+        cluster.serve()
+        with pytest.raises(grpc.RpcError) as caught:
+            while True:
+                await streaming.read()
+        error = from_rpc_error(caught.value)
+        assert (error.code, error.reason) == ("UNAVAILABLE", "EPOCH_ENDED")
+        assert (await waiting)[0] == "a b c "
+
+
+async def test_a_silent_member_ends_the_epoch(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_control, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(gateway_control, "PONG_SECONDS", 0.4)
+    async with running(cluster) as gateway:
+        await gateway.ready()
+        await gateway.ask("x")
+        cluster.ring.silent.add(1)
+        await gateway.ready(0)
+        assert "MEMBER_SILENT" in cluster.ring.goodbyes
+        cluster.ring.silent.clear()
+        cluster.ring.next_epoch()
+        cluster.serve()
+        await gateway.ready()
+        assert (await gateway.ask("x y"))[0] == "x y "
+
+
+async def test_an_impostor_is_not_given_anything(make_cluster: Callable[..., Any]) -> None:
+    cluster = await make_cluster(2, impostor=1)
+    async with running(cluster) as gateway:
+        await asyncio.sleep(1.0)
+        await gateway.ready(0)
+        with pytest.raises(grpc.RpcError) as caught:
+            async for _ in gateway.stub.Generate(ask("x"), timeout=0.5):
+                pass
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert not any(cluster.ring.steps.values())
+
+
+async def test_rosters_that_do_not_hold_are_not_used(cluster: Any) -> None:
+    old = cluster.sign()
+    async with running(cluster) as gateway:
+        await gateway.ready()
+        cluster.publish()
+        cluster.publish_raw(old)
+        cluster.publish_raw(b"nonsense")
+        await asyncio.sleep(0.2)
+        assert (await gateway.ask("x"))[2].roster_version > 2
+
+
+async def test_a_ring_that_leaves_the_roster_is_left(cluster: Any) -> None:
+    async with running(cluster) as gateway:
+        await gateway.ready()
+        cluster.publish(rings=())
+        await gateway.ready(0)
+        with pytest.raises(SealringError) as caught:
+            await gateway.ask("x")
+        assert caught.value.reason == "MODEL_NOT_FOUND"
+        assert (await gateway.http.get("/health")).status_code == 503
+        cluster.publish()
+        await gateway.ready()
+
+
+async def test_a_ring_that_is_down_is_left_and_taken_up_again(cluster: Any) -> None:
+    async with running(cluster) as gateway:
+        await gateway.ready()
+        cluster.serve(membership.RING_PHASE_DOWN)
+        await gateway.ready(0)
+        answer = asyncio.create_task(gateway.ask("later"))
+        await asyncio.sleep(0.1)
+        cluster.serve()
+        assert (await answer)[0] == "later "
+
+
+async def test_a_thrown_out_gateway_ends(cluster: Any) -> None:
+    with pytest.raises(SealringError) as caught:
+        async with running(cluster) as gateway:
+            await gateway.ready()
+            cluster.publish(gateways=())
+            await asyncio.wait([gateway.task], timeout=10)
+    assert caught.value.reason == "REMOVED"
+
+
+async def test_ports_and_state_in_use(cluster: Any) -> None:
+    async with running(cluster):
+        pass
+    port = free_port()
+    settings = GatewaySettings(
+        state_dir=cluster.state_dir, http_listen=f"127.0.0.1:{port}", grpc_listen="127.0.0.1:0"
+    )
+    blocker = await asyncio.start_server(lambda r, w: None, "127.0.0.1", port)
+    with pytest.raises(ConfigError) as caught:
+        await serve(settings, asyncio.Event())
+    assert caught.value.reason == "CANNOT_LISTEN"
+    assert str(port) in caught.value.message
+    blocker.close()
+    settings = GatewaySettings(
+        state_dir=cluster.state_dir, http_listen="127.0.0.1:0", grpc_listen=f"127.0.0.1:{port}"
+    )
+    blocker = await asyncio.start_server(lambda r, w: None, "127.0.0.1", port)
+    with pytest.raises(ConfigError) as caught:
+        await serve(settings, asyncio.Event())
+    assert caught.value.reason == "CANNOT_LISTEN"
+    blocker.close()
+
+
+def test_settings_stay_on_loopback() -> None:
+    for field in ("http_listen", "grpc_listen"):
+        for address in ("0.0.0.0:80", "192.168.1.1:80", "[::]:80", "example.com:80", "nonsense"):
+            with pytest.raises(ValueError, match=r"loopback|host:port"):
+                GatewaySettings(**{field: address})
+
+
+def test_state_lock(tmp_path: Any) -> None:
+    from gateway.credentials import lock_state
+
+    with lock_state(tmp_path), pytest.raises(Conflict), lock_state(tmp_path):
+        pass
+    with lock_state(tmp_path):
+        pass
