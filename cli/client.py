@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from mesh.errors import SealringError
+from mesh.errors import SealringError, Unavailable
 
 
 @dataclass(frozen=True)
@@ -38,28 +38,46 @@ class Answer:
     finish: str
 
 
+@dataclass(frozen=True)
+class Client:
+    """The Inference service of the gateway at `address` (host:port)."""
+
+    stub: Any
+    address: str
+
+    async def ask(self, question: Question, on_text: Callable[[str], None], *, seconds: float) -> Answer:
+        """Streams one answer; `on_text` gets every piece. Raises the error that the gateway answered with."""
+        import grpc
+
+        from mesh.rpc import from_rpc_error
+
+        try:
+            return await _stream(self.stub, question, on_text, seconds)
+        except grpc.RpcError as error:
+            raise named(from_rpc_error(error), "the gateway", self.address) from None
+
+
 @asynccontextmanager
-async def inference(address: str) -> AsyncIterator[Any]:
-    """A stub of the gateway's Inference service; its loopback listener is without TLS."""
+async def inference(address: str) -> AsyncIterator[Client]:
+    """A client of a gateway; its loopback listener is without TLS."""
     import grpc.aio
 
     from mesh.rpc import CHANNEL_OPTIONS
     from sealring.v1 import inference_pb2_grpc
 
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        yield inference_pb2_grpc.InferenceStub(channel)
+        yield Client(inference_pb2_grpc.InferenceStub(channel), address)
 
 
-async def ask(stub: Any, question: Question, on_text: Callable[[str], None], *, seconds: float) -> Answer:
-    """Streams one answer; `on_text` gets every piece. Raises the error that the gateway answered with."""
-    import grpc
-
-    from mesh.rpc import from_rpc_error
-
-    try:
-        return await _stream(stub, question, on_text, seconds)
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from None
+def named(error: SealringError, who: str, address: str) -> SealringError:
+    """The error; where no connection was made, one that says to whom."""
+    if not isinstance(error, Unavailable) or error.reason != Unavailable.default_reason:
+        return error
+    return Unavailable(
+        f"{who} at {address} cannot be reached",
+        hint="check the address and that it runs",
+        reason="UNREACHABLE",
+    )
 
 
 async def _stream(stub: Any, question: Question, on_text: Callable[[str], None], seconds: float) -> Answer:

@@ -27,6 +27,7 @@ MAX_NODES = 64
 _HOST = "127.0.0.1"
 _ADMIN_SECONDS = 60.0
 _START_SECONDS = 60.0
+_PLAN_SECONDS = 180.0
 _POLL_SECONDS = 0.1
 
 
@@ -122,7 +123,7 @@ class LocalCluster:
         self._choose_ports()
         self._write_configs()
         await self._start_coordinator()
-        self._say(f"enrolling {len(self.node_names)} nodes and a gateway")
+        self._say(f"enrolling {self._count_nodes()} and a gateway")
         await self._or_failure(self._enrol_all())
         self._say("starting the nodes and the gateway")
         await asyncio.gather(
@@ -148,10 +149,10 @@ class LocalCluster:
 
         found = await self._or_failure(self._deployment())
         if found is None:
-            self._say(f"planning {self.name} over {len(self.node_names)} nodes")
+            self._say(f"planning {self.name} over {self._count_nodes()}")
             wanted: dict[str, Any] = {"name": self.name, "model": self.model, "strategy": "pipeline"}
             request = admin_pb2.CreateDeploymentRequest(spec=admin_pb2.DeploymentSpec(**(wanted | spec)))
-            await self._or_failure(self.admin.call("CreateDeployment", request))
+            await self._or_failure(self.admin.call("CreateDeployment", request, seconds=_PLAN_SECONDS))
         serving = await self._or_failure(
             wait_until_serving(self.admin, self.name, seconds=_START_SECONDS * 10, say=self._say)
         )
@@ -162,6 +163,9 @@ class LocalCluster:
     async def wait_for_end(self) -> None:
         """Returns never; raises Unavailable (COMPONENT_ENDED) when a component ends by itself."""
         await self._children.failed()
+
+    def _count_nodes(self) -> str:
+        return "one node" if len(self.node_names) == 1 else f"{len(self.node_names)} nodes"
 
     async def _start_coordinator(self) -> None:
         from coordinator.init import init
@@ -239,11 +243,11 @@ class LocalCluster:
         from sealring.v1 import inference_pb2
 
         deadline = time.monotonic() + _START_SECONDS
-        async with inference(self.grpc_address) as stub:
+        async with inference(self.grpc_address) as client:
             while time.monotonic() < deadline:
                 try:
                     request = inference_pb2.ListModelsRequest()
-                    answer = await stub.ListModels(request, timeout=5, wait_for_ready=True)
+                    answer = await client.stub.ListModels(request, timeout=5, wait_for_ready=True)
                 except grpc.RpcError:
                     answer = inference_pb2.ListModelsResponse()
                 if any(one.name == self.name and one.rings for one in answer.models):

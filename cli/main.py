@@ -70,6 +70,7 @@ for group in _GROUPS:
 
 def main() -> None:
     """The entry point: runs the command and turns what it raises into one line and an exit status."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core would write to standard error as it likes
     try:
         app(prog_name="sealring", standalone_mode=True)
     except SealringError as error:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cli.client import named
 from mesh.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,20 +27,23 @@ class Admin:
     """The Admin service of one coordinator."""
 
     stub: Any
+    address: str
     seconds: float
 
-    async def call(self, method: str, request: Any, *, wait_for_ready: bool = False) -> Any:
-        """One call, within the timeout. Raises the error of the tree that the coordinator answered with."""
+    async def call(
+        self, method: str, request: Any, *, seconds: float | None = None, wait_for_ready: bool = False
+    ) -> Any:
+        """One call, within `seconds`. Raises the error of the tree that the coordinator answered with."""
         import grpc
 
         from mesh.rpc import from_rpc_error
 
         try:
             return await getattr(self.stub, method)(
-                request, timeout=self.seconds, wait_for_ready=wait_for_ready
+                request, timeout=seconds or self.seconds, wait_for_ready=wait_for_ready
             )
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise named(from_rpc_error(error), "the coordinator", self.address) from None
 
 
 @asynccontextmanager
@@ -58,7 +62,7 @@ async def connect(bundle: Path, *, address: str | None = None, seconds: float = 
     options = channel_options(role_server_name(Role.COORDINATOR))
     target = address or state.coordinator
     async with grpc.aio.secure_channel(target, channel_credentials(state.tls), options=options) as channel:
-        yield Admin(admin_pb2_grpc.AdminStub(channel), seconds)
+        yield Admin(admin_pb2_grpc.AdminStub(channel), target, seconds)
 
 
 def read_bundle(folder: Path) -> MemberState:
@@ -111,6 +115,6 @@ def run_admin(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> 
     return asyncio.run(run())
 
 
-def call_admin(context: typer.Context, method: str, request: Any) -> Any:
+def call_admin(context: typer.Context, method: str, request: Any, *, seconds: float | None = None) -> Any:
     """One call of the Admin service."""
-    return run_admin(context, lambda admin: admin.call(method, request))
+    return run_admin(context, lambda admin: admin.call(method, request, seconds=seconds))

@@ -40,9 +40,7 @@ def run_daemon(
         die_with_parent(parent_pipe)
     try:
         asyncio.run(work())
-    except SealringError as error:
-        structlog.get_logger().error("refused", exc_info=error)
-        raise
     except Exception as error:
-        structlog.get_logger().error("failed", exc_info=error)
+        if log_file is not None or not isinstance(error, SealringError):
+            structlog.get_logger().error("ended by an error", exc_info=error)
         raise

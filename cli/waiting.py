@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mesh.errors import DeadlineExceeded, NotFound
+from mesh.errors import DeadlineExceeded, FailedPrecondition, NotFound
 
 if TYPE_CHECKING:
     from cli.operator import Admin
 
 _POLL_SECONDS = 0.15
+_MAX_FAILURES = 4
 
 
 async def find_deployment(admin: Admin, name: str) -> Any:
@@ -28,16 +29,23 @@ async def find_deployment(admin: Admin, name: str) -> Any:
 async def wait_until_serving(
     admin: Admin, name: str, *, seconds: float, say: Callable[[str], None] = lambda text: None
 ) -> Any:
-    """The deployment once all its rings serve. Raises DeadlineExceeded (RING_NOT_SERVING), NotFound."""
+    """The deployment once all its rings serve.
+
+    Raises FailedPrecondition (RING_FAILS) when one epoch after the other ends for the same reason,
+    DeadlineExceeded (RING_NOT_SERVING), NotFound.
+    """
     from sealring.v1 import membership_pb2
 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
+    failures: dict[tuple[str, str], set[int]] = {}
     while True:
         found = await find_deployment(admin, name)
         rings = found.rings
         if rings and all(ring.phase == membership_pb2.RING_PHASE_SERVING for ring in rings):
             return found
+        for ring in rings:
+            _count_failure(name, ring, failures)
         if loop.time() > deadline:
             reasons = sorted({ring.reason for ring in rings if ring.reason})
             raise DeadlineExceeded(
@@ -47,6 +55,21 @@ async def wait_until_serving(
             )
         say(describe(name, rings))
         await asyncio.sleep(_POLL_SECONDS)
+
+
+def _count_failure(name: str, ring: Any, failures: dict[tuple[str, str], set[int]]) -> None:
+    from sealring.v1 import membership_pb2
+
+    if ring.phase != membership_pb2.RING_PHASE_DOWN or not ring.reason or not ring.epoch:
+        return
+    epochs = failures.setdefault((ring.ring, ring.reason), set())
+    epochs.add(ring.epoch)
+    if len(epochs) >= _MAX_FAILURES:
+        raise FailedPrecondition(
+            f"{name} does not come up: {ring.reason}",
+            hint="the coordinator goes on trying; see the nodes' logs, or delete the deployment",
+            reason="RING_FAILS",
+        )
 
 
 def describe(name: str, rings: Any) -> str:

@@ -64,11 +64,13 @@ def write_piece(text: str) -> None:
 
 
 async def _once(gateway: str, base: Question, question: str, *, as_json: bool) -> None:
-    from cli.client import ask, inference
+    from cli.client import inference
 
-    async with inference(gateway) as stub:
+    async with inference(gateway) as client:
         asked = replace(base, messages=[*base.messages, ("user", question)])
-        answer = await ask(stub, asked, (lambda text: None) if as_json else write_piece, seconds=_ASK_SECONDS)
+        answer = await client.ask(
+            asked, (lambda text: None) if as_json else write_piece, seconds=_ASK_SECONDS
+        )
     if as_json:
         print_json({"answer": answer.text} | {k: v for k, v in asdict(answer).items() if k != "text"})
         return
@@ -78,15 +80,15 @@ async def _once(gateway: str, base: Question, question: str, *, as_json: bool) -
 
 
 async def _talk(gateway: str, base: Question) -> None:
-    from cli.client import ask, inference
+    from cli.client import inference
 
     messages = list(base.messages)
     say(f"talking to {gateway}; an empty line ends it")
-    async with inference(gateway) as stub:
+    async with inference(gateway) as client:
         while line := await asyncio.to_thread(_read_line):
             try:
                 turn = replace(base, messages=[*messages, ("user", line)])
-                answer = await ask(stub, turn, write_piece, seconds=_ASK_SECONDS)
+                answer = await client.ask(turn, write_piece, seconds=_ASK_SECONDS)
             except SealringError as error:
                 say(f"error: {error} [{error.reason}]")
                 continue

@@ -255,12 +255,12 @@ logs: {cluster.state_dir / "logs"}"""
 
 
 async def _ask(cluster: LocalCluster, question: str, *, quiet: bool) -> Answer:
-    from cli.client import Question, ask, inference
+    from cli.client import Question, inference
 
     say(f"\n> {question}")
-    async with inference(cluster.grpc_address) as stub:
+    async with inference(cluster.grpc_address) as client:
         asked = Question([("user", question)], cluster.name)
-        answer = await ask(stub, asked, (lambda text: None) if quiet else write_piece, seconds=_ASK_SECONDS)
+        answer = await client.ask(asked, (lambda text: None) if quiet else write_piece, seconds=_ASK_SECONDS)
     if not quiet:
         write_piece("\n")
     return answer

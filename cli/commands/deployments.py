@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.commands.nodes import find_node
 from cli.operator import Admin, call_admin, run_admin
 from cli.output import moment, plain, print_json, print_table, progress, say, size
 from cli.settings_flags import settings_command
@@ -19,6 +20,9 @@ app = typer.Typer()
 listing = typer.Typer(name="deployments", help="The models that the cluster serves.", no_args_is_help=True)
 app.add_typer(listing)
 
+PLAN_SECONDS = 180.0
+"""A node that sees a large model for the first time reads the headers of all its weights."""
+
 ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="name in the nodes' model folders, path, or hub id")
 ]
@@ -29,7 +33,9 @@ Replicas = Annotated[int, typer.Option(min=1, max=64, help="rings")]
 MaxRows = Annotated[int, typer.Option(min=0, max=1 << 16, help="sequences at once; 0 is what memory holds")]
 Stages = Annotated[int, typer.Option(min=0, max=256, help="members per ring; 0 is as few as hold it")]
 Split = Annotated[str, typer.Option(metavar="A,B,...", help="layers per rank, by hand")]
-Members = Annotated[list[str] | None, typer.Option("--member", help="use only these nodes; repeat it")]
+Members = Annotated[
+    list[str] | None, typer.Option("--member", metavar="NODE", help="use only this node; may be repeated")
+]
 PrefillChunk = Annotated[int, typer.Option(min=0, max=1 << 16, help="tokens of a prompt at once; 0 is 256")]
 
 
@@ -61,8 +67,10 @@ def deploy(
     )
 
     async def work(admin: Admin) -> Any:
+        await name_members(admin, spec)
         with progress(f"planning {spec.name}") as shown:
-            answer = await admin.call("CreateDeployment", admin_pb2.CreateDeploymentRequest(spec=spec))
+            request = admin_pb2.CreateDeploymentRequest(spec=spec)
+            answer = await admin.call("CreateDeployment", request, seconds=PLAN_SECONDS)
             if wait:
                 await wait_until_serving(admin, spec.name, seconds=wait_seconds, say=shown.update)
             return answer.plan
@@ -96,7 +104,13 @@ def plan(
     spec = make_spec(
         model, name, tokens, trust_floor, replicas, max_rows, stages, split, member or [], prefill_chunk
     )
-    answer = call_admin(context, "PlanDeployment", admin_pb2.PlanDeploymentRequest(spec=spec))
+
+    async def work(admin: Admin) -> Any:
+        await name_members(admin, spec)
+        request = admin_pb2.PlanDeploymentRequest(spec=spec)
+        return await admin.call("PlanDeployment", request, seconds=PLAN_SECONDS)
+
+    answer = run_admin(context, work)
     if as_json:
         print_json(plain(answer.plan))
         return
@@ -158,9 +172,15 @@ def make_spec(
     )
 
 
+async def name_members(admin: Admin, spec: Any) -> None:
+    """Puts ids where the spec has names of nodes. Raises NotFound, InvalidInput (AMBIGUOUS_NODE)."""
+    spec.members[:] = [await find_node(admin, node) for node in spec.members]
+
+
 def default_name(model: str) -> str:
     """What clients call a model that nobody named: its last part, in the letters that names may have."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", model.rstrip("/").rsplit("/", 1)[-1])[:128].strip("-") or "model"
+    last = model.rstrip("/").rsplit("/", 1)[-1].lower()
+    return re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:56].strip("-") or "model"
 
 
 def parse_split(text: str) -> list[int]:

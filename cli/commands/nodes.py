@@ -79,14 +79,14 @@ def ban(context: typer.Context, node: NodeName) -> None:
 
 def _change(context: typer.Context, node: str, method: str, request: Any) -> str:
     async def work(admin: Admin) -> str:
-        found = await _find(admin, node)
+        found = await find_node(admin, node)
         await admin.call(method, request(found))
         return found
 
     return run_admin(context, work)
 
 
-async def _find(admin: Admin, node: str) -> str:
+async def find_node(admin: Admin, node: str) -> str:
     """The id of the one node that is called so. Raises NotFound, InvalidInput (AMBIGUOUS_NODE)."""
     from sealring.v1 import admin_pb2
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cli.client import Question, ask, inference
+from cli.client import Question, inference
 from mesh.errors import NotFound, SealringError
 from mesh.rpc import Server
 from sealring.v1 import inference_pb2, inference_pb2_grpc
@@ -46,8 +46,8 @@ async def test_an_answer_comes_in_pieces(gateway: tuple[str, Servicer]) -> None:
     address, servicer = gateway
     pieces: list[str] = []
     question = Question([("system", "be brief"), ("user", "hi")], "demo", 9, 0.5, 7, 10)
-    async with inference(address) as stub:
-        answer = await ask(stub, question, pieces.append, seconds=10)
+    async with inference(address) as client:
+        answer = await client.ask(question, pieces.append, seconds=10)
     assert pieces == ["Pa", "ris", "."]
     assert (answer.text, answer.finish, answer.model, answer.min_trust) == ("Paris.", "stop", "demo", 10)
     assert (answer.prompt_tokens, answer.completion_tokens) == (5, 4)
@@ -60,17 +60,17 @@ async def test_an_answer_comes_in_pieces(gateway: tuple[str, Servicer]) -> None:
 
 async def test_a_seed_is_sent_only_when_given(gateway: tuple[str, Servicer]) -> None:
     address, servicer = gateway
-    async with inference(address) as stub:
-        await ask(stub, Question([("user", "hi")]), lambda text: None, seconds=10)
+    async with inference(address) as client:
+        await client.ask(Question([("user", "hi")]), lambda text: None, seconds=10)
     assert not servicer.seen[0].envelope.clear.sampling.HasField("seed")
 
 
 async def test_refusals_keep_their_reason(gateway: tuple[str, Servicer]) -> None:
-    async with inference(gateway[0]) as stub:
+    async with inference(gateway[0]) as client:
         with pytest.raises(NotFound, match="no model none"):
-            await ask(stub, Question([("user", "hi")], "none"), lambda text: None, seconds=10)
+            await client.ask(Question([("user", "hi")], "none"), lambda text: None, seconds=10)
         with pytest.raises(SealringError) as caught:
-            await ask(stub, Question([("user", "hi")], "cut"), lambda text: None, seconds=10)
+            await client.ask(Question([("user", "hi")], "cut"), lambda text: None, seconds=10)
     assert caught.value.reason == "BROKEN_STREAM"
 
 

@@ -104,12 +104,12 @@ def test_nodes_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("model", "name"),
     [
-        ("/models/Qwen3-0.6B/", "Qwen3-0.6B"),
+        ("/models/Qwen3-0.6B/", "qwen3-0-6b"),
         ("org/name", "name"),
         ("/models/my model", "my-model"),
         ("/", "model"),
         ("é", "model"),
-        ("x" * 300, "x" * 128),
+        ("x" * 300, "x" * 56),
     ],
 )
 def test_a_model_names_its_deployment(model: str, name: str) -> None:

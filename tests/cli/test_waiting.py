@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cli.waiting import describe, find_deployment, wait_until_serving
-from mesh.errors import DeadlineExceeded, NotFound
+from mesh.errors import DeadlineExceeded, FailedPrecondition, NotFound
 from sealring.v1 import admin_pb2, membership_pb2
 
 FORMING = membership_pb2.RING_PHASE_FORMING
@@ -26,9 +26,9 @@ class Admin:
         return admin_pb2.ListDeploymentsResponse(deployments=[admin_pb2.Deployment(plan=plan, rings=[state])])
 
 
-def ring(phase: int, reason: str = "", *progress: tuple[str, float]) -> admin_pb2.RingStatus:
+def ring(phase: int, reason: str = "", *progress: tuple[str, float], epoch: int = 0) -> admin_pb2.RingStatus:
     shown = [membership_pb2.EpochProgress(what=what, fraction=fraction) for what, fraction in progress]
-    return admin_pb2.RingStatus(ring="demo-0", phase=phase, reason=reason, progress=shown)  # type: ignore[arg-type]
+    return admin_pb2.RingStatus(ring="demo-0", epoch=epoch, phase=phase, reason=reason, progress=shown)  # type: ignore[arg-type]
 
 
 async def test_waiting_tells_what_happens_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +47,15 @@ async def test_waiting_tells_what_happens_and_ends(monkeypatch: pytest.MonkeyPat
         "demo: loading 25% (slowest of 2 nodes)",
         "demo: waiting, a fault",
     ]
+
+
+async def test_waiting_gives_up_on_a_ring_that_fails_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.waiting._POLL_SECONDS", 0)
+    states = [ring(DOWN, "node-0: no tokenizer", epoch=epoch) for epoch in (1, 1, 2, 2, 3, 4)]
+    with pytest.raises(FailedPrecondition) as caught:
+        await wait_until_serving(Admin(*states), "demo", seconds=30)  # type: ignore[arg-type]
+    assert caught.value.reason == "RING_FAILS"
+    assert "no tokenizer" in caught.value.message
 
 
 async def test_waiting_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,207 @@
+"""The admin commands against a real coordinator with one node, which serves nothing yet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from cli.cluster import LocalCluster
+from mesh.errors import ConfigError, InvalidInput, Unavailable
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(120),
+    pytest.mark.xdist_group("admin"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+MODEL = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
+Run = Callable[..., Any]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(tmp_path_factory.mktemp("admin") / "state", MODEL, nodes=1) as cluster:
+        await cluster.start()
+        yield cluster
+
+
+@pytest.fixture
+def run(cluster: LocalCluster, sealring: Any) -> Run:
+    """Runs a command with the operator's bundle, away from the event loop."""
+
+    async def call(*arguments: str, **options: Any) -> Any:
+        bundle = {"SEALRING_CLI_OPERATOR": str(cluster.operator_bundle)}
+        return await asyncio.to_thread(sealring, *arguments, **(bundle | options))
+
+    return call
+
+
+@pytest.fixture
+def join(cluster: LocalCluster, run: Run, tmp_path: Path) -> Run:
+    address = json.loads((cluster.state_dir / "ports.json").read_text())["join"]
+
+    async def call(role: str, token: str, name: str, *more: str, stdin: str = "") -> Any:
+        where = ["--state-dir", str(tmp_path / name), "--name", name, "--coordinator", f"127.0.0.1:{address}"]
+        return await run(role, "join", token, *where, *more, stdin=stdin)
+
+    return call
+
+
+async def test_status_and_nodes(run: Run, cluster: LocalCluster) -> None:
+    shown = (await run("status", "--json")).data
+    assert shown["deployments"] == []
+    node = shown["nodes"][0]
+    assert (node["name"], node["state"], node["level"], node["trust"]) == (
+        "node-0",
+        "online",
+        "software",
+        10,
+    )
+    assert (await run("nodes", "list", "--json")).data[0]["id"] == node["id"]
+    assert "node-0" in (await run("status")).out
+    assert set(cluster.processes) == {"coordinator", "node-0", "gateway"}
+
+
+async def test_the_roster_is_verified(run: Run, cluster: LocalCluster, tmp_path: Path) -> None:
+    shown = (await run("roster", "show", "--json")).data
+    assert [len(shown[name]) for name in ("members", "gateways", "rings")] == [1, 1, 0]
+    bundle = tmp_path / "bundle"
+    bundle.mkdir(mode=0o700)
+    for file in cluster.operator_bundle.iterdir():
+        (bundle / file.name).write_bytes(file.read_bytes())
+        (bundle / file.name).chmod(0o600)
+    member = json.loads((bundle / "member.json").read_text())
+    member["root_sha256"] = "00" * 32
+    (bundle / "member.json").write_text(json.dumps(member, sort_keys=True, separators=(",", ":")))
+    refused = await run("roster", "show", "--operator", str(bundle))
+    assert refused.status == 6
+    assert "ROOT_PIN" in refused.err
+
+
+async def test_tokens_are_listed_revoked_and_spent_once(run: Run, join: Run) -> None:
+    token = (await run("token", "create", "--note", "mine", "--ttl", "60")).out.strip()
+    listed = (await run("token", "list", "--json")).data
+    entry = next(one for one in listed if one["note"] == "mine")
+    assert entry["role"] == "node"
+    assert token not in json.dumps(listed)
+    assert (await run("token", "revoke", entry["token_id"])).status == 0
+    assert (await run("token", "revoke", entry["token_id"])).status == 3
+    assert (await join("node", token, "late", "--software-identity-allowed")).status == 6
+
+    made = (await run("token", "create", "--json")).data
+    joined = await join("node", "-", "nine", "--software-identity-allowed", "--json", stdin=made["token"])
+    assert joined.status == 0, joined.err
+    again = await join("node", made["token"], "ten", "--software-identity-allowed")
+    assert again.status == 6
+    assert "JOIN_REFUSED" in again.err
+    assert (await run("nodes", "drain", "nine")).status == 0
+    assert (await run("nodes", "drain", "--undo", "nine")).status == 0
+    assert (await run("nodes", "ban", joined.data["member_id"])).status == 0
+    assert (await run("nodes", "evict", "nine")).status == 3
+    actions = [one["action"] for one in (await run("audit", "--json")).data]
+    assert {"create_cluster", "create_join_token", "enrol"} <= set(actions)
+    assert "enrol" in (await run("audit", "--limit", "1000")).out
+
+
+async def test_a_token_is_for_one_role_and_one_cluster(run: Run, join: Run) -> None:
+    token = (await run("token", "create", "--role", "gateway")).out.strip()
+    assert (await join("node", token, "wrong", "--software-identity-allowed")).status == 6
+    version, root, *rest = token.split(".")
+    other = ".".join([version, "a" * len(root), *rest])
+    refused = await join("gateway", other, "stray")
+    assert refused.status in (2, 6)
+    for garbage in ("", "sr1.x", "x" * 600):
+        assert (await join("gateway", garbage, "stray")).status == 2
+
+
+async def test_without_leave_a_key_in_a_file_is_refused(run: Run, join: Run) -> None:
+    token = (await run("token", "create")).out.strip()
+    refused = await join("node", token, "soft")
+    assert refused.status == 6
+    assert "software_identity_allowed" in refused.err
+
+
+async def test_plans_are_shown_or_refused_with_reasons(run: Run) -> None:
+    shown = (await run("plan", str(MODEL), "--name", "x", "--json")).data
+    assert shown["rings"][0]["stages"][0]["end_layer"] == 9
+    assert shown["profile"]["layers"] == 9
+    assert "node-0" in (await run("plan", str(MODEL), "--member", "node-0", "--split", "9")).out
+    for arguments, status in (
+        (["/nowhere/model"], 3),
+        ([str(MODEL), "--stages", "5"], 7),
+        ([str(MODEL), "--context", "9999999"], 2),
+        ([str(MODEL), "--split", "4,4"], 2),
+        ([str(MODEL), "--trust-floor", "30"], 7),
+        ([str(MODEL), "--member", "nobody"], 3),
+        ([str(MODEL), "--name", "no good"], 2),
+    ):
+        refused = await run("plan", *arguments)
+        assert refused.status == status, (arguments, refused.err)
+        assert refused.out == ""
+        assert refused.err.startswith("error: ")
+        assert "FAULT" not in refused.err
+    assert (await run("deployments", "list", "--json")).data == []
+    assert (await run("deployments", "delete", "nothing")).status == 3
+
+
+async def test_a_state_folder_has_one_process(run: Run, cluster: LocalCluster) -> None:
+    for name, component in (("coordinator", "coordinator"), ("node-0", "node"), ("gateway", "gateway")):
+        config = str(cluster.state_dir / "config" / f"{name}.toml")
+        refused = await run("--config", config, component, "run")
+        assert refused.status in (7, 8), (name, refused.err)
+        assert "STATE_IN_USE" in refused.err
+        assert len(refused.err.splitlines()) == 1
+
+
+async def test_a_port_in_use_is_named(run: Run, cluster: LocalCluster, tmp_path: Path) -> None:
+    state = ["--state-dir", str(tmp_path / "other")]
+    assert (await run("coordinator", "init", *state)).status == 0
+    again = await run("coordinator", "init", *state)
+    assert again.status == 4
+    refused = await run("coordinator", "run", *state, "--listen", cluster.grpc_address)
+    assert refused.status == 7
+    assert refused.err.count("\n") == 1
+    assert cluster.grpc_address in refused.err
+
+
+async def test_a_cluster_can_be_started_again(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    seen = []
+    for _ in range(2):
+        async with LocalCluster(state, MODEL, nodes=1) as cluster:
+            await cluster.start()
+            seen.append((state / "node-0" / "member.json").read_text())
+        with pytest.raises(ProcessLookupError):
+            os.kill(cluster.processes["coordinator"], 0)
+    assert seen[0] == seen[1]
+
+
+async def test_a_component_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> None:
+    async with LocalCluster(tmp_path / "state", MODEL, nodes=1) as cluster:
+        with socket.socket() as taken:
+            cluster._choose_ports()
+            taken.bind(("127.0.0.1", cluster._ports["gateway-http"]))
+            taken.listen()
+            with pytest.raises(Unavailable) as caught:
+                await cluster.start()
+                await cluster.wait_for_end()
+    assert caught.value.reason == "COMPONENT_ENDED"
+    assert "the gateway ended by itself with status 7" in caught.value.message
+    assert "CANNOT_LISTEN" in caught.value.message
+
+
+async def test_a_cluster_is_checked_before_it_starts(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput):
+        LocalCluster(tmp_path, MODEL, nodes=0)
+    (tmp_path / "ports.json").write_text("[")
+    with pytest.raises(ConfigError) as caught:
+        LocalCluster(tmp_path, MODEL)._choose_ports()
+    assert caught.value.reason == "BAD_CLUSTER_FILE"
