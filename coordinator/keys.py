@@ -39,7 +39,7 @@ class ClusterKeys:
         try:
             ca = ClusterCA.load(folder)
             roster = Ed25519Signer.load(folder / ROSTER_KEY)
-            root = _follow(decode_chain(read_bounded(folder / ROOT_METADATA)))
+            root = _follow(read_bounded(folder / ROOT_METADATA))
         except FileNotFoundError as error:
             raise ConfigError(
                 f"the coordinator's state in {folder} lacks {Path(str(error.filename)).name}",
@@ -79,10 +79,10 @@ class ClusterKeys:
         return TlsMaterial(leaf.private_pem(), certificate, self.root.authorities)
 
 
-def _follow(chain: list[bytes]) -> RootMetadata:
+def _follow(data: bytes) -> RootMetadata:
     root = None
     try:
-        for envelope in chain:
+        for envelope in decode_chain(data):
             root = follow_root(envelope, root)
     except SealringError as error:
         raise ConfigError(

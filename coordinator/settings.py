@@ -38,11 +38,11 @@ def _check_cluster(name: str) -> str:
 
 def _check_host(host: str) -> str:
     try:
-        if ipaddress.ip_address(host).is_unspecified:
-            raise ValueError(f"{host} is no address that others can reach")
+        usable = not ipaddress.ip_address(host).is_unspecified
     except ValueError:
-        if len(host) > 253 or not all(_LABEL.match(label) for label in host.split(".")):
-            raise ValueError(f"{host[:64]!r} is neither a host name nor an IP address of one host") from None
+        usable = len(host) <= 253 and all(_LABEL.match(label) for label in host.split("."))
+    if not usable:
+        raise ValueError(f"{host[:64]!r} is neither a host name nor the IP address of one host")
     return host
 
 
