@@ -30,7 +30,7 @@ from mesh.errors import (
 from mesh.problem import to_problem
 from mesh.tls import peer_identity
 from node.daemon_epoch import Epoch
-from node.sealed_rows import SealedRows, Unsealer
+from node.sealed_rows import SealedReply, SealedRows, Unsealer
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
 
 log = structlog.get_logger()
@@ -95,8 +95,7 @@ class GatewayStream:
 
     def row_event(self, event: bytes) -> None:
         """Queues what the engine said of a row or step."""
-        if self._sealed:
-            event = self._seal(event)
+        event = self._sealed.seal(event)
         self._put(_RESPONSE_OF_EVENT[event[0]] + event[1:])
 
     def epoch_over(self, problem: membership_pb2.Problem) -> None:
@@ -132,11 +131,10 @@ class GatewayStream:
         message = parse_request(request)
         what = message.WhichOneof("message")
         if what == "step":
-            if self._sealed:
-                self._sealed.forget_evicted(message.step)
+            self._sealed.evict(message.step)
             self._work(reframe(request, _COMMAND_STEP))
         elif what == "discard" and self._head:
-            self._sealed.forget(message.discard.row)
+            self._sealed.discard(message.discard.row)
             self._work(reframe(request, _COMMAND_DISCARD))
         elif what == "ping":
             self._pong(message.ping)
@@ -156,8 +154,10 @@ class GatewayStream:
         engine.send_work(command)
 
     def _open(self, open_row: control_pb2.OpenRow) -> None:
+        self._sealed.check(open_row.row)
         try:
-            prompt = self._prompt(open_row)
+            prompt, reply = self._prompt(open_row)
+            self._sealed.add(open_row.row, reply)
         except SealringError as error:
             refused = control_pb2.RowRefused(row=open_row.row, problem=to_problem(error))
             self._put(control_pb2.ScheduleResponse(refused=refused).SerializeToString())
@@ -165,27 +165,15 @@ class GatewayStream:
         command = engine_pb2.OpenEngineRow(row=open_row.row, prompt=prompt, max_tokens=open_row.max_tokens)
         self._work(engine_pb2.EngineCommand(open_row=command).SerializeToString())
 
-    def _prompt(self, open_row: control_pb2.OpenRow) -> inference_pb2.Prompt:
-        plan, envelope = self._epoch.plan, open_row.envelope
-        if open_row.deployment != plan.deployment:
+    def _prompt(self, open_row: control_pb2.OpenRow) -> tuple[inference_pb2.Prompt, SealedReply | None]:
+        if open_row.deployment != self._epoch.plan.deployment:
             raise InvalidInput("the request is for another deployment", reason="WRONG_DEPLOYMENT")
-        content = envelope.WhichOneof("content")
-        if content == "clear":
-            return envelope.clear
+        content = open_row.envelope.WhichOneof("content")
         if content is None:
             raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE")
-        prompt, reply = self._unsealer.open(envelope.sealed, plan.deployment, plan.epoch)
-        self._sealed.add(open_row.row, reply)
-        return prompt
-
-    def _seal(self, event: bytes) -> bytes:
-        parsed = engine_pb2.EngineEvent.FromString(event)
-        if parsed.WhichOneof("event") == "done":
-            self._sealed.seal(parsed.done)
-            return parsed.SerializeToString()
-        if parsed.WhichOneof("event") == "refused":
-            self._sealed.forget(parsed.refused.row)
-        return event
+        if content == "clear":
+            return open_row.envelope.clear, None
+        return self._unsealer.open(open_row, self._epoch.plan)
 
     def _pong(self, ping: control_pb2.Ping) -> None:
         engine = self._epoch.engine

@@ -71,7 +71,7 @@ class Daemon:
         self._meter = MemoryMeter(settings.memory_limit)
         self._engines = EngineKeeper(settings.models, self._meter, allow_downloads=settings.allow_downloads)
         self._rosters = RosterKeeper(settings.state_dir, state)
-        self.unsealer = Unsealer(self._sealing_key, self._rosters.knows)
+        self.unsealer = Unsealer(self._sealing_key, self._own_id)
         name = role_server_name(Role.COORDINATOR)
         self._channel = PeerChannel(state.coordinator, self.store, name)
         self._session = CoordinatorSession(self._channel, self)
@@ -163,6 +163,7 @@ class Daemon:
             if error.reason == "REMOVED":
                 self.thrown_out()
             raise
+        self.unsealer.learn(roster)
         seen = membership_pb2.RosterSeen(version=roster.version, hash=roster.hash)
         self._session.send(membership_pb2.MemberMessage(roster_seen=seen))
         self._check_epoch(roster)

@@ -37,6 +37,7 @@ class EpochPlan:
     rank: int
     size: int
     layers: tuple[int, int]
+    members: tuple[RingMember, ...]
     model: str
     model_digest: str
     context: int
@@ -79,6 +80,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         rank=own.rank,
         size=len(ring.members),
         layers=own.layers,
+        members=ring.members,
         model=ring.model,
         model_digest=prepare.model_digest,
         context=ring.context,

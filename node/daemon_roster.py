@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from mesh.statefiles import read_bounded, write_atomic
 log = structlog.get_logger()
 
 _MAX_ENVELOPE = 2 << 20
-_RECENT = 8
-"""Rosters that a sealed request may name: a client seals by the one it has while the next is on its way."""
 
 
 class RosterKeeper:
@@ -31,12 +28,11 @@ class RosterKeeper:
         self._file = folder / ROSTER
         self._reader = RosterReader(state.root, folder / ROSTER_STATE, state.peer.id)
         self._cluster = state.peer.cluster
-        self._recent: deque[bytes] = deque(maxlen=_RECENT)
 
     def load(self) -> None:
         """Takes up the stored roster, if it still holds. Raises PermissionDenied (REMOVED)."""
         try:
-            self._recent.append(self._reader.accept(read_bounded(self._file, max_bytes=_MAX_ENVELOPE)).hash)
+            self._reader.accept(read_bounded(self._file, max_bytes=_MAX_ENVELOPE))
         except FileNotFoundError:
             log.info("no stored roster")
         except RosterError as error:
@@ -56,8 +52,6 @@ class RosterKeeper:
                 raise
             await newer_root()
             roster = await asyncio.to_thread(self._accept, envelope)
-        if roster.hash not in self._recent:
-            self._recent.append(roster.hash)
         log.info("roster accepted", version=roster.version, members=len(roster.members))
         return roster
 
@@ -78,10 +72,6 @@ class RosterKeeper:
             return self._reader.current.version
         except FailedPrecondition:
             return 0
-
-    def knows(self, roster_hash: bytes) -> bool:
-        """Whether this is the hash of one of the last rosters."""
-        return roster_hash in self._recent
 
     @property
     def expired(self) -> bool:

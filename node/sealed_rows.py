@@ -1,108 +1,206 @@
 """Sealed prompts at the head: opened on their way to the engine, the answers sealed on their way back.
 
-The engine never knows. A sealed envelope is four fields, each behind its length: request id (16 bytes),
-expiry (8 bytes, big-endian seconds since 1970), roster hash (32 bytes), and the HPKE ciphertext of a Prompt;
-the first three and the deployment are what the ciphertext is bound to (`mesh.envelope.RequestInfo`).
+The engine never knows. A prompt is opened only for the ring that its sender verified, and what a row that was
+opened sealed brings leaves the daemon sealed or not at all, whatever a gateway does with row numbers.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from mesh.encoding import FormatError, pack_fields, unpack_fields
-from mesh.envelope import (
-    MAX_REQUEST_BYTES,
-    REQUEST_ID_BYTES,
-    ReplayGuard,
-    ReplySealer,
-    RequestInfo,
-    SealingKey,
-)
-from mesh.errors import EnvelopeError, InvalidInput
-from sealring.v1 import control_pb2, inference_pb2
+from mesh.clock import Clock, wall_clock
+from mesh.envelope import ReplayGuard, ReplySealer, RequestInfo, SealingKey
+from mesh.errors import EnvelopeError, FailedPrecondition, InvalidInput, ResourceExhausted, Unavailable
+from mesh.roster import RingMember, Roster
+from node.daemon_plan import EpochPlan
+from sealring.v1 import control_pb2, engine_pb2, inference_pb2
 
-_EXPIRY = struct.Struct(">Q")
-_MAX_BYTES = MAX_REQUEST_BYTES + 4096
+CHUNK_BYTES = 64
+"""The body of a chunk is padded to a multiple of this: else its length would tell the token's."""
 
-
-def pack_envelope(info: RequestInfo, ciphertext: bytes) -> bytes:
-    """The bytes of `Envelope.sealed`."""
-    return pack_fields(info.request_id, _EXPIRY.pack(info.expires), info.roster_hash, ciphertext)
+MAX_ROSTERS = 256
+MAX_ROWS = 8192
+"""Rows that may be open on one control stream once one of them is sealed."""
 
 
-def unpack_envelope(sealed: bytes, deployment: str) -> tuple[RequestInfo, bytes]:
-    """What a sealed envelope is bound to, and its ciphertext. Raises EnvelopeError (ENVELOPE_REFUSED)."""
-    try:
-        request_id, expiry, roster_hash, ciphertext = unpack_fields(sealed, count=4, max_bytes=_MAX_BYTES)
-        if len(request_id) != REQUEST_ID_BYTES or len(expiry) != _EXPIRY.size:
-            raise FormatError("wrong lengths")
-        return RequestInfo(deployment, request_id, _EXPIRY.unpack(expiry)[0], roster_hash), ciphertext
-    except (FormatError, InvalidInput):
-        raise EnvelopeError("sealed envelope is malformed") from None
+@dataclass(frozen=True)
+class _View:
+    """What one roster says of this node and its ring."""
+
+    ring: str
+    members: tuple[RingMember, ...]
+    min_trust: int
+    sealing_key: bytes
+    roster: Roster
 
 
 class Unsealer:
-    """Opens sealed envelopes; one per daemon, because request ids are single use at the head."""
+    """Opens sealed prompts; one per daemon, because request ids are single use at the head."""
 
-    def __init__(self, key: SealingKey, knows_roster: Callable[[bytes], bool]) -> None:
+    def __init__(self, key: SealingKey, own_id: str, *, clock: Clock = wall_clock) -> None:
         self._key = key
-        self._guard = ReplayGuard()
-        self._knows_roster = knows_roster
+        self._own_id = own_id
+        self._clock = clock
+        self._guard = ReplayGuard(clock=clock)
+        self._views: OrderedDict[bytes, _View] = OrderedDict()
 
-    def open(self, sealed: bytes, deployment: str, epoch: int) -> tuple[inference_pb2.Prompt, ReplySealer]:
+    def learn(self, roster: Roster) -> None:
+        """Takes the newest verified roster as one by which clients may seal from now on."""
+        ring = roster.ring_of(self._own_id)
+        if ring is None:
+            self._views.clear()
+            return
+        key = roster.member(self._own_id).sealing_key
+        self._views[roster.hash] = _View(ring.id, ring.members, ring.min_trust, key, roster)
+        self._views.move_to_end(roster.hash)
+        while len(self._views) > MAX_ROSTERS:
+            self._views.popitem(last=False)
+
+    def open(
+        self, open_row: control_pb2.OpenRow, plan: EpochPlan
+    ) -> tuple[inference_pb2.Prompt, SealedReply]:
         """The prompt, and what seals its answer.
 
-        Raises EnvelopeError (ENVELOPE_*), ResourceExhausted (REPLAY_GUARD_FULL).
+        Raises Unavailable (SEALED_BY_OTHER_ROSTER), EnvelopeError (ENVELOPE_*), ResourceExhausted
+        (REPLAY_GUARD_FULL), FailedPrecondition (TRUST_BELOW_FLOOR), InvalidInput (BAD_REQUEST_INFO).
         """
-        info, ciphertext = unpack_envelope(sealed, deployment)
-        if not self._knows_roster(info.roster_hash):
-            raise EnvelopeError(
-                "sealed request names a roster that this member does not go by",
-                hint="fetch the newest roster and seal again",
-                reason="ENVELOPE_ROSTER",
-            )
-        opened = self._key.open_request(ciphertext, info, self._guard, epoch=epoch)
+        to = open_row.envelope.sealed_for
+        info = RequestInfo(plan.deployment, to.request_id, to.expires, to.roster_hash)
+        trust = self._current_trust(info.roster_hash, plan)
+        opened = self._key.open_request(open_row.envelope.sealed, info, self._guard, epoch=plan.epoch)
         try:
-            return inference_pb2.Prompt.FromString(opened.body), opened.reply
+            body = inference_pb2.SealedPrompt.FromString(opened.body)
         except DecodeError:
             raise EnvelopeError("sealed request holds no prompt") from None
+        if body.max_tokens != open_row.max_tokens:
+            raise EnvelopeError("max_tokens is not what the client sealed", reason="ENVELOPE_CHANGED")
+        if trust < body.min_trust:
+            raise FailedPrecondition(
+                f"the request demands a trust of {body.min_trust} and the ring has {trust}",
+                hint="lower min_trust, or ask for a model that better attested members serve",
+                reason="TRUST_BELOW_FLOOR",
+                param="min_trust",
+                min_trust=trust,
+            )
+        return body.prompt, SealedReply(opened.reply)
+
+    def _current_trust(self, roster_hash: bytes, plan: EpochPlan) -> int:
+        """The ring's trust by the newest roster, if those who serve are those of whom the sender knew."""
+        named = self._views.get(roster_hash)
+        if named is None or named.roster.expired(self._clock()):
+            raise _other_roster()
+        newest = next(reversed(self._views.values()))
+        same = (
+            named.ring == newest.ring == plan.ring
+            and named.members == newest.members == plan.members
+            and named.sealing_key == self._key.public_key
+            and named.min_trust <= newest.min_trust
+        )
+        if not same:
+            raise _other_roster()
+        return newest.min_trust
+
+
+class SealedReply:
+    """The reply to one sealed prompt."""
+
+    def __init__(self, sealer: ReplySealer) -> None:
+        self.prompt_tokens = 0
+        self._sealer = sealer
+
+    def seal(self, output: control_pb2.RowOutput) -> None:
+        """Replaces the text of an output by the next chunk; nothing stays where there is nothing to tell."""
+        text = output.text
+        output.ClearField("content")
+        if not text and not output.finish:
+            return
+        delta = inference_pb2.SealedDelta(text=text, tokens=output.tokens)
+        if output.finish:
+            delta.finish, delta.prompt_tokens = output.finish, self.prompt_tokens
+        output.sealed = self._sealer.seal(_padded(delta), last=bool(output.finish))
 
 
 class SealedRows:
-    """The rows of one control stream whose answers are sealed."""
+    """The open rows of one control stream, as far as they have to be told apart: sealed, clear, gone.
+
+    Rows before the first sealed one are clear. Of later ones, a row that is not known any more says nothing.
+    """
 
     def __init__(self) -> None:
-        self._sealers: dict[int, ReplySealer] = {}
+        self._last = 0
+        self._first_sealed = 0
+        self._rows: dict[int, SealedReply | None] = {}
+        self._leaving: deque[tuple[int, int]] = deque()
 
-    def __bool__(self) -> bool:
-        return bool(self._sealers)
+    def check(self, row: int) -> None:
+        """Requires that a row's number is new. Raises InvalidInput (BAD_MESSAGE)."""
+        if row <= self._last:
+            raise InvalidInput("row numbers do not rise", reason="BAD_MESSAGE")
+        self._last = row
 
-    def add(self, row: int, sealer: ReplySealer) -> None:
-        self._sealers[row] = sealer
+    def add(self, row: int, reply: SealedReply | None) -> None:
+        """A row on its way to the engine; `reply` None for one in clear. Raises ResourceExhausted."""
+        if reply is not None and not self._first_sealed:
+            self._first_sealed = row
+        if self._first_sealed:
+            if len(self._rows) >= MAX_ROWS:
+                raise ResourceExhausted("too many rows are open", reason="TOO_MANY_ROWS")
+            self._rows[row] = reply
 
-    def forget(self, row: int) -> None:
-        self._sealers.pop(row, None)
+    def discard(self, row: int) -> None:
+        """No step will name the row. Whatever it brings all the same is not told."""
+        self._rows.pop(row, None)
 
-    def forget_evicted(self, step: control_pb2.Step) -> None:
-        """A row that is evicted says nothing any more."""
-        for change in step.changes:
-            if change.WhichOneof("change") == "evict":
-                self.forget(change.evict.row)
+    def evict(self, step: control_pb2.Step) -> None:
+        """Rows that leave with a step; what steps before it bring is still on its way."""
+        if self._rows:
+            for change in step.changes:
+                if change.WhichOneof("change") == "evict":
+                    self._leaving.append((step.number, change.evict.row))
 
-    def seal(self, done: control_pb2.StepDone) -> None:
-        """Replaces the text of sealed rows by the next chunk of their replies."""
+    def seal(self, event: bytes) -> bytes:
+        """A serialized EngineEvent of rows as it may leave; the very same until a sealed row was opened."""
+        if not self._first_sealed:
+            return event
+        parsed = engine_pb2.EngineEvent.FromString(event)
+        kind = parsed.WhichOneof("event")
+        if kind == "done":
+            self._done(parsed.done)
+            return parsed.SerializeToString()
+        if kind == "opened" and (reply := self._rows.get(parsed.opened.row)) is not None:
+            reply.prompt_tokens = parsed.opened.prompt_tokens
+        elif kind == "refused":
+            self.discard(parsed.refused.row)
+        return event
+
+    def _done(self, done: control_pb2.StepDone) -> None:
         for output in done.outputs:
-            sealer = self._sealers.get(output.row)
-            if sealer is None:
+            if output.row < self._first_sealed:
                 continue
-            last = output.finish != inference_pb2.FINISH_REASON_UNSPECIFIED
-            text = output.text.encode()
-            if text or last:
-                output.sealed = sealer.seal(text, last=last)
-            else:
+            if output.row not in self._rows:
                 output.ClearField("content")
-            if last:
-                self.forget(output.row)
+            elif (reply := self._rows[output.row]) is not None:
+                reply.seal(output)
+        while self._leaving and self._leaving[0][0] <= done.step:
+            self._rows.pop(self._leaving.popleft()[1], None)
+
+
+def _padded(delta: inference_pb2.SealedDelta) -> bytes:
+    """The delta as bytes, their number a multiple of CHUNK_BYTES."""
+    missing = -delta.ByteSize() % CHUNK_BYTES
+    if missing == 1:  # the field itself takes two bytes
+        missing += CHUNK_BYTES
+    if missing:
+        delta.padding = bytes(missing - 2)
+    return delta.SerializeToString()
+
+
+def _other_roster() -> Unavailable:
+    return Unavailable(
+        "the prompt was sealed by another roster than the ring goes by",
+        hint="fetch the roster and seal again",
+        reason="SEALED_BY_OTHER_ROSTER",
+    )

@@ -7,20 +7,20 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rostertest import PaperCluster
 
 from mesh.certificates import PeerIdentity, Role
-from mesh.envelope import RequestInfo, SealingKey, seal_request
+from mesh.envelope import RequestInfo, seal_request
 from mesh.errors import InvalidInput, PermissionDenied, SealringError
+from mesh.roster import RingMember
 from mesh.rpc import Server
 from mesh.tls import PeerChannel, server_credentials
 from node import control
 from node.control import SERVICE, ControlService, add_control_to_server, reframe
 from node.daemon_engine import EngineFigures
 from node.daemon_epoch import Epoch, Phase
-from node.sealed_rows import Unsealer, pack_envelope
+from node.sealed_rows import Unsealer
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
-
-ROSTER = bytes(range(32))
 
 
 class Engine:
@@ -46,6 +46,7 @@ class Engine:
 
 class Plan:
     ring, epoch, deployment, rank, size, kv_budget = "demo-0", 1, "demo", 0, 1, 1 << 20
+    members: tuple[RingMember, ...] = ()
 
 
 class Desk:
@@ -58,8 +59,12 @@ class Desk:
         self.epoch = Epoch(self.plan, self)
         self.epoch.phase = Phase.UP
         self.engine = self.epoch.engine = Engine()
-        self.key = SealingKey()
-        self.unsealer = Unsealer(self.key, lambda known: known == ROSTER)
+        paper = PaperCluster(size=1)
+        self.key = paper.keys["demo-0"]
+        self.roster = paper.roster
+        self.plan.members = paper.roster.rings[0].members
+        self.unsealer = Unsealer(self.key, self.plan.members[0].id)
+        self.unsealer.learn(self.roster)
 
     def report(self, message: membership_pb2.MemberMessage) -> None:
         self.faults.append(message.fault.problem.reason)
@@ -161,28 +166,40 @@ async def test_a_row_that_cannot_be_opened_is_refused_and_the_epoch_goes_on(conn
     desk, stream = await connect()
     await stream.send(open=open_row(deployment="other"))
     assert (await stream.next()).refused.problem.reason == "WRONG_DEPLOYMENT"
-    await stream.send(open=open_row(envelope=inference_pb2.Envelope()))
+    await stream.send(open=open_row(row=2, envelope=inference_pb2.Envelope()))
     assert (await stream.next()).refused.problem.reason == "EMPTY_ENVELOPE"
     assert desk.epoch.phase is Phase.UP
     assert desk.engine.work == []
 
 
-def sealed_row(desk: Desk, **changes: Any) -> tuple[control_pb2.OpenRow, Any]:
-    fields = {"request_id": secrets.token_bytes(16), "expires": int(time.time()) + 60, "roster_hash": ROSTER}
+def sealed_row(desk: Desk, row: int, **changes: Any) -> tuple[control_pb2.OpenRow, Any]:
+    fields = {
+        "request_id": secrets.token_bytes(16),
+        "expires": int(time.time()) + 60,
+        "roster_hash": desk.roster.hash,
+    }
     info = RequestInfo(deployment="demo", **{**fields, **changes})
-    body = inference_pb2.Prompt(text="the secret").SerializeToString()
+    prompt = inference_pb2.Prompt(text="the secret")
+    body = inference_pb2.SealedPrompt(prompt=prompt, max_tokens=9).SerializeToString()
     ciphertext, opener = seal_request(desk.key.public_key, info, body)
-    envelope = inference_pb2.Envelope(sealed=pack_envelope(info, ciphertext))
-    return open_row(envelope=envelope), opener
+    sealed_for = inference_pb2.SealedFor(
+        ring="demo-0", request_id=info.request_id, expires=info.expires, roster_hash=info.roster_hash
+    )
+    envelope = inference_pb2.Envelope(sealed=ciphertext, sealed_for=sealed_for)
+    return open_row(row=row, envelope=envelope), opener
 
 
 async def test_sealed_rows_are_opened_here_and_answered_sealed(connect) -> None:
     desk, stream = await connect()
-    row, opener = sealed_row(desk)
+    row, opener = sealed_row(desk, 1)
     await stream.send(open=row)
-    await until(lambda: desk.engine.work)
+    await stream.send(open=open_row(row=2))
+    await until(lambda: len(desk.engine.work) == 2)
     assert desk.engine.work[0].open_row.prompt.text == "the secret"
-    texts = []
+    opened = engine_pb2.EngineEvent(opened=control_pb2.RowOpened(row=1, prompt_tokens=5))
+    desk.epoch.row_event(opened.SerializeToString())
+    assert (await stream.next()).opened.prompt_tokens == 5
+    chunks = []
     for number, (text, finish) in enumerate([("the ", 0), ("", 0), ("answer", 0), ("", 1)]):
         outputs = [
             control_pb2.RowOutput(row=1, text=text, tokens=number + 1, finish=finish),
@@ -194,29 +211,44 @@ async def test_sealed_rows_are_opened_here_and_answered_sealed(connect) -> None:
         assert clear.text == "clear"
         assert not sealed.text
         if sealed.sealed:
-            texts.append(opener.open(sealed.sealed))
-    assert texts == [(b"the ", False), (b"answer", False), (b"", True)]
+            chunks.append(opener.open(sealed.sealed))
+    deltas = [inference_pb2.SealedDelta.FromString(chunk) for chunk, _ in chunks]
+    assert [delta.text for delta in deltas] == ["the ", "answer", ""]
+    assert [last for _, last in chunks] == [False, False, True]
+    assert (deltas[-1].finish, deltas[-1].tokens, deltas[-1].prompt_tokens) == (1, 4, 5)
+    row.row = 3
     await stream.send(open=row)
     assert (await stream.next()).refused.problem.reason == "ENVELOPE_REPLAYED"
 
 
 async def test_sealed_rows_that_do_not_open_are_refused(connect) -> None:
     desk, stream = await connect()
-    good, _ = sealed_row(desk)
-    cases = {
-        "ENVELOPE_EXPIRED": sealed_row(desk, expires=int(time.time()) - 1)[0].envelope.sealed,
-        "ENVELOPE_ROSTER": sealed_row(desk, roster_hash=bytes(32))[0].envelope.sealed,
-        "ENVELOPE_REFUSED": good.envelope.sealed[:-1] + bytes([good.envelope.sealed[-1] ^ 1]),
+    good, _ = sealed_row(desk, 1)
+    sealed = good.envelope.sealed
+    rows = {
+        "ENVELOPE_EXPIRED": sealed_row(desk, 1, expires=int(time.time()) - 1)[0],
+        "SEALED_BY_OTHER_ROSTER": sealed_row(desk, 1, roster_hash=bytes(32))[0],
+        "BAD_REQUEST_INFO": open_row(envelope=inference_pb2.Envelope(sealed=sealed)),
     }
-    for reason, sealed in cases.items():
-        await stream.send(open=open_row(envelope=inference_pb2.Envelope(sealed=sealed)))
+    cases = list(rows.items())
+    for bytes_sealed in (sealed[:-1] + bytes([sealed[-1] ^ 1]), *(sealed[:cut] for cut in (0, 1, 19, 40))):
+        bad, _ = sealed_row(desk, 1)
+        bad.envelope.sealed = bytes_sealed
+        cases.append(("ENVELOPE_REFUSED", bad))
+    for number, (reason, row) in enumerate(cases, start=1):
+        row.row = number
+        await stream.send(open=row)
         assert (await stream.next()).refused.problem.reason == reason
-    for cut in (0, 1, 19, 40, len(good.envelope.sealed) - 1):
-        envelope = inference_pb2.Envelope(sealed=good.envelope.sealed[:cut])
-        await stream.send(open=open_row(envelope=envelope))
-        assert (await stream.next()).refused.problem.reason == "ENVELOPE_REFUSED"
     assert desk.engine.work == []
     assert desk.epoch.phase is Phase.UP
+
+
+async def test_a_row_number_that_comes_again_ends_the_epoch(connect) -> None:
+    desk, stream = await connect()
+    await stream.send(open=open_row(row=2))
+    await stream.send(open=open_row(row=2))
+    await until(lambda: desk.faults)
+    assert desk.faults == ["BAD_MESSAGE"]
 
 
 BROKEN = [
