@@ -27,7 +27,7 @@ _OVERHEAD_BYTES = 8192
 
 
 class EnvelopeSigner(Protocol):
-    """Something that holds an Ed25519 root, roster or audit key."""
+    """Something that holds an Ed25519 root or roster key."""
 
     @property
     def public_key(self) -> bytes:

@@ -22,7 +22,6 @@ class Label(enum.Enum):
     CSR = b"sealring/v1 csr"
     ROOT = b"sealring/v1 root"
     ROSTER = b"sealring/v1 roster"
-    AUDIT = b"sealring/v1 audit"
 
 
 def signing_input(label: Label, content: bytes) -> bytes:

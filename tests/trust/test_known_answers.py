@@ -68,5 +68,4 @@ def test_signing_input() -> None:
         "csr",
         "root",
         "roster",
-        "audit",
     ]
