@@ -16,6 +16,7 @@ import grpc.aio
 from gateway.answer import Answer
 from gateway.metrics import Metrics
 from gateway.scheduler import Request
+from mesh.envelope import RequestInfo
 from mesh.errors import InvalidInput, NotFound, Unavailable
 from mesh.prompt import validate_request
 from sealring.v1 import inference_pb2 as inference
@@ -23,6 +24,7 @@ from sealring.v1 import inference_pb2_grpc as inference_grpc
 
 SERVICE = "sealring.v1.Inference"
 MAX_KEY = 256
+MAX_RING = 64
 
 
 class InferenceBackend(Protocol):
@@ -35,7 +37,7 @@ class InferenceBackend(Protocol):
 
         `key` is who asks; requests of different keys take turns. Raises InvalidInput, NotFound
         (MODEL_NOT_FOUND), ResourceExhausted (QUEUE_FULL), FailedPrecondition (TRUST_BELOW_FLOOR),
-        Unavailable.
+        Unavailable (RING_DOWN, and RING_GONE when a prompt was sealed for a ring that is not there).
         """
         ...
 
@@ -44,7 +46,7 @@ class InferenceBackend(Protocol):
         ...
 
     async def get_roster(self) -> inference.GetRosterResponse:
-        """The signed roster as the coordinator gave it."""
+        """The signed roster as the coordinator gave it, and which of its rings serve just now."""
         ...
 
 
@@ -79,6 +81,7 @@ class RingBackend:
             raise Unavailable("the gateway is stopping", hint="ask another one", reason="STOPPING")
         validate_request(request)
         model = self._model(request.model)
+        _check_sealed_for(request.envelope, model)
         request_id = request.request_id or f"req-{secrets.token_hex(12)}"
         if request_id in self._running:
             raise InvalidInput(
@@ -123,6 +126,19 @@ class RingBackend:
         if not name and len(names) == 1:
             return names[0]
         raise model_not_found(name, names)
+
+
+def _check_sealed_for(envelope: inference.Envelope, model: str) -> None:
+    """Raises InvalidInput (BAD_REQUEST_INFO) unless a sealed prompt says for whom, and a clear one does not."""
+    to, sealed = envelope.sealed_for, envelope.WhichOneof("content") == "sealed"
+    if sealed:
+        RequestInfo(model, to.request_id, to.expires, to.roster_hash)
+    if len(to.ring) > MAX_RING or bool(to.ring) != sealed:
+        raise InvalidInput(
+            "a sealed prompt must name its ring, and no other may",
+            reason="BAD_REQUEST_INFO",
+            param="envelope.sealed_for.ring",
+        )
 
 
 def model_not_found(name: str, names: list[str]) -> NotFound:

@@ -158,14 +158,23 @@ class Rings:
         return [self._model(name) for name in self.deployments()]
 
     def signed_roster(self) -> inference.GetRosterResponse:
-        return self._signed()
+        """The roster as it was signed, with how busy its rings are. Raises FailedPrecondition."""
+        response = self._signed()
+        for ring in self._rings.values():
+            if ring.attached and ring.serving:
+                load = ring.scheduler.load()
+                response.serving.add(
+                    ring=ring.name, waiting=load.waiting, running=load.running, rows=ring.serving.max_rows
+                )
+        return response
 
     def submit(self, model: str, request: Request, answer: Answer, *, min_trust: int) -> None:
-        """Gives a request to the least loaded ring that is trusted enough.
+        """Gives a request to the least loaded ring that is trusted enough, or to the one it is sealed for.
 
-        Raises NotFound (MODEL_NOT_FOUND), FailedPrecondition (TRUST_BELOW_FLOOR), Unavailable (RING_DOWN).
+        Raises NotFound (MODEL_NOT_FOUND), FailedPrecondition (TRUST_BELOW_FLOOR), Unavailable (RING_DOWN,
+        RING_GONE).
         """
-        ring = self._route(model, min_trust)
+        ring = self._route(model, min_trust, request.envelope.sealed_for.ring)
         self._ring_of[request.id] = ring
         ring.submit(request, answer, min_trust)
 
@@ -174,10 +183,12 @@ class Rings:
         if ring is not None:
             ring.cancel(request_id)
 
-    def _route(self, model: str, min_trust: int) -> Ring:
+    def _route(self, model: str, min_trust: int, sealed_for: str) -> Ring:
         rings = [ring for ring in self._rings.values() if ring.deployment == model]
         if not rings:
             raise NotFound(f"there is no model {model!r}", reason="MODEL_NOT_FOUND", param="model")
+        if sealed_for:
+            rings = _sealed_route(rings, sealed_for)
         trusted = [ring for ring in rings if self._trust(ring) >= min_trust]
         if not trusted:
             raise below_floor(min_trust, max(map(self._trust, rings)))
@@ -201,6 +212,9 @@ class Rings:
         if not others:
             return
         for request, answer, min_trust in lost.take_waiting():
+            if request.envelope.sealed_for.ring:
+                answer.fail(_sealed_elsewhere("RING_DOWN"))
+                continue
             ring = min(others, key=_busy)
             self._ring_of[request.id] = ring
             ring.submit(request, answer, min_trust)
@@ -229,6 +243,27 @@ class Rings:
                 max(usage, load.kv_usage),
             )
         return loads
+
+
+def _sealed_route(rings: list[Ring], name: str) -> list[Ring]:
+    """The one ring whose head can open a prompt; it is waited for only where there is no other to seal for.
+
+    Raises Unavailable (RING_GONE, RING_DOWN): the client seals anew.
+    """
+    found = [ring for ring in rings if ring.name == name]
+    if not found:
+        raise _sealed_elsewhere("RING_GONE")
+    if not found[0].attached and any(ring.attached for ring in rings):
+        raise _sealed_elsewhere("RING_DOWN")
+    return found
+
+
+def _sealed_elsewhere(reason: str) -> Unavailable:
+    return Unavailable(
+        "the ring that the prompt was sealed for does not serve just now",
+        hint="fetch the roster and seal again, for another ring",
+        reason=reason,
+    )
 
 
 def _busy(ring: Ring) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import structlog
 
 from mesh.errors import FailedPrecondition, PermissionDenied, RosterError
 from mesh.memberstate import ROSTER, ROSTER_STATE, MemberState
-from mesh.rootmeta import RootMetadata
+from mesh.rootmeta import RootMetadata, encode_chain
 from mesh.roster import Roster
 from mesh.roster_reader import RosterReader
 from mesh.statefiles import read_bounded, write_atomic
@@ -41,7 +41,8 @@ class RosterKeeper:
     def signed(self) -> inference.GetRosterResponse:
         """What clients verify by themselves. Raises FailedPrecondition (NO_ROSTER, ROSTER_EXPIRED)."""
         assert self._reader.current
-        return inference.GetRosterResponse(roster=self._envelope, root_metadata=self._reader.root.chain[-1])
+        chain = encode_chain(self._reader.root.chain)
+        return inference.GetRosterResponse(roster=self._envelope, root_metadata=chain)
 
     def load(self) -> None:
         """Takes up the stored roster, if it still holds. Raises PermissionDenied (REMOVED)."""
