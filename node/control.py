@@ -40,6 +40,7 @@ ATTACH_SECONDS = 10.0
 MAX_WAITING = 8192
 """Answers that a gateway may be behind in reading before the epoch ends."""
 
+_REQUEST_STEP = b"\x22"
 _COMMAND_STEP, _COMMAND_DISCARD = b"\x3a", b"\x32"
 """EngineCommand.step (7) and .discard (6); ScheduleRequest has them as 4 and 3."""
 
@@ -117,6 +118,8 @@ class GatewayStream:
         """Takes requests until the gateway ends its stream; whatever is wrong with one ends the epoch."""
         try:
             async for request in requests:
+                if request[:1] == _REQUEST_STEP:
+                    await self._epoch.gate.pass_step()
                 if not self._take(request):
                     break
                 engine = self._epoch.engine
@@ -133,6 +136,7 @@ class GatewayStream:
         if what == "step":
             self._sealed.evict(message.step)
             self._work(reframe(request, _COMMAND_STEP))
+            self._epoch.gate.last = message.step.number
         elif what == "discard" and self._head:
             self._sealed.discard(message.discard.row)
             self._work(reframe(request, _COMMAND_DISCARD))

@@ -28,6 +28,7 @@ from mesh.identity import Signer
 from mesh.memberstate import MemberState
 from mesh.problem import to_problem
 from mesh.roster import Roster
+from mesh.session import LinkParams
 from mesh.tls import PeerChannel, TlsStore
 from node.channel import ChannelEnds, create_channel
 from node.daemon_carrier import Carrier
@@ -35,10 +36,12 @@ from node.daemon_certificate import CertificateKeeper
 from node.daemon_engine import Engine, StageKey
 from node.daemon_engines import EngineKeeper
 from node.daemon_epoch import Epoch, LinkSecrets, Phase
-from node.daemon_plan import EpochPlan, plan_epoch
+from node.daemon_plan import EpochPlan, LinkPlan, plan_epoch
 from node.daemon_roster import RosterKeeper, removed
+from node.link_setup import establish
 from node.links import Links
 from node.memory import MemoryMeter
+from node.rotation import KeyTaker, Rotation, StepGate
 from node.sealed_rows import Unsealer
 from node.session import CoordinatorSession
 from node.settings import NodeSettings
@@ -55,7 +58,7 @@ class Daemon:
     def __init__(self, settings: NodeSettings, state: MemberState, signer: Signer) -> None:
         """Raises RosterError when the memory of earlier rosters is not usable."""
         self.store = TlsStore(state.tls)
-        self.links = Links(state.peer.cluster, signer, self.store, settings.ring_host)
+        self.links = Links(state.peer.cluster, signer, self.store)
         self._settings = settings
         self._own_id = state.peer.id
         self._cluster = state.peer.cluster
@@ -266,7 +269,16 @@ class Daemon:
         return await Carrier.start(channel, folder=folder, on_fault=on_fault)
 
     async def handshakes(self, plan: EpochPlan) -> LinkSecrets:
-        return await self.links.establish(plan)
+        return await establish(self.links, plan, self._settings.ring_host)
+
+    async def rotate(self, plan: EpochPlan, gate: StepGate, carrier: KeyTaker) -> None:
+        def params(link: LinkPlan) -> LinkParams:
+            now = link.params
+            return LinkParams.from_roster(
+                self._rosters.current, now.ring, now.epoch, now.from_rank, self._own_id
+            )
+
+        await Rotation(plan, self.links, gate, carrier, params).run()
 
     def release(self, plan: EpochPlan) -> None:
         folder = self._folders.pop(plan, None)

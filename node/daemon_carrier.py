@@ -21,6 +21,9 @@ _START_SECONDS = 30.0
 _UP_GRACE_SECONDS = 2.0
 _PING_INTERVAL = 2.0
 _PING_DEADLINE = 8.0
+_INSTALL_SECONDS = 5.0
+_INSTALL_PINGS = 1 << 32
+"""Above every number that liveness gives its pings."""
 
 
 class Carrier:
@@ -31,6 +34,9 @@ class Carrier:
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._up: asyncio.Future[None] = loop.create_future()
+        self._rekey_outgoing, self._rekey_incoming = asyncio.Event(), asyncio.Event()
+        self._answers: dict[int, asyncio.Future[None]] = {}
+        self._installs = 0
         self._child: Child | None = None
         self._liveness: Liveness | None = None
 
@@ -57,8 +63,6 @@ class Carrier:
         except BaseException:
             await carrier.stop()
             raise
-        carrier._liveness = Liveness(carrier._child, _ping, carrier._frozen)
-        carrier._liveness.watch(interval=_PING_INTERVAL, deadline=_PING_DEADLINE)
         return carrier
 
     @property
@@ -70,9 +74,35 @@ class Carrier:
         self._send(engine_pb2.CarrierCommand(start=start))
 
     async def form(self, seconds: float) -> None:
-        """Forms the MLX group and confirms both links. Raises EpochEnded, RecordError, DeadlineExceeded."""
+        """Forms the MLX group and confirms both links; while it does, the carrier cannot answer pings.
+
+        Raises EpochEnded, DeadlineExceeded, or what the carrier says.
+        """
         self._send(engine_pb2.CarrierCommand(form=engine_pb2.FormGroup()))
         await _within(self._up, seconds + _UP_GRACE_SECONDS, "the forming of the ring")
+        assert self._child is not None
+        self._liveness = Liveness(self._child, _ping, self._frozen)
+        self._liveness.watch(interval=_PING_INTERVAL, deadline=_PING_DEADLINE)
+
+    def rekey_wanted(self, *, outgoing: bool) -> asyncio.Event:
+        """Set when the carrier has used the keys of a link much."""
+        return self._rekey_outgoing if outgoing else self._rekey_incoming
+
+    async def install(self, keys: bytes, *, outgoing: bool, at_step: int) -> None:
+        """Hands over a link's next keys; returns when the carrier has them. Raises EpochEnded."""
+        install = engine_pb2.InstallKeys(outgoing=outgoing, keys=keys, at_step=at_step)
+        self._send(engine_pb2.CarrierCommand(install=install))
+        self._installs += 1
+        sequence = _INSTALL_PINGS + self._installs
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answers[sequence] = answered
+        try:
+            self._send_raw(
+                _ping(sequence)
+            )  # commands are executed in order, so its answer is an answer to both
+            await _within(answered, _INSTALL_SECONDS, "the taking over of keys")
+        finally:
+            del self._answers[sequence]
 
     async def stop(self) -> None:
         """Kills the process, whatever it does, and reaps it; safe to call again."""
@@ -87,9 +117,12 @@ class Carrier:
             await self._child.stop()
 
     def _send(self, command: engine_pb2.CarrierCommand) -> None:
+        self._send_raw(command.SerializeToString())
+
+    def _send_raw(self, command: bytes) -> None:
         if self._child is None:
             raise child_ended("carrier")
-        self._child.send(command.SerializeToString())
+        self._child.send(command)
 
     def _message(self, body: bytes) -> None:
         event = engine_pb2.CarrierEvent.FromString(body)
@@ -100,6 +133,10 @@ class Carrier:
             _resolve(self._up)
         elif kind == "fault":
             self._fault(from_problem(event.fault.problem))
+        elif kind == "pong" and event.pong.sequence in self._answers:
+            _resolve(self._answers[event.pong.sequence])
+        elif kind == "rekey":
+            self.rekey_wanted(outgoing=event.rekey.outgoing).set()
 
     def _frozen(self) -> None:
         self._fault(
@@ -115,7 +152,7 @@ class Carrier:
 
     def _fault(self, error: SealringError) -> None:
         on_fault, self._on_fault = self._on_fault, None
-        for future in (self._ready, self._up):
+        for future in (self._ready, self._up, *self._answers.values()):
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # whether or not somebody waits

@@ -11,6 +11,7 @@ import contextlib
 import enum
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -20,6 +21,7 @@ from mesh.problem import to_problem
 from node.channel import ChannelEnds
 from node.daemon_engine import EngineFigures, EngineSink
 from node.daemon_plan import EpochPlan
+from node.rotation import KeyTaker, StepGate
 from sealring.v1 import engine_pb2, membership_pb2
 
 log = structlog.get_logger()
@@ -60,7 +62,7 @@ class StageEngine(Protocol):
     def kill(self) -> None: ...
 
 
-class RingCarrier(Protocol):
+class RingCarrier(KeyTaker, Protocol):
     """A carrier process."""
 
     def give(self, start: engine_pb2.StartCarrier) -> None: ...
@@ -111,8 +113,11 @@ class Workshop(Protocol):
 
     async def handshakes(self, plan: EpochPlan) -> LinkSecrets: ...
 
+    async def rotate(self, plan: EpochPlan, gate: StepGate, carrier: KeyTaker) -> None:
+        """Renews the links' keys until it is cancelled."""
+
     def release(self, plan: EpochPlan) -> None:
-        """Forgets expected handshakes and removes the epoch's files."""
+        """Removes the epoch's files."""
 
     def report(self, message: membership_pb2.MemberMessage) -> None: ...
 
@@ -125,6 +130,7 @@ class Epoch:
         self.plan = plan
         self._after = after
         self.phase = Phase.PREPARING
+        self.gate = StepGate()
         self.gateway: Gateway | None = None
         self.engine: StageEngine | None = None
         self._workshop = workshop
@@ -132,6 +138,7 @@ class Epoch:
         self._engine_open = False
         self._channel: ChannelEnds | None = None
         self._work: asyncio.Task[None] | None = None
+        self._rotation: asyncio.Task[None] | None = None
         self._cleanup: asyncio.Task[None] | None = None
         self._log = log.bind(ring=plan.ring, epoch=plan.epoch)
 
@@ -218,7 +225,7 @@ class Epoch:
     def _begin(self, work: Callable[[], Awaitable[None]], seconds: float) -> None:
         self._work = asyncio.get_running_loop().create_task(self._guard(work, seconds))
 
-    async def _guard(self, work: Callable[[], Awaitable[None]], seconds: float) -> None:
+    async def _guard(self, work: Callable[[], Awaitable[None]], seconds: float | None) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await work()
@@ -257,6 +264,9 @@ class Epoch:
             await self._carrier.form(FORM_SECONDS)
         self.phase = Phase.UP
         self._log.info("epoch up")
+        if self._carrier is not None:
+            rotation = self._guard(partial(self._workshop.rotate, self.plan, self.gate, self._carrier), None)
+            self._rotation = asyncio.get_running_loop().create_task(rotation)
         up = membership_pb2.EpochUp(ring=self.plan.ring, epoch=self.plan.epoch)
         self._workshop.report(membership_pb2.MemberMessage(up=up))
 
@@ -307,8 +317,9 @@ class Epoch:
 
     def _end(self, problem: membership_pb2.Problem) -> None:
         self.phase = Phase.ENDED
-        if self._work is not None and self._work is not asyncio.current_task():
-            self._work.cancel()
+        for task in (self._work, self._rotation):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
         gateway, self.gateway = self.gateway, None
         if gateway is not None:
             gateway.epoch_over(problem)
@@ -316,8 +327,9 @@ class Epoch:
 
     async def _clean_up(self) -> None:
         """Carrier first: the engine may wait for it."""
-        if self._work is not None:
-            await asyncio.wait((self._work,))
+        for task in (self._work, self._rotation):
+            if task is not None:
+                await asyncio.wait((task,))
         carrier, self._carrier = self._carrier, None
         if carrier is not None:
             await carrier.stop()

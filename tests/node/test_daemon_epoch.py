@@ -115,6 +115,9 @@ class Workshop:
         await self.gate("handshakes")
         return LinkSecrets(b"out", b"in", "a:1", "b:2", [])
 
+    async def rotate(self, plan: Any, gate: Any, carrier: Any) -> None:
+        await self.gate("rotation")
+
     def release(self, plan: Any) -> None:
         self.released += 1
 
@@ -198,7 +201,16 @@ async def test_a_commit_that_comes_too_early_ends_the_epoch() -> None:
     assert shop.reports == ["fault"]
 
 
-STEERING = ("commit", "carrier fault", "engine fault", "end", "attach", "detach")
+STEERING = (
+    "rotation",
+    "rotation fails",
+    "commit",
+    "carrier fault",
+    "engine fault",
+    "end",
+    "attach",
+    "detach",
+)
 FAILURES = tuple(f"{gate} fails" for gate in GATES)
 EVENTS = st.sampled_from([*GATES, *FAILURES, *STEERING, "settle", "settle", "settle"])
 
@@ -245,7 +257,7 @@ async def run_events(events: list[str], size: int, stubborn: bool) -> None:
 async def happen(event: str, epoch: Epoch, shop: Workshop, gateways: list[Gateway]) -> None:
     if event.endswith(" fails"):
         shop.open(event.removesuffix(" fails"), EpochEnded("it failed"))
-    elif event in GATES:
+    elif event in (*GATES, "rotation"):
         shop.open(event)
     elif event == "commit":
         epoch.commit()

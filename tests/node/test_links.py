@@ -11,9 +11,11 @@ from mesh.roster import Roster
 from mesh.rpc import Server
 from mesh.session import SessionKeys
 from mesh.tls import PeerChannel, server_credentials
+from node import link_setup
 from node import links as links_module
 from node.daemon_epoch import LinkSecrets
 from node.daemon_plan import EpochPlan, plan_epoch
+from node.link_setup import establish
 from node.links import SERVICE, Links
 from sealring.v1 import links_pb2, links_pb2_grpc, membership_pb2
 
@@ -21,7 +23,7 @@ from sealring.v1 import links_pb2, links_pb2_grpc, membership_pb2
 class Daemon:
     def __init__(self, cluster, party) -> None:
         self.party = party
-        self.links = Links("testbed", party.signer, party.store(), "127.0.0.1")
+        self.links = Links("testbed", party.signer, party.store())
         self.server = Server([(links_pb2_grpc.add_LinksServicer_to_server, self.links, SERVICE)])
 
 
@@ -58,6 +60,10 @@ def plan(roster: Roster, daemon: Daemon, epoch: int = 1) -> EpochPlan:
     return plan_epoch(prepare, roster, daemon.party.id)
 
 
+async def shake(daemon: Daemon, epoch: EpochPlan) -> LinkSecrets:
+    return await establish(daemon.links, epoch, "127.0.0.1")
+
+
 def matches(sender: bytes, receiver: bytes) -> bool:
     ours, theirs = SessionKeys.from_carrier(sender), SessionKeys.from_carrier(receiver)
     (send, receive), (their_send, their_receive) = ours.take(), theirs.take()
@@ -69,7 +75,7 @@ def matches(sender: bytes, receiver: bytes) -> bool:
 async def test_a_ring_shakes_hands(cluster, size: int) -> None:
     async with daemons(cluster, size) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
-        secrets = await asyncio.gather(*(node.links.establish(plan(roster, node)) for node in nodes))
+        secrets = await asyncio.gather(*(shake(node, plan(roster, node)) for node in nodes))
         for rank, own in enumerate(secrets):
             following = secrets[(rank + 1) % size]
             assert own.next_address == following.own_address
@@ -82,9 +88,9 @@ async def test_a_ring_shakes_hands(cluster, size: int) -> None:
 async def test_a_handshake_that_is_early_waits(cluster) -> None:
     async with daemons(cluster, 2) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
-        first = asyncio.create_task(nodes[0].links.establish(plan(roster, nodes[0])))
+        first = asyncio.create_task(shake(nodes[0], plan(roster, nodes[0])))
         await asyncio.sleep(0.5)
-        second = await nodes[1].links.establish(plan(roster, nodes[1]))
+        second = await shake(nodes[1], plan(roster, nodes[1]))
         assert (await first).next_address == second.own_address
 
 
@@ -103,18 +109,18 @@ async def test_an_epoch_that_was_not_prepared_is_refused(cluster, monkeypatch: p
     monkeypatch.setattr(links_module, "EARLY_SECONDS", 0.2)
     async with daemons(cluster, 2) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
-        assert await refused(nodes[0].links.establish(plan(roster, nodes[0]))) <= {
+        assert await refused(shake(nodes[0], plan(roster, nodes[0]))) <= {
             "HANDSHAKE_FAILED",
             "BROKEN_OFF",
         }
 
 
 async def test_a_neighbour_that_never_calls_is_given_up(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "PEER_SECONDS", 0.1)
+    monkeypatch.setattr(link_setup, "PEER_SECONDS", 0.1)
     monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 0.1)
     async with daemons(cluster, 2) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
-        assert await refused(nodes[1].links.establish(plan(roster, nodes[1]))) == {"PEER_SILENT"}
+        assert await refused(shake(nodes[1], plan(roster, nodes[1]))) == {"PEER_SILENT"}
 
 
 async def test_other_rosters_do_not_agree(cluster) -> None:
@@ -122,21 +128,19 @@ async def test_other_rosters_do_not_agree(cluster) -> None:
         parties = [node.party for node in nodes]
         _, old = cluster.roster(parties)
         _, new = cluster.roster(parties)
-        reasons = await refused(
-            nodes[0].links.establish(plan(old, nodes[0])), nodes[1].links.establish(plan(new, nodes[1]))
-        )
-        assert reasons == {"WRONG_EPOCH_OR_LINK", "HANDSHAKE_FAILED"}
+        reasons = await refused(shake(nodes[0], plan(old, nodes[0])), shake(nodes[1], plan(new, nodes[1])))
+        assert reasons == {"WRONG_EPOCH_OR_LINK", "BROKEN_OFF"}
 
 
 async def test_another_member_cannot_stand_in(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A valid member whose address is listed for another one fails at the TLS name already."""
     monkeypatch.setattr(links_module, "_CONNECT_SECONDS", 0.5)
-    monkeypatch.setattr(links_module, "PEER_SECONDS", 0.5)
+    monkeypatch.setattr(link_setup, "PEER_SECONDS", 0.5)
     monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 0.5)
     async with daemons(cluster, 3) as nodes:
         nodes[1].party.address = nodes[2].party.address
         _, roster = cluster.roster([node.party for node in nodes[:2]], members=[n.party for n in nodes])
-        reasons = await refused(nodes[0].links.establish(plan(roster, nodes[0])))
+        reasons = await refused(shake(nodes[0], plan(roster, nodes[0])))
         assert reasons == {"PEER_UNREACHABLE"}
 
 
@@ -177,11 +181,11 @@ async def test_a_member_that_is_not_the_neighbour_does_not_spoil_the_link(cluste
     async with daemons(cluster, 3) as nodes:
         parties = [node.party for node in nodes]
         _, roster = cluster.roster(parties[:2], members=parties)
-        waiting = asyncio.create_task(nodes[1].links.establish(plan(roster, nodes[1])))
+        waiting = asyncio.create_task(shake(nodes[1], plan(roster, nodes[1])))
         await asyncio.sleep(0.05)
         code = await call(cluster, nodes[1], parties[2], send(hello()))
         assert code is grpc.StatusCode.PERMISSION_DENIED
-        first = await nodes[0].links.establish(plan(roster, nodes[0]))
+        first = await shake(nodes[0], plan(roster, nodes[0]))
         assert isinstance(await waiting, LinkSecrets)
         assert first.next_address == waiting.result().own_address
 
@@ -199,11 +203,11 @@ async def test_a_member_that_is_not_the_neighbour_does_not_spoil_the_link(cluste
     ],
 )
 async def test_broken_handshakes_end_in_one_way(cluster, monkeypatch, frames) -> None:
-    monkeypatch.setattr(links_module, "PEER_SECONDS", 1.0)
+    monkeypatch.setattr(link_setup, "PEER_SECONDS", 1.0)
     monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 1.0)
     async with daemons(cluster, 2) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
-        waiting = asyncio.create_task(nodes[1].links.establish(plan(roster, nodes[1])))
+        waiting = asyncio.create_task(shake(nodes[1], plan(roster, nodes[1])))
         await asyncio.sleep(0.05)
         code = await call(cluster, nodes[1], nodes[0].party, send(*frames))
         assert code is grpc.StatusCode.PERMISSION_DENIED

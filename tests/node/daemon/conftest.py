@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -198,23 +198,21 @@ class Gateway:
         for channel in self.channels:
             await channel.close()
 
-    async def generate(
-        self, question: str, tokens: int, *, on_step: Callable[[int], Any] | None = None
-    ) -> str:
+    async def generate(self, question: str, tokens: int, *, row: int = 1) -> str:
         """One row, greedily, one step at a time."""
         from sealring.v1 import inference_pb2 as inference
 
         chat = inference.Chat(messages=[inference.ChatMessage(role="user", content=question)])
         envelope = inference.Envelope(clear=inference.Prompt(chat=chat))
         await self.to_head(
-            open=control_pb2.OpenRow(row=1, request_id="r", deployment="demo", envelope=envelope)
+            open=control_pb2.OpenRow(row=row, request_id="r", deployment="demo", envelope=envelope)
         )
         opened = (await self.next(self.calls[0])).opened
         done, text = 0, ""
         while done < opened.prompt_tokens:
             end = min(done + 64, opened.prompt_tokens)
             chunk = control_pb2.Chunk(
-                row=1,
+                row=row,
                 start=done,
                 end=end,
                 prompt_tokens=opened.prompt_tokens,
@@ -224,16 +222,15 @@ class Gateway:
             answer = (await self.next(self.calls[0])).done
             done = end
         text += answer.outputs[0].text
-        changes = [control_pb2.Change(admit=control_pb2.Admit(row=1, lane=0))]
-        for count in range(tokens):
+        changes = [control_pb2.Change(admit=control_pb2.Admit(row=row, lane=0))]
+        for _ in range(tokens):
             if answer.outputs[0].finish:
                 break
             await self.step(changes=changes, decode=control_pb2.Decode(lane=0))
             changes = []
             answer = (await self.next(self.calls[0])).done
             text += answer.outputs[0].text
-            if on_step is not None:
-                on_step(count)
+        await self.step(changes=[control_pb2.Change(evict=control_pb2.Evict(row=row))])
         return text
 
 

@@ -1,0 +1,96 @@
+import asyncio
+from typing import Any
+
+import pytest
+import structlog
+
+from node import rotation
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+QUESTION = "What is the capital of France?"
+
+
+def renewals(logs: list[Any]) -> int:
+    return sum(entry["event"] == "link keys renewed" for entry in logs)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_keys_change_while_tokens_flow(
+    make_bed: Any, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(rotation, "RENEW_SECONDS", 0.05)
+    with structlog.testing.capture_logs() as logs:
+        ring = await make_bed(size)
+        await ring.deploy()
+        await ring.form()
+        gateway = await ring.attach()
+        texts = []
+        row = 0
+        while renewals(logs) < 24 or row < 3:
+            row += 1
+            texts.append(await gateway.generate(QUESTION, 30, row=row))
+        await gateway.close()
+        assert texts[0]
+        assert len(set(texts)) == 1
+    assert not [entry for entry in logs if entry["event"] == "link keys not renewed"]
+    at_steps = [entry["at_step"] for entry in logs if entry["event"] == "link keys renewed"]
+    assert max(at_steps) > 10
+
+
+async def test_an_idle_ring_changes_keys_at_its_next_step(
+    make_bed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rotation, "RENEW_SECONDS", 0.2)
+    monkeypatch.setattr(rotation, "LATER_SECONDS", 0.1)
+    with structlog.testing.capture_logs() as logs:
+        ring = await make_bed(2)
+        await ring.deploy()
+        await ring.form()
+        gateway = await ring.attach()
+        await asyncio.sleep(1)
+        assert renewals(logs) == 0
+        assert await gateway.generate(QUESTION, 8, row=1)
+        assert renewals(logs) == 4
+        await asyncio.sleep(1)
+        assert await gateway.generate(QUESTION, 8, row=2)
+        assert renewals(logs) >= 8
+        await gateway.close()
+    assert {entry["at_step"] for entry in logs if entry["event"] == "link keys renewed"} >= {1}
+
+
+async def test_a_failed_change_of_keys_is_tried_again(make_bed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(rotation, "RETRY_SECONDS", 0.05)
+    with structlog.testing.capture_logs() as logs:
+        ring = await make_bed(2)
+        await ring.deploy()
+        await ring.form()
+        parties = [node.party for node in ring.nodes]
+        envelope, newer = ring.cluster.roster(
+            parties,
+            gateways=[ring.gateway_party],
+            layers=ring.profile.layers,
+            model="model",
+            digest=bytes.fromhex(ring.profile.digest),
+        )
+        from sealring.v1 import membership_pb2
+
+        update = membership_pb2.RosterUpdate(envelope=envelope)
+        ring.coordinator.send(ring.nodes[0].id, roster=update)
+        gateway = await ring.attach()
+        first = asyncio.create_task(gateway.generate(QUESTION, 8, row=1))
+        async with asyncio.timeout(30):
+            while not any(entry["event"] == "link keys not renewed" for entry in logs):
+                await asyncio.sleep(0.02)
+        ring.coordinator.send(ring.nodes[1].id, roster=update)
+        done = renewals(logs)
+        assert await first
+        for row in range(2, 20):
+            await asyncio.sleep(0.1)
+            assert await gateway.generate(QUESTION, 8, row=row)
+            if renewals(logs) >= done + 4:
+                break
+        else:
+            raise AssertionError("keys were not renewed")
+        await gateway.close()
+        assert newer.version == ring.roster.version + 1
