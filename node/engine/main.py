@@ -34,7 +34,7 @@ from sealring.v1 import engine_pb2 as engine
 
 log = structlog.get_logger()
 
-_HANDOFF_SECONDS = 10.0
+_HANDOFF_SECONDS = 5.0
 _SWITCH_SECONDS = 0.0005
 """How long a thread may keep the interpreter from another; Python's own 5 ms are a whole decode step."""
 
@@ -136,14 +136,8 @@ class Engine:
             self._emit(engine.EngineEvent(problem=engine.EngineProblem(id=number, problem=to_problem(error))))
 
     def _open_epoch(self, command: engine.OpenEngineEpoch) -> None:
-        descriptors = self._receive_channel(command.epoch) if command.size > 1 else ()
-        try:
-            loaded = self._stage_for(command)
-            channel = EngineChannel(*descriptors) if descriptors else None
-        except BaseException:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise
+        loaded = self._stage_for(command)
+        channel = EngineChannel(*self._receive_channel(command.epoch)) if command.size > 1 else None
         if loaded.front is not None:
             loaded.front.close_rows()
         self._epoch = Epoch(

@@ -1,0 +1,440 @@
+"""Real engine processes, and a ring of three of them with real carriers on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh.addresses import free_port
+from mesh.frames import FrameSocket
+from mesh.identity import SoftwareSigner, member_id
+from mesh.session import LinkParams, SessionKeys
+from mesh.sigma import EphemeralLedger, Initiator, Responder
+from mesh.suites import DEFAULT_SUITES
+from node.channel import create_channel
+from node.engine.profile import digest
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import engine_pb2 as engine
+from sealring.v1 import inference_pb2 as inference
+
+pytestmark = pytest.mark.integration
+
+MODEL = Path(__file__).parents[3] / "examples" / "demo_model" / "model"
+LAYERS = 9
+CONTEXT = 256
+CHUNK = 8
+QUESTIONS = [
+    "What is the capital of France?",
+    "hi",
+    "What is 3 plus 4?",
+    "Which element has the symbol Fe, and what is its atomic number?",
+    "What day comes after Monday?",
+    "Tell me about the weather on the planet Neptune, please, and in some detail.",
+    "Thanks!",
+    "How many months are there in a year?",
+]
+
+
+class EngineProcess:
+    """An engine as its daemon sees it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.handoff, handoff = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "node.engine.main", "--control-fd", str(theirs.fileno())]
+        with theirs, handoff:
+            self.process = subprocess.Popen(
+                [*command, "--handoff-fd", str(handoff.fileno())],
+                pass_fds=(theirs.fileno(), handoff.fileno()),
+                stderr=subprocess.PIPE,
+            )
+        ours.settimeout(40)
+        self.frames = FrameSocket(ours)
+        self._number = 0
+        self._events: list[engine.EngineEvent] = []
+        assert self.wait_for("ready").memory_limit >= 0
+
+    def send(self, **command: Any) -> None:
+        self.frames.send(engine.EngineCommand(**command))
+
+    def wait_for(self, *kinds: str) -> Any:
+        """The next event of one of these kinds; others are kept."""
+        for event in self._events:
+            if event.WhichOneof("event") in kinds:
+                self._events.remove(event)
+                return getattr(event, str(event.WhichOneof("event")))
+        while True:
+            received = self.frames.receive(engine.EngineEvent)
+            assert received is not None, "the engine is gone"
+            kind = str(received.WhichOneof("event"))
+            if kind in kinds:
+                return getattr(received, kind)
+            self._events.append(received)
+
+    def ask(self, answer: str, **command: Any) -> Any:
+        """The answer to a command, or the problem that it met."""
+        (message,) = command.values()
+        self._number += 1
+        message.id = self._number
+        self.send(**command)
+        found = self.wait_for(answer, "problem")
+        assert found.id == self._number
+        return found.problem if isinstance(found, engine.EngineProblem) else found
+
+    def load(self, lo: int = 0, hi: int = LAYERS, path: Path = MODEL, digest: str = "") -> Any:
+        command = engine.LoadStage(path=str(path), lo=lo, hi=hi, context=CONTEXT, digest=digest)
+        return self.ask("loaded", load=command)
+
+    def open_epoch(self, epoch: int = 1, rank: int = 0, size: int = 1) -> Any:
+        command = engine.OpenEngineEpoch(epoch=epoch, rank=rank, size=size, prefill_chunk=CHUNK, max_rows=8)
+        return self.ask("epoch_opened", open_epoch=command)
+
+    def close_epoch(self) -> Any:
+        return self.ask("epoch_closed", close_epoch=engine.CloseEngineEpoch())
+
+    def open_row(self, row: int, question: str, **fields: Any) -> Any:
+        chat = inference.Chat(messages=[inference.ChatMessage(role="user", content=question)])
+        prompt = inference.Prompt(chat=chat, **fields)
+        self.send(open_row=engine.OpenEngineRow(row=row, prompt=prompt))
+        return self.wait_for("opened", "refused")
+
+    def end(self) -> str:
+        """What it wrote to its log."""
+        self.frames.socket.shutdown(socket.SHUT_RDWR)
+        self.frames.close()
+        self.handoff.close()
+        try:
+            _, log = self.process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        assert self.process.returncode == 0
+        return str(log.decode())
+
+
+@pytest.fixture
+def process() -> Iterator[EngineProcess]:
+    made = EngineProcess()
+    yield made
+    if made.process.poll() is None:
+        made.end()
+
+
+@cache
+def mlx_lm_alone() -> Any:
+    import mlx_lm
+
+    return mlx_lm.load(str(MODEL))
+
+
+@cache
+def expected(question: str, tokens: int) -> str:
+    """mlx-lm's greedy answer in so many tokens."""
+    model, tokenizer = mlx_lm_alone()
+    mx = importlib.import_module("mlx.core")
+    messages = [{"role": "user", "content": question}]
+    prompt = mx.array(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+    generate_step = importlib.import_module("mlx_lm.generate").generate_step
+    ids = []
+    for token, _ in generate_step(prompt, model, max_tokens=tokens):
+        if token in tokenizer.eos_token_ids:
+            break
+        ids.append(token)
+    return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+class Gateway:
+    """Sends the same steps to all members and gathers the head's text."""
+
+    def __init__(self, members: list[EngineProcess], lanes: int) -> None:
+        self._members = members
+        self._head = members[0]
+        self._lanes = lanes
+        self._number = 0
+        self.texts: dict[int, str] = {}
+        self.finished: dict[int, int] = {}
+
+    def step(self, **fields: Any) -> None:
+        self._number += 1
+        for member in self._members:
+            member.send(step=control.Step(number=self._number, **fields))
+
+    def gather(self) -> None:
+        for output in self._head.wait_for("done").outputs:
+            self.texts[output.row] = self.texts.get(output.row, "") + output.text
+            if output.finish:
+                self.finished[output.row] = output.finish
+
+    def prefill(self, opened: control.RowOpened) -> None:
+        total = opened.prompt_tokens
+        for start in range(0, total, CHUNK):
+            chunk = control.Chunk(
+                row=opened.row,
+                start=start,
+                end=min(start + CHUNK, total),
+                prompt_tokens=total,
+                params_bytes=0 if start else opened.params_bytes,
+            )
+            self.step(prefill=control.Prefill(chunks=[chunk]))
+        self.gather()
+
+    def run(self, rows: dict[int, control.RowOpened]) -> None:
+        """A row comes with every round; each leaves when it has ended, some a token late."""
+        waiting, lanes = list(rows), {lane: list[int]() for lane in range(self._lanes)}
+        changes: dict[int, list[control.Change]] = {lane: [] for lane in lanes}
+        while waiting or any(lanes.values()):
+            if waiting:
+                row = waiting.pop(0)
+                self.prefill(rows[row])
+                lane = row % self._lanes
+                lanes[lane].append(row)
+                changes[lane].append(control.Change(admit=control.Admit(row=row, lane=lane)))
+            busy = [lane for lane in lanes if lanes[lane]]
+            for _ in range(2):
+                for lane in busy:
+                    self.step(changes=changes[lane], decode=control.Decode(lane=lane))
+                    changes[lane] = []
+                for _ in busy:
+                    self.gather()
+            for lane in busy:
+                for row in [row for row in lanes[lane] if row in self.finished]:
+                    lanes[lane].remove(row)
+                    changes[lane].append(control.Change(evict=control.Evict(row=row)))
+        self.step(changes=[change for several in changes.values() for change in several])
+
+
+def open_rows(head: EngineProcess) -> dict[int, control.RowOpened]:
+    rows = {}
+    for row, question in enumerate(QUESTIONS, start=1):
+        opened = head.open_row(row, question)
+        assert isinstance(opened, control.RowOpened)
+        rows[row] = opened
+    return rows
+
+
+def test_a_ring_of_one_answers_as_mlx_lm(process: EngineProcess) -> None:
+    loaded = process.load(digest=digest(MODEL))
+    assert loaded.weight_bytes > 1 << 20
+    assert loaded.kv_bytes_per_token > 0
+    for epoch in (1, 2):  # the second on the same weights
+        assert isinstance(process.open_epoch(epoch), engine.EpochOpened)
+        gateway = Gateway([process], lanes=1 + epoch)
+        gateway.run(open_rows(process))
+        for row, question in enumerate(QUESTIONS, start=1):
+            assert gateway.texts[row] == expected(question, CONTEXT), question
+        process.send(ping=control.Ping(sequence=epoch))
+        pong = process.wait_for("pong")
+        assert pong.sequence == epoch
+        assert pong.steps > 20
+        assert pong.memory > loaded.weight_bytes
+        assert isinstance(process.close_epoch(), engine.EpochClosed)
+    log = process.end()
+    for question in QUESTIONS:
+        assert len(question) < 5 or question not in log
+        assert expected(question, CONTEXT) not in log
+
+
+def handshake(signers: list[SoftwareSigner], low: int, high: int, sender: int) -> dict[int, SessionKeys]:
+    """Session keys of the link from `sender` to the other, by rank."""
+    receiver = low + high - sender
+
+    def params(own: int) -> LinkParams:
+        peer = signers[low + high - own].public_key
+        own_id, peer_id = member_id(signers[own].public_key), member_id(peer)
+        return LinkParams(
+            "test", "ring-0", 1, sender, receiver, own, 1, bytes(32), own_id, peer_id, peer, DEFAULT_SUITES
+        )
+
+    initiator = Initiator(params(low), signers[low])
+    responder = Responder(params(high), signers[high], EphemeralLedger())
+    reply = responder.on_message(initiator.start()).message
+    assert reply is not None
+    proof = initiator.on_message(reply).message
+    assert proof is not None
+    finished = responder.on_message(proof)
+    assert finished.message is not None
+    done = initiator.on_message(finished.message)
+    assert done.session is not None
+    assert finished.session is not None
+    return {low: done.session, high: finished.session}
+
+
+class CarrierProcess:
+    def __init__(self, descriptors: tuple[int, int, int, int]) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "node.carrier.main", "--control-fd", str(theirs.fileno())]
+        with theirs:
+            self.process = subprocess.Popen(
+                [*command, "--channel-fds", ",".join(map(str, descriptors))],
+                pass_fds=(theirs.fileno(), *descriptors),
+                stderr=subprocess.DEVNULL,
+            )
+        ours.settimeout(40)
+        self.frames = FrameSocket(ours)
+        self.wait_for("ready")
+
+    def wait_for(self, kind: str) -> None:
+        event = self.frames.receive(engine.CarrierEvent)
+        assert event is not None
+        assert event.WhichOneof("event") == kind, event
+
+    def end(self) -> None:
+        self.frames.close()
+        self.process.kill()
+        self.process.wait(10)
+
+
+@contextlib.contextmanager
+def carried_ring(engines: list[EngineProcess], epoch: int) -> Iterator[list[CarrierProcess]]:
+    """Hands each engine its data channel and forms the ring of their carriers."""
+    size = len(engines)
+    signers = [SoftwareSigner.generate() for _ in engines]
+    outgoing: list[SessionKeys] = [None] * size  # type: ignore[list-item]
+    incoming: list[SessionKeys] = [None] * size  # type: ignore[list-item]
+    for rank in range(size):
+        after = (rank + 1) % size
+        keys = handshake(signers, min(rank, after), max(rank, after), rank)
+        outgoing[rank], incoming[after] = keys[rank], keys[after]
+    addresses = [f"127.0.0.1:{free_port()}" for _ in engines]
+    carriers = []
+    try:
+        for rank, process in enumerate(engines):
+            ends = create_channel()
+            socket.send_fds(process.handoff, [str(epoch).encode()], list(ends.engine))
+            carriers.append(CarrierProcess(ends.carrier))
+            for descriptor in (*ends.engine, *ends.carrier):
+                os.close(descriptor)
+            start = engine.StartCarrier(
+                rank=rank,
+                size=size,
+                own_address=addresses[rank],
+                next_address=addresses[(rank + 1) % size],
+                outgoing_keys=outgoing[rank].to_carrier(),
+                incoming_keys=incoming[rank].to_carrier(),
+                form_timeout_ms=20_000,
+            )
+            carriers[rank].frames.send(engine.CarrierCommand(start=start))
+        for carrier in carriers:
+            carrier.frames.send(engine.CarrierCommand(form=engine.FormGroup()))
+        for carrier in carriers:
+            carrier.wait_for("up")
+        yield carriers
+    finally:
+        for carrier in carriers:
+            carrier.end()
+
+
+@pytest.fixture
+def three() -> Iterator[list[EngineProcess]]:
+    """Engines with three layers each."""
+    made = [EngineProcess() for _ in range(3)]
+    for rank, process in enumerate(made):
+        assert isinstance(process.load(3 * rank, 3 * rank + 3), engine.StageLoaded)
+    yield made
+    for process in made:
+        if process.process.poll() is None:
+            process.end()
+
+
+@pytest.mark.timeout(120)
+def test_a_sealed_ring_of_three_answers_as_mlx_lm(three: list[EngineProcess]) -> None:
+    for epoch in (1, 2):
+        with carried_ring(three, epoch):
+            for rank, process in enumerate(three):
+                assert isinstance(process.open_epoch(epoch, rank, 3), engine.EpochOpened)
+            gateway = Gateway(three, lanes=3)
+            gateway.run(open_rows(three[0]))
+            for row, question in enumerate(QUESTIONS, start=1):
+                assert gateway.texts[row] == expected(question, CONTEXT), question
+            for process in three:
+                assert isinstance(process.close_epoch(), engine.EpochClosed)
+    for process in three:
+        log = process.end()
+        assert not any(question in log for question in QUESTIONS if len(question) > 5)
+
+
+@pytest.mark.timeout(120)
+def test_a_lost_carrier_is_a_fault_and_the_engine_goes_on(three: list[EngineProcess]) -> None:
+    with carried_ring(three, 1) as carriers:
+        for rank, process in enumerate(three):
+            process.open_epoch(1, rank, 3)
+        opened = three[0].open_row(1, QUESTIONS[0])
+        carriers[1].end()
+        Gateway(three, 1).step(
+            prefill=control.Prefill(
+                chunks=[
+                    control.Chunk(
+                        row=1,
+                        start=0,
+                        end=CHUNK,
+                        prompt_tokens=opened.prompt_tokens,
+                        params_bytes=opened.params_bytes,
+                    )
+                ]
+            )
+        )
+        fault = three[1].wait_for("fault")
+        assert (fault.epoch, fault.problem.reason) == (1, "EPOCH_ENDED")
+        for process in three:
+            assert isinstance(process.close_epoch(), engine.EpochClosed)
+    assert isinstance(three[1].load(3, 6), engine.StageLoaded)
+
+
+def test_commands_out_of_place_are_refused(process: EngineProcess) -> None:
+    assert process.open_epoch().reason == "NO_STAGE"
+    assert process.open_row(1, "hi").problem.reason == "NOT_HEAD"
+    assert process.load(digest="0" * 64).reason == "MODEL_DIGEST_MISMATCH"
+    assert process.load(path=MODEL / "missing").code == "FAILED_PRECONDITION"
+    assert process.load(5, 99).code == "INVALID_ARGUMENT"
+    assert isinstance(process.load(), engine.StageLoaded)
+    assert process.open_epoch(rank=1, size=3).reason == "BAD_RANK"
+    assert isinstance(process.open_epoch(), engine.EpochOpened)
+    assert process.open_epoch(2).reason == "EPOCH_OPEN"
+    assert process.load(0, 3).reason == "EPOCH_OPEN"
+    assert isinstance(process.close_epoch(), engine.EpochClosed)
+    assert isinstance(process.close_epoch(), engine.EpochClosed)
+    small = process.load(0, 3)
+    assert small.weight_bytes > 0
+
+
+def test_a_bad_step_is_a_fault_and_later_steps_are_ignored(process: EngineProcess) -> None:
+    process.load()
+    process.open_epoch(7)
+    process.open_row(1, QUESTIONS[0])
+    process.send(step=control.Step(number=1, decode=control.Decode(lane=0)))
+    fault = process.wait_for("fault")
+    assert (fault.epoch, fault.problem.reason) == (7, "BAD_STEP")
+    process.send(step=control.Step(number=2))
+    assert process.open_row(2, "hi").problem.reason == "NOT_HEAD"
+    assert isinstance(process.close_epoch(), engine.EpochClosed)
+    assert not [event for event in process._events if event.WhichOneof("event") == "fault"]
+
+
+def test_a_profile_is_measured_beside_an_epoch(process: EngineProcess) -> None:
+    process.load()
+    process.open_epoch()
+    profile = process.ask("profiled", profile=engine.ProfileModel(path=str(MODEL))).profile
+    assert (profile.model_type, profile.layers) == ("llama", LAYERS)
+    assert profile.digest == digest(MODEL)
+    assert process.ask("profiled", profile=engine.ProfileModel(path="/missing")).code == "FAILED_PRECONDITION"
+
+
+def test_shutdown_and_the_end_of_the_pipe_end_the_process(process: EngineProcess) -> None:
+    process.send(shutdown=engine.Shutdown())
+    assert process.process.wait(5) == 0
+    other = EngineProcess()
+    other.send(load=engine.LoadStage(id=1, path=str(MODEL), lo=0, hi=LAYERS, context=CONTEXT))
+    other.frames.socket.shutdown(socket.SHUT_WR)
+    assert other.process.wait(5) == 0
+    assert other.process.stderr is not None
+    other.process.stderr.close()
