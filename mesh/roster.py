@@ -1,7 +1,7 @@
 """The roster: who is in a cluster, which rings they form, and how well each is attested.
 
-Frozen values only. `mesh.roster_codec` turns them into bytes and back and holds the rules of a well-formed
-roster; `mesh.roster_reader` decides whether to believe one.
+Frozen values only. `mesh.roster_codec` turns them into bytes and back, `mesh.roster_rules` holds the rules
+of a well-formed roster, and `mesh.roster_reader` decides whether to believe one.
 """
 
 from __future__ import annotations

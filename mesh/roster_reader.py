@@ -24,12 +24,10 @@ from mesh.roster_codec import (
     MAX_PAYLOAD_BYTES,
     PAYLOAD_TYPE,
     RosterHeader,
-    check_lifetime,
-    check_structure,
-    check_trust,
     parse_body,
     parse_header,
 )
+from mesh.roster_rules import check_lifetime, check_structure, check_trust
 from mesh.roster_state import RosterState, RosterStateFile
 
 MAX_VERSION_JUMP = 1 << 20
