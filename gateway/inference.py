@@ -106,7 +106,11 @@ class RingBackend:
             self._rings.cancel(request_id)
 
     async def list_models(self) -> list[inference.Model]:
-        return self._rings.models()
+        models = self._rings.models()
+        if self._draining:
+            for model in models:
+                model.rings = 0
+        return models
 
     async def get_roster(self) -> inference.GetRosterResponse:
         return self._rings.signed_roster()
@@ -129,7 +133,7 @@ class RingBackend:
 
 
 def _check_sealed_for(envelope: inference.Envelope, model: str) -> None:
-    """Raises InvalidInput (BAD_REQUEST_INFO) unless a sealed prompt says for whom, and a clear one does not."""
+    """Raises InvalidInput (BAD_REQUEST_INFO) unless a sealed prompt says for whom and no other does."""
     to, sealed = envelope.sealed_for, envelope.WhichOneof("content") == "sealed"
     if sealed:
         RequestInfo(model, to.request_id, to.expires, to.roster_hash)

@@ -33,6 +33,7 @@ class RequestMetrics:
         self._tokens = 0
         self._first = metrics.first_token.labels(model)
         self._between = metrics.between_tokens.labels(model)
+        self._generated = metrics.generation_tokens.labels(model)
         self.ended = "abort"
 
     def event(self, event: inference.GenerateResponse) -> None:
@@ -59,7 +60,7 @@ class RequestMetrics:
 
     def _count(self, tokens: int) -> None:
         if tokens > self._tokens:
-            self._metrics.generation_tokens.labels(self._model).inc(tokens - self._tokens)
+            self._generated.inc(tokens - self._tokens)
             self._tokens = tokens
 
 

@@ -225,10 +225,10 @@ class Ring:
         if session is None:
             return
         kind = response.WhichOneof("message")
+        now = self._clock()
+        session.waiting_since = None
         if kind == "done":
-            now = self._clock()
             self._perform(self.scheduler.step_done(response.done, now))
-            session.waiting_since = now if self.scheduler.steps_under_way else None
         elif kind == "opened":
             opened = response.opened
             self._perform(
@@ -242,6 +242,8 @@ class Ring:
         elif kind == "refused":
             refused = response.refused
             self._perform(self.scheduler.row_refused(refused.row, from_problem(refused.problem)))
+        if session.waiting_since is None and self.scheduler.expects_answer:
+            session.waiting_since = now
 
     def _perform(self, actions: list[Action]) -> None:
         todo = deque(actions)
@@ -269,8 +271,11 @@ class Ring:
         if session is not None:
             session.send_all(control.ScheduleRequest(step=step).SerializeToString())
             self._steps.inc()
-            if session.waiting_since is None:
-                session.waiting_since = self._clock()
+            self._expect_answer(session)
+
+    def _expect_answer(self, session: EpochSession) -> None:
+        if session.waiting_since is None:
+            session.waiting_since = self._clock()
 
     def _open(self, action: OpenRow) -> list[Action]:
         """Gives a prompt to the head, unless the ring is trusted less than its sender demands."""
@@ -279,6 +284,8 @@ class Ring:
         if serving is None or serving.min_trust < floor:
             error = below_floor(floor, serving.min_trust if serving else 0)
             return self.scheduler.row_refused(action.row, error)
+        if self._session is not None:
+            self._expect_answer(self._session)
         self._send_head(
             control.ScheduleRequest(
                 open=control.OpenRow(

@@ -12,9 +12,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.errors import error_response
 from mesh.addresses import is_loopback
-from mesh.errors import Cancelled, Internal, InvalidInput, NotFound, PermissionDenied, SealringError
+from mesh.errors import (
+    Cancelled,
+    Internal,
+    InvalidInput,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    SealringError,
+)
 
 log = structlog.get_logger()
+
+MAX_REQUESTS = 4096
+"""HTTP requests under way at once."""
 
 _DRAIN_BYTES = 8 << 20
 _DRAIN_SECONDS = 2.0
@@ -26,6 +37,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,7 +57,10 @@ class Guard:
                 ]
             await send(message)
 
+        self._under_way += 1
         try:
+            if self._under_way > MAX_REQUESTS:
+                raise _too_many()
             _check_host(Request(scope))
             await self._app(scope, receive, tagged_send)
         except Exception as error:
@@ -54,6 +69,8 @@ class Guard:
                 log.error("http request failed", request_id=request_id, exc_info=error)
             if not begun:
                 await _answer(known, scope, receive, tagged_send)
+        finally:
+            self._under_way -= 1
 
 
 async def _answer(error: SealringError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,6 +115,15 @@ def _known(error: Exception) -> SealringError:
         allow = (error.headers or {}).get("Allow", "")
         return InvalidInput("this path has no such method", reason="METHOD_NOT_ALLOWED", allow=allow)
     return Internal("an internal error", hint="see the gateway's log")
+
+
+def _too_many() -> ResourceExhausted:
+    return ResourceExhausted(
+        f"{MAX_REQUESTS} requests are under way",
+        hint="try again later",
+        reason="TOO_MANY_REQUESTS",
+        retry_after=1,
+    )
 
 
 def _check_host(request: Request) -> None:

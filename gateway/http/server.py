@@ -13,7 +13,6 @@ from starlette.types import ASGIApp
 from mesh.addresses import listen_error, parse_address, require_loopback
 
 KEEP_ALIVE_SECONDS = 75
-MAX_CONNECTIONS = 4096
 _BACKLOG = 1024
 
 
@@ -21,10 +20,17 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.begun = asyncio.Event()
+        self.ending = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.begun.set()
+
+    async def main_loop(self) -> None:
+        """Ticks once a second instead of ten times, and ends at once."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ending.wait(), 1.0)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -48,7 +54,6 @@ class HttpServer:
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=1,
-                limit_concurrency=MAX_CONNECTIONS,
             )
         )
         self._socket: socket.socket | None = None
@@ -80,6 +85,7 @@ class HttpServer:
     async def stop(self) -> None:
         """Takes no more connections, ends those that are open, and returns when all is closed."""
         self._server.should_exit = True
+        self._server.ending.set()
         if self._task is not None:
             await self._task
         elif self._socket is not None:

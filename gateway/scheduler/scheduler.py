@@ -94,9 +94,14 @@ class Scheduler:
         return self._epoch is not None and self._epoch.last_row > 0
 
     @property
-    def steps_under_way(self) -> int:
-        """Steps that are announced and not done."""
-        return self._epoch.planner.under_way if self._epoch else 0
+    def expects_answer(self) -> bool:
+        """Whether the ring owes an answer, to a step that is announced or to a row given to the head."""
+        epoch = self._epoch
+        if epoch is None:
+            return False
+        return bool(epoch.planner.under_way) or any(
+            row.phase is Phase.OPENING for row in epoch.opened.values()
+        )
 
     def load(self) -> Load:
         if self._epoch is None:

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role
+from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
 from mesh.composition import Composition
 from mesh.dsse import Ed25519Signer
 from mesh.errors import EpochEnded
-from mesh.identity import SoftwareSigner, member_id
+from mesh.identity import Label, SoftwareSigner, member_id, verify
 from mesh.memberstate import IDENTITY_KEY, ROSTER, ROSTER_STATE, MemberState, save_member_state
 from mesh.problem import to_problem
-from mesh.rootmeta import RootMetadata, sign_root
+from mesh.rootmeta import RootMetadata, encode_chain, sign_root
 from mesh.roster import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember
 from mesh.roster_codec import complete_roster, sign_roster
 from mesh.roster_reader import check_roster
@@ -191,6 +191,22 @@ class ActedCoordinator(membership_grpc.SchedulingServicer):
             self._watches.discard(watch)
 
 
+class ActedCertificates(membership_grpc.CertificatesServicer):
+    """Renews the gateway's certificate."""
+
+    def __init__(self, cluster: ActedCluster) -> None:
+        self._cluster = cluster
+
+    async def Renew(self, request: Any, context: Any) -> membership.RenewResponse:
+        cluster = self._cluster
+        verify(cluster.gateway.public_key, Label.CSR, request.csr, request.signature)
+        peer = cluster.peer(cluster.gateway, Role.GATEWAY)
+        certificate = cluster.ca.issue(request.csr, peer, lifetime=3600, now=time.time())
+        return membership.RenewResponse(
+            certificate_chain=to_pem(certificate), root_metadata=encode_chain(cluster.root.chain)
+        )
+
+
 class ActedCluster:
     """Authority, coordinator and members. `state_dir` is an enrolled gateway's."""
 
@@ -224,16 +240,20 @@ class ActedCluster:
         self._servers: list[Server] = []
         self.ports: list[int] = []
 
-    def material(self, peer: PeerIdentity) -> TlsMaterial:
+    def material(self, peer: PeerIdentity, lifetime: int = 3600) -> TlsMaterial:
         leaf = LeafKey()
-        certificate = self.ca.issue(leaf.csr(), peer, lifetime=3600, now=time.time())
+        begun = time.time() if lifetime == 3600 else time.time() - 0.6 * lifetime
+        certificate = self.ca.issue(leaf.csr(), peer, lifetime=lifetime, now=begun)
         return TlsMaterial(leaf.private_pem(), certificate, (self.ca.certificate,))
 
     def peer(self, signer: SoftwareSigner, role: Role) -> PeerIdentity:
         return PeerIdentity(CLUSTER, role, member_id(signer.public_key))
 
-    async def start(self, *, impostor: int | None = None) -> None:
-        """`impostor`: the rank at whose address another valid member answers."""
+    async def start(self, *, impostor: int | None = None, lifetime: int = 3600) -> None:
+        """`impostor`: the rank at whose address another valid member answers.
+
+        `lifetime`: of the gateway's certificate, in seconds, half of it over.
+        """
         for rank in range(self.size):
             signer = self.members[rank] if rank != impostor else SoftwareSigner.generate()
             store = TlsStore(self.material(self.peer(signer, Role.MEMBER)))
@@ -249,24 +269,34 @@ class ActedCluster:
                     membership_grpc.add_SchedulingServicer_to_server,
                     self.coordinator,
                     "sealring.v1.Scheduling",
-                )
+                ),
+                (
+                    membership_grpc.add_CertificatesServicer_to_server,
+                    ActedCertificates(self),
+                    "sealring.v1.Certificates",
+                ),
             ]
         )
         port = server.listen("127.0.0.1:0", server_credentials(store))
         await server.start()
         self._servers.append(server)
-        self._enrol_gateway(port)
+        self._enrol_gateway(port, lifetime)
         self.publish()
         self.serve()
 
-    def _enrol_gateway(self, port: int) -> None:
+    def _enrol_gateway(self, port: int, lifetime: int) -> None:
         peer = self.peer(self.gateway, Role.GATEWAY)
         RosterStateFile(self.state_dir / ROSTER_STATE).create(CLUSTER)
         write_atomic(self.state_dir / ROSTER, self.sign())
         save_member_state(
             self.state_dir,
             MemberState(
-                peer, "gateway", f"127.0.0.1:{port}", self.root.fingerprint, self.root, self.material(peer)
+                peer,
+                "gateway",
+                f"127.0.0.1:{port}",
+                self.root.fingerprint,
+                self.root,
+                self.material(peer, lifetime),
             ),
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -17,6 +19,8 @@ from gateway.main import serve
 from gateway.settings import GatewaySettings
 from mesh.addresses import free_port
 from mesh.errors import ConfigError, Conflict, SealringError
+from mesh.memberstate import load_member_state
+from mesh.rootmeta import encode_chain
 from mesh.rpc import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
@@ -104,7 +108,7 @@ async def test_answers_over_grpc_and_http(cluster: Any) -> None:
         assert answer.json()["choices"][0]["finish_reason"] == "length"
         roster = await gateway.stub.GetRoster(inference.GetRosterRequest(), timeout=5)
         assert roster.roster
-        assert roster.root_metadata == cluster.root.chain[-1]
+        assert roster.root_metadata == encode_chain(cluster.root.chain)
         metrics = (await gateway.http.get("/metrics")).text
         assert 'sealring_request_success_total{finished_reason="stop",model_name="echo"} 1.0' in metrics
         assert 'sealring_num_requests_running{model_name="echo"} 0.0' in metrics
@@ -270,6 +274,43 @@ async def test_ports_and_state_in_use(cluster: Any) -> None:
         await serve(settings, asyncio.Event())
     assert caught.value.reason == "CANNOT_LISTEN"
     blocker.close()
+
+
+async def test_no_content_reaches_a_log(cluster: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    async with running(cluster) as gateway:
+        await gateway.ready()
+        await gateway.ask("MARKED words")
+        with pytest.raises(SealringError):
+            await gateway.ask("MARKED " * 600)
+        await gateway.http.post("/v1/completions", json={"model": "echo", "prompt": "MARKED", "MARKED": 1})
+        await gateway.http.post("/v1/completions", content=b'{"MARKED": "\xff')
+        cluster.ring.next_epoch()
+        await gateway.ready(0)
+        metrics = (await gateway.http.get("/metrics")).text
+    out, err = capfd.readouterr()
+    assert "MARKED" not in out + err + metrics
+
+
+async def test_certificates_are_renewed_at_half_life(make_cluster: Callable[..., Any]) -> None:
+    cluster = await make_cluster(2, lifetime=120)
+    before = (cluster.state_dir / "tls.pem").read_bytes()
+    async with running(cluster) as gateway:
+        await gateway.ready()
+        async with asyncio.timeout(20):
+            while (cluster.state_dir / "tls.pem").read_bytes() == before:
+                await asyncio.sleep(0.05)
+        assert (await gateway.ask("still the same epoch"))[0] == "still the same epoch "
+        assert not cluster.ring.goodbyes
+    load_member_state(cluster.state_dir)
+
+
+def test_the_gateway_is_light() -> None:
+    code = (
+        "import sys, gateway.main, gateway.join; "
+        "heavy = {'mlx', 'mlx_lm', 'numpy', 'transformers', 'node', 'coordinator'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
 
 
 def test_settings_stay_on_loopback() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -181,6 +182,24 @@ async def test_a_client_that_leaves_cancels(port: int, backend: Any) -> None:
     async with asyncio.timeout(5):
         while len(backend.closed) < 2:
             await asyncio.sleep(0.01)
+
+
+async def test_a_client_that_does_not_read_is_given_up(
+    port: int, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.answers.SEND_SECONDS", 0.3)
+    backend.texts = ["x" * 100_000] * 1000
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
+    body = json.dumps({"model": "demo", "messages": MESSAGES, "stream": True}).encode()
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    await reader.readline()
+    async with asyncio.timeout(10):
+        while not backend.closed:
+            await asyncio.sleep(0.02)
+    writer.transport.abort()
 
 
 async def test_health_and_metrics(port: int, backend: Any) -> None:

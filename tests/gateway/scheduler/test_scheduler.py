@@ -408,4 +408,4 @@ def test_a_step_that_samples_nothing_is_done_with_a_later_one() -> None:
     driver.under_way.popleft()
     driver.done()
     assert driver.finished == {"a": 1}
-    assert driver.scheduler.steps_under_way == 0
+    assert not driver.scheduler.expects_answer
