@@ -114,7 +114,10 @@ def test_chain_bounds(authority: Any) -> None:
     too_many = [envelope] * (MAX_CHAIN_LENGTH + 1)
     assert refusal(verify_root_chain, too_many, authority.root.fingerprint, now=NOW) == "ROOT_CHAIN_LENGTH"
     assert refusal(encode_chain, too_many) == "ROOT_CHAIN_LENGTH"
-    assert refusal(encode_chain, [bytes(MAX_CHAIN_BYTES)]) == "ROOT_CHAIN_LENGTH"
+    assert refusal(encode_chain, [bytes(MAX_CHAIN_BYTES - 3)]) == "ROOT_CHAIN_LENGTH"
+    largest = [bytes(MAX_CHAIN_BYTES - 4)]
+    assert decode_chain(encode_chain(largest)) == largest
+    assert encode_chain([envelope] * MAX_CHAIN_LENGTH)
     assert refusal(decode_chain, bytes(MAX_CHAIN_BYTES + 1)) == "ROOT_CHAIN_LENGTH"
     assert refusal(decode_chain, bytes(4) * (MAX_CHAIN_LENGTH + 1)) == "ROOT_MALFORMED"
     assert len(decode_chain(bytes(4) * MAX_CHAIN_LENGTH)) == MAX_CHAIN_LENGTH
