@@ -1,0 +1,26 @@
+"""The client library: prompts sealed to the head of a ring that the client has verified by itself.
+
+    async with AsyncClient("127.0.0.1:7780", root_sha256="...", min_trust=20) as client:
+        async for delta in client.chat([{"role": "user", "content": "..."}], max_tokens=200):
+            print(delta.text, end="")
+
+The gateway between sees lengths and times; text and tokens it does not.
+"""
+
+from sealring.client.asynchronous import AsyncClient, AsyncReply
+from sealring.client.synchronous import Client, Reply
+from sealring.client.types import Completion, Delta, FinishReason, Member, Model, Ring, Usage
+
+__all__ = [
+    "AsyncClient",
+    "AsyncReply",
+    "Client",
+    "Completion",
+    "Delta",
+    "FinishReason",
+    "Member",
+    "Model",
+    "Reply",
+    "Ring",
+    "Usage",
+]

@@ -1,0 +1,137 @@
+"""The client library over asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from mesh.roster import Roster
+from mesh.rpc import CHANNEL_OPTIONS
+from mesh.status import from_rpc_error
+from sealring.client.attempt import Attempts
+from sealring.client.core import CALL_SECONDS, ClientCore, ReplyState, ReplyView, models_of, rings_of
+from sealring.client.question import Question
+from sealring.client.types import Completion, Delta, Model, Ring
+from sealring.v1 import inference_pb2 as inference
+from sealring.v1 import inference_pb2_grpc as inference_grpc
+
+View = tuple[Roster, inference.GetRosterResponse]
+
+
+class AsyncReply(ReplyView):
+    """One answer: iterate it for its pieces, or await it for the whole. Nothing is sent before either.
+
+    Leaving the iteration ends the request everywhere; `aclose` or `async with` does so at once.
+    """
+
+    def __init__(self, state: ReplyState, deltas: AsyncGenerator[Delta, None]) -> None:
+        super().__init__(state)
+        self._deltas = deltas
+
+    def __aiter__(self) -> AsyncGenerator[Delta, None]:
+        return self._deltas
+
+    def __await__(self) -> Generator[Any, None, Completion]:
+        return self.result().__await__()
+
+    async def result(self) -> Completion:
+        """Reads the answer to its end. Raises what `AsyncClient.chat` lists."""
+        async for _ in self._deltas:
+            pass
+        return self.completion
+
+    async def aclose(self) -> None:
+        """Ends the request if it is still under way."""
+        await self._deltas.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class AsyncClient(ClientCore[AsyncReply]):
+    """Asks the rings behind a gateway that sees neither prompts nor answers. For one event loop.
+
+    Use it as `async with AsyncClient("127.0.0.1:7780", root_sha256="...") as client`.
+    """
+
+    def _set_up(self) -> None:
+        self._opened: grpc.aio.Channel | None = None
+        self._fetching = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends what is under way and closes the connection."""
+        channel, self._opened = self._opened, None
+        if channel is not None:
+            await channel.close()
+        self._verifier.close()
+
+    async def models(self) -> list[Model]:
+        """The models of the verified roster, by name. Raises RosterError, Unavailable."""
+        return models_of(*await self._view())
+
+    async def rings(self) -> list[Ring]:
+        """The rings of the verified roster with all of their members. Raises RosterError, Unavailable."""
+        return rings_of((await self._view())[0])
+
+    def _reply(self, question: Question) -> AsyncReply:
+        state = ReplyState()
+        return AsyncReply(state, self._stream(question, state))
+
+    def _stub(self) -> Any:
+        if self._opened is None:
+            if self._credentials is None:
+                self._opened = grpc.aio.insecure_channel(self.gateway, options=CHANNEL_OPTIONS)
+            else:
+                self._opened = grpc.aio.secure_channel(
+                    self.gateway, self._credentials, options=CHANNEL_OPTIONS
+                )
+        return inference_grpc.InferenceStub(self._opened)
+
+    async def _view(self, *, fresh: bool = False) -> View:
+        """The verified roster with the gateway's hints."""
+        async with self._fetching:
+            recent = None if fresh else self._recent()
+            if recent is not None:
+                return recent
+            try:
+                response = await self._stub().GetRoster(inference.GetRosterRequest(), timeout=CALL_SECONDS)
+            except grpc.RpcError as error:
+                raise from_rpc_error(error) from None
+            return await asyncio.to_thread(self._verify, response)
+
+    async def _stream(self, question: Question, state: ReplyState) -> AsyncGenerator[Delta, None]:
+        attempts = Attempts(question, on_ring=state.set_ring)
+        while True:
+            roster, response = await self._view(fresh=attempts.retrying)
+            attempt = attempts.next(roster, response.serving)
+            call = self._stub().Generate(attempt.request, timeout=attempts.seconds_left)
+            try:
+                async for event in call:
+                    delta = attempt.take(event)
+                    if delta is not None:
+                        yield delta
+                state.completion = attempt.completion()
+                return
+            except grpc.RpcError as error:
+                pause = attempts.pause_after(from_rpc_error(error), attempt)
+            finally:
+                call.cancel()
+            await asyncio.sleep(pause)

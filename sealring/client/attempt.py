@@ -1,0 +1,195 @@
+"""One sealed request and its reply, without I/O: what to send, and what to make of each thing that comes.
+
+Whatever of a reply can be forged by the gateway is not believed: text, token counts, finish reason and usage
+come out of sealed chunks. A gateway can cut a reply off; that is told, never taken for its end.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection
+from math import ceil
+
+from google.protobuf.message import DecodeError
+
+from mesh.clock import Clock, monotonic_clock
+from mesh.envelope import MAX_LIFETIME_SECONDS, REQUEST_ID_BYTES, RequestInfo, seal_request
+from mesh.errors import DeadlineExceeded, EnvelopeError, SealringError, Unavailable
+from mesh.roster import Roster
+from sealring.client.choice import choose_ring
+from sealring.client.question import Question
+from sealring.client.types import Completion, Delta, FinishReason, Ring, Usage
+from sealring.v1 import inference_pb2 as inference
+
+MAX_ATTEMPTS = 4
+_FIRST_BACKOFF = 0.2
+_RETRIED = frozenset({"EPOCH_ENDED", "RING_GONE", "RING_DOWN", "SEALED_BY_OTHER_ROSTER"})
+_REASONS: dict[int, FinishReason] = {
+    inference.FINISH_REASON_STOP: "stop",
+    inference.FINISH_REASON_LENGTH: "length",
+}
+
+
+class Attempt:
+    """One envelope, sealed for the head of one ring, and the stream that answers it."""
+
+    def __init__(self, question: Question, roster: Roster, ring: Ring, lifetime: float) -> None:
+        """Raises InvalidInput (BAD_SEALING_KEY, REQUEST_TOO_LARGE)."""
+        self.ring = ring
+        self.delivered = False
+        self._question = question
+        self._started = self._finished = False
+        self._tokens = 0
+        self._texts: list[str] = []
+        self._end: tuple[FinishReason, Usage] | None = None
+        expires = int(time.time() + min(ceil(lifetime), MAX_LIFETIME_SECONDS))
+        info = RequestInfo(ring.deployment, secrets.token_bytes(REQUEST_ID_BYTES), expires, roster.hash)
+        body = inference.SealedPrompt(
+            prompt=question.prompt, max_tokens=question.max_tokens, min_trust=question.min_trust
+        )
+        head = roster.member(ring.members[0].id)
+        sealed, self._opener = seal_request(head.sealing_key, info, body.SerializeToString())
+        sealed_for = inference.SealedFor(
+            ring=ring.id, request_id=info.request_id, expires=expires, roster_hash=roster.hash
+        )
+        self.request = inference.GenerateRequest(
+            model=ring.deployment,
+            request_id=info.request_id.hex(),
+            envelope=inference.Envelope(sealed=sealed, sealed_for=sealed_for),
+            max_tokens=question.max_tokens,
+            min_trust=question.min_trust,
+        )
+
+    def take(self, response: inference.GenerateResponse) -> Delta | None:
+        """The next event of the stream; what it brought to show, if anything.
+
+        Raises EnvelopeError (PLAINTEXT_REPLY, REPLY_OUT_OF_ORDER, REPLY_CUT_OFF, ENVELOPE_REFUSED,
+        REPLY_ENDED, CHUNK_TOO_LARGE): the stream must be given up then.
+        """
+        kind = response.WhichOneof("event")
+        if self._finished or (kind == "started") is self._started:
+            raise _out_of_order()
+        if kind == "started":
+            self._take_start(response.started)
+        elif kind == "delta":
+            return self._take_delta(response.delta)
+        elif kind == "finished":
+            self._take_end(response.finished)
+        else:
+            raise _out_of_order()
+        return None
+
+    def completion(self) -> Completion:
+        """The whole answer, once the stream is over. Raises EnvelopeError (REPLY_CUT_OFF)."""
+        if self._end is None:
+            raise _cut_off()
+        reason, usage = self._end
+        return Completion(
+            text="".join(self._texts),
+            finish_reason=reason,
+            usage=usage,
+            model=self.ring.deployment,
+            request_id=self.request.request_id,
+            ring=self.ring,
+        )
+
+    def _take_start(self, started: inference.Started) -> None:
+        if started.ring != self.ring.id:
+            raise _out_of_order()
+        self._started = True
+
+    def _take_delta(self, outer: inference.Delta) -> Delta | None:
+        if outer.WhichOneof("content") != "sealed":
+            raise EnvelopeError(
+                "a sealed request was answered in clear",
+                hint="the gateway does not keep to the protocol: do not use it",
+                reason="PLAINTEXT_REPLY",
+            )
+        chunk, last = self._opener.open(outer.sealed)
+        self.delivered = True
+        try:
+            delta = inference.SealedDelta.FromString(chunk)
+        except DecodeError:
+            raise _out_of_order() from None
+        if delta.tokens < self._tokens or last != (delta.finish in _REASONS):
+            raise _out_of_order()
+        self._tokens = delta.tokens
+        if last:
+            self._end = (_REASONS[delta.finish], Usage(delta.prompt_tokens, delta.tokens))
+        if not delta.text:
+            return None
+        self._texts.append(delta.text)
+        return Delta(delta.text, delta.tokens)
+
+    def _take_end(self, finished: inference.Finished) -> None:
+        """The gateway may end a reply itself only where memory sets the limit: with max_tokens 0."""
+        self._finished = True
+        if self._end is None:
+            if self._question.max_tokens or finished.reason != inference.FINISH_REASON_LENGTH:
+                raise _cut_off()
+            self._end = (
+                "length",
+                Usage(finished.prompt_tokens, max(self._tokens, finished.completion_tokens)),
+            )
+
+
+class Attempts:
+    """All attempts at one question: each is a fresh envelope by a freshly verified roster."""
+
+    def __init__(
+        self,
+        question: Question,
+        *,
+        on_ring: Callable[[Ring], None] = lambda ring: None,
+        clock: Clock = monotonic_clock,
+    ) -> None:
+        self._question = question
+        self._on_ring = on_ring
+        self._clock = clock
+        self._deadline = clock() + question.timeout
+        self._avoid: set[str] = set()
+        self._count = 0
+
+    @property
+    def seconds_left(self) -> float:
+        """Raises DeadlineExceeded when the time that the user gave is over."""
+        left = self._deadline - self._clock()
+        if left <= 0:
+            raise DeadlineExceeded(
+                f"the answer took longer than {self._question.timeout:g} s", hint="allow more time"
+            )
+        return left
+
+    @property
+    def retrying(self) -> bool:
+        """Whether an attempt has failed, so that the roster has to be fetched anew."""
+        return self._count > 0
+
+    def next(self, roster: Roster, serving: Collection[inference.RingLoad]) -> Attempt:
+        """The next envelope. Raises NotFound, FailedPrecondition (TRUST_BELOW_FLOOR), InvalidInput."""
+        question = self._question
+        chosen = choose_ring(roster, question.model, question.min_trust, serving, self._avoid)
+        ring = Ring.from_roster(chosen, roster)
+        self._on_ring(ring)
+        return Attempt(question, roster, ring, self.seconds_left)
+
+    def pause_after(self, error: SealringError, attempt: Attempt) -> float:
+        """Seconds to wait before the next attempt. Raises `error` where there must not be another one."""
+        self._count += 1
+        retried = isinstance(error, Unavailable) and error.reason in _RETRIED
+        if not retried or attempt.delivered or self._count >= MAX_ATTEMPTS:
+            raise error
+        if error.reason in ("RING_GONE", "RING_DOWN"):
+            self._avoid.add(attempt.ring.id)
+        return float(min(_FIRST_BACKOFF * 2 ** (self._count - 1), self.seconds_left))
+
+
+def _out_of_order() -> EnvelopeError:
+    return EnvelopeError("the sealed reply makes no sense", reason="REPLY_OUT_OF_ORDER")
+
+
+def _cut_off() -> EnvelopeError:
+    return EnvelopeError(
+        "the sealed reply was cut off before its end", hint="ask again", reason="REPLY_CUT_OFF"
+    )

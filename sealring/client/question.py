@@ -1,0 +1,94 @@
+"""What a user asks, checked before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mesh.envelope import MAX_LIFETIME_SECONDS
+from mesh.errors import InvalidInput
+from mesh.prompt import MAX_TOKENS, validate_prompt
+from mesh.trust import MAX_SCORE
+from sealring.v1 import inference_pb2 as inference
+
+Messages = Sequence[Mapping[str, str]]
+"""Messages of a chat: `{"role": "system" | "user" | "assistant", "content": "..."}`."""
+
+
+@dataclass(frozen=True, repr=False)
+class Question:
+    """A prompt and how to answer it. `max_tokens` 0: as many as the context holds. `timeout` in seconds."""
+
+    prompt: inference.Prompt
+    model: str
+    max_tokens: int
+    min_trust: int
+    timeout: float
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput: BAD_MAX_TOKENS, BAD_MIN_TRUST, BAD_TIMEOUT, and those of validate_prompt."""
+        validate_prompt(self.prompt)
+        if not 0 <= self.max_tokens <= MAX_TOKENS:
+            raise _bad("max_tokens", "MAX_TOKENS", f"a number from 0 to {MAX_TOKENS}")
+        if not 0 <= self.min_trust <= MAX_SCORE:
+            raise _bad("min_trust", "MIN_TRUST", f"a number from 0 to {MAX_SCORE}")
+        if not 0 < self.timeout <= MAX_LIFETIME_SECONDS:
+            raise _bad("timeout", "TIMEOUT", f"seconds, at most {MAX_LIFETIME_SECONDS}")
+
+
+def chat_prompt(messages: Messages) -> inference.Prompt:
+    """Raises InvalidInput (BAD_MESSAGE) for a message without role or content, or with anything else."""
+    prompt = inference.Prompt()
+    for index, message in enumerate(messages):
+        if set(message) != {"role", "content"} or not all(isinstance(it, str) for it in message.values()):
+            raise InvalidInput(
+                "a message is not a role and a content",
+                hint='give messages as {"role": "user", "content": "..."}',
+                reason="BAD_MESSAGE",
+                param=f"messages[{index}]",
+            )
+        prompt.chat.messages.add(
+            role=_text(message["role"], f"messages[{index}].role"),
+            content=_text(message["content"], f"messages[{index}].content"),
+        )
+    return prompt
+
+
+def text_prompt(text: str) -> inference.Prompt:
+    """A text to be completed as it stands."""
+    return inference.Prompt(text=_text(text, "prompt"))
+
+
+def set_sampling(
+    prompt: inference.Prompt,
+    *,
+    temperature: float,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None,
+    seed: int | None,
+    stop: str | Sequence[str],
+) -> None:
+    """Fills in the rest of a prompt. Raises InvalidInput (BAD_SAMPLING) for numbers that do not fit."""
+    try:
+        prompt.sampling.CopyFrom(
+            inference.Sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
+        )
+    except (ValueError, TypeError):
+        raise InvalidInput("a sampling parameter is out of bounds", reason="BAD_SAMPLING") from None
+    stops = [stop] if isinstance(stop, str) else stop
+    prompt.stop.extend(_text(one, "stop") for one in stops)
+
+
+def _text(text: str, param: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{param} holds half a surrogate pair", reason="BAD_UTF8", param=param) from None
+    return text
+
+
+def _bad(param: str, name: str, allowed: str) -> InvalidInput:
+    return InvalidInput(
+        f"{param} is out of bounds", hint=f"give {allowed}", reason=f"BAD_{name}", param=param
+    )

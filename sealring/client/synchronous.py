@@ -1,0 +1,137 @@
+"""The client library without asyncio: the same calls, which block."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from mesh.roster import Roster
+from mesh.rpc import CHANNEL_OPTIONS
+from mesh.status import from_rpc_error
+from sealring.client.attempt import Attempts
+from sealring.client.core import CALL_SECONDS, ClientCore, ReplyState, ReplyView, models_of, rings_of
+from sealring.client.question import Question
+from sealring.client.types import Completion, Delta, Model, Ring
+from sealring.v1 import inference_pb2 as inference
+from sealring.v1 import inference_pb2_grpc as inference_grpc
+
+View = tuple[Roster, inference.GetRosterResponse]
+
+
+class Reply(ReplyView):
+    """One answer: iterate it for its pieces, or take its `result`. Nothing is sent before either.
+
+    Leaving the iteration ends the request everywhere; `close` or `with` does so at once.
+    """
+
+    def __init__(self, state: ReplyState, deltas: Generator[Delta, None, None]) -> None:
+        super().__init__(state)
+        self._deltas = deltas
+
+    def __iter__(self) -> Generator[Delta, None, None]:
+        return self._deltas
+
+    def result(self) -> Completion:
+        """Reads the answer to its end. Raises what `Client.chat` lists."""
+        for _ in self._deltas:
+            pass
+        return self.completion
+
+    def close(self) -> None:
+        """Ends the request if it is still under way."""
+        self._deltas.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Client(ClientCore[Reply]):
+    """Asks the rings behind a gateway that sees neither prompts nor answers. Several threads may share it.
+
+    Use it as `with Client("127.0.0.1:7780", root_sha256="...") as client`.
+    """
+
+    def _set_up(self) -> None:
+        self._opened: grpc.Channel | None = None
+        self._fetching = threading.Lock()
+        self._opening = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends what is under way and closes the connection."""
+        with self._opening:
+            channel, self._opened = self._opened, None
+        if channel is not None:
+            channel.close()
+        self._verifier.close()
+
+    def models(self) -> list[Model]:
+        """The models of the verified roster, by name. Raises RosterError, Unavailable."""
+        return models_of(*self._view())
+
+    def rings(self) -> list[Ring]:
+        """The rings of the verified roster with all of their members. Raises RosterError, Unavailable."""
+        return rings_of(self._view()[0])
+
+    def _reply(self, question: Question) -> Reply:
+        state = ReplyState()
+        return Reply(state, self._stream(question, state))
+
+    def _stub(self) -> Any:
+        with self._opening:
+            if self._opened is None:
+                if self._credentials is None:
+                    self._opened = grpc.insecure_channel(self.gateway, options=CHANNEL_OPTIONS)
+                else:
+                    self._opened = grpc.secure_channel(
+                        self.gateway, self._credentials, options=CHANNEL_OPTIONS
+                    )
+            return inference_grpc.InferenceStub(self._opened)
+
+    def _view(self, *, fresh: bool = False) -> View:
+        """The verified roster with the gateway's hints."""
+        with self._fetching:
+            recent = None if fresh else self._recent()
+            if recent is not None:
+                return recent
+            try:
+                response = self._stub().GetRoster(inference.GetRosterRequest(), timeout=CALL_SECONDS)
+            except grpc.RpcError as error:
+                raise from_rpc_error(error) from None
+            return self._verify(response)
+
+    def _stream(self, question: Question, state: ReplyState) -> Generator[Delta, None, None]:
+        attempts = Attempts(question, on_ring=state.set_ring)
+        while True:
+            roster, response = self._view(fresh=attempts.retrying)
+            attempt = attempts.next(roster, response.serving)
+            call = self._stub().Generate(attempt.request, timeout=attempts.seconds_left)
+            try:
+                for event in call:
+                    delta = attempt.take(event)
+                    if delta is not None:
+                        yield delta
+                state.completion = attempt.completion()
+                return
+            except grpc.RpcError as error:
+                pause = attempts.pause_after(from_rpc_error(error), attempt)
+            finally:
+                call.cancel()
+            time.sleep(pause)

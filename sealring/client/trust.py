@@ -1,0 +1,99 @@
+"""The client's own reading of the roster: pinned root, signatures, times, and no way back to an older one."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from pathlib import Path
+
+from mesh.clock import Clock, wall_clock
+from mesh.encoding import FormatError, decode_base32
+from mesh.errors import InvalidInput, RosterError
+from mesh.rootmeta import decode_chain, verify_root_chain
+from mesh.roster import Roster
+from mesh.roster_reader import RosterReader
+from mesh.roster_state import RosterStateFile
+from sealring.v1 import inference_pb2 as inference
+
+_HASH_BYTES = 32
+
+
+def parse_root_sha256(value: str | bytes) -> bytes:
+    """A root fingerprint from its 32 bytes, 64 hexadecimal digits, or the 52 characters of a join token.
+
+    Raises InvalidInput (BAD_ROOT_HASH).
+    """
+    try:
+        if isinstance(value, bytes):
+            parsed = value
+        elif len(value) == 2 * _HASH_BYTES:
+            parsed = bytes.fromhex(value)
+        else:
+            parsed = decode_base32(value, size=_HASH_BYTES)
+    except (ValueError, FormatError):
+        parsed = b""
+    if len(parsed) != _HASH_BYTES:
+        raise InvalidInput(
+            "the root hash is malformed",
+            hint="give 64 hexadecimal digits, as the operator told you by a way that you trust",
+            reason="BAD_ROOT_HASH",
+            param="root_sha256",
+        )
+    return parsed
+
+
+class RosterVerifier:
+    """Believes rosters that the pinned root vouches for, and never one older than the newest it has seen.
+
+    With `state_file` that memory outlives the process (RosterStateFile, made on first use); without, it
+    ends with `close`. Safe to use from several threads; calls may wait for the disk.
+    """
+
+    def __init__(
+        self, root_sha256: bytes, state_file: Path | None = None, *, clock: Clock = wall_clock
+    ) -> None:
+        self._pin = root_sha256
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._reader: RosterReader | None = None
+        self._seen = (b"", b"")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if state_file is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="sealring-", ignore_cleanup_errors=True)
+            state_file = Path(self._folder.name) / "roster-state"
+        self._state = RosterStateFile(state_file)
+
+    def verify(self, response: inference.GetRosterResponse) -> Roster:
+        """The verified roster of a gateway's answer.
+
+        Raises RosterError (ROOT_*, ROSTER_*, THRESHOLD_NOT_MET, ...), FailedPrecondition (ROSTER_EXPIRED).
+        """
+        with self._lock:
+            seen = (response.root_metadata, response.roster)
+            if self._reader is not None and seen == self._seen:
+                return self._reader.current
+            reader = self._follow_root(response.root_metadata)
+            roster = reader.accept(response.roster)
+            self._seen = seen
+            return roster
+
+    def close(self) -> None:
+        """Forgets a memory that is not in the user's own file."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _follow_root(self, chain: bytes) -> RosterReader:
+        if self._reader is not None and chain == self._seen[0]:
+            return self._reader
+        root = verify_root_chain(decode_chain(chain), self._pin, now=self._clock())
+        if self._reader is None:
+            self._state.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._state.create(root.cluster)
+            self._reader = RosterReader(root, self._state.path, clock=self._clock)
+            return self._reader
+        newer = root.version - self._reader.root.version
+        if newer < 0:
+            raise RosterError("root metadata is older than one used before", reason="ROOT_ROLLBACK")
+        for envelope in root.chain[len(root.chain) - newer :]:
+            self._reader.update_root(envelope)
+        return self._reader

@@ -1,0 +1,100 @@
+"""What a client gets: pieces of text, a finished answer, and who computed it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from mesh import roster as rosters
+
+FinishReason: TypeAlias = Literal["stop", "length"]
+"""`stop`: the model or a stop string ended the answer; `length`: max_tokens, the context, or memory did."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of a ring: it holds layers [first, end) and sees what they compute on."""
+
+    id: str
+    rank: int
+    layers: tuple[int, int]
+    trust: int
+    level: str
+    """How it is attested: software, self_signed or hardware."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Who sees a prompt, by a roster that the client has verified. `members` are in the order of ranks.
+
+    The first member, the head, sees the prompt and the answer; the last one samples the tokens.
+    """
+
+    id: str
+    deployment: str
+    min_trust: int
+    roster_version: int
+    roster_hash: bytes
+    members: tuple[Member, ...]
+
+    @classmethod
+    def from_roster(cls, ring: rosters.Ring, roster: rosters.Roster) -> Ring:
+        """What a verified roster says of one of its rings."""
+        return cls(
+            id=ring.id,
+            deployment=ring.deployment,
+            min_trust=rosters.ring_min_trust(ring.members, roster.members),
+            roster_version=roster.version,
+            roster_hash=roster.hash,
+            members=tuple(_member(one, roster.member(one.id)) for one in ring.members),
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Delta:
+    """The next piece of an answer; `tokens` counts all that were generated so far."""
+
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of the prompt, with its template, and of the answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Both together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, repr=False)
+class Completion:
+    """A finished answer."""
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    model: str
+    request_id: str
+    ring: Ring
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that can be asked for: what the verified roster says, and how many rings serve just now.
+
+    `min_trust` is that of the weakest ring; `context` counts tokens.
+    """
+
+    name: str
+    context: int
+    min_trust: int
+    rings: int
+
+
+def _member(place: rosters.RingMember, member: rosters.RosterMember) -> Member:
+    return Member(place.id, place.rank, place.layers, member.trust, str(member.level))
