@@ -181,6 +181,7 @@ def main() -> None:
                 "tokens": tokens,
                 "engine_ms": middle(ours),
                 "mlx_lm_ms": middle(plain),
+                "ratio_of_best": round(min(ours) / min(plain), 4),
                 "ratio": middle([a / b for a, b in zip(ours, plain, strict=True)]),
                 "wait_ms": middle([(t.fed - t.started) * 1000 for t in trace]),
                 "build_ms": middle([(t.launched - t.fed) * 1000 for t in trace]),

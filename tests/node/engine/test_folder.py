@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh.errors import InvalidInput, ModelError
+from node.engine import folder
+from node.engine.profile import digest
+from sealring.v1 import engine_pb2 as engine
+
+Write = Callable[..., Path]
+
+
+def command(path: Path, lo: int, hi: int, **fields: Any) -> engine.LoadStage:
+    return engine.LoadStage(id=3, path=str(path), lo=lo, hi=hi, context=64, **fields)
+
+
+def load(asked: engine.LoadStage) -> folder.Loaded:
+    return folder.load(asked, lambda event: None)
+
+
+def test_a_stage_is_loaded_and_described(llama: dict[str, Any], model_folder: Write) -> None:
+    path = model_folder(llama)
+    asked = command(path, 1, 5, digest=digest(path))
+    loaded = load(asked)
+    assert loaded.front is None
+    message = loaded.message(9)
+    assert message.id == 9
+    assert message.weight_bytes == loaded.stage.weight_bytes > 0
+    per_layer = 2 * 2 * 8 * 4  # keys and values, heads, width, float32
+    assert message.kv_bytes_per_token == 4 * per_layer
+    assert message.kv_bytes_per_row == 256 * 4 * per_layer
+    assert loaded.serves(command(path, 1, 5, digest=digest(path)))
+    assert not loaded.serves(command(path, 0, 5, digest=digest(path)))
+
+
+def test_another_digest_is_refused(llama: dict[str, Any], model_folder: Write) -> None:
+    with pytest.raises(ModelError) as caught:
+        load(command(model_folder(llama), 1, 5, digest="0" * 64))
+    assert caught.value.reason == "MODEL_DIGEST_MISMATCH"
+
+
+def test_a_head_without_a_tokenizer_is_refused(llama: dict[str, Any], model_folder: Write) -> None:
+    with pytest.raises(ModelError) as caught:
+        load(command(model_folder(llama), 0, 5))
+    assert caught.value.reason == "TOKENIZER_CORRUPT"
+
+
+def test_an_impossible_range_is_refused(llama: dict[str, Any], model_folder: Write) -> None:
+    with pytest.raises(InvalidInput):
+        load(command(model_folder(llama), 3, 9))
+
+
+@pytest.mark.parametrize(("context", "expected"), [(4, (30, 256 * 30 + 7)), (100, (10, 2560 + 7 + 20 * 8))])
+def test_windows_shorter_than_the_context_count_per_row(context: int, expected: tuple[int, int]) -> None:
+    measured = {"kv_bytes_per_token": [99, 10, 20], "kv_max_tokens": [5, None, 8], "state_bytes": [99, 7, 0]}
+    assert folder.kv_bytes(measured, 1, 3, context) == expected
+
+
+def test_a_profile_fits_its_message(llama: dict[str, Any], model_folder: Write) -> None:
+    path = model_folder(llama)
+    message = folder.profile_message(str(path))
+    assert (message.model_type, message.layers, message.max_context) == ("llama", 5, 512)
+    assert list(message.kv_max_tokens) == [0] * 5
+    assert message.digest == digest(path)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import threading
+import time
+from queue import SimpleQueue
+
+import mlx.core as mx
+import pytest
+
+from mesh.composition import ResolvedStep
+from mesh.errors import DeadlineExceeded, EpochEnded
+from mesh.records import Kind, RecordHeader
+from node.engine.links import LAUNCHES, Inbox, Outbox, StepTimes
+from node.engine.records import Incoming
+
+STEP = ResolvedStep(1, bytes(32), (), (), None, (), ())
+
+
+def header(number: int, length: int = 1) -> RecordHeader:
+    return RecordHeader(Kind.TOKENS, number, bytes(32), "uint8", (length,), length)
+
+
+def record(number: int) -> Incoming:
+    return Incoming(header(number), STEP, 1, 1)
+
+
+class Received:
+    def __init__(self, number: int) -> None:
+        self.header = header(number)
+        self.data = memoryview(bytes([number]))
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+        self.data.release()
+
+
+class Channel:
+    """Delivers what is put into `arriving`; None ends it."""
+
+    def __init__(self) -> None:
+        self.expected: list[RecordHeader] = []
+        self.arriving: SimpleQueue[Received | None] = SimpleQueue()
+
+    def send(self, header: RecordHeader, *buffers: memoryview | bytes) -> None: ...
+
+    def expect(self, header: RecordHeader) -> None:
+        self.expected.append(header)
+
+    def receive(self) -> Received:
+        received = self.arriving.get()
+        if received is None:
+            raise EpochEnded("over")
+        return received
+
+    def shut(self) -> None:
+        self.arriving.put(None)
+
+    def close(self) -> None: ...
+
+
+def fail(error: BaseException) -> None:
+    raise AssertionError("nothing fails here") from error
+
+
+def test_results_come_out_in_order_with_their_times() -> None:
+    got: SimpleQueue[tuple[object, list[bytes]]] = SimpleQueue()
+    outbox = Outbox(lambda label, buffers: got.put((label, [bytes(b) for b in buffers])), fail)
+    for number in range(20):
+        array = mx.full((3,), number, mx.uint8)
+        mx.async_eval(array)  # type: ignore[no-untyped-call]
+        outbox.put(number, [array, b"x"], StepTimes(number, time.perf_counter()))
+    assert [got.get(timeout=5) for _ in range(20)] == [(n, [bytes([n] * 3), b"x"]) for n in range(20)]
+    outbox.end()
+    outbox.join(5)
+    assert [times.step for times in outbox.trace] == list(range(20))
+
+
+def test_only_so_many_results_are_under_way() -> None:
+    gate = threading.Event()
+    outbox = Outbox(lambda label, buffers: gate.wait(5) and None, fail)
+    done: list[int] = []
+
+    def put_all() -> None:
+        for number in range(LAUNCHES + 2):
+            outbox.put(number, [b""], StepTimes(number, 0.0))
+            done.append(number)
+
+    thread = threading.Thread(target=put_all)
+    thread.start()
+    thread.join(0.2)
+    assert len(done) == LAUNCHES
+    gate.set()
+    thread.join(5)
+    assert len(done) == LAUNCHES + 2
+    outbox.end()
+    outbox.join(5)
+
+
+def test_the_end_wakes_whoever_puts() -> None:
+    gate = threading.Event()
+    outbox = Outbox(lambda label, buffers: gate.wait(5) and None, fail)
+    for number in range(LAUNCHES):
+        outbox.put(number, [b""], StepTimes(number, 0.0))
+    caught: list[BaseException] = []
+
+    def put() -> None:
+        try:
+            outbox.put(9, [b""], StepTimes(9, 0.0))
+        except EpochEnded as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    outbox.end()
+    thread.join(5)
+    assert len(caught) == 1
+    gate.set()
+    outbox.join(5)
+
+
+def test_a_sink_that_fails_is_told() -> None:
+    errors: SimpleQueue[BaseException] = SimpleQueue()
+
+    def sink(label: object, buffers: list[memoryview]) -> None:
+        raise ValueError
+
+    Outbox(sink, errors.put).put(1, [b""], StepTimes(1, 0.0))
+    assert isinstance(errors.get(timeout=5), ValueError)
+
+
+def test_records_are_taken_in_the_order_announced_and_released_once() -> None:
+    channel = Channel()
+    inbox = Inbox(channel, lambda record, data: (record.header.step, bytes(data)), fail, 5.0)
+    inbox.announce([record(1), record(2)])
+    assert channel.expected == [header(1), header(2)]
+    received = [Received(1), Received(2)]
+    for one in received:
+        channel.arriving.put(one)
+    assert [inbox.take(), inbox.take()] == [(1, b"\1"), (2, b"\2")]
+    assert [one.released for one in received] == [1, 1]
+    inbox.end()
+    inbox.join(5)
+
+
+def test_what_unpack_keeps_is_not_queued() -> None:
+    channel, seen = Channel(), SimpleQueue[int]()
+    inbox = Inbox(channel, lambda record, data: seen.put(data[0]), fail, 0.1)
+    inbox.announce([record(7)])
+    channel.arriving.put(Received(7))
+    assert seen.get(timeout=5) == 7
+    with pytest.raises(DeadlineExceeded):
+        inbox.take()
+    inbox.end()
+    inbox.join(5)
+
+
+def test_the_end_wakes_whoever_takes() -> None:
+    inbox = Inbox(Channel(), lambda record, data: None, fail, 30.0)
+    threading.Timer(0.1, inbox.end).start()
+    with pytest.raises(EpochEnded):
+        inbox.take()
+    inbox.join(5)
+
+
+def test_a_channel_that_ends_is_told() -> None:
+    errors: SimpleQueue[BaseException] = SimpleQueue()
+    channel = Channel()
+    inbox = Inbox(channel, lambda record, data: None, errors.put, 5.0)
+    inbox.announce([record(1)])
+    channel.shut()
+    assert isinstance(errors.get(timeout=5), EpochEnded)
