@@ -16,7 +16,7 @@ from coordinator.keys import ClusterKeys
 from coordinator.settings import CoordinatorSettings
 from coordinator.store import Store, StoredMember, StoredRoster
 from mesh.certificates import Role
-from mesh.clock import SKEW_SECONDS, Clock
+from mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
 from mesh.errors import FailedPrecondition
 from mesh.roster import NO_PREVIOUS, Gateway, Revoked, Ring, RingMember, Roster, RosterMember
 from mesh.roster_codec import complete_roster, encode_roster, roster_hash, sign_roster
@@ -40,6 +40,7 @@ class Authority:
         self._clock = clock
         self._current: StoredRoster | None = None
         self._roster: Roster | None = None
+        self._signed_at = monotonic_clock()
 
     @property
     def current(self) -> StoredRoster:
@@ -62,7 +63,7 @@ class Authority:
         with self._store.transaction():
             yield
             draft, stored = self._sign()
-        self._current, self._roster = stored, draft
+        self._current, self._roster, self._signed_at = stored, draft, monotonic_clock()
         log.info(
             "roster_published",
             version=stored.version,
@@ -80,14 +81,15 @@ class Authority:
 
     async def renew_forever(self) -> None:
         """Publish the next version whenever half of the newest one's life is over."""
+        half = self._settings.roster_lifetime / 2
         while True:
-            roster = self._roster
-            due = 0.0 if roster is None else roster.issued + (roster.expires - roster.issued) / 2
-            wait = due - self._clock()
-            if wait <= 0:
+            elapsed = monotonic_clock() - self._signed_at
+            if self._roster is not None:  # whichever clock is ahead: one stops in sleep, one may be set back
+                elapsed = max(elapsed, self._clock() - self._roster.issued)
+            if elapsed >= half:
                 self.publish()
             else:
-                await asyncio.sleep(min(wait, 5.0))
+                await asyncio.sleep(min(half - elapsed, 5.0))
 
     def _sign(self) -> tuple[Roster, StoredRoster]:
         draft = complete_roster(self._draft(self._store.rosters.latest()))

@@ -81,7 +81,7 @@ class Coordinator:
             access, store, keys, authority, sessions, watchers, deployments, self.moves, clock=clock
         )
         self._membership = MembershipService(
-            access, store, authority, sessions, rings, profiles, settings, cluster, clock=clock
+            access, store, authority, sessions, rings, profiles, cluster, clock=clock
         )
         self._certificates = CertificatesService(access, store, keys, settings, clock=clock)
         self._scheduling = SchedulingService(access, watchers, rings.snapshot)
@@ -122,6 +122,7 @@ class Coordinator:
         await self._join.start()
         self._run(self.authority.renew_forever())
         self._run(self.rings.run())
+        self._run(self.sessions.watch(self.settings.heartbeat_timeout))
         self._run(self._rotate_certificates())
         log.info(
             "coordinator_started",

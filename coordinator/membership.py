@@ -15,12 +15,11 @@ from coordinator.enrolment import check_addresses
 from coordinator.profiles import Profiles
 from coordinator.rings import Rings
 from coordinator.sessions import NodeSession, Sessions, roster_message
-from coordinator.settings import CoordinatorSettings
 from coordinator.store import Store
 from mesh.attestation import verify_sealing_key
 from mesh.certificates import Role
 from mesh.clock import Clock, monotonic_clock
-from mesh.errors import FailedPrecondition, InvalidInput, PermissionDenied, SealringError, Unavailable
+from mesh.errors import FailedPrecondition, InvalidInput, PermissionDenied, SealringError
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 from sealring.v1.membership_pb2 import CoordinatorMessage, MemberMessage
 
@@ -42,7 +41,6 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         sessions: Sessions,
         rings: Rings,
         profiles: Profiles,
-        settings: CoordinatorSettings,
         cluster: str,
         *,
         clock: Clock,
@@ -53,14 +51,13 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         self._sessions = sessions
         self._rings = rings
         self._profiles = profiles
-        self._silence = settings.heartbeat_timeout
         self._cluster = cluster
         self._clock = clock
 
     async def Session(  # noqa: N802
         self, requests: AsyncIterator[MemberMessage], context: Any
     ) -> AsyncIterator[CoordinatorMessage]:
-        """Role member. Raises InvalidInput (BAD_HELLO), AttestationError, Unavailable (SILENT)."""
+        """Role member. Raises InvalidInput (BAD_HELLO), AttestationError, Unavailable (SILENT, SLOW_PEER)."""
         peer = self._access.require(context, Role.MEMBER)
         hello = await self._hello(requests)
         self._take_hello(peer.id, hello)
@@ -109,23 +106,14 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             self._store.members.save(changed)
 
     async def _read(self, session: NodeSession, requests: AsyncIterator[MemberMessage]) -> None:
-        """Takes messages until the stream ends or falls silent."""
+        """Takes messages until the stream ends."""
         try:
-            while True:
-                async with asyncio.timeout(self._silence):
-                    message = await anext(requests, None)
-                if message is None:
-                    session.outbox.close()
-                    return
+            async for message in requests:
                 session.seen()
                 if self._take(session, message):
                     session.said_goodbye = True
-                    session.outbox.close()
-                    return
-        except TimeoutError:
-            session.said_goodbye = True
-            log.warning("node_silent", member=session.member, seconds=self._silence)
-            session.close("no heartbeat", Unavailable("no heartbeat came in time", reason="SILENT"))
+                    break
+            session.outbox.close()
         except SealringError as error:
             session.close(error.reason, error)
         except Exception:

@@ -4,6 +4,7 @@ How it chooses, when the operator leaves it open:
 - context first: the model's own context if any number of members holds it, else the largest that fits;
 - then as few members as hold the weights, and one row at that context, within 90 % of their usable memory;
 - the members with the most memory (then trust, then id), dealt out so that replicas are alike;
+- ranks in the order in which the operator named the members, else by their names, where that fits;
 - layers in proportion to what each member has left after embedding or head (see `coordinator.apportion`).
 A member serves one ring at a time. The roundabout cases (a head or tail that is too small for the embedding)
 are met by trying other members at both ends of the ring.
@@ -12,11 +13,9 @@ are met by trying other members at both ends of the ring.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import permutations
+from collections.abc import Callable, Iterable, Sequence
 
-from coordinator.apportion import apportion
+from coordinator.arrangement import Candidate, Ring, deal, match, preferred_places, shortfall, snake
 from coordinator.demand import Demand, capacity, check_profile
 from coordinator.refusals import does_not_fit, split_does_not_fit, too_few_nodes, usable
 from coordinator.specs import check_spec
@@ -29,22 +28,6 @@ DEFAULT_CONTEXT = 4096
 
 CONTEXT_STEP = 256
 DEFAULT_MAX_ROWS = 64
-_ALL_ORDERS = 5
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A member as the planner sees it. `obstacle` says why it cannot serve now; empty when it can."""
-
-    id: str
-    name: str
-    memory_usable: int
-    trust: int
-    obstacle: str = ""
-
-
-Ring = list[tuple[Candidate, int]]
-"""Members in rank order, each with its number of layers."""
 
 
 def plan(
@@ -102,9 +85,11 @@ def _by_memory(
     if not counts or counts[0] > most:
         raise too_few_nodes((spec.stages or 1) * spec.replicas, members)
 
+    places = preferred_places(spec, members)
+
     def attempt(context: int) -> list[Ring] | None:
         demand = Demand.of(profile, context)
-        found = (_deal(demand, members, count, spec.replicas) for count in counts)
+        found = (deal(demand, members, count, spec.replicas, places) for count in counts)
         return next((rings for rings in found if rings is not None), None)
 
     wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
@@ -128,6 +113,7 @@ def _by_hand(
     if len(members) < count * spec.replicas:
         raise too_few_nodes(count * spec.replicas, members)
     wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
+    places = preferred_places(spec, members)
 
     def rings_at(context: int) -> list[Ring]:
         demand = Demand.of(profile, context)
@@ -136,17 +122,20 @@ def _by_hand(
             order = [by_id[member] for member in spec.members]
             groups = [order[index * count :][:count] for index in range(spec.replicas)]
         else:
-            groups = [_match(demand, spec.split, group) for group in _snake(members, count, spec.replicas)]
+            groups = [
+                match(demand, spec.split, sorted(group, key=lambda member: places[member.id]))
+                for group in snake(members, count, spec.replicas)
+            ]
         return [list(zip(group, spec.split, strict=True)) for group in groups]
 
     def fits(context: int) -> bool:
         demand = Demand.of(profile, context)
-        return all(_shortfall(demand, ring) is None for ring in rings_at(context))
+        return all(shortfall(demand, ring) is None for ring in rings_at(context))
 
     context = wanted if fits(wanted) else _largest_context(wanted, fits)
     if not context or (spec.context and context != wanted):
         demand = Demand.of(profile, wanted)
-        missing = next(found for ring in rings_at(wanted) if (found := _shortfall(demand, ring)) is not None)
+        missing = next(found for ring in rings_at(wanted) if (found := shortfall(demand, ring)) is not None)
         raise split_does_not_fit(*missing, wanted, context)
     return context, rings_at(context)
 
@@ -161,76 +150,6 @@ def _largest_context(wanted: int, fits: Callable[[int], bool]) -> int:
         else:
             high = middle - 1
     return low * CONTEXT_STEP
-
-
-def _deal(demand: Demand, members: list[Candidate], count: int, replicas: int) -> list[Ring] | None:
-    rings = []
-    for group in _snake(members, count, replicas):
-        ring = _arrange(demand, group)
-        if ring is None:
-            return None
-        rings.append(ring)
-    return rings
-
-
-def _snake(members: list[Candidate], count: int, replicas: int) -> list[list[Candidate]]:
-    """The strongest members in as many groups as replicas, dealt to and fro so that the groups are alike."""
-    groups: list[list[Candidate]] = [[] for _ in range(replicas)]
-    for turn in range(count):
-        dealt = members[turn * replicas : (turn + 1) * replicas]
-        for group, member in zip(groups if turn % 2 == 0 else reversed(groups), dealt, strict=True):
-            group.append(member)
-    return groups
-
-
-def _arrange(demand: Demand, group: list[Candidate]) -> Ring | None:
-    """The members in an order in which the layers fit, or None."""
-    capacities = {member.id: capacity(member.memory_usable) for member in group}
-    if sum(capacities.values()) < demand.total(len(group)):
-        return None
-    extras = demand.extras(len(group))
-    for order in _orders(group):
-        shares = apportion(demand.per_layer, extras, [capacities[member.id] for member in order])
-        if shares is not None:
-            return list(zip(order, shares, strict=True))
-    return None
-
-
-def _orders(group: list[Candidate]) -> Iterator[list[Candidate]]:
-    """Strongest first; then every order of few members, or every pair at the ends, where the extras are."""
-    if len(group) <= _ALL_ORDERS:
-        yield from map(list, permutations(group))
-        return
-    yield group
-    for head in group:
-        for tail in group:
-            if head is not tail:
-                yield [head, *[member for member in group if member not in (head, tail)], tail]
-
-
-def _match(demand: Demand, split: Sequence[int], group: list[Candidate]) -> list[Candidate]:
-    """The strongest member to the heaviest stage."""
-    needs = _needs(demand, split)
-    ranks = sorted(range(len(split)), key=lambda rank: (-needs[rank], rank))
-    placed = dict(zip(ranks, group, strict=True))
-    return [placed[rank] for rank in range(len(split))]
-
-
-def _needs(demand: Demand, split: Sequence[int]) -> list[int]:
-    needs, first = [], 0
-    for extra, layers in zip(demand.extras(len(split)), split, strict=True):
-        needs.append(extra + sum(demand.per_layer[first : first + layers]))
-        first += layers
-    return needs
-
-
-def _shortfall(demand: Demand, ring: Ring) -> tuple[Candidate, int, int] | None:
-    """The first member that cannot hold its stage, its rank, and the bytes that the stage takes."""
-    needs = _needs(demand, [layers for _, layers in ring])
-    for rank, ((member, _), need) in enumerate(zip(ring, needs, strict=True)):
-        if need > capacity(member.memory_usable):
-            return member, rank, need
-    return None
 
 
 def _finish(

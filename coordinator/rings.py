@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 import structlog
 
 from coordinator.authority import Authority
 from coordinator.epochs import Action, Commit, End, Phase, Prepare, RingEpochs, Timeouts
-from coordinator.planner import kv_budget
+from coordinator.running import RunningRing, parked_status
 from coordinator.sessions import NodeSession, Sessions
 from coordinator.settings import CoordinatorSettings
 from coordinator.store import Store
 from coordinator.watchers import Watchers, roster_event
 from mesh.clock import Clock, monotonic_clock
 from sealring.v1 import admin_pb2, membership_pb2
-from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, RingState, WatchResponse
+from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, WatchResponse
 
-_PHASES = {
-    Phase.WAITING: membership_pb2.RING_PHASE_DOWN,
-    Phase.PREPARING: membership_pb2.RING_PHASE_FORMING,
-    Phase.COMMITTING: membership_pb2.RING_PHASE_FORMING,
-    Phase.SERVING: membership_pb2.RING_PHASE_SERVING,
-}
 _MAX_REASON = 200
 log = structlog.get_logger()
-
-
-@dataclass
-class _Running:
-    plan: admin_pb2.RingPlan
-    spec: admin_pb2.DeploymentSpec
-    digest: str
-    machine: RingEpochs
 
 
 class Rings:
@@ -58,7 +43,7 @@ class Rings:
             settings.prepare_timeout, settings.commit_timeout, settings.heartbeat_timeout
         )
         self._clock = clock
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, RunningRing] = {}
         self._still_serving: set[str] = set()
         self._wake = asyncio.Event()
 
@@ -100,8 +85,8 @@ class Rings:
             lambda: self._store.deployments.next_epoch(ring.ring),
             self._timeouts,
         )
-        self._running[ring.ring] = _Running(ring, plan.spec, plan.profile.digest, machine)
-        self._watchers.tell(WatchResponse(ring=self.state(ring.ring)))
+        self._running[ring.ring] = RunningRing(ring, plan.spec, plan.profile.digest, machine)
+        self._watchers.tell(WatchResponse(ring=self._running[ring.ring].state()))
         for stage in ring.stages:
             if self._sessions.find(stage.member) is not None:
                 self._apply(ring.ring, machine.online(stage.member, self._clock()))
@@ -116,7 +101,7 @@ class Rings:
         if gone:
             self._watchers.tell(WatchResponse(gone=RingGone(ring=name)))
         else:
-            self._watchers.tell(WatchResponse(ring=self._down(running, reason)))
+            self._watchers.tell(WatchResponse(ring=running.down(reason)))
 
     # What the members say
 
@@ -167,7 +152,7 @@ class Rings:
         log.warning(
             "epoch_fault", ring=message.ring, epoch=message.epoch, member=member, why=problem.reason[:64]
         )
-        reason = f"{self._name_of(running, member)}: {problem.message or problem.reason}"[:_MAX_REASON]
+        reason = f"{running.name_of(member)}: {problem.message or problem.reason}"[:_MAX_REASON]
         self._apply(message.ring, running.machine.fault(member, message.epoch, reason, self._clock()))
 
     def first_heartbeat(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
@@ -192,49 +177,14 @@ class Rings:
 
     def snapshot(self) -> list[WatchResponse]:
         """What a gateway that begins to watch has to know."""
-        rings = [WatchResponse(ring=self.state(name)) for name in sorted(self._running)]
+        rings = [WatchResponse(ring=running.state()) for _, running in sorted(self._running.items())]
         return [roster_event(self._authority.current), *rings]
-
-    def state(self, name: str) -> RingState:
-        """A running ring as gateways see it."""
-        running = self._running[name]
-        machine = running.machine
-        return RingState(
-            ring=name,
-            epoch=machine.epoch,
-            phase=_PHASES[machine.phase],
-            deployment=running.spec.name,
-            reason=machine.reason,
-            max_rows=running.spec.max_rows,
-            context=running.spec.context,
-            prefill_chunk=running.spec.prefill_chunk,
-        )
 
     def statuses(self, plan: admin_pb2.DeploymentPlan) -> Iterable[admin_pb2.RingStatus]:
         """The rings of a deployment as the operator sees them."""
         for ring in plan.rings:
             running = self._running.get(ring.ring)
-            if running is None:
-                yield admin_pb2.RingStatus(
-                    ring=ring.ring,
-                    phase=membership_pb2.RING_PHASE_DOWN,
-                    reason="a member is draining, evicted, or below the trust floor",
-                )
-                continue
-            machine = running.machine
-            yield admin_pb2.RingStatus(
-                ring=ring.ring,
-                epoch=machine.epoch,
-                phase=_PHASES[machine.phase],
-                reason=machine.reason,
-                links=machine.links,
-                progress=[
-                    membership_pb2.EpochProgress(
-                        ring=ring.ring, epoch=machine.epoch, what=what, fraction=fraction
-                    )
-                    for what, fraction in machine.progress.values()
-                ],
-            )
+            yield parked_status(ring.ring) if running is None else running.status()
 
     async def run(self) -> None:
         """Let time pass: deadlines, back-offs and grace periods. Runs until cancelled."""
@@ -270,27 +220,15 @@ class Rings:
         log.info(
             "ring_changed", ring=name, epoch=machine.epoch, phase=machine.phase.value, why=machine.reason
         )
-        self._watchers.tell(WatchResponse(ring=self.state(name)))
+        self._watchers.tell(WatchResponse(ring=self._running[name].state()))
 
-    def _tell_prepare(self, running: _Running, action: Prepare) -> None:
-        roster = self._authority.current
+    def _tell_prepare(self, running: RunningRing, action: Prepare) -> None:
         for stage in running.plan.stages:
-            prepare = membership_pb2.PrepareEpoch(
-                ring=running.plan.ring,
-                epoch=action.epoch,
-                roster_version=roster.version,
-                roster_hash=roster.hash,
-                model=running.spec.model,
-                model_digest=running.digest,
-                context=running.spec.context,
-                max_rows=running.spec.max_rows,
-                kv_budget=kv_budget(stage),
-                prefill_chunk=running.spec.prefill_chunk,
-            )
+            prepare = running.prepare(stage, action.epoch, self._authority.current)
             self._sessions.send(stage.member, CoordinatorMessage(prepare=prepare))
 
     def _tell_end(
-        self, running: _Running, action: End, *, unload: bool, staying: Collection[str] = ()
+        self, running: RunningRing, action: End, *, unload: bool, staying: Collection[str] = ()
     ) -> None:
         for stage in running.plan.stages:
             end = membership_pb2.EndEpoch(
@@ -301,24 +239,11 @@ class Rings:
             )
             self._sessions.send(stage.member, CoordinatorMessage(end=end))
 
-    def _tell(self, running: _Running, message: CoordinatorMessage) -> None:
+    def _tell(self, running: RunningRing, message: CoordinatorMessage) -> None:
         for stage in running.plan.stages:
             self._sessions.send(stage.member, message)
 
-    def _of(self, member: str) -> list[tuple[str, _Running]]:
+    def _of(self, member: str) -> list[tuple[str, RunningRing]]:
         return [
             (name, running) for name, running in self._running.items() if member in running.machine.members
         ]
-
-    def _down(self, running: _Running, reason: str) -> RingState:
-        return RingState(
-            ring=running.plan.ring,
-            epoch=running.machine.epoch,
-            phase=membership_pb2.RING_PHASE_DOWN,
-            deployment=running.spec.name,
-            reason=reason,
-        )
-
-    @staticmethod
-    def _name_of(running: _Running, member: str) -> str:
-        return next(stage.member_name for stage in running.plan.stages if stage.member == member)

@@ -11,9 +11,10 @@ import structlog
 from coordinator.outbox import Outbox
 from coordinator.store import StoredRoster
 from mesh.clock import Clock
-from mesh.errors import SealringError
+from mesh.errors import SealringError, Unavailable
 from sealring.v1.membership_pb2 import CoordinatorMessage, Goodbye, Heartbeat, RosterUpdate
 
+_LOOKS = 6
 log = structlog.get_logger()
 
 
@@ -29,6 +30,7 @@ class NodeSession:
         self.idle: set[str] = set()
         self._clock = clock
         self.last_seen = clock()
+        self.silent_looks = 0
 
     def send(self, message: CoordinatorMessage) -> None:
         """Queue a message for the node."""
@@ -53,6 +55,7 @@ class NodeSession:
     def seen(self) -> None:
         """The node said something."""
         self.last_seen = self._clock()
+        self.silent_looks = 0
 
 
 class SessionListener(Protocol):
@@ -120,6 +123,21 @@ class Sessions:
         session = self._open.get(member)
         if session is not None:
             session.send(message)
+
+    async def watch(self, silence: float) -> None:
+        """Ends sessions that are silent for that many seconds. Runs until cancelled.
+
+        Counts looks instead of comparing times: when this process itself stood still (a slow disk, a laptop
+        asleep), what nodes have said meanwhile is read before the next look, and nobody is silent for it.
+        """
+        while True:
+            await asyncio.sleep(silence / _LOOKS)
+            for session in self:
+                session.silent_looks += 1
+                if session.silent_looks > _LOOKS:
+                    log.warning("node_silent", member=session.member, seconds=silence)
+                    error = Unavailable("no heartbeat came in time", hint="connect again", reason="SILENT")
+                    self.throw_out(session.member, "no heartbeat", error)
 
     def roster_published(self, roster: StoredRoster) -> None:
         """Push a new roster to everybody."""

@@ -7,7 +7,8 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Collection
 
-from coordinator.planner import Candidate, plan
+from coordinator.arrangement import Candidate
+from coordinator.planner import plan
 from coordinator.profiles import Answer, Profiles, unknown_model
 from coordinator.refusals import usable
 from coordinator.sessions import Sessions

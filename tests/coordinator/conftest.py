@@ -155,6 +155,7 @@ class FakeNode:
         self.sealing_key = secrets.token_bytes(32)
         self.channel = channel_to(address, self.state.tls)
         self._changed = asyncio.Condition()
+        self._writing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._call: Any = None
 
@@ -184,7 +185,8 @@ class FakeNode:
         await self.send(heartbeat=heartbeat)
 
     async def send(self, **message: Any) -> None:
-        await self._call.write(membership_pb2.MemberMessage(**message))
+        async with self._writing:  # gRPC takes one write at a time
+            await self._call.write(membership_pb2.MemberMessage(**message))
 
     async def wait_for(
         self, kind: str, check: Callable[[Any], bool] = lambda message: True, seconds: float = 10

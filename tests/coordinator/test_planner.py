@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.arrangement import Candidate
 from coordinator.demand import Demand, capacity
-from coordinator.planner import Candidate, kv_budget, plan
+from coordinator.planner import kv_budget, plan
 from mesh.encoding import encode_base32
 from mesh.errors import (
     FailedPrecondition,
@@ -84,8 +85,21 @@ def test_exactly_the_stages_asked_for() -> None:
 def test_layers_follow_memory() -> None:
     members = [member(1, 64 * GIB), member(2, 192 * GIB)]
     made = plan(spec(stages=2), profile(32, layer=4 * GIB, embed_bytes=0, head_bytes=0), members)
-    assert names(made) == ["node-2", "node-1"]
-    assert ranges(made) == [(0, 24), (24, 32)]
+    assert names(made) == ["node-1", "node-2"]
+    assert ranges(made) == [(0, 8), (8, 32)]
+
+
+def test_ranks_follow_the_names_or_the_operators_order() -> None:
+    members = [member(number, GIB + number) for number in (10, 9, 2)]
+    assert names(plan(spec(stages=3), profile(), members)) == ["node-2", "node-9", "node-10"]
+    chosen = [members[1].id, members[0].id, members[2].id]
+    assert names(plan(spec(stages=3, members=chosen), profile(), members)) == ["node-9", "node-10", "node-2"]
+    assert names(plan(spec(split=[3, 3, 3]), profile(), members)) == ["node-2", "node-9", "node-10"]
+
+
+def test_the_strongest_are_chosen_whatever_their_names() -> None:
+    members = [member(number, number * GIB) for number in (1, 2, 3, 4)]
+    assert names(plan(spec(stages=2), profile(), members)) == ["node-3", "node-4"]
 
 
 def test_a_tied_tail_holds_the_embedding_too() -> None:
@@ -110,9 +124,8 @@ def test_split_by_hand_in_the_order_of_the_members() -> None:
 
 
 def test_split_without_members_gives_the_heaviest_stage_to_the_strongest() -> None:
-    members = [member(1, 1 * GIB), member(2, 4 * GIB)]
-    made = plan(spec(split=[2, 7]), profile(), members)
-    assert names(made) == ["node-1", "node-2"]
+    members = [member(1, 4 * GIB), member(2, 1 * GIB)]
+    assert names(plan(spec(split=[2, 7]), profile(layer=125 * MIB), members)) == ["node-2", "node-1"]
 
 
 def test_replicas_are_disjoint_and_alike() -> None:
