@@ -95,7 +95,9 @@ class Children:
         await asyncio.shield(self._future())
 
     async def stop(self) -> None:
-        """Ends everything: SIGTERM, later-started first, then SIGKILL, until no descendant is left."""
+        """Ends everything: SIGTERM, gateway first, then SIGKILL, until no descendant is left."""
+        if self._stopping:
+            return
         self._stopping = True
         family = _descendants(self.pids.values())
         for wave in _waves(list(self._children.values())):

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import psutil  # type: ignore[import-untyped]
+
 from cli.children import Children
 from cli.client import inference
 from cli.operator import Admin, connect
@@ -29,6 +31,8 @@ _ADMIN_SECONDS = 60.0
 _START_SECONDS = 60.0
 _PLAN_SECONDS = 180.0
 _POLL_SECONDS = 0.1
+_MIN_MEMORY = 64 << 20
+_MEMORY_FRACTION = 0.75
 
 
 class LocalCluster:
@@ -287,13 +291,18 @@ class LocalCluster:
         names = ["coordinator", "join", "gateway", "gateway-http", *self.node_names]
         try:
             kept = json.loads(file.read_text()) if file.exists() else {}
-            self._ports = {name: int(kept[name]) if name in kept else free_port(_HOST) for name in names}
+            self._ports = {name: int(kept[name]) for name in names if name in kept}
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
                 f"{file} is not what a cluster left: {type(error).__name__}",
                 hint="choose another state folder",
                 reason="BAD_CLUSTER_FILE",
             ) from None
+        for name in names:
+            while name not in self._ports:
+                port = free_port(_HOST)
+                if port not in self._ports.values():
+                    self._ports[name] = port
         file.write_text(json.dumps(self._ports))
 
     def _settings(self, name: str) -> dict[str, Any]:
@@ -314,9 +323,15 @@ class LocalCluster:
                 "coordinator": self._address("join"),
                 "listen": self._address(name) if section == "node" else "",
                 "software_identity_allowed": True,
+                "memory_limit": self._memory_share(),
             },
         }
         return {"state_dir": str(self.state_dir / name), **own[section], **self._extra.get(section, {})}
+
+    def _memory_share(self) -> int:
+        """Bytes per node: all of them live in one machine."""
+        total = psutil.virtual_memory().total
+        return max(_MIN_MEMORY, int(total * _MEMORY_FRACTION) // len(self.node_names))
 
     def _address(self, name: str) -> str:
         return f"{_HOST}:{self._ports[name]}"

@@ -20,6 +20,7 @@ from cli.commands import (
     model,
     node,
     nodes,
+    proxy,
     service,
     token,
     trust,
@@ -29,7 +30,7 @@ from cli.output import say
 from mesh.errors import SealringError
 
 _GROUPS = (
-    *(demo.app, chat.app, coordinator.app, token.app, node.app, nodes.app, gateway.app),
+    *(demo.app, chat.app, proxy.app, coordinator.app, token.app, node.app, nodes.app, gateway.app),
     *(deployments.app, trust.app, model.app, config_commands.app, service.app),
 )
 

@@ -17,7 +17,8 @@ import typer
 from cli import exit_codes
 from cli.commands.chat import write_piece
 from cli.commands.deployments import default_name, parse_split
-from cli.output import Progress, print_data, print_json, print_table, progress, say
+from cli.local_output import QUESTION, describe, print_ring, print_ways, report
+from cli.output import Progress, print_json, progress, say
 from cli.words import AsJson
 from mesh.errors import ConfigError, InvalidInput, ModelError
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-QUESTION = "What is the capital of France?"
 _MAX_QUESTION = 4096
 _ASK_SECONDS = 120.0
 
@@ -66,14 +66,13 @@ def demo(
         say(f"(first token {ready + first:.1f} s after the start, {first:.2f} s after the question)")
         if as_json:
             print_json(report(answer, deployment))
-        else:
-            print_ring(deployment)
+            return
+        print_ring(deployment)
         if not once:
             print_ways(cluster)
-            await cluster.wait_for_end()
 
     with state_folder(state) as chosen:
-        run_cluster(chosen, str(folder), nodes, name, work)
+        run_cluster(chosen, str(folder), nodes, name, work, serve=not once)
 
 
 @app.command()
@@ -87,6 +86,7 @@ def up(
     tokens: Annotated[int, typer.Option("--context", min=0, max=1 << 24, help="tokens; 0: the model's")] = 0,
     split: Annotated[str, typer.Option(metavar="A,B,...", help="layers per node, by hand")] = "",
     max_rows: Annotated[int, typer.Option(min=0, max=1 << 16, help="sequences at once")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Serve a model from a local cluster.
 
@@ -101,12 +101,14 @@ def up(
         await cluster.start()
         deployment = await cluster.deploy(**spec)
         shown.close()
-        print_ring(deployment)
-        print_ways(cluster)
-        await cluster.wait_for_end()
+        if as_json:
+            print_json(describe(cluster, deployment))
+        else:
+            print_ring(deployment)
+            print_ways(cluster)
 
     with state_folder(state) as chosen:
-        run_cluster(chosen, str(folder), nodes, name or default_name(str(folder)), work)
+        run_cluster(chosen, str(folder), nodes, name or default_name(str(folder)), work, serve=True)
 
 
 def demo_model() -> Path:
@@ -159,11 +161,18 @@ def run_cluster(
     nodes: int,
     name: str,
     work: Callable[[LocalCluster, Progress], Coroutine[Any, Any, None]],
+    *,
+    serve: bool,
 ) -> None:
-    """Runs `work` over a local cluster; SIGINT, SIGTERM and SIGHUP end both, in order."""
+    """Runs `work` over a local cluster, which then serves on if it shall.
+
+    SIGINT, SIGTERM and SIGHUP end it in order; while it serves that is its normal end.
+    """
     caught: list[int] = []
+    serving = False
 
     async def run() -> None:
+        nonlocal serving
         from cli.cluster import LocalCluster
 
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -178,80 +187,19 @@ def run_cluster(
         with progress("starting a local cluster") as shown:
             async with LocalCluster(state, model, nodes=nodes, name=name, say=shown.update) as cluster:
                 await work(cluster, shown)
+                if serve:
+                    serving = True
+                    await cluster.wait_for_end()
                 say("stopping")
 
     try:
         asyncio.run(run())
     except asyncio.CancelledError:
         say("stopped")
+        if serving:
+            return
         interrupted = not caught or caught[0] == signal.SIGINT
         raise typer.Exit(exit_codes.INTERRUPTED if interrupted else 128 + caught[0]) from None
-
-
-def report(answer: Answer, deployment: Any) -> dict[str, Any]:
-    """What `demo --once --json` prints. Layers are [first, end), as everywhere."""
-    return {
-        "answer": answer.text,
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-        "ttft_s": answer.ttft_s,
-        "tok_s": answer.tok_s,
-        "suite": suites(deployment),
-        "min_trust": answer.min_trust,
-        "ring": [
-            {
-                "rank": stage.rank,
-                "node": stage.member_name,
-                "layers": [stage.first_layer, stage.end_layer],
-                "trust": stage.trust,
-            }
-            for stage in deployment.plan.rings[0].stages
-        ],
-    }
-
-
-def suites(deployment: Any) -> str:
-    """The link suites of the deployment's rings; one, unless links differ; none where nothing is linked."""
-    return ", ".join(sorted({link.suite for ring in deployment.rings for link in ring.links})) or "none"
-
-
-def print_ring(deployment: Any) -> None:
-    """Who holds which layers, with which trust, and how each link is sealed."""
-    for ring, state in zip(deployment.plan.rings, deployment.rings, strict=False):
-        links = {link.from_rank: link for link in state.links}
-        rows = []
-        for stage in ring.stages:
-            link = links.get(stage.rank)
-            sealed = f"-> rank {link.to_rank}: {link.suite}" if link else "no link"
-            layers = f"{stage.first_layer}-{stage.end_layer - 1}"
-            rows.append([stage.rank, stage.member_name, layers, stage.trust, sealed])
-        title = f"\nring {ring.ring}, epoch {state.epoch}, minimum trust {ring.min_trust}"
-        print_table(["rank", "node", "layers", "trust", "link"], rows, title=title)
-
-
-def print_ways(cluster: LocalCluster) -> None:
-    """How to talk to it."""
-    body = f'{{"model": "{cluster.name}", "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}'
-    grpc_body = (
-        f'{{"model": "{cluster.name}", "envelope": {{"clear": {{"chat": {{"messages": '
-        f'[{{"role": "user", "content": "{QUESTION}"}}]}}}}}}}}'
-    )
-    print_data(
-        f"""
-serving {cluster.name} until Ctrl-C; talk to it:
-
-  curl      curl -sN {cluster.http_url}/v1/chat/completions -H 'Content-Type: application/json' \\
-              -d '{body}'
-  openai    OpenAI(base_url="{cluster.http_url}/v1", api_key="none").chat.completions.create(
-              model="{cluster.name}", messages=[{{"role": "user", "content": "{QUESTION}"}}])
-  sealring  sealring chat --gateway {cluster.grpc_address}
-  grpcurl   grpcurl -plaintext -d '{grpc_body}' \\
-              {cluster.grpc_address} sealring.v1.Inference/Generate
-  look      sealring status --operator {cluster.operator_bundle}
-            curl -s {cluster.http_url}/metrics
-
-logs: {cluster.state_dir / "logs"}"""
-    )
 
 
 async def _ask(cluster: LocalCluster, question: str, *, quiet: bool) -> Answer:

@@ -60,6 +60,27 @@ def sealring(home: Path) -> Sealring:
 
 
 @pytest.fixture
+def here(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sealring:
+    """Runs the command in this process, which is quicker, in an empty home folder."""
+    for name in [name for name in os.environ if name.startswith("SEALRING_")]:
+        monkeypatch.delenv(name)
+    for name, value in (("HOME", str(home)), ("XDG_STATE_HOME", ""), ("XDG_CONFIG_HOME", "")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(home)
+
+    def run(*arguments: str) -> Done:
+        from cli.main import main
+
+        monkeypatch.setattr(sys, "argv", ["sealring", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Done(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
 def launchctl(tmp_path: Path) -> Launchctl:
     """A stand-in for launchctl on PATH that records what it is asked and answers as launchd would."""
     return Launchctl(tmp_path / "launchctl")

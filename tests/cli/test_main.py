@@ -121,16 +121,16 @@ def test_debug_shows_the_trace(sealring: Any) -> None:
         (["node", "join", "--help"], 0),
     ],
 )
-def test_exit_statuses_are_stable(sealring: Any, arguments: list[str], status: int) -> None:
-    done = sealring(*arguments)
+def test_exit_statuses_are_stable(here: Any, arguments: list[str], status: int) -> None:
+    done = here(*arguments)
     assert done.status == status, done.err
     assert "Traceback" not in done.err
     assert "FAULT" not in done.err
 
 
-def test_a_typo_in_the_config_file_is_named(sealring: Any, home: Path) -> None:
+def test_a_typo_in_the_config_file_is_named(here: Any, home: Path) -> None:
     (home / "s.toml").write_text("[cli]\ngatway = 'x'\n")
-    done = sealring("--config", "s.toml", "status")
+    done = here("--config", "s.toml", "status")
     assert done.status == 7
     assert "'gatway'" in done.err
     assert "did you mean gateway?" in done.err

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from cli.client import Answer
-from cli.commands.demo import print_ring, report
 from cli.commands.deployments import default_name, make_spec, parse_split, print_deployments, print_plan
 from cli.commands.nodes import print_nodes
+from cli.local_output import print_ring, report
 from cli.output import plain
 from mesh.errors import InvalidInput
 from sealring.v1 import admin_pb2, membership_pb2

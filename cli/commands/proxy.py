@@ -1,0 +1,80 @@
+"""`sealring proxy`: an OpenAI-compatible address on this machine that seals everything beyond it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.operator import read_bundle
+from cli.output import say
+from cli.processes import LogFile, LogLevel, ParentPipe, run_daemon
+from cli.settings_flags import load_settings, settings_command
+
+if TYPE_CHECKING:
+    from cli.settings import CliSettings
+
+app = typer.Typer()
+
+
+@app.command(cls=settings_command("cli"))
+def proxy(
+    context: typer.Context,
+    root: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHA256",
+            help="hash of the cluster's root key, as its operator told you [default: the operator bundle's]",
+        ),
+    ] = None,
+    min_trust: Annotated[
+        int, typer.Option(min=0, max=30, help="send nothing to a ring that scores below")
+    ] = 0,
+    listen: Annotated[str, typer.Option(help="host:port on loopback; port 0 takes any")] = "127.0.0.1:8081",
+    state_file: Annotated[
+        Path | None,
+        typer.Option(help="remembers the newest roster [default: below the user's state folder]"),
+    ] = None,
+    log_level: LogLevel = "info",
+    log_file: LogFile = None,
+    parent_pipe: ParentPipe = None,
+) -> None:
+    """Serve the OpenAI HTTP API on this machine and seal every prompt for the ring that answers it.
+
+    The gateway passes on what it cannot read. Any OpenAI client works: its base URL is http://LISTEN/v1.
+    """
+    settings = load_settings(context, "cli").settings
+    pin = _pin(root, settings)
+    state_file = state_file or _state_file(pin)
+
+    from cli.proxy import serve
+    from mesh.addresses import require_loopback
+    from sealring.client import AsyncClient
+
+    require_loopback(listen)
+
+    async def work() -> None:
+        client = AsyncClient(
+            settings.gateway, root_sha256=pin, min_trust=min_trust, state_file=state_file, timeout=3600.0
+        )
+        await serve(client, listen)
+
+    say(f"serving http://{listen}/v1; what goes on to {settings.gateway} is sealed")
+    run_daemon("proxy", work, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)
+
+
+def _pin(root: str | None, settings: CliSettings) -> bytes:
+    """Raises InvalidInput (BAD_ROOT_HASH), ConfigError (NO_OPERATOR_BUNDLE) where neither is there."""
+    if root is None:
+        return read_bundle(settings.operator).root_sha256
+    from sealring.client.trust import parse_root_sha256
+
+    return parse_root_sha256(root)
+
+
+def _state_file(pin: bytes) -> Path:
+    """One memory per cluster."""
+    from mesh.paths import default_state_root
+
+    return default_state_root() / "client" / f"{pin.hex()[:32]}.roster"

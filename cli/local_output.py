@@ -1,0 +1,98 @@
+"""What `demo` and `up` say of a local cluster: who holds what, and how to talk to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cli.output import print_data, print_table
+
+if TYPE_CHECKING:
+    from cli.client import Answer
+    from cli.cluster import LocalCluster
+
+QUESTION = "What is the capital of France?"
+
+
+def report(answer: Answer, deployment: Any) -> dict[str, Any]:
+    """What `demo --once --json` prints. Layers are [first, end), as everywhere."""
+    return {
+        "answer": answer.text,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "ttft_s": answer.ttft_s,
+        "tok_s": answer.tok_s,
+        "suite": suites(deployment),
+        "min_trust": answer.min_trust,
+        "ring": ring_places(deployment),
+    }
+
+
+def describe(cluster: LocalCluster, deployment: Any) -> dict[str, Any]:
+    """What `up --json` prints once the cluster serves."""
+    return {
+        "model": cluster.name,
+        "grpc": cluster.grpc_address,
+        "http": cluster.http_url,
+        "operator": str(cluster.operator_bundle),
+        "processes": cluster.processes,
+        "suite": suites(deployment),
+        "min_trust": deployment.plan.rings[0].min_trust,
+        "ring": ring_places(deployment),
+    }
+
+
+def ring_places(deployment: Any) -> list[dict[str, Any]]:
+    """Who holds which layers, [first, end), in the order of ranks."""
+    return [
+        {
+            "rank": stage.rank,
+            "node": stage.member_name,
+            "layers": [stage.first_layer, stage.end_layer],
+            "trust": stage.trust,
+        }
+        for stage in deployment.plan.rings[0].stages
+    ]
+
+
+def suites(deployment: Any) -> str:
+    """The link suites of the deployment's rings; one, unless links differ; none where nothing is linked."""
+    return ", ".join(sorted({link.suite for ring in deployment.rings for link in ring.links})) or "none"
+
+
+def print_ring(deployment: Any) -> None:
+    """Who holds which layers, with which trust, and how each link is sealed."""
+    for ring, state in zip(deployment.plan.rings, deployment.rings, strict=False):
+        links = {link.from_rank: link for link in state.links}
+        rows = []
+        for stage in ring.stages:
+            link = links.get(stage.rank)
+            sealed = f"-> rank {link.to_rank}: {link.suite}" if link else "no link"
+            layers = f"{stage.first_layer}-{stage.end_layer - 1}"
+            rows.append([stage.rank, stage.member_name, layers, stage.trust, sealed])
+        title = f"\nring {ring.ring}, epoch {state.epoch}, minimum trust {ring.min_trust}"
+        print_table(["rank", "node", "layers", "trust", "link"], rows, title=title)
+
+
+def print_ways(cluster: LocalCluster) -> None:
+    """How to talk to it."""
+    body = f'{{"model": "{cluster.name}", "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}'
+    grpc_body = (
+        f'{{"model": "{cluster.name}", "envelope": {{"clear": {{"chat": {{"messages": '
+        f'[{{"role": "user", "content": "{QUESTION}"}}]}}}}}}}}'
+    )
+    print_data(
+        f"""
+serving {cluster.name} until Ctrl-C; talk to it:
+
+  curl      curl -sN {cluster.http_url}/v1/chat/completions -H 'Content-Type: application/json' \\
+              -d '{body}'
+  openai    OpenAI(base_url="{cluster.http_url}/v1", api_key="none").chat.completions.create(
+              model="{cluster.name}", messages=[{{"role": "user", "content": "{QUESTION}"}}])
+  sealring  sealring chat --gateway {cluster.grpc_address}
+  grpcurl   grpcurl -plaintext -d '{grpc_body}' \\
+              {cluster.grpc_address} sealring.v1.Inference/Generate
+  look      sealring status --operator {cluster.operator_bundle}
+            curl -s {cluster.http_url}/metrics
+
+logs: {cluster.state_dir / "logs"}"""
+    )

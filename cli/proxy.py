@@ -1,0 +1,131 @@
+"""The OpenAI HTTP edge on the user's own machine: what it takes in clear leaves sealed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncGenerator
+
+import structlog
+
+from gateway.http.app import create_app
+from gateway.http.server import HttpServer
+from gateway.metrics import Metrics
+from mesh.errors import InvalidInput
+from sealring.client import AsyncClient, Completion, Ring
+from sealring.v1 import inference_pb2 as inference
+
+log = structlog.get_logger()
+
+_REASONS = {"stop": inference.FINISH_REASON_STOP, "length": inference.FINISH_REASON_LENGTH}
+
+
+class SealingBackend:
+    """Answers prompts (gateway.inference.InferenceBackend) through a client that seals them."""
+
+    def __init__(self, client: AsyncClient, metrics: Metrics) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._created = int(time.time())
+
+    async def generate(
+        self, request: inference.GenerateRequest, *, key: str = ""
+    ) -> AsyncGenerator[inference.GenerateResponse, None]:
+        """Started, deltas, Finished. `key` stays here. Raises what `AsyncClient.chat` lists."""
+        if request.envelope.WhichOneof("content") != "clear":
+            raise InvalidInput("the prompt is sealed already", reason="SEALED_ALREADY", param="envelope")
+        reply = self._client.ask(
+            request.envelope.clear,
+            model=request.model,
+            max_tokens=request.max_tokens,
+            min_trust=request.min_trust,
+        )
+        begun = False
+        async with contextlib.aclosing(reply):
+            with self._metrics.request(request.model) as observed:
+                async for delta in reply:
+                    if not begun:
+                        begun = True
+                        yield _started(request, reply.ring)
+                    event = inference.GenerateResponse(
+                        delta=inference.Delta(text=delta.text, tokens=delta.tokens)
+                    )
+                    observed.event(event)
+                    yield event
+                if not begun:
+                    yield _started(request, reply.ring)
+                counted, finished = _ended(reply.completion)
+                observed.event(counted)
+                observed.event(finished)
+                yield finished
+
+    async def list_models(self) -> list[inference.Model]:
+        """The models of the verified roster."""
+        return [
+            inference.Model(
+                name=model.name,
+                context=model.context,
+                min_trust=model.min_trust,
+                rings=model.rings,
+                created=self._created,
+            )
+            for model in await self._client.models()
+        ]
+
+    async def get_roster(self) -> inference.GetRosterResponse:
+        """The roster that was verified."""
+        return await self._client.signed_roster()
+
+
+async def serve(client: AsyncClient, listen: str) -> None:
+    """The proxy on a loopback address, until SIGTERM or SIGINT.
+
+    Raises ConfigError (LOOPBACK_ONLY, CANNOT_LISTEN), and at the start RosterError or Unavailable when there is
+    no roster that the pinned root vouches for.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, stop.set)
+    metrics = Metrics()
+    edge = HttpServer(create_app(SealingBackend(client, metrics), exposition=metrics.exposition))
+    try:
+        async with client:
+            port = edge.listen(listen)
+            for ring in await client.rings():
+                log.info("ring in the verified roster", ring=ring.id, min_trust=ring.min_trust)
+            await edge.start()
+            log.info("proxy started", http_port=port, gateway=client.gateway)
+            await stop.wait()
+    finally:
+        await edge.stop()
+        log.info("proxy stopped")
+
+
+def _started(request: inference.GenerateRequest, ring: Ring | None) -> inference.GenerateResponse:
+    assert ring is not None
+    return inference.GenerateResponse(
+        started=inference.Started(
+            request_id=request.request_id,
+            model=ring.deployment,
+            ring=ring.id,
+            min_trust=ring.min_trust,
+            roster_version=ring.roster_version,
+        )
+    )
+
+
+def _ended(completion: Completion) -> tuple[inference.GenerateResponse, inference.GenerateResponse]:
+    """The prompt's length, which only the end tells for sure, and the end."""
+    usage = completion.usage
+    finished = inference.Finished(
+        reason=_REASONS[completion.finish_reason],
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+    )
+    return (
+        inference.GenerateResponse(started=inference.Started(prompt_tokens=usage.prompt_tokens)),
+        inference.GenerateResponse(finished=finished),
+    )
