@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import structlog
 
@@ -36,6 +36,7 @@ class SealingBackend:
         """Started, deltas, Finished. `key` stays here. Raises what `AsyncClient.chat` lists."""
         if request.envelope.WhichOneof("content") != "clear":
             raise InvalidInput("the prompt is sealed already", reason="SEALED_ALREADY", param="envelope")
+        label = await self._label(request.model)
         reply = self._client.ask(
             request.envelope.clear,
             model=request.model,
@@ -44,7 +45,7 @@ class SealingBackend:
         )
         begun = False
         async with contextlib.aclosing(reply):
-            with self._metrics.request(request.model) as observed:
+            with self._metrics.request(label) as observed:
                 async for delta in reply:
                     if not begun:
                         begun = True
@@ -60,6 +61,10 @@ class SealingBackend:
                 observed.event(counted)
                 observed.event(finished)
                 yield finished
+
+    async def _label(self, name: str) -> str:
+        """A model's name for the metrics: whatever a caller makes up is one and the same."""
+        return name if any(model.name == name for model in await self._client.models()) else "other"
 
     async def list_models(self) -> list[inference.Model]:
         """The models of the verified roster."""
@@ -79,11 +84,11 @@ class SealingBackend:
         return await self._client.signed_roster()
 
 
-async def serve(client: AsyncClient, listen: str) -> None:
+async def serve(client: AsyncClient, listen: str, *, say: Callable[[str], None]) -> None:
     """The proxy on a loopback address, until SIGTERM or SIGINT.
 
-    Raises ConfigError (LOOPBACK_ONLY, CANNOT_LISTEN), and at the start RosterError or Unavailable when there is
-    no roster that the pinned root vouches for.
+    `say` is told where it serves and who will see the prompts. Raises ConfigError (LOOPBACK_ONLY,
+    CANNOT_LISTEN), and at the start RosterError or Unavailable without a roster that the root vouches for.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -94,10 +99,13 @@ async def serve(client: AsyncClient, listen: str) -> None:
     try:
         async with client:
             port = edge.listen(listen)
-            for ring in await client.rings():
-                log.info("ring in the verified roster", ring=ring.id, min_trust=ring.min_trust)
+            rings = await client.rings()
             await edge.start()
-            log.info("proxy started", http_port=port, gateway=client.gateway)
+            log.info("proxy started", http_port=port, gateway=client.gateway, rings=len(rings))
+            say(f"serving http://{listen.rpartition(':')[0]}:{port}/v1; {client.gateway} gets sealed prompts")
+            for ring in rings:
+                members = ", ".join(f"{one.id[:8]} ({one.level})" for one in ring.members)
+                say(f"{ring.deployment} is answered by ring {ring.id}, trust {ring.min_trust}: {members}")
             await stop.wait()
     finally:
         await edge.stop()

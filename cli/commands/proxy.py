@@ -58,9 +58,8 @@ def proxy(
         client = AsyncClient(
             settings.gateway, root_sha256=pin, min_trust=min_trust, state_file=state_file, timeout=3600.0
         )
-        await serve(client, listen)
+        await serve(client, listen, say=say)
 
-    say(f"serving http://{listen}/v1; what goes on to {settings.gateway} is sealed")
     run_daemon("proxy", work, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)
 
 

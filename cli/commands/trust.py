@@ -34,10 +34,12 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
     answer = call_admin(context, "GetRoster", admin_pb2.GetAdminRosterRequest())
     now = time.time()
     root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=now)
-    verified = describe_roster(check_roster(answer.roster, root, now=now))
+    found = check_roster(answer.roster, root, now=now)
+    verified = {"root_sha256": pin.hex(), **describe_roster(found)}
     if as_json:
         print_json(verified)
         return
+    print_data(f"root {verified['root_sha256']}")
     print_roster(verified)
 
 

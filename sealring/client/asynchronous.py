@@ -91,6 +91,10 @@ class AsyncClient(ClientCore[AsyncReply]):
         """The rings of the verified roster with all of their members. Raises RosterError, Unavailable."""
         return rings_of((await self._view())[0])
 
+    async def signed_roster(self) -> inference.GetRosterResponse:
+        """The roster as it was signed, after its verification. Raises RosterError, Unavailable."""
+        return (await self._view())[1]
+
     def _reply(self, question: Question) -> AsyncReply:
         state = ReplyState()
         return AsyncReply(state, self._stream(question, state))

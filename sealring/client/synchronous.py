@@ -90,6 +90,10 @@ class Client(ClientCore[Reply]):
         """The rings of the verified roster with all of their members. Raises RosterError, Unavailable."""
         return rings_of(self._view()[0])
 
+    def signed_roster(self) -> inference.GetRosterResponse:
+        """The roster as it was signed, after its verification. Raises RosterError, Unavailable."""
+        return self._view()[1]
+
     def _reply(self, question: Question) -> Reply:
         state = ReplyState()
         return Reply(state, self._stream(question, state))
