@@ -253,8 +253,8 @@ class Daemon:
     # Parts of an epoch
 
     async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> Engine:
-        path = self._engines.find(plan.model)
-        stage = StageKey(path, plan.model_digest, *plan.layers, plan.context)
+        path = await self._engines.find(plan.model)
+        stage = StageKey(str(path), plan.model_digest, *plan.layers, plan.context)
         return await self._engines.with_stage(stage, progress)
 
     def channel(self) -> ChannelEnds:

@@ -14,9 +14,12 @@ from mesh.errors import InvalidInput
 from node.daemon_engine import Engine, StageKey
 from node.memory import MemoryMeter
 from node.models import FolderState, local_model, not_found
+from node.supervisor import Child
 from sealring.v1 import model_pb2
 
 log = structlog.get_logger()
+
+FETCH_MODULE = "node.fetch"
 
 _MAX_PROFILES = 32
 _MAX_NAME = 1024
@@ -34,6 +37,7 @@ class EngineKeeper:
         self._allow_downloads = allow_downloads
         self._engine: Engine | None = None
         self._turn = asyncio.Lock()
+        self._fetching = asyncio.Lock()
         self._profiles: OrderedDict[FolderState, model_pb2.ModelProfile] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reaping: set[asyncio.Task[None]] = set()
@@ -52,15 +56,14 @@ class EngineKeeper:
 
         Raises NotFound, InvalidInput, ModelError, EpochEnded, DeadlineExceeded.
         """
-        path = self.find(name)
-        key = await asyncio.to_thread(FolderState.read, Path(path)) if path.startswith("/") else None
-        if key is not None and key in self._profiles:
+        path = await self.find(name)
+        key = await asyncio.to_thread(FolderState.read, path)
+        if key in self._profiles:
             return self._profiles[key]
-        profile = await self._shielded(self._profile(path))
-        if key is not None:
-            self._profiles[key] = profile
-            if len(self._profiles) > _MAX_PROFILES:
-                self._profiles.popitem(last=False)
+        profile = await self._shielded(self._profile(str(path)))
+        self._profiles[key] = profile
+        if len(self._profiles) > _MAX_PROFILES:
+            self._profiles.popitem(last=False)
         return profile
 
     async def with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> Engine:
@@ -70,16 +73,21 @@ class EngineKeeper:
         """
         return await self._shielded(self._with_stage(stage, progress))
 
-    def find(self, name: str) -> str:
-        """A model's folder, or its hub id when the engine may fetch it. Raises NotFound, InvalidInput."""
+    async def find(self, name: str) -> Path:
+        """A model's folder; a hub id that is not here is fetched, where the node's owner allows it.
+
+        Raises NotFound (MODEL_NOT_FOUND), InvalidInput (BAD_MODEL_NAME).
+        """
         if not name or len(name) > _MAX_NAME:
             raise InvalidInput("a model's name is empty or too long", reason="BAD_MODEL_NAME", param="model")
-        path = local_model(name, self._folders)
-        if path is not None:
-            return str(path)
-        if self._allow_downloads:
-            return name
-        raise not_found(name, "allow downloads on this node, or copy the model here")
+        path = await asyncio.to_thread(local_model, name, self._folders)
+        if path is None and self._allow_downloads:
+            await self._shielded(self._fetch(name))
+            path = await asyncio.to_thread(local_model, name, self._folders)
+        if path is None:
+            hint = "check the id and the network" if self._allow_downloads else "allow downloads on this node"
+            raise not_found(name, f"{hint}, or copy the model here")
+        return path
 
     async def drop(self) -> None:
         """Ends the engine and frees its memory."""
@@ -103,6 +111,20 @@ class EngineKeeper:
                 engine = await self._any()
                 self._keep_spare()
         return await engine.profile(path)
+
+    async def _fetch(self, hub_id: str) -> None:
+        """One at a time: two deployments of one model must not fetch it twice."""
+        async with self._fetching:
+            if local_model(hub_id, self._folders) is not None:
+                return
+            ended = asyncio.Event()
+            child = await Child.spawn(
+                "fetch", ["-m", FETCH_MODULE, hub_id], on_message=lambda _: None, on_end=ended.set
+            )
+            try:
+                await ended.wait()
+            finally:
+                await child.stop()
 
     async def _with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> Engine:
         if self._engine is not None and self._engine.stage not in (None, stage):
@@ -129,8 +151,7 @@ class EngineKeeper:
         return self._engine
 
     async def _start(self) -> Engine:
-        environment = {} if self._allow_downloads else {"HF_HUB_OFFLINE": "1"}
-        return await Engine.start(on_end=self._ended, environment=environment)
+        return await Engine.start(on_end=self._ended, environment={"HF_HUB_OFFLINE": "1"})
 
     def _ended(self, engine: Engine) -> None:
         if engine is self._engine:

@@ -60,11 +60,11 @@ class Cluster:
         signer = SoftwareSigner.generate()
         return Party(signer, self.material(PeerIdentity(CLUSTER, role, member_id(signer.public_key))))
 
-    def material(self, peer: PeerIdentity, lifetime: float = 3600) -> TlsMaterial:
+    def material(self, peer: PeerIdentity, *, age: float = 0) -> TlsMaterial:
+        """A certificate for an hour, made `age` seconds ago."""
         leaf = LeafKey()
-        certificate = self.ca.issue(
-            leaf.csr(), peer, lifetime=lifetime, now=time.time(), addresses=("127.0.0.1",)
-        )
+        issued = time.time() - age
+        certificate = self.ca.issue(leaf.csr(), peer, lifetime=3600, now=issued, addresses=("127.0.0.1",))
         return TlsMaterial(leaf.private_pem(), certificate, (self.ca.certificate,))
 
     def roster(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,15 +15,18 @@ import psutil
 import pytest
 
 from mesh.addresses import free_port
-from mesh.certificates import PeerIdentity, Role
+from mesh.certificates import PeerIdentity, Role, to_pem
 from mesh.errors import PermissionDenied, SealringError
-from mesh.identity import SoftwareSigner
+from mesh.identity import _encode_private_key
 from mesh.memberstate import IDENTITY_KEY
+from mesh.rootmeta import encode_chain
 from mesh.rpc import Server
+from mesh.statefiles import write_atomic
 from mesh.tls import PeerChannel, TlsStore, peer_identity, server_credentials
 from node.main import serve
 from node.settings import NodeSettings
 from sealring.v1 import control_pb2, control_pb2_grpc, membership_pb2, membership_pb2_grpc
+from sealring.v1 import inference_pb2 as inference
 
 MODEL = Path(__file__).parents[3] / "examples" / "demo_model" / "model"
 RING = "demo-0"
@@ -81,9 +86,6 @@ class Coordinator(membership_pb2_grpc.MembershipServicer, membership_pb2_grpc.Ce
             reader.cancel()
 
     async def Renew(self, request, context) -> membership_pb2.RenewResponse:
-        from mesh.certificates import to_pem
-        from mesh.rootmeta import encode_chain
-
         certificate = self.cluster.ca.issue(
             request.csr, peer_identity(context), lifetime=3600, now=time.time()
         )
@@ -129,17 +131,12 @@ class Node:
     def id(self) -> str:
         return self.party.id
 
-    def start(self, coordinator: Coordinator, envelope: bytes, **settings: Any) -> None:
-        if self.task is None:
-            self.cluster.enrol(self.party, self.folder, coordinator.address, envelope)
-            key = self.party.signer._key
-            from mesh.identity import _encode_private_key
-            from mesh.statefiles import write_atomic
+    def enrol(self, coordinator: Coordinator, envelope: bytes) -> None:
+        self.cluster.enrol(self.party, self.folder, coordinator.address, envelope)
+        write_atomic(self.folder / IDENTITY_KEY, _encode_private_key(self.party.signer._key))
 
-            write_atomic(self.folder / IDENTITY_KEY, _encode_private_key(key))
-            assert SoftwareSigner.load(self.folder / IDENTITY_KEY).public_key == self.party.signer.public_key
-        self.stop.clear()
-        self.settings = NodeSettings(
+    def choose(self, **settings: Any) -> NodeSettings:
+        return NodeSettings(
             state_dir=self.folder,
             name="node",
             listen=self.party.address,
@@ -147,12 +144,45 @@ class Node:
             software_identity_allowed=True,
             **settings,
         )
-        self.task = asyncio.create_task(serve(self.settings, self.stop))
+
+    def start(self, coordinator: Coordinator, envelope: bytes, **settings: Any) -> None:
+        if self.task is None:
+            self.enrol(coordinator, envelope)
+        self.stop.clear()
+        self.task = asyncio.create_task(serve(self.choose(**settings), self.stop))
 
     async def end(self) -> None:
         self.stop.set()
         if self.task is not None:
             await asyncio.wait_for(self.task, 30)
+
+
+class ProcessNode(Node):
+    """A daemon in a process of its own."""
+
+    process: subprocess.Popen[bytes]
+
+    def start(self, coordinator: Coordinator, envelope: bytes, **settings: Any) -> None:
+        if envelope:
+            self.enrol(coordinator, envelope)
+        chosen = self.choose(**settings).model_dump_json()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, chosen], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+
+    async def end(self) -> None:
+        self.process.terminate()
+        await asyncio.to_thread(self.process.wait, 30)
+
+
+PROGRAM = """
+import asyncio, sys
+from mesh.logging import configure
+from node.main import run
+from node.settings import NodeSettings
+configure("node")
+asyncio.run(run(NodeSettings.model_validate_json(sys.argv[1])))
+"""
 
 
 class Gateway:
@@ -200,8 +230,6 @@ class Gateway:
 
     async def generate(self, question: str, tokens: int, *, row: int = 1) -> str:
         """One row, greedily, one step at a time."""
-        from sealring.v1 import inference_pb2 as inference
-
         chat = inference.Chat(messages=[inference.ChatMessage(role="user", content=question)])
         envelope = inference.Envelope(clear=inference.Prompt(chat=chat))
         await self.to_head(
@@ -235,10 +263,10 @@ class Gateway:
 
 
 class Bed:
-    def __init__(self, cluster, folder: Path, size: int) -> None:
+    def __init__(self, cluster, folder: Path, size: int, kind: type[Node]) -> None:
         self.cluster = cluster
         self.coordinator = Coordinator(cluster)
-        self.nodes = [Node(cluster, folder / f"node-{rank}") for rank in range(size)]
+        self.nodes = [kind(cluster, folder / f"node-{rank}") for rank in range(size)]
         self.gateway_party = cluster.party(Role.GATEWAY)
         self.epoch = 0
         self.profile = None
@@ -334,8 +362,8 @@ async def make_bed(cluster, tmp_path: Path):
     """Starts a coordinator and so many daemons; at the end nothing of them may be left."""
     beds: list[Bed] = []
 
-    async def make(size: int, **settings: Any) -> Bed:
-        found = Bed(cluster, tmp_path, size)
+    async def make(size: int, *, processes: bool = False, **settings: Any) -> Bed:
+        found = Bed(cluster, tmp_path, size, ProcessNode if processes else Node)
         beds.append(found)
         await found.start(**settings)
         return found

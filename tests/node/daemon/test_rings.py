@@ -2,6 +2,8 @@ from typing import Any
 
 import pytest
 
+from mesh.certificates import PeerIdentity, Role
+from mesh.memberstate import load_member_state, save_tls
 from sealring.v1 import membership_pb2
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -64,19 +66,15 @@ async def test_heartbeats_tell_memory_and_rings(make_bed: Any) -> None:
 async def test_a_certificate_is_renewed_at_half_life(make_bed: Any, eventually: Any, cluster: Any) -> None:
     ring = await make_bed(1)
     node = ring.nodes[0]
-    before = (node.folder / "tls.pem").read_bytes()
     await node.end()
-    from mesh.certificates import PeerIdentity, Role
-    from mesh.memberstate import save_tls
-
-    short = cluster.material(PeerIdentity("testbed", Role.MEMBER, node.id), lifetime=2)
-    save_tls(node.folder, short)
-    import asyncio
-
-    await asyncio.sleep(1.2)
+    await ring.coordinator.hears(node.id, "goodbye")
+    aged = cluster.material(PeerIdentity("testbed", Role.MEMBER, node.id), age=2000)
+    save_tls(node.folder, aged)
+    before = (node.folder / "tls.pem").read_bytes()
     node.start(ring.coordinator, b"")
     await eventually(lambda: (node.folder / "tls.pem").read_bytes() != before)
-    await ring.coordinator.hears(node.id, "goodbye")
+    load_member_state(node.folder)
+    await ring.coordinator.hears(node.id, "hello")
 
 
 async def test_profiles_are_measured_once(make_bed: Any, children_of: Any) -> None:

@@ -1,0 +1,132 @@
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mesh.addresses import free_port
+from mesh.errors import SealringError
+from mesh.identity import SoftwareSigner, _encode_private_key
+from mesh.memberstate import IDENTITY_KEY
+from mesh.statefiles import write_atomic
+from node.main import serve
+from node.settings import NodeSettings
+from node.statelock import lock_state
+
+
+def enrolled(cluster: Any, folder: Path, coordinator: str = "127.0.0.1:1") -> Any:
+    party = cluster.party()
+    envelope, _ = cluster.roster(members=[party])
+    cluster.enrol(party, folder, coordinator, envelope)
+    write_atomic(folder / IDENTITY_KEY, _encode_private_key(party.signer._key))
+    return party
+
+
+def settings(folder: Path, **fields: Any) -> NodeSettings:
+    return NodeSettings(
+        **{
+            "state_dir": folder,
+            "name": "n",
+            "listen": f"127.0.0.1:{free_port()}",
+            "software_identity_allowed": True,
+            **fields,
+        }
+    )
+
+
+async def reason(chosen: NodeSettings) -> str:
+    with pytest.raises(SealringError) as raised:
+        await asyncio.wait_for(serve(chosen, asyncio.Event()), 20)
+    return raised.value.reason
+
+
+async def test_what_keeps_a_node_from_starting(cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    assert await reason(settings(folder)) == "NOT_ENROLLED"
+    enrolled(cluster, folder)
+    assert await reason(settings(folder, software_identity_allowed=False)) == "SOFTWARE_IDENTITY"
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    assert await reason(settings(folder, listen=f"127.0.0.1:{port}")) == "CANNOT_LISTEN"
+    server.close()
+    (folder / "roster-state.json").unlink()
+    assert await reason(settings(folder)) == "ROSTER_STATE_MISSING"
+
+
+async def test_another_identity_is_refused(cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    enrolled(cluster, folder)
+    other = SoftwareSigner.generate()
+    write_atomic(folder / IDENTITY_KEY, _encode_private_key(other._key))
+    assert await reason(settings(folder)) == "MEMBER_STATE_CORRUPT"
+    (folder / IDENTITY_KEY).unlink()
+    assert await reason(settings(folder)) == "MEMBER_STATE_CORRUPT"
+
+
+def test_one_process_per_state_folder(tmp_path: Path) -> None:
+    with lock_state(tmp_path / "node"), pytest.raises(SealringError) as raised, lock_state(tmp_path / "node"):
+        pass
+    assert raised.value.reason == "STATE_IN_USE"
+    with lock_state(tmp_path / "node"):
+        assert (tmp_path / "node").stat().st_mode & 0o777 == 0o700
+
+
+PROGRAM = """
+import asyncio, json, sys
+from mesh.logging import configure
+from node.main import run
+from node.settings import NodeSettings
+configure("node")
+asyncio.run(run(NodeSettings.model_validate(json.loads(sys.argv[1]))))
+"""
+
+
+@pytest.fixture
+def process(cluster, tmp_path: Path):
+    folder = tmp_path / "node"
+    enrolled(cluster, folder)
+    chosen = settings(folder).model_dump_json()
+    started = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, chosen], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    yield started
+    started.kill()
+    started.wait()
+    started.stderr.close()
+
+
+def wait_for_event(process: Any, event: str) -> None:
+    for line in process.stderr:
+        if json.loads(line)["event"] == event:
+            return
+    raise AssertionError(f"{event} did not come")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_without_a_coordinator_runs_stays_small_and_stops(process: Any, sign: int) -> None:
+    wait_for_event(process, "node started")
+    daemon = psutil.Process(process.pid)
+    assert daemon.memory_info().rss < 150 << 20
+    if sys.platform == "linux":
+        mapped = Path(f"/proc/{process.pid}/maps").read_text()
+        assert not [name for name in ("libmlx", "numpy", "tokenizers") if name in mapped]
+    os.kill(process.pid, sign)
+    assert process.wait(15) == 0
+
+
+@pytest.mark.integration
+def test_a_second_daemon_on_one_state_is_refused(process: Any, tmp_path: Path) -> None:
+    wait_for_event(process, "node started")
+    chosen = settings(tmp_path / "node").model_dump_json()
+    second = subprocess.run(
+        [sys.executable, "-c", PROGRAM, chosen], stderr=subprocess.PIPE, timeout=30, check=False
+    )
+    assert second.returncode != 0
+    assert b"STATE_IN_USE" in second.stderr or b"another process uses" in second.stderr

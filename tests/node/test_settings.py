@@ -1,0 +1,47 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from node.settings import NodeSettings
+
+
+def test_the_defaults_are_safe() -> None:
+    settings = NodeSettings()
+    assert settings.listen.startswith("127.0.0.1:")
+    assert settings.ring_host == "127.0.0.1"
+    assert not settings.allow_downloads
+    assert not settings.software_identity_allowed
+    assert settings.advertised() == ("127.0.0.1:7710",)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"listen": "nowhere"},
+        {"listen": "0.0.0.0:7710"},
+        {"listen": "127.0.0.1:99999"},
+        {"advertise": ["a:1"] * 9},
+        {"ring_host": "0.0.0.0"},
+        {"ring_host": "::1"},
+        {"ring_host": "example.com"},
+        {"name": "Bad Name"},
+        {"name": ""},
+        {"models": ["relative"]},
+        {"memory_limit": 5},
+        {"typo": 1},
+    ],
+)
+def test_bad_values_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        NodeSettings(**fields)
+
+
+def test_what_is_advertised() -> None:
+    assert NodeSettings(listen="127.0.0.1:0").advertised() == ()
+    assert NodeSettings(listen="127.0.0.1:0").advertised(81) == ("127.0.0.1:81",)
+    assert NodeSettings(listen="[::1]:80").advertised() == ("[::1]:80",)
+    far = NodeSettings(listen="0.0.0.0:80", advertise=["mac.local:80", "10.0.0.1:80"])
+    assert far.advertised(80) == ("mac.local:80", "10.0.0.1:80")
+    assert Path(NodeSettings().state_dir).is_absolute()
