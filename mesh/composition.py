@@ -83,6 +83,7 @@ class Composition:
         self._lanes: dict[int, list[int]] = {}
         self._lane_of: dict[int, int] = {}
         self._highest_row = 0
+        self._digest_of_rows: bytes | None = None
 
     @property
     def last_step(self) -> int:
@@ -115,6 +116,8 @@ class Composition:
         self._last_step = step.number
         changes = tuple(self._change(change) for change in step.changes)
         work = step.WhichOneof("work")
+        if changes or work == "prefill":
+            self._digest_of_rows = None
         chunks: tuple[Chunk, ...] = ()
         lane: int | None = None
         rows: tuple[int, ...] = ()
@@ -197,14 +200,21 @@ class Composition:
         digest.update(struct.pack(">QQi", self._epoch, self._last_step, -1 if lane is None else lane))
         for chunk in chunks:
             digest.update(struct.pack(">QIII", chunk.row, chunk.start, chunk.end, chunk.params_bytes))
-        digest.update(struct.pack(">I", len(self._lanes)))
-        for number in sorted(self._lanes):
-            rows = self._lanes[number]
-            digest.update(struct.pack(f">II{len(rows)}Q", number, len(rows), *rows))
-        digest.update(struct.pack(">I", len(self._prefilling)))
-        for row in sorted(self._prefilling):
-            digest.update(struct.pack(">QII", row, *self._prefilling[row]))
+        digest.update(self._rows_digest())
         return digest.digest()
+
+    def _rows_digest(self) -> bytes:
+        """Of who is where; kept while nobody comes, goes or is prefilled, which is most steps."""
+        if self._digest_of_rows is None:
+            digest = hashlib.sha256(struct.pack(">I", len(self._lanes)))
+            for number in sorted(self._lanes):
+                rows = self._lanes[number]
+                digest.update(struct.pack(f">II{len(rows)}Q", number, len(rows), *rows))
+            digest.update(struct.pack(">I", len(self._prefilling)))
+            for row in sorted(self._prefilling):
+                digest.update(struct.pack(">QII", row, *self._prefilling[row]))
+            self._digest_of_rows = digest.digest()
+        return self._digest_of_rows
 
 
 def _bad(message: str) -> InvalidInput:
