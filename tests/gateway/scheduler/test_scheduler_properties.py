@@ -112,10 +112,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.facts_of: RingFacts | None = None
 
     @initialize(
-        stages=st.integers(1, 4),
-        max_rows=st.integers(1, 8),
-        chunk=st.sampled_from([16, 64, 256]),
-        budget=st.integers(600, 20000),
+        stages=st.sampled_from([1, 1, 2, 3]),
+        max_rows=st.sampled_from([8, 8, 3, 1]),
+        chunk=st.sampled_from([64, 16, 256]),
+        budget=st.sampled_from([4000, 20_000, 100_000, 600]),
     )
     def start(self, stages: int, max_rows: int, chunk: int, budget: int) -> None:
         members = tuple(MemberMemory(10 + rank, 100 * rank, budget * 10) for rank in range(stages))
@@ -145,6 +145,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.plans[request.id] = (prompt, stop)
         self.perform(self.scheduler.submit(request, self.now))
 
+    @rule(
+        count=st.integers(2, 6),
+        prompts=st.lists(st.integers(1, 60), min_size=6, max_size=6),
+        limits=st.lists(st.integers(1, 40), min_size=6, max_size=6),
+    )
+    def submit_burst(self, count: int, prompts: list[int], limits: list[int]) -> None:
+        """Several short requests at once, all tokenized: they share lanes."""
+        for number in range(count):
+            self.submit("abc"[number % 3], prompts[number], limits[number], 1000)
+        while self.ring is not None and self.ring.opening:
+            self.answer_open(False)
+
     @precondition(lambda self: self.ring is not None and self.ring.opening)
     @rule(refuse=st.sampled_from([False] * 7 + [True]))
     def answer_open(self, refuse: bool) -> None:
@@ -163,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.ring is not None and self.ring.running)
-    @rule(count=st.integers(1, 40))
+    @rule(count=st.integers(1, 120))
     def steps_done(self, count: int) -> None:
         assert self.ring is not None
         for _ in range(count):

@@ -1,0 +1,80 @@
+"""Reservations against a model that adds everything up anew."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.scheduler.actions import MemberMemory, RingFacts
+from gateway.scheduler.memory import BLOCK, Ledger, rounded
+
+members = st.lists(
+    st.builds(MemberMemory, st.integers(0, 50), st.integers(0, 5000), st.integers(0, 1_000_000)),
+    min_size=1,
+    max_size=4,
+)
+operations = st.lists(
+    st.tuples(st.sampled_from(["reserve", "reserve", "release", "grow", "move"]), st.integers(1, 5000)),
+    max_size=40,
+)
+
+
+def padded_bytes(ring: RingFacts, held: dict[int, tuple[int, int]]) -> list[int]:
+    """A lane's rows are all as long as its longest."""
+    lanes: dict[int, list[int]] = {}
+    for lane, tokens in held.values():
+        lanes.setdefault(lane, []).append(rounded(tokens))
+    tokens = sum(len(sizes) * max(sizes) for sizes in lanes.values())
+    return [each.kv_bytes_per_token * tokens + each.kv_bytes_per_row * len(held) for each in ring.members]
+
+
+@given(members, operations)
+def test_the_ledger_never_promises_what_is_not_there(
+    figures: list[MemberMemory], work: list[tuple[str, int]]
+) -> None:
+    ring = RingFacts(1, tuple(figures), 100, 64)
+    ledger = Ledger(ring)
+    held: dict[int, tuple[int, int]] = {}
+    for row, (operation, tokens) in enumerate(work):
+        oldest = next(iter(held), None)
+        if operation == "reserve":
+            lane = ledger.place(tokens)
+            if lane is None:
+                assert held or tokens > ledger.capacity
+            else:
+                ledger.reserve(row, lane, tokens)
+                held[row] = (lane, tokens)
+        elif oldest is None:
+            continue
+        elif operation == "release":
+            ledger.release(oldest)
+            del held[oldest]
+        elif operation == "move":
+            held[oldest] = (ledger.move(oldest), held[oldest][1])
+        elif ledger.grow(oldest, held[oldest][1] + tokens):
+            held[oldest] = (held[oldest][0], held[oldest][1] + tokens)
+        expected = padded_bytes(ring, held)
+        assert ledger.member_bytes() == expected
+        assert all(used <= each.kv_budget for used, each in zip(expected, figures, strict=True))
+        assert ledger.rows == len(held)
+    for row in held:
+        ledger.release(row)
+    assert ledger.member_bytes() == [0] * len(figures)
+
+
+@given(members)
+def test_what_fits_alone_is_what_capacity_says(figures: list[MemberMemory]) -> None:
+    ledger = Ledger(RingFacts(1, tuple(figures), 100, 64))
+    capacity = ledger.capacity
+    assert capacity % BLOCK == 0
+    assert capacity == 0 or ledger.place(capacity) is not None
+    assert capacity >= 1 << 40 or ledger.place(capacity + 1) is None
+
+
+def test_rows_go_to_the_emptiest_lane_and_long_ones_to_a_lane_of_their_own() -> None:
+    ledger = Ledger(RingFacts(1, (MemberMemory(1, 0, 16 * BLOCK),) * 2, 100, 64))
+    for row in range(6):
+        lane = ledger.place(BLOCK)
+        assert lane == row % 2
+        ledger.reserve(row, lane, BLOCK)
+    assert ledger.place(4 * BLOCK) == 2
