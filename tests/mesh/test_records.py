@@ -217,6 +217,9 @@ def test_a_largest_record_passes_and_larger_payloads_are_split(pair: Any) -> Non
     sender, receiver = pair.link()
     plain = bytes(MAX_RECORD_BYTES)
     assert open_(receiver, bytes(seal(sender, plain))) == plain
+    more = MAX_RECORD_BYTES + 1
+    out = bytearray(more + 16)
+    assert refusal(sender.sealer.seal_into, bytes(more), out, header(more)) == "RECORD_TOO_LARGE"
     assert list(record_spans(0)) == [(0, 0)]
     assert list(record_spans(MAX_RECORD_BYTES)) == [(0, MAX_RECORD_BYTES)]
     spans = list(record_spans(2 * MAX_RECORD_BYTES + 5))
