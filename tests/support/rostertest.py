@@ -21,7 +21,7 @@ from mesh.trust import SCORES, KeyType, TrustLevel
 
 
 class PaperCluster:
-    """Rings `NAME-0`, `NAME-1`, ... of `size` members each, for deployments with their trust levels."""
+    """Rings `NAME-0`, `NAME-1`, ... of `size` members each; the level named is that of the weakest, the tail."""
 
     def __init__(
         self, rings: dict[str, TrustLevel] | None = None, *, size: int = 2, name: str = "paper"
@@ -84,9 +84,7 @@ class PaperCluster:
         members: list[RosterMember] = []
         rings = []
         for ring, level in levels.items():
-            own = [_member(level if rank else TrustLevel.HARDWARE, now) for rank in range(size - 1, -1, -1)]
-            if size == 1:
-                own = [_member(level, now)]
+            own = [_member(TrustLevel.HARDWARE, now) for _ in range(size - 1)] + [_member(level, now)]
             key = SealingKey()
             self.keys[ring] = key
             own[0] = dataclasses.replace(own[0], sealing_key=key.public_key)

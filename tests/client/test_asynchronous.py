@@ -1,0 +1,508 @@
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from rostertest import PaperCluster
+from scriptedgateway import PIECES, ScriptedGateway, Stage
+
+from mesh.errors import (
+    DeadlineExceeded,
+    EnvelopeError,
+    EpochEnded,
+    FailedPrecondition,
+    InvalidInput,
+    NotFound,
+    PermissionDenied,
+    RosterError,
+    SealringError,
+    Unavailable,
+)
+from mesh.trust import TrustLevel
+from sealring.client import AsyncClient
+from sealring.v1 import inference_pb2 as inference
+
+QUESTION = [{"role": "user", "content": "what is the capital?"}]
+Events = list[inference.GenerateResponse]
+
+
+def changed(change: Callable[[Events], Events]) -> Any:
+    """A script that is honest but for `change`."""
+
+    async def script(
+        gateway: ScriptedGateway, request: inference.GenerateRequest
+    ) -> AsyncIterator[inference.GenerateResponse]:
+        for response in change(gateway.reply(request)):
+            yield response
+
+    return script
+
+
+def failing(*errors: SealringError, after: int = 0) -> Any:
+    """Fails so many times, each time after so many events, and is honest then."""
+    left = list(errors)
+
+    async def script(
+        gateway: ScriptedGateway, request: inference.GenerateRequest
+    ) -> AsyncIterator[inference.GenerateResponse]:
+        events = gateway.reply(request)
+        if left:
+            for response in events[:after]:
+                yield response
+            raise left.pop(0)
+        for response in events:
+            yield response
+
+    return script
+
+
+async def test_streams_pieces_and_believes_the_head_alone(stage: Stage) -> None:
+    async with stage.client() as client:
+        reply = client.chat(QUESTION, max_tokens=50, min_trust=10)
+        assert reply.ring is None
+        deltas = [(delta.text, delta.tokens) async for delta in reply]
+    assert deltas == [(text, number) for number, text in enumerate(PIECES, start=1)]
+    done = reply.completion
+    assert (done.text, done.finish_reason, done.model) == ("".join(PIECES), "stop", "demo")
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (7, 6, 13)
+    ring = stage.cluster.roster.rings[0]
+    assert reply.ring == done.ring
+    assert [(one.id, one.layers) for one in done.ring.members] == [
+        (one.id, one.layers) for one in ring.members
+    ]
+    assert (done.ring.min_trust, done.ring.roster_hash) == (10, stage.cluster.roster.hash)
+    assert [one.level for one in done.ring.members] == ["hardware", "software"]
+    (request,) = stage.gateway.requests
+    assert request.envelope.WhichOneof("content") == "sealed"
+    assert b"capital" not in request.SerializeToString()
+    prompt, _ = stage.gateway.open(request)
+    assert prompt.prompt.chat.messages[0].content == "what is the capital?"
+    assert (prompt.max_tokens, prompt.min_trust) == (50, 10)
+    assert (request.max_tokens, request.min_trust) == (50, 10)
+
+
+async def test_awaits_the_whole_answer_of_a_text(stage: Stage) -> None:
+    async with stage.client() as client:
+        done = await client.complete("the capital", temperature=0.5, seed=3, stop="x", top_k=4)
+    assert done.text == "".join(PIECES)
+    prompt, _ = stage.gateway.open(stage.gateway.requests[0])
+    assert prompt.prompt.text == "the capital"
+    assert list(prompt.prompt.stop) == ["x"]
+    assert (prompt.prompt.sampling.seed, prompt.prompt.sampling.top_k) == (3, 4)
+
+
+async def test_every_request_has_an_id_and_a_ciphertext_of_its_own(stage: Stage) -> None:
+    async with stage.client() as client:
+        await asyncio.gather(*(client.chat(QUESTION).result() for _ in range(5)))
+    requests = stage.gateway.requests
+    assert len({request.envelope.sealed_for.request_id for request in requests}) == 5
+    assert len({request.envelope.sealed for request in requests}) == 5
+
+
+async def test_nothing_is_sent_before_the_reply_is_read(stage: Stage) -> None:
+    async with stage.client() as client:
+        reply = client.chat(QUESTION)
+        await reply.aclose()
+    assert (stage.gateway.fetched, stage.gateway.requests) == (0, [])
+    with pytest.raises(FailedPrecondition, match="not ended"):
+        _ = reply.completion
+
+
+async def test_leaving_the_iteration_cancels_the_call(stage: Stage) -> None:
+    cancelled = asyncio.Event()
+
+    async def endless(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
+        try:
+            for response in gateway.reply(request)[:3]:
+                yield response
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    stage.gateway.script = endless
+    async with stage.client() as client:
+        async for _ in client.chat(QUESTION):
+            break
+        async with asyncio.timeout(10):
+            await cancelled.wait()
+
+
+# Whom to believe
+
+
+async def test_a_wrong_root_is_refused_before_anything_is_sent(stage: Stage) -> None:
+    async with stage.client(root_sha256="ab" * 32) as client:
+        with pytest.raises(RosterError) as caught:
+            await client.chat(QUESTION)
+    assert caught.value.reason == "ROOT_PIN"
+    assert stage.gateway.requests == []
+
+
+@pytest.mark.parametrize("root", ["", "ab", "g" * 64, "ab" * 31, b"short", "a" * 51])
+async def test_a_malformed_root_is_refused_at_once(root: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        AsyncClient("127.0.0.1:1", root_sha256=root)
+    assert caught.value.reason == "BAD_ROOT_HASH"
+
+
+async def test_a_trust_above_the_rings_is_refused_before_anything_is_sent(stage: Stage) -> None:
+    async with stage.client() as client:
+        with pytest.raises(FailedPrecondition) as caught:
+            await client.chat(QUESTION, min_trust=20)
+    assert caught.value.reason == "TRUST_BELOW_FLOOR"
+    async with stage.client(min_trust=20) as client:
+        with pytest.raises(FailedPrecondition):
+            await client.chat(QUESTION, min_trust=10)
+    assert stage.gateway.requests == []
+
+
+async def test_the_trusted_ring_is_taken_whatever_the_gateway_hints_at(stage: Stage) -> None:
+    levels = {"demo-0": TrustLevel.SOFTWARE, "demo-1": TrustLevel.SELF_SIGNED}
+    stage.gateway.cluster = PaperCluster(levels)
+    stage.gateway.serving = [inference.RingLoad(ring="demo-0", rows=100)]
+    async with stage.client() as client:
+        assert (await client.chat(QUESTION, min_trust=20)).ring.id == "demo-1"
+        assert (await client.chat(QUESTION)).ring.id == "demo-0"
+
+
+async def test_the_least_busy_of_the_trusted_rings_is_taken(stage: Stage) -> None:
+    stage.gateway.cluster = PaperCluster(dict.fromkeys(("demo-0", "demo-1", "demo-2"), TrustLevel.SOFTWARE))
+    stage.gateway.serving = [
+        inference.RingLoad(ring="demo-0", rows=4, running=4),
+        inference.RingLoad(ring="demo-1", rows=8, running=2),
+    ]
+    async with stage.client() as client:
+        assert (await client.chat(QUESTION)).ring.id == "demo-1"
+        assert [(one.name, one.rings, one.min_trust) for one in await client.models()] == [("demo", 2, 10)]
+        assert len(await client.rings()) == 3
+
+
+@pytest.mark.parametrize("model", ["other", ""])
+async def test_a_model_that_the_roster_does_not_hold_is_not_asked(stage: Stage, model: str) -> None:
+    stage.gateway.cluster = PaperCluster(dict.fromkeys(("demo-0", "more-0"), TrustLevel.SOFTWARE))
+    async with stage.client() as client:
+        with pytest.raises(NotFound) as caught:
+            await client.chat(QUESTION, model=model)
+    assert caught.value.reason == "MODEL_NOT_FOUND"
+    assert stage.gateway.requests == []
+
+
+async def test_an_older_roster_is_refused_also_by_the_next_process(stage: Stage, tmp_path: Any) -> None:
+    memory, old = tmp_path / "deep" / "roster-state", stage.cluster.envelope
+    stage.cluster.publish()
+    async with stage.client(state_file=memory) as client:
+        await client.chat(QUESTION)
+    stage.cluster.envelope = old
+    async with stage.client(state_file=memory) as client:
+        with pytest.raises(RosterError) as caught:
+            await client.chat(QUESTION)
+    assert caught.value.reason == "ROSTER_ROLLBACK"
+    async with stage.client() as client:  # no memory
+        await client.chat(QUESTION)
+
+
+async def test_a_roster_of_someone_elses_key_is_refused(stage: Stage) -> None:
+    stage.cluster.envelope = PaperCluster().envelope
+    async with stage.client() as client:
+        with pytest.raises(RosterError) as caught:
+            await client.chat(QUESTION)
+    assert caught.value.reason in ("THRESHOLD_NOT_MET", "BAD_SIGNATURE", "UNKNOWN_KEY")
+    assert stage.gateway.requests == []
+
+
+@pytest.mark.parametrize("field", ["roster", "root_metadata"])
+async def test_rubbish_instead_of_a_roster_is_refused(stage: Stage, field: str) -> None:
+    good = inference.GetRosterResponse(roster=stage.cluster.envelope, root_metadata=stage.cluster.root_chain)
+    for rubbish in (b"", b"x" * 100, getattr(good, field)[:-1]):
+        setattr(good, field, rubbish)
+        stage.gateway.response = good
+        async with stage.client() as client:
+            with pytest.raises(RosterError):
+                await client.chat(QUESTION)
+    assert stage.gateway.requests == []
+
+
+async def test_a_rotated_root_is_followed_from_the_pin(stage: Stage) -> None:
+    from mesh.dsse import Ed25519Signer
+    from mesh.rootmeta import sign_root
+
+    cluster, pin = stage.cluster, stage.cluster.pin
+    async with stage.client() as client:
+        await client.chat(QUESTION)
+        fresh = Ed25519Signer.generate()
+        draft = dataclasses.replace(cluster.root, version=2, root_keys=(fresh.public_key,))
+        cluster.root = sign_root(draft, [cluster.root_signer, fresh], previous=cluster.root)
+        cluster.publish(root_version=2)
+        await asyncio.sleep(1.1)
+        assert (await client.chat(QUESTION)).text
+    assert cluster.pin != pin
+    async with stage.client(root_sha256=pin) as client:
+        assert (await client.chat(QUESTION)).text
+
+
+# Replies that are not what they should be
+
+
+def plaintext(events: Events) -> Events:
+    return [events[0], inference.GenerateResponse(delta=inference.Delta(text="The ", tokens=1)), *events[2:]]
+
+
+def plaintext_later(events: Events) -> Events:
+    return [*events[:3], inference.GenerateResponse(delta=inference.Delta(text="x", tokens=9)), *events[3:]]
+
+
+def tampered(events: Events) -> Events:
+    sealed = bytearray(events[2].delta.sealed)
+    sealed[5] ^= 1
+    events[2].delta.sealed = bytes(sealed)
+    return events
+
+
+def empty_chunk(events: Events) -> Events:
+    events[1].delta.sealed = b""
+    return events
+
+
+def dropped(events: Events) -> Events:
+    return [*events[:2], *events[3:]]
+
+
+def repeated(events: Events) -> Events:
+    return [*events[:3], events[2], *events[3:]]
+
+
+def reordered(events: Events) -> Events:
+    events[2], events[3] = events[3], events[2]
+    return events
+
+
+def cut_before_the_end(events: Events) -> Events:
+    return events[:4]
+
+
+def last_chunk_dropped(events: Events) -> Events:
+    return [*events[:-2], events[-1]]
+
+
+def stopped_by_the_gateway(events: Events) -> Events:
+    events[-1].finished.reason = inference.FINISH_REASON_STOP
+    return [*events[:3], events[-1]]
+
+
+def more_after_the_end(events: Events) -> Events:
+    return [*events[:-1], events[1], events[-1]]
+
+
+def more_after_finished(events: Events) -> Events:
+    return [*events, events[0]]
+
+
+def of_another_ring(events: Events) -> Events:
+    events[0].started.ring = "demo-7"
+    return events
+
+
+def started_twice(events: Events) -> Events:
+    return [events[0], *events]
+
+
+def never_started(events: Events) -> Events:
+    return events[1:]
+
+
+def nothing(events: Events) -> Events:
+    return []
+
+
+def an_empty_event(events: Events) -> Events:
+    return [events[0], inference.GenerateResponse(), *events[1:]]
+
+
+BROKEN = {
+    plaintext: "PLAINTEXT_REPLY",
+    plaintext_later: "PLAINTEXT_REPLY",
+    tampered: "ENVELOPE_REFUSED",
+    empty_chunk: "ENVELOPE_REFUSED",
+    dropped: "ENVELOPE_REFUSED",
+    repeated: "ENVELOPE_REFUSED",
+    reordered: "ENVELOPE_REFUSED",
+    cut_before_the_end: "REPLY_CUT_OFF",
+    last_chunk_dropped: "REPLY_CUT_OFF",
+    stopped_by_the_gateway: "REPLY_CUT_OFF",
+    more_after_the_end: "REPLY_ENDED",
+    more_after_finished: "REPLY_OUT_OF_ORDER",
+    of_another_ring: "REPLY_OUT_OF_ORDER",
+    started_twice: "REPLY_OUT_OF_ORDER",
+    never_started: "REPLY_OUT_OF_ORDER",
+    nothing: "REPLY_CUT_OFF",
+    an_empty_event: "REPLY_OUT_OF_ORDER",
+}
+
+
+@pytest.mark.parametrize("change", BROKEN, ids=lambda change: change.__name__)
+async def test_a_reply_that_is_not_the_heads_is_a_hard_error(stage: Stage, change: Any) -> None:
+    stage.gateway.script = changed(change)
+    texts = []
+    async with stage.client() as client:
+        reply = client.chat(QUESTION, max_tokens=50)
+        with pytest.raises(EnvelopeError) as caught:
+            async for delta in reply:
+                texts.append(delta.text)
+    assert caught.value.reason == BROKEN[change]
+    assert "".join(PIECES).startswith("".join(texts))
+    assert len(stage.gateway.requests) == 1, "it must not be tried again"
+    with pytest.raises(FailedPrecondition):
+        _ = reply.completion
+
+
+async def test_a_reply_to_another_request_is_refused(stage: Stage) -> None:
+    kept: list[Events] = []
+
+    async def swapped(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
+        kept.append(gateway.reply(request))
+        for response in kept[0]:
+            yield response
+
+    stage.gateway.script = swapped
+    async with stage.client() as client:
+        await client.chat(QUESTION)
+        with pytest.raises(EnvelopeError, match="does not open"):
+            await client.chat(QUESTION)
+
+
+async def test_memory_may_end_an_answer_without_a_limit_and_is_told_as_length(stage: Stage) -> None:
+    stage.gateway.script = changed(last_chunk_dropped)
+    async with stage.client() as client:
+        done = await client.chat(QUESTION)
+    assert (done.text, done.finish_reason) == ("".join(PIECES), "length")
+
+
+# Trying again
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("reason", ["EPOCH_ENDED", "RING_GONE", "RING_DOWN", "SEALED_BY_OTHER_ROSTER"])
+async def test_an_epoch_that_ends_before_anything_came_is_tried_again_with_a_fresh_envelope(
+    stage: Stage, reason: str, after: int
+) -> None:
+    stage.gateway.script = failing(*(Unavailable("no", reason=reason) for _ in range(2)), after=after)
+    async with stage.client() as client:
+        assert (await client.chat(QUESTION)).text == "".join(PIECES)
+    requests = stage.gateway.requests
+    assert len(requests) == 3
+    assert len({request.envelope.sealed_for.request_id for request in requests}) == 3
+    assert len({request.envelope.sealed for request in requests}) == 3
+    assert stage.gateway.fetched == 3
+
+
+async def test_an_answer_that_has_begun_is_not_tried_again(stage: Stage) -> None:
+    stage.gateway.script = failing(EpochEnded("gone"), after=3)
+    texts = []
+    async with stage.client() as client:
+        with pytest.raises(Unavailable) as caught:
+            async for delta in client.chat(QUESTION):
+                texts.append(delta.text)
+    assert (caught.value.reason, texts) == ("EPOCH_ENDED", list(PIECES[:2]))
+    assert len(stage.gateway.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("no", reason="STOPPING"), PermissionDenied("no", reason="EPOCH_ENDED"), InvalidInput("no")],
+)
+async def test_other_errors_are_told_at_once(stage: Stage, error: SealringError) -> None:
+    stage.gateway.script = failing(error)
+    async with stage.client() as client:
+        with pytest.raises(type(error)) as caught:
+            await client.chat(QUESTION)
+    assert caught.value.reason == error.reason
+    assert len(stage.gateway.requests) == 1
+
+
+async def test_it_is_not_tried_for_ever(stage: Stage) -> None:
+    stage.gateway.script = failing(*(EpochEnded("gone") for _ in range(20)))
+    async with stage.client() as client:
+        with pytest.raises(Unavailable):
+            await client.chat(QUESTION)
+    assert len(stage.gateway.requests) == 4
+
+
+async def test_the_deadline_holds_over_all_attempts(stage: Stage) -> None:
+    stage.gateway.script = failing(*(EpochEnded("gone") for _ in range(20)))
+    async with stage.client() as client:
+        with pytest.raises((DeadlineExceeded, Unavailable)):
+            await client.chat(QUESTION, timeout=0.3)
+    assert len(stage.gateway.requests) <= 3
+
+
+async def test_another_try_goes_by_the_newest_roster_and_its_trust(stage: Stage) -> None:
+    async def moved(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
+        if len(gateway.requests) == 1:
+            gateway.cluster.new_head("demo-0")
+            raise Unavailable("no", reason="SEALED_BY_OTHER_ROSTER")
+        for response in gateway.reply(request):
+            yield response
+
+    stage.gateway.script = moved
+    async with stage.client() as client:
+        done = await client.chat(QUESTION)
+    assert done.ring.roster_version == 2
+    assert done.text == "".join(PIECES)
+
+
+async def test_another_try_avoids_the_ring_that_was_down(stage: Stage) -> None:
+    stage.gateway.cluster = PaperCluster(dict.fromkeys(("demo-0", "demo-1"), TrustLevel.SOFTWARE))
+    stage.gateway.serving = [inference.RingLoad(ring="demo-0", rows=9)]
+    stage.gateway.script = failing(Unavailable("no", reason="RING_DOWN"))
+    async with stage.client() as client:
+        assert (await client.chat(QUESTION)).ring.id == "demo-1"
+
+
+# What is asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"messages": []}, "EMPTY_PROMPT"),
+        ({"messages": [{"role": "user"}]}, "BAD_MESSAGE"),
+        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "BAD_MESSAGE"),
+        ({"messages": [{"role": "user", "content": 5}]}, "BAD_MESSAGE"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "BAD_ROLE"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "BAD_UTF8"),
+        ({"temperature": 3.0}, "BAD_SAMPLING"),
+        ({"temperature": float("nan")}, "BAD_SAMPLING"),
+        ({"seed": -1}, "BAD_SAMPLING"),
+        ({"seed": 1 << 64}, "BAD_SAMPLING"),
+        ({"top_p": 0.0}, "BAD_SAMPLING"),
+        ({"stop": ""}, "BAD_STOP"),
+        ({"stop": ["x"] * 17}, "BAD_STOP"),
+        ({"max_tokens": -1}, "BAD_MAX_TOKENS"),
+        ({"max_tokens": 1 << 40}, "BAD_MAX_TOKENS"),
+        ({"min_trust": 31}, "BAD_MIN_TRUST"),
+        ({"min_trust": -1, "max_tokens": -1}, "BAD_MAX_TOKENS"),
+        ({"timeout": 4000.0}, "BAD_TIMEOUT"),
+        ({"timeout": -1.0}, "BAD_TIMEOUT"),
+    ],
+)
+async def test_a_bad_question_is_refused_at_once(arguments: dict[str, Any], reason: str) -> None:
+    client = AsyncClient("127.0.0.1:1", root_sha256="ab" * 32)
+    with pytest.raises(InvalidInput) as caught:
+        client.chat(**{"messages": QUESTION, **arguments})
+    assert caught.value.reason == reason
+    await client.close()
+
+
+async def test_a_gateway_that_is_not_there_is_named_so() -> None:
+    async with AsyncClient("127.0.0.1:1", root_sha256="ab" * 32) as client:
+        with pytest.raises(Unavailable):
+            await client.chat(QUESTION)
+
+
+async def test_neither_question_nor_answer_is_in_a_repr(stage: Stage) -> None:
+    async with stage.client() as client:
+        reply = client.chat(QUESTION)
+        shown = [repr(delta) async for delta in reply]
+    shown += [repr(reply), repr(reply.completion)]
+    assert not [text for text in shown for word in ("capital", "Paris") if word in text]

@@ -1,0 +1,138 @@
+"""Any mangling of an honest reply: what is shown is a prefix of it, and whole only when it was whole."""
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rostertest import PaperCluster
+from scriptedgateway import PIECES, answer
+
+from mesh.envelope import ReplayGuard, RequestInfo
+from mesh.errors import DeadlineExceeded, EnvelopeError, EpochEnded, Unavailable
+from sealring.client.attempt import Attempt, Attempts
+from sealring.client.question import Question, text_prompt
+from sealring.client.types import Ring
+from sealring.v1 import inference_pb2 as inference
+
+CLUSTER = PaperCluster()
+RING = Ring.from_roster(CLUSTER.roster.rings[0], CLUSTER.roster)
+
+
+def question(**changes: Any) -> Question:
+    fields = {"model": "demo", "max_tokens": 50, "min_trust": 0, "timeout": 60.0}
+    return Question(prompt=text_prompt("hello"), **{**fields, **changes})
+
+
+def attempt_and_answer(**changes: Any) -> tuple[Attempt, list[inference.GenerateResponse]]:
+    attempt = Attempt(question(**changes), CLUSTER.roster, RING, 60.0)
+    to = attempt.request.envelope.sealed_for
+    info = RequestInfo("demo", to.request_id, to.expires, to.roster_hash)
+    opened = CLUSTER.keys["demo-0"].open_request(attempt.request.envelope.sealed, info, ReplayGuard())
+    return attempt, answer("demo-0", opened.reply)
+
+
+edits = st.lists(
+    st.one_of(
+        st.tuples(st.just("drop"), st.integers(0, 7), st.just(0)),
+        st.tuples(st.just("swap"), st.integers(0, 7), st.integers(0, 7)),
+        st.tuples(st.just("copy"), st.integers(0, 7), st.integers(0, 7)),
+        st.tuples(st.just("flip"), st.integers(0, 7), st.integers(0, 1000)),
+        st.tuples(st.just("cut"), st.integers(0, 7), st.integers(0, 300)),
+        st.tuples(st.just("clear"), st.integers(0, 7), st.just(0)),
+    ),
+    max_size=4,
+)
+
+
+def mangle(events: list[inference.GenerateResponse], edits: list[tuple[str, int, int]]) -> list[bytes]:
+    for kind, first, second in edits:
+        if not events:
+            break
+        first, other = first % len(events), second % len(events)
+        if kind == "drop":
+            events.pop(first)
+        elif kind == "swap":
+            events[first], events[other] = events[other], events[first]
+        elif kind == "copy":
+            copied = inference.GenerateResponse()
+            copied.CopyFrom(events[first])
+            events.insert(other, copied)
+        elif events[first].delta.sealed:
+            sealed = bytearray(events[first].delta.sealed)
+            if kind == "flip":
+                sealed[second % len(sealed)] ^= 1 << second % 8
+                events[first].delta.sealed = bytes(sealed)
+            elif kind == "cut":
+                events[first].delta.sealed = bytes(sealed[:second])
+            else:
+                events[first].delta.text = "forged"
+    return [event.SerializeToString() for event in events]
+
+
+@settings(max_examples=300, deadline=None)
+@given(edits, st.sampled_from([0, 50]))
+def test_what_is_shown_is_a_prefix_and_the_end_is_the_heads(
+    edits: list[tuple[str, int, int]], max_tokens: int
+) -> None:
+    attempt, events = attempt_and_answer(max_tokens=max_tokens)
+    honest = [event.SerializeToString() for event in events]
+    mangled = mangle(events, edits)
+    text, whole = "", "".join(PIECES)
+    try:
+        for data in mangled:
+            delta = attempt.take(inference.GenerateResponse.FromString(data))
+            text += delta.text if delta is not None else ""
+        done = attempt.completion()
+    except EnvelopeError:
+        assert mangled != honest
+    else:
+        assert done.text == text
+        if done.finish_reason == "stop":
+            assert (text, done.usage.prompt_tokens) == (whole, 7)
+            assert mangled[:7] == honest[:7]
+        else:
+            assert max_tokens == 0
+    assert whole.startswith(text)
+
+
+def test_an_envelope_expires_with_the_question() -> None:
+    attempt, _ = attempt_and_answer()
+    expires = attempt.request.envelope.sealed_for.expires
+    assert 55 < expires - time.time() <= 60
+
+
+def test_a_head_that_contradicts_itself_is_not_believed() -> None:
+    for fields in ({"tokens": 0, "text": "x"}, {"tokens": 9, "finish": inference.FINISH_REASON_STOP}):
+        attempt = Attempt(question(), CLUSTER.roster, RING, 60.0)
+        to = attempt.request.envelope.sealed_for
+        info = RequestInfo("demo", to.request_id, to.expires, to.roster_hash)
+        sealer = (
+            CLUSTER.keys["demo-0"].open_request(attempt.request.envelope.sealed, info, ReplayGuard()).reply
+        )
+        started = inference.GenerateResponse(started=inference.Started(ring="demo-0"))
+        assert attempt.take(started) is None
+        first = inference.SealedDelta(text="a", tokens=1).SerializeToString()
+        second = inference.SealedDelta(**fields).SerializeToString()
+        for body, refused in ((first, False), (second, True)):
+            event = inference.GenerateResponse(delta=inference.Delta(sealed=sealer.seal(body)))
+            if refused:
+                with pytest.raises(EnvelopeError):
+                    attempt.take(event)
+            else:
+                assert attempt.take(event)
+
+
+def test_attempts_end_with_the_time_and_with_their_number() -> None:
+    now = [0.0]
+    attempts = Attempts(question(timeout=5.0), clock=lambda: now[0])
+    attempt = attempts.next(CLUSTER.roster, ())
+    assert attempts.pause_after(EpochEnded("gone"), attempt) == 0.2
+    assert attempts.pause_after(EpochEnded("gone"), attempt) == 0.4
+    assert attempts.retrying
+    now[0] = 5.0
+    with pytest.raises(DeadlineExceeded):
+        attempts.pause_after(EpochEnded("gone"), attempt)
+    with pytest.raises(Unavailable):
+        attempts.pause_after(EpochEnded("gone"), attempt)

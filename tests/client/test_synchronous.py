@@ -1,0 +1,102 @@
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from scriptedgateway import PIECES, ScriptedGateway, Stage
+
+from mesh.errors import EnvelopeError, EpochEnded, FailedPrecondition, RosterError, Unavailable
+from sealring.client import Client
+from sealring.v1 import inference_pb2 as inference
+
+QUESTION = [{"role": "user", "content": "what is the capital?"}]
+
+
+async def with_client(stage: Stage, work: Callable[[Client], Any], **settings: Any) -> Any:
+    def run() -> Any:
+        with Client(
+            stage.address, **{"root_sha256": stage.cluster.pin, "timeout": 30.0, **settings}
+        ) as client:
+            return work(client)
+
+    return await asyncio.to_thread(run)
+
+
+async def test_streams_and_gives_the_whole(stage: Stage) -> None:
+    def work(client: Client) -> Any:
+        reply = client.chat(QUESTION, max_tokens=20)
+        pieces = [delta.text for delta in reply]
+        whole = client.complete("the capital").result()
+        return pieces, reply.completion, whole, client.models(), client.rings()
+
+    pieces, done, whole, models, rings = await with_client(stage, work)
+    assert tuple(pieces) == PIECES
+    assert (done.text, done.finish_reason, done.usage.prompt_tokens) == ("".join(PIECES), "stop", 7)
+    assert whole.text == done.text
+    assert (models[0].name, rings[0]) == ("demo", done.ring)
+    assert b"capital" not in b"".join(request.SerializeToString() for request in stage.gateway.requests)
+
+
+async def test_refuses_what_the_other_one_refuses(stage: Stage) -> None:
+    for settings, error in (
+        ({"root_sha256": b"\x00" * 32}, RosterError),
+        ({"min_trust": 30}, FailedPrecondition),
+    ):
+        with pytest.raises(error):
+            await with_client(stage, lambda client: client.chat(QUESTION).result(), **settings)
+    assert stage.gateway.requests == []
+
+
+async def test_a_plaintext_reply_is_a_hard_error(stage: Stage) -> None:
+    async def script(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
+        yield gateway.reply(request)[0]
+        yield inference.GenerateResponse(delta=inference.Delta(text="The ", tokens=1))
+
+    stage.gateway.script = script
+    with pytest.raises(EnvelopeError) as caught:
+        await with_client(stage, lambda client: client.chat(QUESTION).result())
+    assert caught.value.reason == "PLAINTEXT_REPLY"
+
+
+async def test_tries_again_with_a_fresh_envelope(stage: Stage) -> None:
+    async def script(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
+        if len(gateway.requests) == 1:
+            raise EpochEnded("gone")
+        for response in gateway.reply(request):
+            yield response
+
+    stage.gateway.script = script
+    done = await with_client(stage, lambda client: client.chat(QUESTION).result())
+    assert done.text == "".join(PIECES)
+    first, second = stage.gateway.requests
+    assert first.envelope.sealed_for.request_id != second.envelope.sealed_for.request_id
+
+
+async def test_leaving_the_reply_cancels_the_call(stage: Stage) -> None:
+    cancelled = asyncio.Event()
+
+    async def script(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
+        try:
+            for response in gateway.reply(request)[:3]:
+                yield response
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    def work(client: Client) -> str:
+        with client.chat(QUESTION) as reply:
+            return next(iter(reply)).text
+
+    stage.gateway.script = script
+    assert await with_client(stage, work) == PIECES[0]
+    async with asyncio.timeout(10):
+        await cancelled.wait()
+
+
+async def test_a_gateway_that_is_not_there_is_named_so() -> None:
+    def run() -> None:
+        with Client("127.0.0.1:1", root_sha256="ab" * 32) as client:
+            client.chat(QUESTION).result()
+
+    with pytest.raises(Unavailable):
+        await asyncio.to_thread(run)

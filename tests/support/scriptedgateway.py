@@ -1,0 +1,92 @@
+"""A gateway that plays a part: real gRPC, a signed roster, and a head whose key the test holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from rostertest import PaperCluster
+
+from mesh.envelope import OpenedRequest, ReplayGuard, ReplySealer, RequestInfo
+from sealring.client import AsyncClient
+from sealring.v1 import inference_pb2 as inference
+from sealring.v1 import inference_pb2_grpc as inference_grpc
+
+PIECES = ("The ", "capital ", "is ", "Paris", ".")
+Script = Callable[["ScriptedGateway", inference.GenerateRequest], AsyncIterator[inference.GenerateResponse]]
+
+
+class ScriptedGateway(inference_grpc.InferenceServicer):
+    """Answers `GetRoster` with the cluster's roster and `Generate` as its script says."""
+
+    def __init__(self, cluster: PaperCluster) -> None:
+        self.cluster = cluster
+        self.requests: list[inference.GenerateRequest] = []
+        self.fetched = 0
+        self.script: Script = honest
+        self.serving: list[inference.RingLoad] = []
+        self.response: inference.GetRosterResponse | None = None
+
+    async def GetRoster(self, request: Any, context: Any) -> inference.GetRosterResponse:
+        self.fetched += 1
+        return self.response or inference.GetRosterResponse(
+            roster=self.cluster.envelope, root_metadata=self.cluster.root_chain, serving=self.serving
+        )
+
+    async def Generate(
+        self, request: inference.GenerateRequest, context: Any
+    ) -> AsyncIterator[inference.GenerateResponse]:
+        self.requests.append(request)
+        async for response in self.script(self, request):
+            yield response
+
+    def open(self, request: inference.GenerateRequest) -> tuple[inference.SealedPrompt, ReplySealer]:
+        """What the head does."""
+        to = request.envelope.sealed_for
+        info = RequestInfo(request.model, to.request_id, to.expires, to.roster_hash)
+        key = self.cluster.keys[to.ring]
+        opened: OpenedRequest = key.open_request(request.envelope.sealed, info, ReplayGuard())
+        return inference.SealedPrompt.FromString(opened.body), opened.reply
+
+    def reply(self, request: inference.GenerateRequest) -> list[inference.GenerateResponse]:
+        """The whole honest answer: started, sealed deltas, finished."""
+        _, sealer = self.open(request)
+        return answer(request.envelope.sealed_for.ring, sealer)
+
+
+def answer(ring: str, sealer: ReplySealer) -> list[inference.GenerateResponse]:
+    events = [inference.GenerateResponse(started=inference.Started(ring=ring, prompt_tokens=99))]
+    for number, text in enumerate((*PIECES, ""), start=1):
+        last = number > len(PIECES)
+        delta = inference.SealedDelta(text=text, tokens=number)
+        if last:
+            delta.finish, delta.prompt_tokens = inference.FINISH_REASON_STOP, 7
+        sealed = sealer.seal(delta.SerializeToString(), last=last)
+        events.append(inference.GenerateResponse(delta=inference.Delta(sealed=sealed, tokens=number)))
+    finished = inference.Finished(
+        reason=inference.FINISH_REASON_LENGTH, prompt_tokens=99, completion_tokens=99
+    )
+    return [*events, inference.GenerateResponse(finished=finished)]
+
+
+async def honest(
+    gateway: ScriptedGateway, request: inference.GenerateRequest
+) -> AsyncIterator[inference.GenerateResponse]:
+    for response in gateway.reply(request):
+        yield response
+
+
+@dataclasses.dataclass
+class Stage:
+    """A scripted gateway that listens, and its cluster."""
+
+    gateway: ScriptedGateway
+    address: str
+
+    @property
+    def cluster(self) -> PaperCluster:
+        return self.gateway.cluster
+
+    def client(self, **settings: Any) -> AsyncClient:
+        return AsyncClient(self.address, **{"root_sha256": self.cluster.pin, "timeout": 30.0, **settings})
