@@ -76,7 +76,14 @@ def dissect(model: nn.Module, model_type: str) -> Anatomy:
     adapter = adapter_for(type(layers[0]).__module__)
     layers = list(layers)
     donors = adapter.donors(model)
-    first, second = (_Probe(model, layers, donors, rows, tokens) for rows, tokens in PROBES)
+    try:
+        first, second = (_Probe(model, layers, donors, rows, tokens) for rows, tokens in PROBES)
+    except Exception as error:  # a model's own code may need a device, or more than tokens
+        raise ModelError(
+            f"mlx-lm's code for {model_type} does not run here ({type(error).__name__}: {error})"[:300],
+            reason="MODEL_NOT_RUNNABLE",
+            hint="see whether mlx_lm.generate runs this model on this machine",
+        ) from error
     try:
         logits = find_layout("logits", first.result, second.result)
     except Unsuitable as reason:
@@ -124,6 +131,7 @@ class _Probe:
         self, model: nn.Module, layers: list[Any], donors: dict[int, int], rows: int, tokens: int
     ) -> None:
         self.order: list[int] = []
+        self.returns_state = True
         self.arguments: dict[int, Arguments] = {}
         self.keys_values: dict[int, tuple[mx.array, mx.array]] = {}
         self._reads: dict[tuple[int, str], set[float]] = {}
@@ -158,6 +166,7 @@ class _Probe:
             if updates:
                 self.keys_values[index] = updates[0]
             self._now = index + 1.0
+            self.returns_state &= isinstance(result, mx.array)
             return result
 
         return call
@@ -185,20 +194,26 @@ def _boundaries(
     """What crosses in front of each layer. Raises Unsuitable."""
     if first.order != list(range(count)):
         raise Unsuitable("its layers are not called once each, in order")
-    for index in range(count):
-        _check_no_tokens(first.arguments[index], second.arguments[index])
+    if not first.returns_state and type(adapter) is Adapter:
+        raise Unsuitable("its layers return more than their state")
+    if type(adapter) is Adapter and adapter.state == Adapter.state:
+        for index in range(count):
+            _check_one_state(first.arguments[index], second.arguments[index])
     return tuple(_boundary(adapter, donors, first, second, index) for index in range(count))
 
 
-def _check_no_tokens(first: Arguments, second: Arguments) -> None:
-    """Refuses layers that are given integers per token: token ids do not go downstream."""
+def _check_one_state(first: Arguments, second: Arguments) -> None:
+    """Refuses layers that are given anything per token besides their state, such as token ids."""
+    found = 0
     for one, two in zip(leaves(list(first)), leaves(list(second)), strict=True):
-        if isinstance(one, mx.array) and mx.issubdtype(one.dtype, mx.integer):
+        if isinstance(one, mx.array) and one.dtype != mx.bool_:
             try:
-                find_layout("tokens", one, two)
+                find_layout("argument", one, two)
             except Unsuitable:
                 continue
-            raise Unsuitable("its layers are given the tokens")
+            found += 1
+    if found != 1:
+        raise Unsuitable("its layers are given more than their state")
 
 
 def _boundary(

@@ -48,6 +48,12 @@ def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
         )
     try:
         classes: tuple[Any, Any] = mlx_lm_import.import_utils()._get_classes(config)
+    except SystemExit as error:  # what some of mlx-lm's modules do when a package is missing
+        raise ModelError(
+            f"architecture {model_type} needs a package that is not installed",
+            reason="MODEL_NEEDS_PACKAGE",
+            hint="mlx-lm says which on standard output",
+        ) from error
     except (ValueError, AttributeError) as error:
         raise ModelError(
             f"mlx-lm has no architecture {model_type}",

@@ -65,7 +65,7 @@ class Stage:
                 intercept_call(layer, self._skip(index))
             elif index >= hi:
                 intercept_call(layer, self._hand_on(index))
-            elif lo > 0 and (index == lo or anatomy.boundaries[lo].per_layer is not None):
+            elif lo > 0 and (index == lo or anatomy.adapter.every_layer or anatomy.adapter.per_layer):
                 intercept_call(layer, self._take_over(index))
 
     @property
@@ -129,8 +129,8 @@ class Stage:
 
         def call(original: Call, *args: Any, **kwargs: Any) -> Any:
             arguments = (list(args), kwargs)
-            if index == self.spec.lo:
-                for (place, layout), array in zip(boundary.state, self._step.arrived, strict=False):
+            for (place, layout), array in zip(boundary.state, self._step.arrived, strict=False):
+                if index == self.spec.lo or place in self._anatomy.adapter.every_layer:
                     set_argument(arguments, place, layout.from_wire(array))
             if boundary.per_layer is not None and self._anatomy.adapter.per_layer is not None:
                 each = self._step.arrived[-1][:, :, index - self.spec.lo]
@@ -157,8 +157,12 @@ class Stage:
     def _outputs(self, updates: dict[int, list[tuple[mx.array, mx.array]]]) -> list[mx.array]:
         """What crosses the boundary at `hi`, in the order of `Boundary`."""
         boundary, step = self._anatomy.boundaries[self.spec.hi], self._step
+        constant = () if self.spec.is_head else self._anatomy.adapter.every_layer
         outputs = [
-            layout.to_wire(get_argument(step.next_arguments[0], place)) for place, layout in boundary.state
+            step.arrived[number]
+            if place in constant
+            else layout.to_wire(get_argument(step.next_arguments[0], place))
+            for number, (place, layout) in enumerate(boundary.state)
         ]
         for donor, keys_layout, values_layout in boundary.donors:
             keys, values = updates[donor][0] if donor in updates else self._arrived_keys_values(donor)

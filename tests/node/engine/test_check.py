@@ -14,6 +14,15 @@ from node.engine.check import check, ranges_of
 
 ARCHS = Path(__file__).parents[2] / "data" / "archs.json"
 CONFIGS: dict[str, dict[str, Any]] = json.loads(ARCHS.read_bytes())
+CONFIGS["talkie"] = {
+    "model_type": "talkie",
+    "hidden_size": 64,
+    "num_hidden_layers": 6,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "vocab_size": 100,
+}
 
 FAMILIES = (
     "llama",

@@ -176,3 +176,11 @@ def test_quantized_random_weights(llama: dict[str, Any]) -> None:
     assert stages[0].weight_bytes < random_stage(llama, 0, 2, seed=0).weight_bytes / 3
     logits = greedy(stages, mx.array([[1, 2, 3]], mx.uint32), [stage.make_cache() for stage in stages])
     assert mx.all(mx.isfinite(logits)).item()
+
+
+def test_models_that_are_more_than_a_chain_are_refused() -> None:
+    """deepseek_v41's layers return two streams and write into a dictionary that later layers read."""
+    config = {"model_type": "deepseek_v41", "hidden_size": 32, "num_hidden_layers": 4, "vocab_size": 50}
+    with pytest.raises(ModelError) as caught:
+        check_stageable(config)
+    assert caught.value.reason == "ARCHITECTURE_NOT_STAGEABLE"

@@ -27,6 +27,9 @@ class Adapter:
     state: tuple[Place, ...] = ((0,),)
     """The layer arguments that are handed from stage to stage; those that are None at a layer are not."""
 
+    every_layer: tuple[Place, ...] = ()
+    """Those of `state` that the head makes once and every layer is given."""
+
     per_layer: Place | None = None
     """A layer argument that the head makes from the tokens for each layer, handed on for all later layers."""
 
