@@ -125,7 +125,7 @@ class GatewayStream:
                 engine = self._epoch.engine
                 if engine is not None:
                     await engine.drained()
-        except SealringError as error:
+        except Exception as error:
             self._epoch.fault(error)
         self._waiting.put_nowait(None)
 

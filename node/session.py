@@ -9,8 +9,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -58,7 +57,7 @@ class CoordinatorSession:
         self._left = asyncio.Event()
 
     def send(self, message: membership_pb2.MemberMessage) -> None:
-        """Queues a message; the oldest ones are lost when the coordinator is away for very long."""
+        """Queues a message; of very many the oldest are lost."""
         self._outbox.append(message)
         self._wake.set()
 
@@ -83,9 +82,11 @@ class CoordinatorSession:
                 await asyncio.wait_for(self._left.wait(), _GOODBYE_SECONDS)
 
     async def _once(self) -> None:
+        writer: asyncio.Task[None] | None = None
         try:
-            stub = membership_pb2_grpc.MembershipStub(self._channel.get())
-            async for message in stub.Session(self._requests()):
+            call = membership_pb2_grpc.MembershipStub(self._channel.get()).Session()
+            writer = asyncio.get_running_loop().create_task(self._write(call))
+            async for message in call:
                 await self._hear(message)
             log.info("coordinator ended the session")
         except grpc.RpcError as error:
@@ -93,29 +94,46 @@ class CoordinatorSession:
             log.warning("session with the coordinator ended", reason=problem.reason, code=problem.code)
             if problem.reason == "NOT_ENROLLED":
                 self._listener.thrown_out()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            log.info("channel to the coordinator was replaced")  # the certificate it was made with has ended
         finally:
+            if writer is not None:
+                writer.cancel()
+                await asyncio.wait((writer,))
             if self.connected:
                 self.connected = False
                 self._left.set()
 
-    async def _requests(self) -> AsyncIterator[membership_pb2.MemberMessage]:
-        yield membership_pb2.MemberMessage(hello=self._listener.hello())
-        while True:
-            yield membership_pb2.MemberMessage(heartbeat=self._listener.heartbeat())
-            due = asyncio.get_running_loop().time() + HEARTBEAT_SECONDS
-            while await self._something_before(due):
-                while self._outbox:
-                    yield self._outbox.popleft()
-                if self._leaving:
-                    self._left.set()
-                    return
+    async def _write(self, call: Any) -> None:
+        """What there is to say, until the stream ends; a message leaves the outbox when it was written."""
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            await call.write(membership_pb2.MemberMessage(hello=self._listener.hello()))
+            while True:
+                await call.write(membership_pb2.MemberMessage(heartbeat=self._listener.heartbeat()))
+                due = asyncio.get_running_loop().time() + HEARTBEAT_SECONDS
+                while await self._something_before(due):
+                    await self._write_outbox(call)
+                    if self._leaving:
+                        await call.done_writing()
+                        self._left.set()
+                        return
+
+    async def _write_outbox(self, call: Any) -> None:
+        while self._outbox:
+            message = self._outbox[0]
+            await call.write(message)
+            if self._outbox and self._outbox[0] is message:
+                self._outbox.popleft()
 
     async def _something_before(self, due: float) -> bool:
         try:
             async with asyncio.timeout_at(due):
                 await self._wake.wait()
         except TimeoutError:
-            return False
+            return bool(self._outbox)
         self._wake.clear()
         return True
 

@@ -35,7 +35,6 @@ def test_names_below_the_folders_and_absolute_paths(tmp_path: Path) -> None:
         "../demo",
         "a/../b",
         "a/b/c",
-        "/",
         "-x",
         "a\0b",
         "/tmp/../etc",

@@ -1,0 +1,146 @@
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from mesh.certificates import PeerIdentity, Role, role_server_name
+from mesh.errors import InvalidInput, PermissionDenied
+from mesh.rpc import Server
+from mesh.tls import PeerChannel, TlsStore, server_credentials
+from node import session as session_module
+from node.session import CoordinatorSession
+from sealring.v1 import membership_pb2, membership_pb2_grpc
+
+
+class Coordinator(membership_pb2_grpc.MembershipServicer):
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[membership_pb2.MemberMessage] = asyncio.Queue()
+        self.say: asyncio.Queue[membership_pb2.CoordinatorMessage | None] = asyncio.Queue()
+        self.refusal: Exception | None = None
+
+    async def Session(self, requests: Any, context: Any) -> AsyncIterator[membership_pb2.CoordinatorMessage]:
+        if self.refusal is not None:
+            raise self.refusal
+
+        async def read() -> None:
+            async for message in requests:
+                self.heard.put_nowait(message)
+
+        reader = asyncio.create_task(read())
+        try:
+            while (message := await self.say.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+
+    async def hears(self, kind: str) -> membership_pb2.MemberMessage:
+        async with asyncio.timeout(10):
+            while True:
+                message = await self.heard.get()
+                if message.WhichOneof("message") == kind:
+                    return message
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[str] = asyncio.Queue()
+        self.out = asyncio.Event()
+
+    def hello(self) -> membership_pb2.Hello:
+        return membership_pb2.Hello(software_version="1")
+
+    def heartbeat(self) -> membership_pb2.Heartbeat:
+        return membership_pb2.Heartbeat(memory_total=1)
+
+    async def from_coordinator(self, message: membership_pb2.CoordinatorMessage) -> None:
+        kind = message.WhichOneof("message")
+        self.heard.put_nowait(kind)
+        if kind == "commit":
+            raise InvalidInput("no")
+
+    def thrown_out(self) -> None:
+        self.out.set()
+
+
+@pytest.fixture
+async def talk(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    monkeypatch.setattr(session_module, "HEARTBEAT_SECONDS", 0.2)
+    store = TlsStore(cluster.material(PeerIdentity("testbed", Role.COORDINATOR, "coordinator")))
+    coordinator, listener = Coordinator(), Listener()
+    add = membership_pb2_grpc.add_MembershipServicer_to_server
+    server = Server([(add, coordinator, "sealring.v1.Membership")])
+    port = server.listen("127.0.0.1:0", server_credentials(store))
+    await server.start()
+    name = role_server_name(Role.COORDINATOR)
+    channel = PeerChannel(f"127.0.0.1:{port}", cluster.party().store(), name)
+    session = CoordinatorSession(channel, listener)
+    task = asyncio.create_task(session.run())
+    yield coordinator, listener, session, channel
+    assert not task.done() or not task.cancelled()
+    task.cancel()
+    await asyncio.wait((task,))
+    await channel.close()
+    await server.stop(0)
+
+
+def fault(epoch: int) -> membership_pb2.MemberMessage:
+    return membership_pb2.MemberMessage(fault=membership_pb2.EpochFault(ring="r", epoch=epoch))
+
+
+GOODBYE = membership_pb2.CoordinatorMessage(goodbye=membership_pb2.Goodbye(reason="x"))
+COMMIT = membership_pb2.CoordinatorMessage(commit=membership_pb2.CommitEpoch(ring="r"))
+
+
+async def test_hello_heartbeats_and_messages_in_order(talk: Any) -> None:
+    coordinator, listener, session, _ = talk
+    assert (await coordinator.hears("hello")).hello.software_version == "1"
+    for _ in range(3):
+        await coordinator.hears("heartbeat")
+    for epoch in range(50):
+        session.send(fault(epoch))
+    assert [(await coordinator.hears("fault")).fault.epoch for _ in range(50)] == list(range(50))
+    coordinator.say.put_nowait(COMMIT)
+    coordinator.say.put_nowait(GOODBYE)
+    assert [await listener.heard.get() for _ in range(2)] == ["commit", "goodbye"]
+
+
+async def test_it_comes_back_with_what_was_not_said(talk: Any) -> None:
+    coordinator, _, session, _ = talk
+    await coordinator.hears("hello")
+    coordinator.say.put_nowait(None)
+    await asyncio.sleep(0.05)
+    for epoch in range(1000):
+        session.send(fault(epoch))
+    await coordinator.hears("hello")
+    last = 0
+    while last < 999:
+        last = (await coordinator.hears("fault")).fault.epoch
+
+
+async def test_a_channel_that_is_replaced_does_not_end_the_session(talk: Any) -> None:
+    coordinator, _, _, channel = talk
+    await coordinator.hears("hello")
+    coordinator.say.put_nowait(GOODBYE)
+    await asyncio.sleep(0.05)
+    await channel.close()
+    await coordinator.hears("hello")
+
+
+async def test_a_node_that_is_not_enrolled_any_more_learns_it(talk: Any) -> None:
+    coordinator, listener, _, _ = talk
+    await coordinator.hears("hello")
+    coordinator.refusal = PermissionDenied("no", reason="NOT_ENROLLED")
+    coordinator.say.put_nowait(None)
+    await asyncio.wait_for(listener.out.wait(), 10)
+
+
+async def test_goodbye_is_said_last(talk: Any) -> None:
+    coordinator, _, session, _ = talk
+    await coordinator.hears("hello")
+    coordinator.say.put_nowait(GOODBYE)
+    await asyncio.sleep(0.05)
+    session.send(fault(1))
+    await session.goodbye("stopping")
+    assert (await coordinator.hears("fault")).fault.epoch == 1
+    assert (await coordinator.hears("goodbye")).goodbye.reason == "stopping"
