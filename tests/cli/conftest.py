@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -68,10 +69,13 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(home)
 
-    def run(*arguments: str) -> Done:
+    def run(*arguments: str, stdin: str = "", **environment: str) -> Done:
         from cli.main import main
 
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "argv", ["sealring", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         with pytest.raises(SystemExit) as ended:
             main()
         captured = capsys.readouterr()

@@ -34,12 +34,13 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
 
 
 @pytest.fixture
-def run(cluster: LocalCluster, sealring: Any) -> Run:
-    """Runs a command with the operator's bundle, away from the event loop."""
+def run(cluster: LocalCluster, sealring: Any, here: Any) -> Run:
+    """Runs a command with the operator's bundle, away from the event loop; daemons as processes."""
 
     async def call(*arguments: str, **options: Any) -> Any:
         bundle = {"SEALRING_CLI_OPERATOR": str(cluster.operator_bundle)}
-        return await asyncio.to_thread(sealring, *arguments, **(bundle | options))
+        runner = sealring if "run" in arguments else here
+        return await asyncio.to_thread(runner, *arguments, **(bundle | options))
 
     return call
 

@@ -21,16 +21,16 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def service(sealring: Any, launchctl: Any, root: Path) -> Any:
+def service(here: Any, launchctl: Any, root: Path) -> Any:
     def run(verb: str, *arguments: str) -> Any:
         rooted = [] if verb in ("stop", "status") else ["--root", str(root)]
-        return sealring("service", verb, *arguments, *rooted, path=launchctl.path)
+        return here("service", verb, *arguments, *rooted, PATH=launchctl.path)
 
     return run
 
 
-def test_off_macos_it_says_so(sealring: Any, tmp_path: Path) -> None:
-    done = sealring("service", "status", path=str(tmp_path))
+def test_off_macos_it_says_so(here: Any, tmp_path: Path) -> None:
+    done = here("service", "status", PATH=str(tmp_path))
     assert done.status == 7
     assert "only macOS has" in done.err
     assert "NOT_MACOS" in done.err
