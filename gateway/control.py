@@ -44,8 +44,9 @@ class MemberTarget:
 class MemberStream:
     """One `Schedule` call. Messages out are serialized bytes, in the order of `send`."""
 
-    def __init__(self, target: MemberTarget, clock: Clock) -> None:
+    def __init__(self, target: MemberTarget, clock: Clock, *, head: bool) -> None:
         self.target = target
+        self._head = head
         self.heard = clock()
         self._clock = clock
         self._call: Any = None
@@ -126,7 +127,7 @@ class MemberStream:
             raise await self._failure() from None
 
     async def read_all(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
-        """Hands every response on, for ever. Raises SealringError when the stream is over."""
+        """Hands every response on, pongs of the head only. Raises SealringError once the stream is over."""
         try:
             while True:
                 response = await self._call.read()
@@ -134,7 +135,7 @@ class MemberStream:
                     raise await self._failure()
                 self.heard = self._clock()
                 kind = response.WhichOneof("message")
-                if kind == "pong":
+                if kind == "pong" and not self._head:
                     continue
                 if kind in ("fault", "goodbye", "attached", None):
                     raise _over(response, self.target.id)
@@ -158,7 +159,7 @@ class EpochSession:
         self.epoch = epoch
         self.waiting_since: float | None = None
         self._clock = clock
-        self._streams = [MemberStream(member, clock) for member in members]
+        self._streams = [MemberStream(member, clock, head=rank == 0) for rank, member in enumerate(members)]
         self._pings = 0
 
     async def attach(self) -> list[control.Attached]:

@@ -225,6 +225,9 @@ class Ring:
         if session is None:
             return
         kind = response.WhichOneof("message")
+        if kind == "pong":
+            self._perform(self.scheduler.steps_executed(response.pong.steps))
+            return
         now = self._clock()
         session.waiting_since = None
         if kind == "done":

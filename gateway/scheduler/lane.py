@@ -39,8 +39,9 @@ class Lane:
 
     @property
     def stuck(self) -> bool:
-        """True while none of its rows may be stepped and tokens of theirs are on the way."""
-        return bool(self.outstanding and self.rows) and len(self.leaving()) == len(self.rows)
+        """True while a row is at its limit and its last token is on the way: a head that is told to evict a
+        row does not tell of tokens that come later."""
+        return bool(self.outstanding) and any(not row.closed for row in self.leaving())
 
     def leaving(self) -> list[Row]:
         """Rows that the next step need not or may not have: closed, or at their limit."""

@@ -4,9 +4,11 @@ Lanes take turns, and each has at most two steps announced. Between two prefill 
 a decode step; when nothing decodes, prefill steps go back to back, as many as fill the pipeline and one more.
 Evictions that belong to no lane's own step ride on the next step of any kind.
 
-A row is evicted by its lane's next step while its last token is still on the way only if another row of that
-step needs a token of the same step: the head then has both before it acts. Otherwise it stays until all of
-its lane's steps are done.
+A row at its limit is not stepped again, and not evicted before its last token is there: its lane waits for
+that token instead of having a step announced ahead, which costs no more than the way over the gateway.
+
+A step that samples nothing brings nothing round. It is done when the head says so, by StepDone or by the
+number of steps that it has executed, or when a later step has come round.
 """
 
 from __future__ import annotations
@@ -101,21 +103,24 @@ class StepPlanner:
                 row.phase = Phase.GONE
                 return True
             self._drop(row)
+        elif row.phase is Phase.PREFILLED:
+            self._drop(row)
         elif row.phase is Phase.READY:
             self._lanes[row.lane].ready.remove(row)
-            row.phase = Phase.PREFILLED
-            if row.has_token:
-                self._drop(row)
+            self._drop(row)
         elif row.phase is Phase.DECODING:
             self._lanes[row.lane].closed += 1
         return False
 
-    def done(self, number: int) -> Announced:
+    def done(self, number: int) -> Announced | None:
         """Takes a step as done, and with it all earlier ones that sample nothing.
 
-        Raises InvalidInput (BAD_STEP) for a step that is not under way, or out of order.
+        None for one that was taken as done already. Raises InvalidInput (BAD_STEP) for one that was never
+        announced, or out of order.
         """
         step = self._outstanding.pop(number, None)
+        if step is None and 0 < number <= self._number:
+            return None  # it was taken as done before
         if step is None:
             raise InvalidInput(f"step {number} is not under way", reason="BAD_STEP")
         self._settle(step)
@@ -133,22 +138,23 @@ class StepPlanner:
             step.lane.outstanding -= 1
         else:
             self._prefills_outstanding -= 1
-        for row in step.first:
-            row.has_token = True
+
+    def executed(self, number: int) -> None:
+        """The head has executed all steps up to this one: those that sample nothing are done."""
+        for step in [step for step in self._outstanding.values() if step.number <= number]:
+            if not step.sampled:
+                self._settle(self._outstanding.pop(step.number))
 
     def tokens_out(self, step: Announced) -> None:
         """Must follow once the outputs of a step that is done have been looked at, and rows closed."""
         for row in step.first:
             if row.phase is Phase.PREFILLED:
-                if row.closed:
-                    self._drop(row)
-                else:
-                    self._ready(row)
+                self._ready(row)
 
     def sweep(self) -> None:
         """Frees lanes of which nothing more is wanted. Must come before rows are started."""
         for lane in self._lanes:
-            if lane.rows and not lane.running and not lane.outstanding:
+            if lane.rows and not lane.running:
                 self._drop_lane(lane)
 
     def steps(self) -> Iterator[control.Step]:

@@ -39,7 +39,6 @@ class Row:
     ceiling: int = 0
     lane: int = 0
     last_lane_step: int = 0  # the count of its lane's steps at which the limit is reached
-    has_token: bool = False  # the step that samples its first token is done
 
     @property
     def remaining(self) -> int:

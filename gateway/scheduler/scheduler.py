@@ -160,11 +160,18 @@ class Scheduler:
         """A step has come round. Raises InvalidInput (BAD_STEP) when it cannot have: the epoch must end."""
         epoch = self._running_epoch()
         step = epoch.planner.done(done.step)
+        if step is None:
+            return self._take()
         self._outputs(epoch.rows, done, now)
         for row in step.ending:
             if not row.closed and row.last_lane_step <= step.lane_step:
                 self._finish(row, inference.FINISH_REASON_LENGTH, row.limit, now)
         epoch.planner.tokens_out(step)
+        return self._pump()
+
+    def steps_executed(self, number: int) -> list[Action]:
+        """The head has executed all steps up to this one; their tokens may still be on the way."""
+        self._running_epoch().planner.executed(number)
         return self._pump()
 
     def cancel(self, request_id: str) -> list[Action]:

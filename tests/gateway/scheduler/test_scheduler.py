@@ -392,13 +392,42 @@ def test_a_request_that_ends_every_epoch_is_given_up() -> None:
     assert driver.failed == {"poison": "EPOCH_ENDED"}
 
 
-@pytest.mark.parametrize("number", [0, 3, 99])
+@pytest.mark.parametrize("number", [0, 4, 99])
 def test_steps_that_cannot_be_done_end_the_epoch(number: int) -> None:
     driver = Driver(1)
     driver.ask("a")
     with pytest.raises(InvalidInput) as caught:
         driver.scheduler.step_done(control.StepDone(step=number), 0.0)
     assert caught.value.reason == "BAD_STEP"
+
+
+def test_a_step_that_samples_nothing_is_done_when_the_head_has_executed_it() -> None:
+    driver = Driver(1, chunk=10)
+    driver.ask("a", prompt=45, max_tokens=1)
+    assert driver.work() == ["p", "p"]
+    driver.take(driver.scheduler.steps_executed(2))
+    assert driver.work() == ["p", "p", "p", "p"]
+    driver.take(driver.scheduler.step_done(control.StepDone(step=1), 0.0))
+    driver.take(driver.scheduler.steps_executed(4))
+    driver.under_way = deque([driver.steps[-1]])
+    driver.done()
+    assert driver.finished == {"a": 1}
+
+
+def test_a_row_at_its_limit_is_evicted_only_when_its_last_token_is_there() -> None:
+    driver = Driver(2)
+    for name, limit in (("a", 50), ("b", 50), ("c", 9), ("d", 300)):
+        driver.ask(name, max_tokens=limit)
+    evicted: list[int] = []
+    while driver.under_way:
+        count = len(driver.steps)
+        finished = set(driver.finished)
+        driver.done()
+        for step in driver.steps[count:]:
+            evicted.extend(change.evict.row for change in step.changes if change.HasField("evict"))
+        names = {driver.rows[row].id for row in evicted}
+        assert names <= finished | set(driver.finished)
+    assert driver.finished == {"a": 50, "b": 50, "c": 9, "d": 300}
 
 
 def test_a_step_that_samples_nothing_is_done_with_a_later_one() -> None:
