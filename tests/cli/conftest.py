@@ -42,7 +42,7 @@ def home(tmp_path: Path) -> Path:
 def sealring(home: Path) -> Sealring:
     """Runs the command as a process of its own, in an empty home folder."""
 
-    def run(*arguments: str, stdin: str = "", path: str | None = None, **environment: str) -> Done:
+    def run(*arguments: str, stdin: str = "", **environment: str) -> Done:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
         given = {"HOME": str(home), "XDG_STATE_HOME": "", "XDG_CONFIG_HOME": "", **environment}
         done = subprocess.run(
@@ -53,7 +53,7 @@ def sealring(home: Path) -> Sealring:
             timeout=50,
             check=False,
             cwd=home,
-            env=kept | given | ({"PATH": path} if path is not None else {}),
+            env=kept | given,
         )
         return Done(done.returncode, done.stdout, done.stderr)
 
