@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import mlx.core as mx
@@ -93,16 +94,17 @@ class Stage:
         rows, tokens = inputs[0].shape[:2]
         token_ids = inputs[0] if self.spec.is_head else mx.zeros((rows, tokens), mx.uint32)
         step = self._step = _Step([] if self.spec.is_head else inputs, self._slots.spread(cache))
-        recorders = {donor: recorded_updates(self._cache_of(donor)) for donor in self._recorded}
-        updates = {donor: recorder.__enter__() for donor, recorder in recorders.items()}
-        try:
-            outputs = [self.model(token_ids, cache=step.caches)]
-        except _HandedOn:
-            outputs = self._outputs(updates)
-        finally:
-            for recorder in recorders.values():
-                recorder.__exit__()
-            self._step = _Step([], [])
+        with contextlib.ExitStack() as recording:
+            updates = {
+                donor: recording.enter_context(recorded_updates(self._cache_of(donor)))
+                for donor in self._recorded
+            }
+            try:
+                outputs = [self.model(token_ids, cache=step.caches)]
+            except _HandedOn:
+                outputs = self._outputs(updates)
+            finally:
+                self._step = _Step([], [])
         self._slots.count(cache, rows, tokens)
         return outputs
 
