@@ -21,7 +21,7 @@ from mesh.trust import SCORES, KeyType, TrustLevel
 
 
 class PaperCluster:
-    """Rings `NAME-0`, `NAME-1`, ... of `size` members each; the level named is that of the weakest, the tail."""
+    """Rings `NAME-0`, `NAME-1`, ... of `size` members each; a level is that of the weakest, the tail."""
 
     def __init__(
         self, rings: dict[str, TrustLevel] | None = None, *, size: int = 2, name: str = "paper"

@@ -1,0 +1,110 @@
+"""What must not be seen: its forms, and where to look for them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import struct
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ETH_P_ALL = 0x0003
+_READ_BYTES = 64 << 20
+_WINDOW = 6
+
+
+def forms_of(text: str, tokenizer: Any) -> dict[str, bytes]:
+    """The bytes in which a text could travel or lie: as text, and as its token ids."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert len(ids) >= _WINDOW
+    ids = ids[:_WINDOW]
+    forms = {code: text.encode(code) for code in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le")}
+    forms["longest word"] = max(text.split(), key=len).encode()
+    for code in ("<I", ">I", "<H", ">H", "<Q"):
+        forms[f"ids {code}"] = b"".join(struct.pack(code, token) for token in ids)
+    forms["ids as text"] = ", ".join(map(str, ids)).encode()
+    forms["ids as varints"] = b"".join(varint(token) for token in ids)
+    return forms
+
+
+def found(data: bytes, forms: Mapping[str, bytes]) -> set[str]:
+    """The names of the forms that are in `data`."""
+    return {name for name, form in forms.items() if form in data}
+
+
+def found_in_memory(pid: int, forms: Mapping[str, bytes]) -> set[str]:
+    """The names of the forms that are anywhere in what a process may read and write."""
+    seen: set[str] = set()
+    overlap = max(map(len, forms.values()))
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for start, end in _writable(maps):
+            for offset in range(start, end, _READ_BYTES):
+                with contextlib.suppress(OSError, ValueError, OverflowError):
+                    memory.seek(offset)
+                    seen |= found(memory.read(min(_READ_BYTES + overlap, end - offset)), forms)
+    return seen
+
+
+def found_in_files(folder: Path, forms: Mapping[str, bytes]) -> set[tuple[str, str]]:
+    """(file, name of the form) for everything below a folder."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {(str(path), name) for path in files for name in found(path.read_bytes(), forms)}
+
+
+def _writable(maps: Iterable[str]) -> Iterable[tuple[int, int]]:
+    for line in maps:
+        match = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw", line)
+        if match and "[vsyscall]" not in line:
+            yield int(match[1], 16), int(match[2], 16)
+
+
+class Capture:
+    """Every TCP payload on the loopback device, by (source port, destination port)."""
+
+    def __init__(self) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+        except (AttributeError, PermissionError):
+            pytest.skip("capturing loopback needs Linux and CAP_NET_RAW")
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+        self._socket.bind(("lo", 0))
+        self._socket.settimeout(0.2)
+        self.streams: dict[tuple[int, int], bytearray] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Capture:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        self._socket.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                packet, address = self._socket.recvfrom(1 << 18)
+                if address[2] != socket.PACKET_OUTGOING:
+                    self._keep(packet[14:])
+
+    def _keep(self, ip: bytes) -> None:
+        if len(ip) < 20 or ip[0] >> 4 != 4 or ip[9] != socket.IPPROTO_TCP:
+            return
+        tcp = ip[(ip[0] & 15) * 4 :]
+        source, destination = struct.unpack(">HH", tcp[:4])
+        self.streams.setdefault((source, destination), bytearray()).extend(tcp[(tcp[12] >> 4) * 4 :])
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    while value > 127:
+        out += bytes([value & 127 | 128])
+        value >>= 7
+    return out + bytes([value])
