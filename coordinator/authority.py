@@ -17,13 +17,15 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.store import Store, StoredMember, StoredRoster
 from mesh.certificates import Role
 from mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
-from mesh.errors import FailedPrecondition
+from mesh.errors import FailedPrecondition, SealringError
 from mesh.roster import NO_PREVIOUS, Gateway, Revoked, Ring, RingMember, Roster, RosterMember
 from mesh.roster_codec import complete_roster, encode_roster, roster_hash, sign_roster
 from mesh.suites import DEFAULT_SUITES
 from sealring.v1 import admin_pb2
 
 _MAX_REVOKED = 100
+_LOOK_SECONDS = 5.0
+_RETRY_SECONDS = 0.5
 log = structlog.get_logger()
 
 
@@ -80,16 +82,19 @@ class Authority:
             pass
 
     async def renew_forever(self) -> None:
-        """Publish the next version whenever half of the newest one's life is over."""
+        """Publish the next version at half of the newest one's life; what fails is tried again."""
         half = self._settings.roster_lifetime / 2
         while True:
             elapsed = monotonic_clock() - self._signed_at
             if self._roster is not None:  # whichever clock is ahead: one stops in sleep, one may be set back
                 elapsed = max(elapsed, self._clock() - self._roster.issued)
             if elapsed >= half:
-                self.publish()
-            else:
-                await asyncio.sleep(min(half - elapsed, 5.0))
+                try:
+                    self.publish()
+                    continue
+                except SealringError as error:
+                    log.error("roster_not_renewed", reason=error.reason, why=error.message)
+            await asyncio.sleep(min(max(half - elapsed, _RETRY_SECONDS), _LOOK_SECONDS))
 
     def _sign(self) -> tuple[Roster, StoredRoster]:
         draft = complete_roster(self._draft(self._store.rosters.latest()))

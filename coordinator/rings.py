@@ -15,10 +15,12 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.store import Store
 from coordinator.watchers import Watchers, roster_event
 from mesh.clock import Clock, monotonic_clock
+from mesh.errors import SealringError
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, WatchResponse
 
 _MAX_REASON = 200
+_RETRY_SECONDS = 1.0
 log = structlog.get_logger()
 
 
@@ -197,8 +199,17 @@ class Rings:
                 async with asyncio.timeout(wait):  # wait_for may swallow a cancellation (cpython 86296)
                     await self._wake.wait()
             except TimeoutError:
-                for name, running in list(self._running.items()):
-                    self._apply(name, running.machine.tick(self._clock()))
+                await self._tick()
+
+    async def _tick(self) -> None:
+        for name, running in list(self._running.items()):
+            if self._running.get(name) is not running:
+                continue
+            try:
+                self._apply(name, running.machine.tick(self._clock()))
+            except SealringError as error:  # the next epoch's number could not be stored
+                log.error("ring_stuck", ring=name, reason=error.reason, why=error.message)
+                await asyncio.sleep(_RETRY_SECONDS)
 
     # How it is told
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from mesh.errors import AlreadyExists, ConfigError
+from mesh.errors import AlreadyExists, ConfigError, Unavailable
 
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x73726331  # "src1"
@@ -93,21 +93,34 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing, durable when the outermost block has ended."""
+        """All of it or nothing, durable when the outermost block has ended.
+
+        Raises Unavailable (STATE_UNWRITABLE) when SQLite cannot write, a full disk for example.
+        """
         if self._depth:
             yield self._connection
             return
-        self._connection.execute("BEGIN IMMEDIATE")
         self._depth += 1
         try:
+            self._connection.execute("BEGIN IMMEDIATE")
             yield self._connection
-        except BaseException:
-            self._connection.execute("ROLLBACK")
-            raise
-        else:
             self._connection.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            self._roll_back()
+            raise Unavailable(
+                f"the coordinator's database cannot be written: {error}",
+                hint="check free space and permissions of the state folder",
+                reason="STATE_UNWRITABLE",
+            ) from error
+        except BaseException:
+            self._roll_back()
+            raise
         finally:
             self._depth -= 1
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
 
     def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
         """What a SELECT finds."""

@@ -22,7 +22,7 @@ from coordinator.store import (
     verify_chain,
 )
 from mesh.certificates import Role
-from mesh.errors import AlreadyExists, ConfigError, FailedPrecondition, Internal, NotFound
+from mesh.errors import AlreadyExists, ConfigError, FailedPrecondition, Internal, NotFound, Unavailable
 from mesh.trust import KeyType, TrustLevel
 from sealring.v1 import admin_pb2
 
@@ -130,6 +130,19 @@ def test_a_transaction_is_all_or_nothing_even_nested(store: Store) -> None:
         raise RuntimeError
     assert store.tokens.open(now=NOW) == []
     assert store.members.all() == []
+
+
+def test_a_full_disk_is_one_clear_error_and_changes_nothing(store: Store) -> None:
+    connection = store._database._connection
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(Unavailable) as caught, store.transaction():
+        store.tokens.add(token(), b"secret")
+        store.set_meta("big", b"x" * (1 << 20))
+    assert caught.value.reason == "STATE_UNWRITABLE"
+    assert store.tokens.open(now=NOW) == []
+    connection.execute("PRAGMA max_page_count = 1000000")
+    store.tokens.add(token(), b"secret")
 
 
 def test_a_token_is_spent_once(store: Store) -> None:

@@ -1,0 +1,228 @@
+"""The roster authority: one chain, no version with two contents, nothing published that is not stored."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.authority import Authority
+from coordinator.init import init
+from coordinator.keys import ClusterKeys
+from coordinator.settings import CoordinatorSettings
+from coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredRoster
+from mesh.certificates import Role
+from mesh.errors import FailedPrecondition, RosterError
+from mesh.identity import SoftwareSigner, member_id
+from mesh.roster import Roster
+from mesh.roster_reader import check_roster
+from mesh.trust import KeyType, TrustLevel
+from sealring.v1 import admin_pb2, model_pb2
+
+NOW = 1_800_000_000
+
+
+class Bench:
+    """An authority over a real store, with a clock that the test turns."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = float(NOW)
+        self.settings = CoordinatorSettings(state_dir=folder, cluster="demo")
+        init(self.settings, clock=self.clock)
+        self.store = Store.open(folder)
+        self.keys = ClusterKeys.load(folder, now=NOW)
+        self.published: list[StoredRoster] = []
+        self.authority = self.restart()
+
+    def clock(self) -> float:
+        return self.now
+
+    def restart(self) -> Authority:
+        authority = Authority(self.store, self.keys, self.settings, clock=self.clock)
+        authority.listeners.append(self.published.append)
+        return authority
+
+    def roster(self) -> Roster:
+        """The newest, as a reader sees it."""
+        return check_roster(self.published[-1].envelope, self.keys.root, now=self.now)
+
+    def enrol(self, **changes: Any) -> StoredMember:
+        key = SoftwareSigner.generate().public_key
+        member = StoredMember(
+            id=member_id(key),
+            role=Role.MEMBER,
+            name="alpha",
+            identity_key=key,
+            key_type=KeyType.SOFTWARE,
+            enrolled_at=NOW,
+            sealing_key=secrets.token_bytes(32),
+            level=TrustLevel.SOFTWARE,
+            trust=10,
+            attestation=b"{}",
+            attested_at=NOW,
+            challenged_at=NOW,
+            manifest_hash=bytes(32),
+            addresses=("127.0.0.1:7000",),
+        )
+        member = dataclasses.replace(member, **changes)
+        with self.authority.change():
+            self.store.members.enrol(member)
+        return member
+
+    def deploy(self, *members: StoredMember, name: str = "demo", floor: int = 10) -> None:
+        spec = admin_pb2.DeploymentSpec(
+            name=name, model="demo", strategy="pipeline", context=512, trust_floor=floor
+        )
+        stages = [
+            admin_pb2.StagePlan(member=member.id, rank=rank, first_layer=rank, end_layer=rank + 1)
+            for rank, member in enumerate(members)
+        ]
+        plan = admin_pb2.DeploymentPlan(
+            spec=spec,
+            profile=model_pb2.ModelProfile(layers=len(members), digest="ab" * 32),
+            rings=[admin_pb2.RingPlan(ring=f"{name}-0", stages=stages)],
+            plan_hash="cd" * 32,
+        )
+        with self.authority.change():
+            self.store.deployments.add(StoredDeployment(spec, plan, NOW))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "c")
+    yield made
+    made.store.close()
+
+
+def test_there_is_no_roster_before_the_first(bench: Bench) -> None:
+    with pytest.raises(FailedPrecondition):
+        _ = bench.authority.current
+
+
+def test_versions_rise_by_one_in_one_chain_over_restarts(bench: Bench) -> None:
+    for restart in (False, True, False, True):
+        if restart:
+            bench.authority = bench.restart()
+        bench.authority.publish()
+    rosters = [check_roster(one.envelope, bench.keys.root, now=NOW) for one in bench.published]
+    assert [roster.version for roster in rosters] == [1, 2, 3, 4]
+    assert [roster.previous for roster in rosters[1:]] == [roster.hash for roster in rosters[:-1]]
+    assert [one.hash for one in bench.published] == [roster.hash for roster in rosters]
+
+
+def test_a_roster_is_stored_before_anybody_sees_it(bench: Bench) -> None:
+    seen: list[StoredRoster | None] = []
+    bench.authority.listeners.append(lambda roster: seen.append(bench.store.rosters.latest()))
+    bench.authority.publish()
+    assert seen == [bench.authority.current]
+
+
+def test_a_crash_after_storing_never_reuses_the_version(bench: Bench) -> None:
+    def dies(roster: StoredRoster) -> None:
+        raise SystemExit
+
+    bench.authority.listeners.insert(0, dies)
+    with pytest.raises(SystemExit):
+        bench.authority.publish()
+    assert bench.published == []
+    bench.authority = bench.restart()
+    bench.authority.publish()
+    assert bench.roster().version == 2
+
+
+def test_a_change_that_fails_leaves_neither_trace_nor_version(bench: Bench) -> None:
+    bench.authority.publish()
+    with pytest.raises(RuntimeError), bench.authority.change():
+        bench.store.set_meta("x", b"y")
+        raise RuntimeError
+    assert bench.store.get_meta("x") is None
+    assert bench.authority.current.version == 1
+    bench.authority.publish()
+    assert bench.roster().version == 2
+
+
+def test_members_that_no_reader_would_take_are_never_signed(bench: Bench) -> None:
+    first = bench.enrol()
+    with pytest.raises(RosterError):
+        bench.enrol(sealing_key=first.sealing_key)
+    with pytest.raises(RosterError):
+        bench.enrol(level=TrustLevel.HARDWARE, trust=30)
+    assert bench.store.members.all() == [first]
+    assert bench.roster().version == 1
+
+
+def test_rings_stand_in_the_roster_with_their_trust(bench: Bench) -> None:
+    members = [bench.enrol(), bench.enrol()]
+    bench.deploy(*members)
+    roster = bench.roster()
+    ring = roster.ring("demo-0")
+    assert [member.layers for member in ring.members] == [(0, 1), (1, 2)]
+    assert (ring.deployment, ring.replica, ring.total_layers, ring.min_trust) == ("demo", 0, 2, 10)
+    assert (ring.model_digest, ring.plan_hash) == (b"\xab" * 32, b"\xcd" * 32)
+    assert roster.min_trust == 10
+    assert bench.authority.serves("demo-0")
+    assert not bench.authority.serves("demo-1")
+
+
+def test_a_ring_without_a_member_or_below_its_floor_is_left_out(bench: Bench) -> None:
+    members = [bench.enrol(), bench.enrol()]
+    bench.deploy(*members)
+    bench.deploy(bench.enrol(), name="strict", floor=20)
+    assert not bench.authority.serves("strict-0")
+    with bench.authority.change():
+        bench.store.members.revoke(Revocation(members[0].id, members[0].identity_key, NOW, banned=False))
+    assert not bench.authority.serves("demo-0")
+    roster = bench.roster()
+    assert roster.rings == ()
+    assert roster.is_revoked(members[0].id)
+
+
+def test_a_revocation_is_told_until_every_certificate_has_expired(bench: Bench) -> None:
+    member = bench.enrol()
+    with bench.authority.change():
+        bench.store.members.revoke(Revocation(member.id, member.identity_key, NOW, banned=True))
+    bench.now += bench.settings.certificate_lifetime
+    bench.authority.publish()
+    assert bench.roster().is_revoked(member.id)
+    bench.now += 120
+    bench.authority.publish()
+    assert not bench.roster().is_revoked(member.id)
+    assert bench.store.members.banned(member.id)
+
+
+def test_gateways_are_listed_with_their_keys(bench: Bench) -> None:
+    gateway = bench.enrol(role=Role.GATEWAY, sealing_key=b"", addresses=())
+    roster = bench.roster()
+    assert roster.gateway(gateway.id).identity_key == gateway.identity_key
+    assert roster.members == ()
+
+
+async def test_half_of_its_life_renews_it_by_either_clock(bench: Bench) -> None:
+    bench.authority.publish()
+    bench.now += bench.settings.roster_lifetime / 2
+    renewing = asyncio.create_task(bench.authority.renew_forever())
+    await asyncio.sleep(0.05)
+    assert bench.authority.current.version == 2
+    await asyncio.sleep(0.05)
+    assert bench.authority.current.version == 2
+    renewing.cancel()
+
+
+async def test_a_renewal_that_fails_is_tried_again(bench: Bench) -> None:
+    bench.authority.publish()
+    connection = bench.store._database._connection
+    connection.execute("PRAGMA query_only = ON")
+    bench.now += bench.settings.roster_lifetime / 2
+    renewing = asyncio.create_task(bench.authority.renew_forever())
+    await asyncio.sleep(0.05)
+    assert bench.authority.current.version == 1
+    connection.execute("PRAGMA query_only = OFF")
+    async with asyncio.timeout(10):
+        while bench.authority.current.version == 1:
+            await asyncio.sleep(0.05)
+    renewing.cancel()
