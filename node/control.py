@@ -136,7 +136,7 @@ class GatewayStream:
         if what == "step":
             self._sealed.evict(message.step)
             self._work(reframe(request, _COMMAND_STEP))
-            self._epoch.gate.last = message.step.number
+            self._epoch.gate.passed(message.step.number)
         elif what == "discard" and self._head:
             self._sealed.discard(message.discard.row)
             self._work(reframe(request, _COMMAND_DISCARD))

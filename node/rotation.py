@@ -5,8 +5,8 @@ holds back the steps that it has not yet given to its engine, and tells the othe
 the new keys begin with the step after the later of the two. Steps flow again as soon as the own carrier has
 the keys: the pause is a round trip between neighbours and one to the carrier.
 
-Keys are changed when they are due and a step waits: an idle ring would prepare keys that age unused. After
-a long rest both ends hold the first step until the keys are new.
+Keys that are due are changed while steps flow. A ring at rest waits with it, or it would prepare keys that
+age unused: both ends then hold its next step until the keys are new.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import random
 import struct
+import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -33,6 +34,7 @@ LATER_SECONDS = 2.0
 """The responder holds steps for due keys so much later than the initiator, which begins."""
 
 RETRY_SECONDS = 30.0
+_REST_SECONDS = 1.0
 _PATIENCE_SECONDS = 3.0
 _EXCHANGE_SECONDS = 4.0
 _LABEL = b"last step"
@@ -44,6 +46,7 @@ class StepGate:
 
     def __init__(self) -> None:
         self.last = 0
+        self._last_at = 0.0
         self._holds = 0
         self._open = asyncio.Event()
         self._open.set()
@@ -54,6 +57,16 @@ class StepGate:
         if not self._open.is_set():
             self._knocked.set()
             await self._open.wait()
+
+    def passed(self, step: int) -> None:
+        """A step was given to the engine."""
+        self.last = step
+        self._last_at = time.monotonic()
+
+    @property
+    def resting(self) -> bool:
+        """Whether no step has passed for a while."""
+        return time.monotonic() - self._last_at > _REST_SECONDS
 
     async def knocked(self) -> None:
         """Returns when a step waits at the held gate."""
@@ -114,9 +127,12 @@ class Rotation:
         session = 0
         while True:
             await self._due(link, RENEW_SECONDS)
-            with self._gate.held():
-                await self._gate.knocked()
-                session += 1
+            session += 1
+            if self._gate.resting:
+                with self._gate.held():
+                    await self._gate.knocked()
+                    changed = await self._attempt(link, session)
+            else:
                 changed = await self._attempt(link, session)
             if not changed:
                 await asyncio.sleep(RETRY_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
@@ -156,10 +172,11 @@ class Rotation:
         delay = RENEW_SECONDS + LATER_SECONDS
         while True:
             await self._due(link, delay)
-            with self._gate.held():
-                await self._gate.knocked()
-                await asyncio.sleep(_PATIENCE_SECONDS)
             delay = RETRY_SECONDS
+            if self._gate.resting:
+                with self._gate.held():
+                    await self._gate.knocked()
+                    await asyncio.sleep(_PATIENCE_SECONDS)
 
     async def _due(self, link: LinkPlan, seconds: float) -> None:
         """Returns after the keys' life, or earlier when the carrier has used them much."""

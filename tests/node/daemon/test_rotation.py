@@ -41,6 +41,7 @@ async def test_an_idle_ring_changes_keys_at_its_next_step(
     make_bed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rotation, "RENEW_SECONDS", 0.2)
+    monkeypatch.setattr(rotation, "_REST_SECONDS", 0.1)
     monkeypatch.setattr(rotation, "LATER_SECONDS", 0.1)
     with structlog.testing.capture_logs() as logs:
         ring = await make_bed(2)
@@ -50,10 +51,11 @@ async def test_an_idle_ring_changes_keys_at_its_next_step(
         await asyncio.sleep(1)
         assert renewals(logs) == 0
         assert await gateway.generate(QUESTION, 8, row=1)
-        assert renewals(logs) == 4
-        await asyncio.sleep(1)
+        before = renewals(logs)
+        assert before >= 4
+        await asyncio.sleep(2)
         assert await gateway.generate(QUESTION, 8, row=2)
-        assert renewals(logs) >= 8
+        assert renewals(logs) >= before + 4
         await gateway.close()
     assert {entry["at_step"] for entry in logs if entry["event"] == "link keys renewed"} >= {1}
 
