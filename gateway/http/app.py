@@ -19,8 +19,8 @@ from gateway.http.body import read_json
 from gateway.http.guard import Guard
 from gateway.http.parse import (
     ChatBody,
+    CommonBody,
     CompletionBody,
-    _Common,
     chat_request,
     completion_request,
     parse_body,
@@ -29,7 +29,7 @@ from gateway.http.render import Renderer, model_object
 from gateway.inference import InferenceBackend, model_not_found
 from sealring.v1 import inference_pb2 as inference
 
-B = TypeVar("B", bound=_Common)
+B = TypeVar("B", bound=CommonBody)
 
 
 def create_app(backend: InferenceBackend, *, exposition: Callable[[], bytes]) -> Starlette:

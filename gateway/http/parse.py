@@ -75,7 +75,9 @@ class StreamOptions(_Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class _Common(_Body):
+class CommonBody(_Body):
+    """What both endpoints take."""
+
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -94,20 +96,20 @@ class _Common(_Body):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class ChatBody(_Common):
+class ChatBody(CommonBody):
     """`POST /v1/chat/completions`. `top_k`, `min_p` and `min_trust` are additions to OpenAI's API."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
 
 
-class CompletionBody(_Common):
+class CompletionBody(CommonBody):
     """`POST /v1/completions` with one prompt of text."""
 
     prompt: str | Annotated[list[str], Field(min_length=1, max_length=1)]
 
 
-B = TypeVar("B", bound=_Common)
+B = TypeVar("B", bound=CommonBody)
 
 
 def parse_body(value: dict[str, Any], model: type[B]) -> B:
@@ -122,7 +124,7 @@ def parse_body(value: dict[str, Any], model: type[B]) -> B:
     return body
 
 
-def _neutral(name: str, item: Any, model: type[_Common]) -> bool:
+def _neutral(name: str, item: Any, model: type[CommonBody]) -> bool:
     if name in model.model_fields:
         return False
     if name in _IGNORED and isinstance(item, str) and len(item) <= _MAX_STRING:
@@ -190,7 +192,7 @@ def completion_request(body: CompletionBody, request_id: str) -> inference.Gener
 
 
 def _request(
-    body: _Common, prompt: inference.Prompt, max_tokens: int, request_id: str
+    body: CommonBody, prompt: inference.Prompt, max_tokens: int, request_id: str
 ) -> inference.GenerateRequest:
     sampling = prompt.sampling
     sampling.temperature = 1.0 if body.temperature is None else body.temperature

@@ -104,7 +104,7 @@ class ActedRing:
         response = control.ScheduleResponse()
         if len(words) > CONTEXT:
             problem = membership.Problem(
-                code="INVALID_ARGUMENT", reason="PROMPT_TOO_LONG", message="the prompt is too long"
+                code="INVALID_ARGUMENT", reason="CONTEXT_TOO_LONG", message="the prompt is too long"
             )
             response.refused.CopyFrom(control.RowRefused(row=request.row, problem=problem))
         else:

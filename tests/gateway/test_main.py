@@ -140,7 +140,7 @@ async def test_errors_of_the_input(cluster: Any) -> None:
             assert (caught.value.code, caught.value.reason) == (code, reason)
         with pytest.raises(SealringError) as caught:
             await gateway.ask("w " * 600)
-        assert caught.value.reason == "PROMPT_TOO_LONG"
+        assert caught.value.reason == "CONTEXT_TOO_LONG"
         assert (await gateway.ask("still here", model=""))[0] == "still here "
 
 

@@ -143,7 +143,7 @@ async def test_errors_before_the_stream_have_a_status(client: openai.AsyncOpenAI
     with pytest.raises(openai.InternalServerError) as down:
         await client.chat.completions.create(model="demo", messages=MESSAGES)
     assert down.value.status_code == 503
-    backend.error = InvalidInput("too long", reason="PROMPT_TOO_LONG", param="messages")
+    backend.error = InvalidInput("too long", reason="CONTEXT_TOO_LONG", param="messages")
     with pytest.raises(openai.BadRequestError) as long:
         await client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
     assert long.value.code == "context_length_exceeded"
