@@ -96,7 +96,11 @@ class GatewayStream:
 
     def row_event(self, event: bytes) -> None:
         """Queues what the engine said of a row or step."""
-        event = self._sealed.seal(event)
+        try:
+            event = self._sealed.seal(event)
+        except SealringError as error:
+            self._epoch.fault(error)
+            return
         self._put(_RESPONSE_OF_EVENT[event[0]] + event[1:])
 
     def epoch_over(self, problem: membership_pb2.Problem) -> None:

@@ -219,6 +219,9 @@ async def test_sealed_rows_are_opened_here_and_answered_sealed(connect) -> None:
     row.row = 3
     await stream.send(open=row)
     assert (await stream.next()).refused.problem.reason == "ENVELOPE_REPLAYED"
+    late = control_pb2.StepDone(step=9, outputs=[control_pb2.RowOutput(row=1, text="late", tokens=9)])
+    desk.epoch.row_event(engine_pb2.EngineEvent(done=late).SerializeToString())
+    assert (await stream.next()).fault.problem.reason == "REPLY_ENDED"
 
 
 async def test_sealed_rows_that_do_not_open_are_refused(connect) -> None:
