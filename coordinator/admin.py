@@ -119,7 +119,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListNodes(  # noqa: N802
         self, request: admin_pb2.ListNodesRequest, context: Any
     ) -> admin_pb2.ListNodesResponse:
-        """Every enrolled node, online or not."""
+        """Every enrolled node, online or not, by name."""
         self._operator(context)
         places = {
             stage.member: (ring.ring, stage)
@@ -130,7 +130,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return admin_pb2.ListNodesResponse(
             nodes=[
                 describe_node(member, self._sessions.find(member.id), places.get(member.id), self._clock())
-                for member in self._store.members.all(Role.MEMBER)
+                for member in sorted(self._store.members.all(Role.MEMBER), key=lambda one: one.name)
             ]
         )
 

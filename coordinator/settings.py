@@ -59,25 +59,38 @@ class CoordinatorSettings(BaseModel):
         default_factory=_default_state_dir, description="folder of keys, certificates and database"
     )
     cluster: Annotated[str, AfterValidator(_check_cluster)] = Field(
-        "", description="name of the cluster, used by init only; empty: one is made up"
+        default="", description="name of the cluster, used by init only; empty: one is made up"
     )
-    listen: Address = Field("127.0.0.1:7700", description="host:port of the main address (mTLS)")
-    join_listen: Address = Field("127.0.0.1:7701", description="host:port for joining (TLS)")
+    listen: Address = Field(default="127.0.0.1:7700", description="host:port of the main address (mTLS)")
+    join_listen: Address = Field(default="127.0.0.1:7701", description="host:port for joining (TLS)")
     advertise: list[Host] = Field(
         default_factory=list,
         max_length=16,
         description="hosts and addresses for the certificate, the first for members; unset: as in listen",
     )
     trust_floor: int = Field(
-        10, ge=1, le=MAX_SCORE, description="no member below joins: 10 takes software keys, 20 does not"
+        default=10,
+        ge=1,
+        le=MAX_SCORE,
+        description="no member below joins: 10 takes software keys, 20 does not",
     )
-    roster_lifetime: int = Field(720, ge=2, le=900, description="life of a signed roster; renewed at half")
-    certificate_lifetime: int = Field(_DAY, ge=2, le=30 * _DAY, description="life of mTLS certificates")
-    heartbeat_timeout: float = Field(6.0, ge=0.2, le=60, description="a node silent for longer is offline")
-    prepare_timeout: float = Field(120.0, ge=1, le=3600, description="longest preparation without progress")
-    commit_timeout: float = Field(60.0, ge=1, le=600, description="longest commit of an epoch")
-    profile_timeout: float = Field(60.0, ge=1, le=600, description="longest profiling of a model")
-    drain_timeout: float = Field(60.0, ge=0, le=3600, description="how long a draining node's ring goes on")
+    roster_lifetime: int = Field(
+        default=720, ge=2, le=900, description="life of a signed roster; renewed at half"
+    )
+    certificate_lifetime: int = Field(
+        default=_DAY, ge=2, le=30 * _DAY, description="life of mTLS certificates"
+    )
+    heartbeat_timeout: float = Field(
+        default=6.0, ge=0.2, le=60, description="a node silent for longer is offline"
+    )
+    prepare_timeout: float = Field(
+        default=120.0, ge=1, le=3600, description="longest preparation without progress"
+    )
+    commit_timeout: float = Field(default=60.0, ge=1, le=600, description="longest commit of an epoch")
+    profile_timeout: float = Field(default=60.0, ge=1, le=600, description="longest profiling of a model")
+    drain_timeout: float = Field(
+        default=60.0, ge=0, le=3600, description="how long a draining node's ring goes on"
+    )
 
     @model_validator(mode="after")
     def _reachable(self) -> CoordinatorSettings:

@@ -121,7 +121,7 @@ async def refused(joining: Any) -> None:
 class Joiner:
     """Builds a good join request, which a test then spoils."""
 
-    def __init__(self, cluster: Cluster, stub: membership_pb2_grpc.EnrolmentStub) -> None:
+    def __init__(self, cluster: Cluster, stub: Any) -> None:
         self.cluster = cluster
         self.stub = stub
         self.signer = SoftwareSigner.generate()
@@ -167,7 +167,8 @@ class Joiner:
 
     async def send(self, request: membership_pb2.EnrolRequest) -> membership_pb2.EnrolResponse:
         try:
-            return await self.stub.Enrol(request, timeout=5)
+            answer: membership_pb2.EnrolResponse = await self.stub.Enrol(request, timeout=5)
+            return answer
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
 

@@ -22,16 +22,17 @@ async def three(cluster: Cluster) -> list[FakeNode]:
 
 
 async def deploy(cluster: Cluster, **spec: Any) -> admin_pb2.DeploymentPlan:
-    values = {"name": "demo", "model": "demo", "stages": 3} | spec
+    values: dict[str, Any] = {"name": "demo", "model": "demo", "stages": 3} | spec
     request = admin_pb2.CreateDeploymentRequest(spec=admin_pb2.DeploymentSpec(**values))
-    return (await cluster.call("CreateDeployment", request)).plan
+    plan: admin_pb2.DeploymentPlan = (await cluster.call("CreateDeployment", request)).plan
+    return plan
 
 
 async def ring_state(cluster: Cluster, phase: int, *, epoch: int = 0) -> admin_pb2.RingStatus:
     async with asyncio.timeout(15):
         while True:
             answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
-            status = answer.deployments[0].rings[0]
+            status: admin_pb2.RingStatus = answer.deployments[0].rings[0]
             if status.phase == phase and status.epoch >= epoch:
                 return status
             await asyncio.sleep(0.05)

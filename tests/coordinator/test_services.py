@@ -38,7 +38,7 @@ class Watcher:
         """The next event of a kind."""
         async with asyncio.timeout(10):
             while True:
-                event = await self.call.read()
+                event: Any = await self.call.read()
                 assert event is not grpc.aio.EOF
                 if event.WhichOneof("event") == kind:
                     return getattr(event, kind)
