@@ -1,7 +1,8 @@
-"""A child's standard error, line by line, into the daemon's log: event names and nothing else.
+"""A child's standard error, line by line, into the daemon's log: events, error types and places.
 
-Children log JSON by structlog. Of any other line only what cannot hold content is kept: a traceback's places
-and exception types, and the ring's own notices.
+Children log JSON through `mesh.logging`, which keeps content out; even so only the event, an error's reason or
+type and its frames are taken over. Of any other line only what cannot hold content is kept: a traceback's
+places and exception types, and the ring's own notices.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ _MAX_EVENT = 200
 _PLACE = re.compile(r'\s*File "[^"]{1,300}", line \d{1,7}, in [\w<>.]{1,80}')
 _EXCEPTION = re.compile(r"((?:\w+\.){0,6}\w{0,80}(?:Error|Exception|Exit|Interrupt|Ended|Input|Exhausted))\b")
 _RING = re.compile(r"\[(?:ring|jaccl|metal|cuda)\][ -~]{0,160}")
+_ERROR = re.compile(r"[A-Z][A-Z0-9_]{2,60}(?=: )|\w{1,80}(?: errno \d{1,5})?\Z")
+_FRAME = re.compile(r"  [^\s\"']{1,300}:\d{1,7} [\w<>.]{1,80}\Z")
+_MAX_FRAMES = 20
 _LEVELS = frozenset({"debug", "info", "warning", "error"})
 
 
@@ -48,8 +52,8 @@ class ChildLog:
         text = line.decode("utf-8", errors="replace").strip("\r")
         entry = _parse(text)
         if entry is not None:
-            event, level = entry
-            getattr(self._log, level)("child says", said=event)
+            level, fields = entry
+            getattr(self._log, level)("child says", **fields)
             return
         for pattern in (_PLACE, _EXCEPTION, _RING):
             match = pattern.match(text)
@@ -60,7 +64,8 @@ class ChildLog:
             self._unknown += 1
 
 
-def _parse(text: str) -> tuple[str, str] | None:
+def _parse(text: str) -> tuple[str, dict[str, str | list[str]]] | None:
+    """Level and fields of a JSON line."""
     if not text.startswith("{"):
         return None
     try:
@@ -70,5 +75,18 @@ def _parse(text: str) -> tuple[str, str] | None:
     event = entry.get("event") if isinstance(entry, dict) else None
     if not isinstance(event, str):
         return None
-    level = entry.get("level")
-    return event[:_MAX_EVENT], level if level in _LEVELS else "info"
+    fields: dict[str, str | list[str]] = {"said": event[:_MAX_EVENT]}
+    error, frames, level = entry.get("error"), entry.get("exception"), entry.get("level")
+    if isinstance(error, str) and (match := _ERROR.match(error)):
+        fields["error"] = match[0]
+    if isinstance(frames, list):
+        fields["exception"] = [kept for line in frames[:_MAX_FRAMES] if (kept := _frame(line))]
+    return (level if level in _LEVELS else "info"), fields
+
+
+def _frame(line: object) -> str:
+    """A line of `exception`: a place as it is, an error's reason or type, or nothing."""
+    if not isinstance(line, str):
+        return ""
+    match = _FRAME.match(line) or _ERROR.match(line)
+    return match[0] if match else ""

@@ -31,6 +31,12 @@ while (command := frames.receive(engine_pb2.EngineCommand)) is not None:
         what = command.profile.path
         if what == "log":
             sys.stderr.write('{"event": "hello there", "level": "warning", "prompt": "the secret"}\n')
+            sys.stderr.write(
+                '{"event": "broke", "level": "error", "error": "KeyError", "exception": ["KeyError",'
+            )
+            sys.stderr.write(
+                ' "  /x/y.py:3 main", "the secret", 5]}\n{"event": "odd", "error": "EPOCH_ENDED: the secret: x"}\n'
+            )
             sys.stderr.write("the secret in plain words\n")
             sys.stderr.write('Traceback (most recent call last):\n  File "x.py", line 3, in main\n')
             sys.stderr.write("ValueError: the secret again\n")

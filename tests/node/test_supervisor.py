@@ -155,11 +155,15 @@ async def test_logs_hold_event_names_only(family: Family) -> None:
     said = [entry.get("said") for entry in logs if entry["event"] == "child says"]
     assert said == [
         "hello there",
+        "broke",
+        "odd",
         'File "x.py", line 3, in main',
         "ValueError",
         "[ring] connecting to 127.0.0.1",
     ]
     assert "secret" not in str(logs)
+    broke = next(entry for entry in logs if entry.get("said") == "broke")
+    assert (broke["error"], broke["exception"]) == ("KeyError", ["KeyError", "  /x/y.py:3 main"])
     assert any(entry.get("lines") == 3 for entry in logs)
 
 
