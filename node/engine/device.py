@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import tempfile
+
 import mlx.core as mx
 
 CACHE_LIMIT = 256 << 20
@@ -9,11 +13,22 @@ CACHE_LIMIT = 256 << 20
 
 
 def prepare() -> None:
-    """Keeps MLX's cache of freed buffers small and, on a Mac, the weights wired."""
+    """Keeps MLX's cache of freed buffers small and, on a Mac, the weights wired.
+
+    On a CPU MLX compiles fused kernels with the system's compiler into the folder for temporary files and
+    loads what it finds there, so it may do that only where nobody else can put anything.
+    """
+    if mx.default_device() == mx.cpu and not _is_private(tempfile.gettempdir()):
+        mx.disable_compile()
     mx.set_cache_limit(CACHE_LIMIT)
     wired = mx.device_info().get("max_recommended_working_set_size")
     if wired:
         mx.set_wired_limit(int(wired))
+
+
+def _is_private(folder: str) -> bool:
+    status = os.stat(folder)
+    return status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
 
 
 def memory_limit() -> int:

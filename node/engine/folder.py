@@ -79,6 +79,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
     try:
         with _Progress(command.id, _expected_bytes(measured, lo, hi), emit):
             stage = load_stage(path, lo, hi)
+            warm_up(stage)
         if front is not None:
             front.wait_loaded()
     except BaseException:
@@ -88,6 +89,17 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
     per_token, per_row = kv_bytes(measured, lo, hi, command.context)
     log.info("stage loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
     return Loaded(stage, front, command, per_token, per_row)
+
+
+def warm_up(stage: Stage) -> None:
+    """Runs a few tokens, so that the first request does not wait for kernels to be compiled or loaded."""
+    cache = stage.make_cache()
+    for tokens in (2, 1):
+        inputs = [
+            mx.zeros((1, tokens, *tensor.tail), getattr(mx, tensor.dtype)) for tensor in stage.spec.receives
+        ]
+        mx.eval(stage(inputs, cache))
+    mx.clear_cache()
 
 
 def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int) -> tuple[int, int]:

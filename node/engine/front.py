@@ -83,6 +83,7 @@ class Front:
         self._rows: dict[int, OpenRow] = {}
         self._queue: SimpleQueue[tuple[int, engine.OpenEngineRow | int] | None] = SimpleQueue()
         self._generation = 0
+        self._lock = threading.Lock()
         self._loaded = threading.Event()
         self._failure: BaseException | None = None
         self._tokenizer: Tokenizer | None = None
@@ -111,8 +112,9 @@ class Front:
 
     def close_rows(self) -> None:
         """Forgets all rows, also those that wait to be opened."""
-        self._generation += 1
-        self._rows.clear()
+        with self._lock:
+            self._generation += 1
+            self._rows.clear()
 
     # The front's own thread
 
@@ -131,15 +133,25 @@ class Front:
             if isinstance(command, int):
                 self._rows.pop(command, None)
             else:
-                self._emit(self._answer(self._tokenizer, command))
+                self._open(self._tokenizer, command, generation)
 
-    def _answer(self, tokenizer: Tokenizer, command: engine.OpenEngineRow) -> engine.EngineEvent:
+    def _open(self, tokenizer: Tokenizer, command: engine.OpenEngineRow, generation: int) -> None:
+        row: OpenRow | None = None
         try:
-            return engine.EngineEvent(opened=self._open(tokenizer, command))
+            opened, row = self._prepare(tokenizer, command)
+            event = engine.EngineEvent(opened=opened)
         except Exception as error:
-            return refusal(command.row, error)
+            event = refusal(command.row, error)
+        with self._lock:
+            if generation != self._generation:
+                return
+            if row is not None:
+                self._rows[command.row] = row
+        self._emit(event)
 
-    def _open(self, tokenizer: Tokenizer, command: engine.OpenEngineRow) -> control.RowOpened:
+    def _prepare(
+        self, tokenizer: Tokenizer, command: engine.OpenEngineRow
+    ) -> tuple[control.RowOpened, OpenRow]:
         prompt = command.prompt
         validate_prompt(prompt)
         if command.row in self._rows:
@@ -155,10 +167,10 @@ class Front:
         max_tokens = min(command.max_tokens or room, room)
         answer = Answer(tokenizer.detokenizer(), StopStrings(prompt.stop), tokenizer.end_tokens, max_tokens)
         record = params.encode(params.from_sampling(prompt.sampling))
-        self._rows[command.row] = OpenRow(np.array(ids, np.uint32), record, answer)
-        return control.RowOpened(
+        opened = control.RowOpened(
             row=command.row, prompt_tokens=len(ids), params_bytes=len(record), max_tokens=max_tokens
         )
+        return opened, OpenRow(np.array(ids, np.uint32), record, answer)
 
     def _room(self, prompt_tokens: int, param: str) -> int:
         """Tokens that the context leaves for the answer, at least one."""

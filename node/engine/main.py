@@ -48,6 +48,8 @@ class Engine:
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._loaded: Loaded | None = None
         self._epoch: Epoch | None = None
+        self._loads = 0  # asked for and not yet done; changed by the reading thread and the compute thread
+        self._loads_lock = threading.Lock()
         self._profiling = threading.Lock()
 
     def run(self) -> NoReturn:
@@ -92,7 +94,7 @@ class Engine:
         elif kind == "close_epoch":
             self._close_epoch(command.close_epoch.id)
         elif kind == "load":
-            self._tasks.put(partial(self._guarded, command.load.id, partial(self._load, command.load)))
+            self._queue_load(command.load)
         elif kind == "profile":
             self._start_profile(command.profile)
         elif kind == "shutdown":
@@ -135,6 +137,11 @@ class Engine:
             log.warning("engine command failed", exc_info=error)
             self._emit(engine.EngineEvent(problem=engine.EngineProblem(id=number, problem=to_problem(error))))
 
+    def _queue_load(self, command: engine.LoadStage) -> None:
+        with self._loads_lock:
+            self._loads += 1
+        self._tasks.put(partial(self._guarded, command.id, partial(self._load, command)))
+
     def _open_epoch(self, command: engine.OpenEngineEpoch) -> None:
         loaded = self._stage_for(command)
         channel = EngineChannel(*self._receive_channel(command.epoch)) if command.size > 1 else None
@@ -155,6 +162,8 @@ class Engine:
         if self._epoch is not None:
             raise Conflict("an epoch is open", reason="EPOCH_OPEN", hint="close it first")
         loaded = self._loaded
+        if self._loads:
+            raise Conflict("a stage is being loaded", reason="STAGE_LOADING", hint="wait until it is")
         if loaded is None:
             raise FailedPrecondition("no stage is loaded", reason="NO_STAGE", hint="load one first")
         spec = loaded.stage.spec
@@ -203,6 +212,15 @@ class Engine:
     # The compute thread
 
     def _load(self, command: engine.LoadStage) -> None:
+        try:
+            self._replace_stage(command)
+        finally:
+            with self._loads_lock:
+                self._loads -= 1
+        assert self._loaded is not None
+        self._emit(engine.EngineEvent(loaded=self._loaded.message(command.id)))
+
+    def _replace_stage(self, command: engine.LoadStage) -> None:
         if self._epoch is not None:
             raise Conflict("an epoch is open", reason="EPOCH_OPEN", hint="close it before loading")
         if self._loaded is None or not self._loaded.serves(command):
@@ -210,7 +228,6 @@ class Engine:
                 self._loaded.free()
                 self._loaded = None
             self._loaded = load(command, self._emit)
-        self._emit(engine.EngineEvent(loaded=self._loaded.message(command.id)))
 
     def _closed(self, number: int, epoch: Epoch | None) -> None:
         if epoch is not None:

@@ -184,3 +184,18 @@ def test_an_end_at_the_last_token_is_a_stop() -> None:
     made = answer([], max_tokens=2)
     assert tell(made, b"a\0") == "a"
     assert made.finish == inference.FINISH_REASON_STOP
+
+
+def test_a_row_that_was_being_opened_when_its_epoch_closed_is_gone(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close_meanwhile(text: str) -> list[int]:
+        if text == "late":
+            desk.front.close_rows()
+        return [65]
+
+    monkeypatch.setattr(desk.front._tokenizer, "encode_text", close_meanwhile)
+    desk.front.open(engine.OpenEngineRow(row=1, prompt=text_prompt("late")))
+    desk.front.discard(1)
+    assert desk.open(2, text_prompt("next")).opened.row == 2
+    assert desk.deliver({1: 65}) == {}

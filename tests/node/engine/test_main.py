@@ -396,6 +396,9 @@ def test_commands_out_of_place_are_refused(process: EngineProcess) -> None:
     assert process.load(digest="0" * 64).reason == "MODEL_DIGEST_MISMATCH"
     assert process.load(path=MODEL / "missing").code == "FAILED_PRECONDITION"
     assert process.load(5, 99).code == "INVALID_ARGUMENT"
+    process.send(load=engine.LoadStage(id=90, path=str(MODEL), lo=0, hi=LAYERS, context=CONTEXT))
+    assert process.open_epoch().reason == "STAGE_LOADING"
+    assert process.wait_for("loaded").id == 90
     assert isinstance(process.load(), engine.StageLoaded)
     assert process.open_epoch(rank=1, size=3).reason == "BAD_RANK"
     assert isinstance(process.open_epoch(), engine.EpochOpened)
