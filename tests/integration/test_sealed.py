@@ -12,8 +12,9 @@ import openai
 import pytest
 import pytest_asyncio
 from capture import Capture, forms_of, found, found_in_files, found_in_memory
-from ringtest import chat
+from ringtest import MODEL, chat
 
+from cli.cluster import LocalCluster
 from cli.operator import read_bundle
 from mesh.addresses import free_port
 from mesh.envelope import RequestInfo, SealingKey, seal_request
@@ -406,15 +407,39 @@ async def test_a_head_with_a_new_sealing_key_is_found_by_itself(ring, pin):
             {one.member_id: one.member_name for one in ring.deployment.plan.rings[0].stages} if False else {}
         )
         del names
-        head = before.ring.members[0].id
-        name = next(
-            node
-            for node in ring.cluster.node_names
-            if head in (ring.cluster.state_dir / node / "member.json").read_text()
-        )
+        name = node_of(ring.cluster, before.ring.members[0].id)
         await ring.cluster.kill_node(name)
         await ring.cluster.start_node(name)
         answers = await asyncio.gather(
             *(client.chat(messages(QUESTION), max_tokens=20).result() for _ in range(3)),
         )
     assert [one.text for one in answers] == [before.text] * 3
+
+
+async def test_a_ring_that_is_lost_is_replaced_by_another_one(tmp_path):
+    async with LocalCluster(tmp_path / "state", MODEL, nodes=2, name="demo") as cluster:
+        await cluster.start()
+        await cluster.deploy(stages=1, replicas=2)
+        pin = read_bundle(cluster.operator_bundle).root_sha256
+        async with AsyncClient(cluster.grpc_address, root_sha256=pin, timeout=60.0) as client:
+            async with asyncio.timeout(30):
+                while (await client.models())[0].rings < 2:
+                    await asyncio.sleep(0.2)
+            answers = await asyncio.gather(
+                *(client.chat(messages(QUESTION), max_tokens=20).result() for _ in range(16))
+            )
+            assert len({one.text for one in answers}) == 1
+            assert {one.ring.id for one in answers} == {"demo-0", "demo-1"}
+            lost = answers[0].ring
+            await cluster.kill_node(node_of(cluster, lost.members[0].id))
+            later = await asyncio.gather(
+                *(client.chat(messages(QUESTION), max_tokens=20).result() for _ in range(8))
+            )
+    assert {one.text for one in later} == {answers[0].text}
+    assert lost.id not in {one.ring.id for one in later}
+
+
+def node_of(cluster, member):
+    """The name of the node with this id."""
+    folders = (cluster.state_dir / name for name in cluster.node_names)
+    return next(folder.name for folder in folders if member in (folder / "member.json").read_text())

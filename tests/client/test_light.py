@@ -1,0 +1,15 @@
+import subprocess
+import sys
+
+
+def test_the_client_needs_neither_models_nor_servers() -> None:
+    code = """
+import sys
+import sealring.client
+loaded = {name.partition(".")[0] for name in sys.modules}
+print(*sorted(loaded & {"mlx", "mlx_lm", "numpy", "transformers", "coordinator", "node", "gateway", "cli"}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == []
