@@ -1,7 +1,7 @@
 """A child's standard error, line by line, into the daemon's log: events, error types and places.
 
-Children log JSON through `mesh.logging`, which keeps content out; even so only the event, an error's reason or
-type and its frames are taken over. Of any other line only what cannot hold content is kept: a traceback's
+Children log JSON through `mesh.logging`, which keeps content out; even so only the event, an error's reason
+or type and its frames are taken over. Of any other line only what cannot hold content is kept: a traceback's
 places and exception types, and the ring's own notices.
 """
 

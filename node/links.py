@@ -9,7 +9,8 @@ wrong stands in the own log only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -38,8 +39,8 @@ EARLY_SECONDS = 5.0
 """How long a handshake waits for the PrepareEpoch that it belongs to."""
 
 _CONNECT_SECONDS = 4.0
-_MAX_EARLY = 64
-_MAX_EARLY_PER_PEER = 4
+_MAX_OPEN = 64
+_MAX_OPEN_PER_PEER = 8
 
 Send = Callable[[links_pb2.HandshakeFrame], Awaitable[None]]
 LinkKey = tuple[str, int, int, int, bool]
@@ -93,7 +94,7 @@ class Links(links_pb2_grpc.LinksServicer):
         self._ledger = EphemeralLedger()
         self._expected: dict[LinkKey, _Expected] = {}
         self._arrived = asyncio.Condition()
-        self._early: list[str] = []
+        self._open: list[str] = []
 
     async def call(self, params: LinkParams, addresses: Sequence[str], session: int, talk: Talk[T]) -> T:
         """Shakes hands as the initiator, then talks. `session` is 0 for the first keys of the epoch.
@@ -152,9 +153,24 @@ class Links(links_pb2_grpc.LinksServicer):
         caller = peer_identity(context)
         if caller.role is not Role.MEMBER or caller.cluster != self._cluster:
             raise HandshakeError("caller is no member of this cluster", reason="NOT_A_MEMBER")
+        with self._admitted(caller.id):
+            await self._answer_caller(caller.id, frames, context)
+
+    @contextlib.contextmanager
+    def _admitted(self, caller: str) -> Iterator[None]:
+        """One of the few handshakes that a member may have open. Raises ResourceExhausted."""
+        if len(self._open) >= _MAX_OPEN or self._open.count(caller) >= _MAX_OPEN_PER_PEER:
+            raise ResourceExhausted("too many handshakes are open", reason="TOO_MANY_HANDSHAKES")
+        self._open.append(caller)
+        try:
+            yield
+        finally:
+            self._open.remove(caller)
+
+    async def _answer_caller(self, caller: str, frames: Frames, context: Any) -> None:
         async with asyncio.timeout(DEADLINE_SECONDS):
             hello = await frames.hello()
-        expected = await self._claim(hello, caller.id)
+        expected = await self._claim(hello, caller)
         try:
             async with asyncio.timeout(DEADLINE_SECONDS):
                 machine = Responder(expected.params(), self._signer, self._ledger)
@@ -171,9 +187,6 @@ class Links(links_pb2_grpc.LinksServicer):
     async def _claim(self, hello: links_pb2.LinkHello, caller: str) -> _Expected:
         """The expected link that a hello is for; nobody else can claim it afterwards."""
         key = (hello.ring, hello.epoch, hello.from_rank, hello.to_rank, hello.session > 0)
-        if len(self._early) >= _MAX_EARLY or self._early.count(caller) >= _MAX_EARLY_PER_PEER:
-            raise ResourceExhausted("too many handshakes wait", reason="TOO_MANY_HANDSHAKES")
-        self._early.append(caller)
         try:
             async with asyncio.timeout(EARLY_SECONDS), self._arrived:
                 await self._arrived.wait_for(lambda: key in self._expected)
@@ -185,8 +198,6 @@ class Links(links_pb2_grpc.LinksServicer):
                 return self._expected.pop(key)
         except TimeoutError:
             raise HandshakeError("no handshake is expected on this link", reason="NOT_EXPECTED") from None
-        finally:
-            self._early.remove(caller)
 
     async def _connect(self, peer: str, addresses: Sequence[str]) -> PeerChannel:
         """A channel to the first of the neighbour's addresses that answers with the right certificate."""

@@ -35,7 +35,8 @@ while (command := frames.receive(engine_pb2.EngineCommand)) is not None:
                 '{"event": "broke", "level": "error", "error": "KeyError", "exception": ["KeyError",'
             )
             sys.stderr.write(
-                ' "  /x/y.py:3 main", "the secret", 5]}\n{"event": "odd", "error": "EPOCH_ENDED: the secret: x"}\n'
+                ' "  /x/y.py:3 main", "the secret", 5]}\n'
+                '{"event": "odd", "error": "EPOCH_ENDED: the secret: x"}\n'
             )
             sys.stderr.write("the secret in plain words\n")
             sys.stderr.write('Traceback (most recent call last):\n  File "x.py", line 3, in main\n')

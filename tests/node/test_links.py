@@ -39,7 +39,7 @@ async def daemons(cluster, count: int) -> AsyncIterator[list[Daemon]]:
     finally:
         for daemon in found:
             assert not daemon.links._expected
-            assert not daemon.links._early
+            assert not daemon.links._open
             await daemon.server.stop(0)
 
 
@@ -215,12 +215,18 @@ async def test_broken_handshakes_end_in_one_way(cluster, monkeypatch, frames) ->
             await waiting
 
 
-async def test_early_handshakes_are_bounded(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_open_handshakes_are_bounded(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "EARLY_SECONDS", 0.5)
     async with daemons(cluster, 2) as nodes:
+        early = [send(hello(epoch=n)) for n in range(6)]
+        silent = [send() for _ in range(6)]
         codes = asyncio.gather(
-            *(call(cluster, nodes[1], nodes[0].party, send(hello(epoch=n))) for n in range(6))
+            *(call(cluster, nodes[1], nodes[0].party, frames) for frames in (*early, *silent))
         )
-        await asyncio.sleep(0.25)
-        assert len(nodes[1].links._early) == links_module._MAX_EARLY_PER_PEER
-        assert set(await codes) == {grpc.StatusCode.PERMISSION_DENIED}
+        most = 0
+        while not codes.done():
+            most = max(most, len(nodes[1].links._open))
+            await asyncio.sleep(0.01)
+        assert most == links_module._MAX_OPEN_PER_PEER
+        denied = {grpc.StatusCode.PERMISSION_DENIED}
+        assert set(await codes) == denied

@@ -1,0 +1,32 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh.addresses import free_port
+from mesh.bootstrap import JoinToken
+from mesh.errors import SealringError
+from node.join import join
+from node.settings import NodeSettings
+
+TOKEN = JoinToken.generate(bytes(32)).format()
+
+
+async def reason(token: str = TOKEN, **fields: Any) -> str:
+    with pytest.raises(SealringError) as raised:
+        await join(NodeSettings(**{"software_identity_allowed": True, **fields}), token)
+    return raised.value.reason
+
+
+async def test_what_keeps_a_node_from_joining(cluster: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    nobody = f"127.0.0.1:{free_port()}"
+    assert await reason(state_dir=folder, software_identity_allowed=False) == "SOFTWARE_IDENTITY"
+    assert await reason(state_dir=folder, listen="127.0.0.1:0") == "NO_ADDRESS"
+    assert await reason("sr1.typo", state_dir=folder, coordinator=nobody) == "BAD_TOKEN"
+    assert await reason(state_dir=folder, coordinator=nobody) == "COORDINATOR_UNREACHABLE"
+    party = cluster.party()
+    envelope, _ = cluster.roster(members=[party])
+    cluster.enrol(party, folder, nobody, envelope)
+    assert await reason(state_dir=folder) == "ALREADY_ENROLLED"
+    assert (folder / "identity.key").stat().st_mode & 0o777 == 0o600
