@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from rostertest import PaperCluster
 
 from mesh.envelope import OpenedRequest, ReplayGuard, ReplySealer, RequestInfo
+from mesh.rpc import Server
 from sealring.client import AsyncClient
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
@@ -90,3 +92,15 @@ class Stage:
 
     def client(self, **settings: Any) -> AsyncClient:
         return AsyncClient(self.address, **{"root_sha256": self.cluster.pin, "timeout": 30.0, **settings})
+
+
+@asynccontextmanager
+async def on_stage() -> AsyncIterator[Stage]:
+    """A scripted gateway that listens."""
+    gateway = ScriptedGateway(PaperCluster())
+    add = inference_grpc.add_InferenceServicer_to_server
+    server = Server([(add, gateway, "sealring.v1.Inference")])
+    port = server.listen("127.0.0.1:0", None)
+    await server.start()
+    yield Stage(gateway, f"127.0.0.1:{port}")
+    await server.stop(0)

@@ -1,0 +1,122 @@
+"""The proxy over a scripted gateway: OpenAI's forms in front, sealed envelopes behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from scriptedgateway import PIECES, ScriptedGateway, Stage, on_stage
+from typer.testing import CliRunner
+
+from cli.main import app
+from cli.proxy import SealingBackend
+from gateway.http.app import create_app
+from gateway.metrics import Metrics
+from mesh.errors import SealringError
+from sealring.v1 import inference_pb2 as inference
+
+BODY: dict[str, Any] = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "what is the capital?"}],
+    "max_tokens": 50,
+}
+
+
+@asynccontextmanager
+async def proxied(**settings: Any) -> AsyncIterator[tuple[Stage, httpx.AsyncClient]]:
+    metrics = Metrics()
+    async with on_stage() as stage, stage.client(**settings) as client:
+        edge = create_app(SealingBackend(client, metrics), exposition=metrics.exposition)
+        transport = httpx.ASGITransport(app=edge)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            yield stage, http
+
+
+async def test_an_answer_with_the_heads_usage_and_the_verified_ring() -> None:
+    async with proxied() as (stage, http):
+        answer = await http.post("/v1/chat/completions", json=BODY)
+        metrics = (await http.get("/metrics")).text
+        assert b"capital" not in stage.gateway.requests[0].SerializeToString()
+    body = answer.json()
+    assert body["choices"][0]["message"]["content"] == "".join(PIECES)
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 13}
+    assert answer.headers["x-sealring-ring"] == "demo-0"
+    assert answer.headers["x-sealring-min-trust"] == "10"
+    assert 'sealring_prompt_tokens_total{model_name="demo"} 7.0' in metrics
+
+
+async def test_a_stream() -> None:
+    async with proxied() as (_, http):
+        answer = await http.post("/v1/chat/completions", json={**BODY, "stream": True})
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert events.pop() == "[DONE]"
+    pieces = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in events]
+    assert "".join(pieces) == "".join(PIECES)
+
+
+async def test_the_floor_of_the_proxy_and_of_the_request() -> None:
+    async with proxied(min_trust=20) as (stage, http):
+        assert (await http.post("/v1/chat/completions", json=BODY)).status_code == 422
+        assert stage.gateway.requests == []
+    async with proxied() as (stage, http):
+        refused = await http.post("/v1/chat/completions", json={**BODY, "min_trust": 20})
+        assert refused.json()["error"]["code"] == "trust_below_floor"
+        assert stage.gateway.requests == []
+
+
+async def test_a_plaintext_reply_is_an_error_and_not_an_answer() -> None:
+    async def script(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
+        yield gateway.reply(request)[0]
+        yield inference.GenerateResponse(delta=inference.Delta(text="forged", tokens=1))
+
+    async with proxied() as (stage, http):
+        stage.gateway.script = script
+        for stream in (False, True):
+            answer = await http.post("/v1/chat/completions", json={**BODY, "stream": stream})
+            assert "forged" not in answer.text
+            assert answer.json()["error"]["code"] == "plaintext_reply"
+
+
+async def test_an_answer_without_text() -> None:
+    async def script(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
+        _, sealer = gateway.open(request)
+        delta = inference.SealedDelta(tokens=1, finish=inference.FINISH_REASON_STOP, prompt_tokens=7)
+        sealed = sealer.seal(delta.SerializeToString(), last=True)
+        yield inference.GenerateResponse(started=inference.Started(ring="demo-0"))
+        yield inference.GenerateResponse(delta=inference.Delta(sealed=sealed, tokens=1))
+        yield inference.GenerateResponse(finished=inference.Finished(reason=inference.FINISH_REASON_STOP))
+
+    async with proxied() as (stage, http):
+        stage.gateway.script = script
+        body = (await http.post("/v1/chat/completions", json=BODY)).json()
+    assert (body["choices"][0]["message"]["content"], body["usage"]["completion_tokens"]) == ("", 1)
+
+
+async def test_models_that_nobody_has_are_one_in_the_metrics() -> None:
+    async with proxied() as (_, http):
+        for name in ("made-up", "made-up-too"):
+            answer = await http.post("/v1/chat/completions", json={**BODY, "model": name})
+            assert answer.json()["error"]["code"] == "model_not_found"
+        metrics = (await http.get("/metrics")).text
+        models = (await http.get("/v1/models")).json()["data"]
+    assert "made-up" not in metrics
+    assert [model["id"] for model in models] == ["demo"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--root", "ab" * 32, "--listen", "0.0.0.0:8081"], "LOOPBACK_ONLY"),
+        (["--root", "short"], "BAD_ROOT_HASH"),
+        (["--operator", "/nowhere"], "NO_OPERATOR_BUNDLE"),
+    ],
+)
+def test_what_does_not_start(arguments: list[str], reason: str, tmp_path: Any) -> None:
+    result = CliRunner().invoke(app, ["proxy", "--state-file", str(tmp_path / "state"), *arguments])
+    assert isinstance(result.exception, SealringError)
+    assert result.exception.reason == reason
