@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -189,13 +190,16 @@ def test_an_end_at_the_last_token_is_a_stop() -> None:
 def test_a_row_that_was_being_opened_when_its_epoch_closed_is_gone(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    closed = threading.Event()
+
     def close_meanwhile(text: str) -> list[int]:
         if text == "late":
             desk.front.close_rows()
+            closed.set()
         return [65]
 
     monkeypatch.setattr(desk.front._tokenizer, "encode_text", close_meanwhile)
     desk.front.open(engine.OpenEngineRow(row=1, prompt=text_prompt("late")))
-    desk.front.discard(1)
+    assert closed.wait(10)
     assert desk.open(2, text_prompt("next")).opened.row == 2
     assert desk.deliver({1: 65}) == {}
