@@ -104,7 +104,7 @@ class Daemon:
                 if task.done():
                     task.result()
         finally:
-            await self._stop("stopping" if stop.is_set() else "removed")
+            await self._stop("removed" if self._removed.done() else "stopping")
             for task in (stopped, *work):
                 task.cancel()
             await asyncio.wait((stopped, *work))
@@ -172,15 +172,18 @@ class Daemon:
         self._check_epoch(roster)
 
     def _check_epoch(self, roster: Roster) -> None:
-        """A newer roster may have taken the ring, or its gateway, away."""
+        """A newer roster may have taken away the ring, one of its members, or its gateway."""
         epoch = self._epoch
-        if epoch is None or epoch.phase is Phase.ENDED:
+        if epoch is None:
             return
         ring = roster.ring_of(self._own_id)
+        gateway = epoch.gateway
         if ring is None or ring.id != epoch.plan.ring:
             epoch.end("the ring is not in the roster any more")
             self._go(self._drop_engine(epoch))
-        elif epoch.gateway is not None and all(epoch.gateway.id != one.id for one in roster.gateways):
+        elif ring.members != epoch.plan.members:
+            epoch.fault(EpochEnded("the ring's members are others now", reason="RING_CHANGED"))
+        elif gateway is not None and all(gateway.id != one.id for one in roster.gateways):
             epoch.fault(EpochEnded("the gateway is not in the roster any more", reason="GATEWAY_REMOVED"))
 
     async def _profile(self, request: membership_pb2.ProfileRequest) -> None:
@@ -319,6 +322,7 @@ class Daemon:
         """Frees the weights, unless another epoch wants them by now."""
         await epoch.closed()
         if self._epoch is epoch:
+            self._epoch = None
             await self._engines.drop()
 
     async def _stop(self, reason: str) -> None:

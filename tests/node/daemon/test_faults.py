@@ -107,14 +107,26 @@ async def test_a_node_out_of_the_roster_drops_everything(make_bed: Any, children
         await asyncio.wait_for(goes.task, 20)
 
 
+@pytest.mark.parametrize("ended", [False, True])
 async def test_a_ring_that_is_gone_from_the_roster_is_unloaded(
-    make_bed: Any, children_of: Any, eventually: Any
+    make_bed: Any, children_of: Any, eventually: Any, ended: bool
 ) -> None:
     ring = await make_bed(1)
     await ring.deploy()
     await ring.form()
+    if ended:
+        await ring.end()
     await ring.send_roster(ring=[], members=[node.party for node in ring.nodes])
     await eventually(lambda: not children_of("node.engine.main"))
+
+
+async def test_a_ring_whose_members_change_ends_its_epoch(make_bed: Any) -> None:
+    ring = await make_bed(2)
+    await ring.deploy()
+    await ring.form()
+    first, second = (node.party for node in ring.nodes)
+    await ring.send_roster(ring=[second, first], members=[first, second])
+    assert await faults(ring) <= {"RING_CHANGED", "PEER_LOST"}
 
 
 async def refused(ring: Any, make_gateway: Any, party: Any, **attach: Any) -> grpc.StatusCode:
