@@ -312,6 +312,7 @@ class LocalCluster:
             "coordinator": {
                 "listen": self._address("coordinator"),
                 "join_listen": self._address("join"),
+                "software_identity_allowed": True,
             },
             "gateway": {
                 "name": "gateway",

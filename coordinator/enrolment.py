@@ -26,7 +26,7 @@ from mesh.enrolment import join_content
 from mesh.errors import AttestationError, InvalidInput, PermissionDenied, SealringError
 from mesh.identity import PUBLIC_KEY_BYTES, Label, member_id, verify
 from mesh.roster_codec import SEALING_KEY_SIZES
-from mesh.trust import KeyType
+from mesh.trust import KeyType, TrustLevel
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 MAX_ADDRESSES = 8
@@ -34,6 +34,11 @@ _MAX_CSR_BYTES = 4096
 _MAX_SIGNATURE_BYTES = 72
 _NONCE_SECONDS = 60
 _ROLES = {membership_pb2.ROLE_NODE: Role.MEMBER, membership_pb2.ROLE_GATEWAY: Role.GATEWAY}
+_WHY_REFUSED = (
+    "the coordinator's log says which it was: a join token that is wrong, used, expired or of another role; "
+    "clocks that differ; an identity that is banned or has the other role; evidence below the trust floor; "
+    "or a key in a file that the coordinator does not take (its software_identity_allowed)"
+)
 log = structlog.get_logger()
 
 
@@ -82,12 +87,15 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
             )
             self._spend(request, role, member)
         except SealringError as error:
-            log.warning("join_refused", token_id=request.token_id, role=role, why=error.reason)
-            raise PermissionDenied(
-                "the join was refused",
-                hint="ask for a fresh join token; the coordinator's log says why",
-                reason="JOIN_REFUSED",
-            ) from None
+            log.warning(
+                "join_refused",
+                token_id=request.token_id,
+                role=role,
+                why=error.reason,
+                detail=error.message,
+                hint=error.hint,
+            )
+            raise PermissionDenied("the join was refused", hint=_WHY_REFUSED, reason="JOIN_REFUSED") from None
         log.info("member_enrolled", member=member.id, name=member.name, role=role, level=member.level)
         return membership_pb2.EnrolResponse(
             member_id=member.id,
@@ -152,8 +160,16 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
             sealing_key=request.sealing_key,
         )
         verdict = verify_statement(request.attestation, request.attestation_signature, expected, now=now)
+        if verdict.level is TrustLevel.SOFTWARE and not self._settings.software_identity_allowed:
+            raise AttestationError(
+                "the evidence is of level software, which this coordinator does not take",
+                hint="set the coordinator's software_identity_allowed",
+                reason="SOFTWARE_NOT_ALLOWED",
+            )
         if verdict.trust < self._settings.trust_floor:
-            raise AttestationError("the evidence is below the cluster's floor", reason="BELOW_FLOOR")
+            raise AttestationError(
+                f"the evidence is worth {verdict.trust}, below the trust_floor", reason="BELOW_FLOOR"
+            )
         return verdict
 
     def _spend(self, request: membership_pb2.EnrolRequest, role: Role, member: StoredMember) -> None:

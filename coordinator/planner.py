@@ -21,6 +21,7 @@ from coordinator.refusals import does_not_fit, split_does_not_fit, too_few_nodes
 from coordinator.specs import check_spec
 from mesh.encoding import canonical_json
 from mesh.errors import InvalidInput
+from mesh.names import ring_id
 from sealring.v1 import admin_pb2, model_pb2
 
 DEFAULT_CONTEXT = 4096
@@ -156,7 +157,7 @@ def _finish(
     spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, rings: list[Ring]
 ) -> admin_pb2.DeploymentPlan:
     demand = Demand.of(profile, spec.context)
-    planned = [_ring_plan(f"{spec.name}-{index}", demand, ring) for index, ring in enumerate(rings)]
+    planned = [_ring_plan(ring_id(spec.name, index), demand, ring) for index, ring in enumerate(rings)]
     rows = (kv_budget(stage) // max(1, stage.kv_bytes) for ring in planned for stage in ring.stages)
     spec.max_rows = spec.max_rows or max(1, min(DEFAULT_MAX_ROWS, *rows))
     return admin_pb2.DeploymentPlan(

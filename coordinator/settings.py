@@ -69,10 +69,10 @@ class CoordinatorSettings(BaseModel):
         description="hosts and addresses for the certificate, the first for members; unset: as in listen",
     )
     trust_floor: int = Field(
-        default=10,
-        ge=1,
-        le=MAX_SCORE,
-        description="no member below joins: 10 takes software keys, 20 does not",
+        default=10, ge=1, le=MAX_SCORE, description="no member with a lower score joins or serves"
+    )
+    software_identity_allowed: bool = Field(
+        default=False, description="take nodes of trust level software: a key in a file, or a poor posture"
     )
     roster_lifetime: int = Field(
         default=720, ge=2, le=900, description="life of a signed roster; renewed at half"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from coordinator.demand import MAX_CONTEXT, MAX_LAYERS
 from mesh.errors import InvalidInput
 from mesh.identity import check_member_id
+from mesh.names import check_deployment_name
 from mesh.trust import MAX_SCORE
 from sealring.v1 import admin_pb2
 
@@ -16,16 +15,6 @@ MAX_ROWS = 256
 MAX_REPLICAS = 64
 MAX_STAGES = 64
 _MAX_MODEL = 256
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,54}[a-z0-9])?\Z")
-
-
-def check_name(name: str) -> str:
-    """A deployment's name. Raises InvalidInput (BAD_NAME)."""
-    if not _NAME.match(name):
-        raise InvalidInput(
-            "deployment name is not 1 to 56 of a-z, 0-9 and inner hyphens", reason="BAD_NAME", param="name"
-        )
-    return name
 
 
 def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
@@ -35,7 +24,7 @@ def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
     """
     checked = admin_pb2.DeploymentSpec()
     checked.CopyFrom(spec)
-    check_name(spec.name)
+    check_deployment_name(spec.name)
     if not 1 <= len(spec.model) <= _MAX_MODEL or any(ord(character) < 0x20 for character in spec.model):
         raise _bad("model", f"model is empty, longer than {_MAX_MODEL} or has control characters")
     checked.strategy = spec.strategy or "pipeline"

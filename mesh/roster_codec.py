@@ -12,6 +12,7 @@ from mesh.encoding import Fields, FormatError, Json, canonical_json, encode_base
 from mesh.errors import RosterError, SealringError
 from mesh.identity import PUBLIC_KEY_BYTES
 from mesh.labels import Label
+from mesh.names import check_deployment_name
 from mesh.roster import (
     Gateway,
     Revoked,
@@ -237,7 +238,7 @@ def _ring(item: Json) -> Ring:
         raise FormatError("strategy is unknown")
     return Ring(
         id=check_name(fields.text("id"), "ring"),
-        deployment=check_name(fields.text("deployment"), "deployment"),
+        deployment=check_deployment_name(fields.text("deployment")),
         replica=fields.integer("replica", high=MAX_MEMBERS),
         model=fields.text("model"),
         model_digest=fields.binary("model_digest", sizes=(HASH_BYTES,)),

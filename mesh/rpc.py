@@ -116,6 +116,7 @@ class Server:
 async def with_deadline(awaitable: Awaitable[T], seconds: float, what: str) -> T:
     """Raises DeadlineExceeded naming `what` when it takes longer."""
     try:
-        return await asyncio.wait_for(awaitable, seconds)
+        async with asyncio.timeout(seconds):  # wait_for may swallow a cancellation (cpython 86296)
+            return await awaitable
     except TimeoutError:
         raise DeadlineExceeded(f"{what} took longer than {seconds:g} s", hint="try again") from None

@@ -28,6 +28,7 @@ _LAST_BACKOFF = 10.0
 _STEADY_SECONDS = 5.0
 _MAX_OUTBOX = 256
 _GOODBYE_SECONDS = 1.0
+_THROWN_OUT = ("NOT_ENROLLED", "EVICTED", "BANNED")
 
 
 class Listener(Protocol):
@@ -79,7 +80,8 @@ class CoordinatorSession:
         self.send(membership_pb2.MemberMessage(goodbye=membership_pb2.Goodbye(reason=reason)))
         if self.connected:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._left.wait(), _GOODBYE_SECONDS)
+                async with asyncio.timeout(_GOODBYE_SECONDS):
+                    await self._left.wait()
 
     async def _once(self) -> None:
         writer: asyncio.Task[None] | None = None
@@ -92,7 +94,7 @@ class CoordinatorSession:
         except grpc.RpcError as error:
             problem = from_rpc_error(error)
             log.warning("session with the coordinator ended", reason=problem.reason, code=problem.code)
-            if problem.reason == "NOT_ENROLLED":
+            if problem.reason in _THROWN_OUT:
                 self._listener.thrown_out()
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -32,7 +32,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.now = float(NOW)
-        self.settings = CoordinatorSettings(state_dir=folder, cluster="demo")
+        self.settings = CoordinatorSettings(state_dir=folder, cluster="demo", software_identity_allowed=True)
         init(self.settings, clock=self.clock)
         self.store = Store.open(folder)
         self.keys = ClusterKeys.load(folder, now=NOW)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
+import structlog
 
 from mesh.attestation import Statement, sign_statement
 from mesh.bootstrap import JoinToken
@@ -108,6 +109,28 @@ async def test_evidence_below_the_floor_is_refused(start_cluster: Any) -> None:
         await refused(cluster.join("alpha"))
     finally:
         await cluster.close()
+
+
+async def test_a_software_key_is_refused_unless_allowed(start_cluster: Any) -> None:
+    cluster = await start_cluster(software_identity_allowed=False)
+    try:
+        with structlog.testing.capture_logs() as logs:
+            await refused(cluster.join("alpha"))
+        (refusal,) = [one for one in logs if one["event"] == "join_refused"]
+        assert refusal["why"] == "SOFTWARE_NOT_ALLOWED"
+        assert "software_identity_allowed" in refusal["hint"]
+        assert (await cluster.join("gate", role=Role.GATEWAY)).roster.gateways
+    finally:
+        await cluster.close()
+
+
+async def test_a_refused_join_lists_what_it_may_have_been(cluster: Cluster) -> None:
+    token = await cluster.token()
+    await cluster.join("alpha", token=token)
+    with pytest.raises(PermissionDenied) as caught:
+        await cluster.join("beta", token=token)
+    for cause in ("used, expired", "clocks", "banned", "trust floor", "software_identity_allowed"):
+        assert cause in caught.value.hint
 
 
 async def refused(joining: Any) -> None:

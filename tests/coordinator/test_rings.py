@@ -61,6 +61,16 @@ async def test_three_members_form_a_ring(cluster: Cluster) -> None:
         assert ring.min_trust == node.roster.min_trust == 10
 
 
+@pytest.mark.parametrize("name", ["Qwen2.5", "org/Model_7B.v1", "A" * 128])
+async def test_a_deployment_is_called_what_the_contract_promises(cluster: Cluster, name: str) -> None:
+    node = await cluster.node("alpha")
+    plan = await deploy(cluster, name=name, stages=1)
+    await ring_state(cluster, SERVING)
+    ring = node.roster.ring(plan.rings[0].ring)
+    assert (ring.deployment, ring.replica) == (name, 0)
+    await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name=name))
+
+
 async def test_a_fault_ends_the_epoch_everywhere_and_the_next_forms(cluster: Cluster) -> None:
     nodes = await three(cluster)
     await deploy(cluster)

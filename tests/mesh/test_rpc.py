@@ -231,3 +231,20 @@ async def test_a_deadline_names_what_was_late() -> None:
     assert await with_deadline(asyncio.sleep(0, "done"), 5, "a nap") == "done"
     with pytest.raises(DeadlineExceeded, match=r"a nap took longer than 0\.01 s"):
         await with_deadline(asyncio.sleep(60), 0.01, "a nap")
+
+
+async def test_a_deadline_does_not_swallow_a_cancellation() -> None:
+    done = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            done.set()
+
+    task = asyncio.create_task(with_deadline(work(), 30, "work"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done.is_set()

@@ -127,10 +127,11 @@ async def test_a_channel_that_is_replaced_does_not_end_the_session(talk: Any) ->
     await coordinator.hears("hello")
 
 
-async def test_a_node_that_is_not_enrolled_any_more_learns_it(talk: Any) -> None:
+@pytest.mark.parametrize("reason", ["NOT_ENROLLED", "EVICTED", "BANNED"])
+async def test_a_node_that_is_not_enrolled_any_more_learns_it(talk: Any, reason: str) -> None:
     coordinator, listener, _, _ = talk
     await coordinator.hears("hello")
-    coordinator.refusal = PermissionDenied("no", reason="NOT_ENROLLED")
+    coordinator.refusal = PermissionDenied("no", reason=reason)
     coordinator.say.put_nowait(None)
     await asyncio.wait_for(listener.out.wait(), 10)
 
