@@ -17,6 +17,7 @@ from cli.commands import (
     demo,
     deployments,
     gateway,
+    keys,
     model,
     node,
     nodes,
@@ -30,7 +31,7 @@ from cli.output import say
 from mesh.errors import SealringError
 
 _GROUPS = (
-    *(demo.app, chat.app, proxy.app, coordinator.app, token.app, node.app, nodes.app, gateway.app),
+    *(demo.app, chat.app, proxy.app, coordinator.app, token.app, node.app, nodes.app, gateway.app, keys.app),
     *(deployments.app, trust.app, model.app, config_commands.app, service.app),
 )
 

@@ -138,6 +138,9 @@ def model_folder(path: Path) -> Path:
 @contextmanager
 def state_folder(chosen: Path | None) -> Iterator[Path]:
     """The chosen folder, or a temporary one that goes away again. Raises ConfigError (BAD_STATE_FOLDER)."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as exceptions, until the event loop takes them over
+        signal.signal(number, _leave)
     if chosen is None:
         folder = Path(tempfile.mkdtemp(prefix="sealring-demo-"))
         try:
@@ -153,6 +156,10 @@ def state_folder(chosen: Path | None) -> Iterator[Path]:
             reason="BAD_STATE_FOLDER",
         )
     yield chosen
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def run_cluster(
