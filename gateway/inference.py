@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
+from gateway.access.interceptor import KEY_ID
 from gateway.answer import Answer
 from gateway.metrics import Metrics
 from gateway.scheduler import Request
@@ -180,7 +181,10 @@ class InferenceService(inference_grpc.InferenceServicer):
 
 
 def _caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """Who asks, as far as anybody can tell without API keys: the client's own word, or its connection."""
+    """Who asks: the id of its API key; without keys the client's own word, or its connection."""
+    key_id = KEY_ID.get()
+    if key_id:
+        return key_id
     metadata = dict(context.invocation_metadata() or ())
     user = metadata.get("sealring-user")
     return user if isinstance(user, str) and user else context.peer()

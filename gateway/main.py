@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
 
 import structlog
 
+from gateway.access.gate import Gate, Limits
+from gateway.access.interceptor import GateInterceptor
+from gateway.access.keyfile import KeyFile
 from gateway.credentials import CertificateKeeper, load_gateway, lock_state
+from gateway.edge_tls import EdgeTls
 from gateway.http.app import create_app
 from gateway.http.server import HttpServer
 from gateway.inference import SERVICE, InferenceService, RingBackend
@@ -17,6 +24,7 @@ from gateway.rosters import RosterKeeper
 from gateway.settings import GatewaySettings
 from gateway.watch import Watch
 from mesh.certificates import Role, role_server_name
+from mesh.errors import ConfigError
 from mesh.rpc import Server
 from mesh.tls import PeerChannel, TlsStore
 from sealring.v1 import inference_pb2_grpc as inference_grpc
@@ -27,7 +35,8 @@ log = structlog.get_logger()
 async def run(settings: GatewaySettings) -> None:
     """The gateway, until SIGTERM or SIGINT.
 
-    Raises ConfigError (NOT_ENROLLED, MEMBER_STATE_CORRUPT, CANNOT_LISTEN), Conflict (STATE_IN_USE),
+    Raises ConfigError (NOT_ENROLLED, MEMBER_STATE_CORRUPT, CANNOT_LISTEN, NO_KEYS, KEYS_CORRUPT,
+    BAD_TLS_FILES, SECRET_FILE_UNSAFE), Conflict (STATE_IN_USE),
     RosterError (ROSTER_STATE_*) at the start, and PermissionDenied (REMOVED) when the operator throws the
     gateway out.
     """
@@ -61,31 +70,66 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     channel = PeerChannel(state.coordinator, store, role_server_name(Role.COORDINATOR))
     certificates = CertificateKeeper(settings.state_dir, state, store, signer, channel, keeper.follow_root)
     watch = Watch(channel, keeper, rings, certificates.renew)
-    edge = HttpServer(create_app(backend, exposition=metrics.exposition))
-    server = Server([(inference_grpc.add_InferenceServicer_to_server, InferenceService(backend), SERVICE)])
+    gate = _gate(settings, metrics)
+    http_tls = _tls(settings.http_tls_certificate, settings.http_tls_key)
+    grpc_tls = _tls(settings.grpc_tls_certificate, settings.grpc_tls_key)
+    edge = HttpServer(create_app(backend, exposition=metrics.exposition, gate=gate), tls=http_tls)
+    server = Server(
+        [(inference_grpc.add_InferenceServicer_to_server, InferenceService(backend), SERVICE)],
+        interceptors=[GateInterceptor(gate)],
+    )
     try:
-        grpc_port = server.listen(settings.grpc_listen, None)
+        grpc_port = server.listen(settings.grpc_listen, grpc_tls.grpc_credentials() if grpc_tls else None)
         http_port = edge.listen(settings.http_listen)
         await server.start()
         await edge.start()
-        log.info("gateway started", gateway=state.peer.id, http_port=http_port, grpc_port=grpc_port)
-        await _until(stop, watch, certificates)
+        log.info(
+            "gateway started",
+            gateway=state.peer.id,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            keys_required=gate.required,
+        )
+        renewing = [tls.run() for tls in (http_tls, grpc_tls) if tls]
+        await _until(stop, [watch.run(), certificates.run(), gate.run(), *renewing])
         await server.set_serving(False)
         await backend.drain(settings.drain_seconds)
     finally:
         await edge.stop()
         await server.stop(1.0)
         await rings.close()
+        await gate.flush()
         await channel.close()
         log.info("gateway stopped", gateway=state.peer.id)
 
 
-async def _until(stop: asyncio.Event, watch: Watch, certificates: CertificateKeeper) -> None:
-    tasks = [
-        asyncio.create_task(stop.wait()),
-        asyncio.create_task(watch.run()),
-        asyncio.create_task(certificates.run()),
-    ]
+def _gate(settings: GatewaySettings, metrics: Metrics) -> Gate:
+    """Raises ConfigError (NO_KEYS, KEYS_CORRUPT, SECRET_FILE_UNSAFE)."""
+    gate = Gate(
+        KeyFile(settings.state_dir),
+        Limits(
+            key_per_second=settings.key_requests_per_second,
+            key_at_once=settings.key_requests_at_once,
+            peer_per_second=settings.peer_requests_per_second,
+        ),
+        on_refused=lambda reason: metrics.turned_away.labels(reason).inc(),
+    )
+    if settings.listens_beyond_loopback and not gate.usable_keys:
+        raise ConfigError(
+            "other machines can connect to this gateway and there is no API key yet",
+            hint="run sealring keys create first, or listen on 127.0.0.1",
+            reason="NO_KEYS",
+        )
+    return gate
+
+
+def _tls(certificate: Path | None, key: Path | None) -> EdgeTls | None:
+    return EdgeTls(certificate, key) if certificate and key else None
+
+
+async def _until(stop: asyncio.Event, background: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Runs everything until `stop` is set or one of it fails."""
+    tasks = [asyncio.create_task(each) for each in (stop.wait(), *background)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

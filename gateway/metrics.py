@@ -85,6 +85,7 @@ class Metrics:
         self.generation_tokens = counter("generation_tokens", "tokens generated")
         self.ended = counter("request_success", "requests that ended", ("model_name", "finished_reason"))
         self.refused = counter("request_refused", "requests that failed", ("model_name", "code"))
+        self.turned_away = counter("requests_turned_away", "requests that were not let in", ("reason",))
         self.steps = counter("steps", "steps announced")
         self.epochs_ended = counter("epochs_ended", "epochs lost")
 

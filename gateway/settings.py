@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from mesh.addresses import require_loopback
+from mesh.addresses import is_loopback, parse_address
 from mesh.certificates import check_name
-from mesh.errors import SealringError
+from mesh.errors import ConfigError, SealringError
 from mesh.paths import default_state_root
 
 
@@ -17,9 +17,9 @@ def _default_state_dir() -> Path:
     return default_state_root() / "gateway"
 
 
-def _loopback(address: str) -> str:
+def _check_address(address: str) -> str:
     try:
-        require_loopback(address)
+        parse_address(address)
     except SealringError as error:
         raise ValueError(str(error)) from None
     return address
@@ -32,11 +32,11 @@ def _check_name(name: str) -> str:
         raise ValueError(str(error)) from None
 
 
-Loopback = Annotated[str, AfterValidator(_loopback)]
+Address = Annotated[str, AfterValidator(_check_address)]
 
 
 class GatewaySettings(BaseModel):
-    """Settings of one gateway. Nothing authenticates clients yet, so both listeners are loopback only."""
+    """Settings of one gateway. Beyond loopback it listens only with TLS and at least one API key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,11 +46,32 @@ class GatewaySettings(BaseModel):
     name: Annotated[str, AfterValidator(_check_name)] = Field(
         default="gateway", description="what people call this gateway"
     )
-    http_listen: Loopback = Field(
+    http_listen: Address = Field(
         default="127.0.0.1:8080", description="host:port of the OpenAI-compatible HTTP edge; port 0 takes any"
     )
-    grpc_listen: Loopback = Field(
+    grpc_listen: Address = Field(
         default="127.0.0.1:7780", description="host:port of the Inference gRPC service; port 0 takes any"
+    )
+    http_tls_certificate: Path | None = Field(
+        default=None, description="PEM file with the HTTP edge's certificate and its chain; with it, TLS only"
+    )
+    http_tls_key: Path | None = Field(
+        default=None, description="PEM file with the HTTP edge's private key, mode 0600"
+    )
+    grpc_tls_certificate: Path | None = Field(
+        default=None, description="PEM file with the gRPC service's certificate and chain; with it, TLS only"
+    )
+    grpc_tls_key: Path | None = Field(
+        default=None, description="PEM file with the gRPC service's private key, mode 0600"
+    )
+    key_requests_per_second: float = Field(
+        default=100.0, gt=0, le=1e6, description="requests per second that each API key may make"
+    )
+    key_requests_at_once: int = Field(
+        default=512, ge=1, le=100_000, description="requests that each API key may have under way"
+    )
+    peer_requests_per_second: float = Field(
+        default=200.0, gt=0, le=1e6, description="requests per second that each network address may make"
     )
     queue_limit: int = Field(
         default=256, ge=1, le=100_000, description="requests that may wait for each ring"
@@ -58,3 +79,29 @@ class GatewaySettings(BaseModel):
     drain_seconds: float = Field(
         default=5.0, ge=0, le=600, description="how long answers under way may take when the gateway stops"
     )
+
+    @model_validator(mode="after")
+    def _need_tls(self) -> GatewaySettings:
+        """Raises ConfigError (TLS_INCOMPLETE, LOOPBACK_ONLY)."""
+        for edge, listen, certificate, key in (
+            ("http", self.http_listen, self.http_tls_certificate, self.http_tls_key),
+            ("grpc", self.grpc_listen, self.grpc_tls_certificate, self.grpc_tls_key),
+        ):
+            if (certificate is None) != (key is None):
+                raise ConfigError(
+                    f"{edge}_tls_certificate and {edge}_tls_key go together",
+                    hint="set both or neither",
+                    reason="TLS_INCOMPLETE",
+                )
+            if certificate is None and not is_loopback(parse_address(listen)[0]):
+                raise ConfigError(
+                    f"{edge}_listen {listen} is not a loopback address and has no TLS",
+                    hint=f"listen on 127.0.0.1, or set {edge}_tls_certificate and {edge}_tls_key",
+                    reason="LOOPBACK_ONLY",
+                )
+        return self
+
+    @property
+    def listens_beyond_loopback(self) -> bool:
+        """Whether other machines can connect."""
+        return not all(is_loopback(parse_address(one)[0]) for one in (self.http_listen, self.grpc_listen))

@@ -61,9 +61,10 @@ class Server:
         services: Sequence[tuple[Callable[[Any, Any], None], Any, str]],
         *,
         options: Sequence[tuple[str, Any]] = (),
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor()],
+            interceptors=[ErrorInterceptor(), *interceptors],
             options=[*SERVER_OPTIONS, *options],
         )
         self._health = health.aio.HealthServicer()

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.access.gate import Gate
 from gateway.http.answers import EventStream, collect, started, unless_disconnected
 from gateway.http.body import read_json
 from gateway.http.guard import Guard
@@ -32,8 +33,10 @@ from sealring.v1 import inference_pb2 as inference
 B = TypeVar("B", bound=CommonBody)
 
 
-def create_app(backend: InferenceBackend, *, exposition: Callable[[], bytes]) -> Starlette:
-    """The ASGI application. `exposition` makes the body of /metrics."""
+def create_app(
+    backend: InferenceBackend, *, exposition: Callable[[], bytes], gate: Gate | None = None
+) -> Starlette:
+    """The ASGI application. `exposition` makes the body of /metrics; without a gate nobody needs a key."""
     edge = _Edge(backend, exposition)
     return Starlette(
         routes=[
@@ -45,7 +48,7 @@ def create_app(backend: InferenceBackend, *, exposition: Callable[[], bytes]) ->
             Route("/health/live", edge.live, methods=["GET"]),
             Route("/metrics", edge.metrics, methods=["GET"]),
         ],
-        middleware=[Middleware(Guard)],
+        middleware=[Middleware(Guard, gate=gate or Gate())],
         exception_handlers={HTTPException: _pass_on},
     )
 
@@ -72,7 +75,7 @@ class _Edge:
     async def _answer(
         self, request: Request, body: B, work: inference.GenerateRequest, *, chat: bool
     ) -> Response:
-        events = self._backend.generate(work, key=body.user or "")
+        events = self._backend.generate(work, key=request.state.caller.key_id or body.user or "")
         if not body.stream:
             begin, text, finished = await unless_disconnected(request.receive, collect(events))
             renderer = Renderer(begin, chat=chat, include_usage=False)
@@ -103,9 +106,10 @@ class _Edge:
         models = await self._backend.list_models()
         serving = {model.name: model.rings for model in models}
         ready = any(serving.values())
-        return _json(
-            {"status": "serving" if ready else "unavailable", "rings": serving}, 200 if ready else 503
-        )
+        answer: dict[str, Any] = {"status": "serving" if ready else "unavailable"}
+        if request.state.caller.known:
+            answer["rings"] = serving
+        return _json(answer, 200 if ready else 503)
 
     async def live(self, request: Request) -> Response:
         """200 while this process answers at all."""

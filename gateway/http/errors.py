@@ -55,6 +55,8 @@ def error_response(error: SealringError) -> Response:
     headers = {}
     if "retry_after" in error.metadata:
         headers["retry-after"] = error.metadata["retry_after"]
+    if error.code == "UNAUTHENTICATED":
+        headers["www-authenticate"] = "Bearer"
     if "allow" in error.metadata:
         headers["allow"] = error.metadata["allow"]
     return Response(

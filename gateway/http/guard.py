@@ -1,15 +1,19 @@
-"""The outermost layer: request ids, foreign hosts, and every error in OpenAI's form, unknown ones masked."""
+"""The outermost layer: request ids, who is let in, and every error in OpenAI's form, unknown ones masked."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Collection
 
 import structlog
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.access.gate import ANY, LOOK, USE, WATCH, Gate
+from gateway.access.keys import Scope as ApiScope
 from gateway.http.errors import error_response
 from mesh.addresses import is_loopback
 from mesh.errors import (
@@ -31,12 +35,27 @@ _DRAIN_BYTES = 8 << 20
 _DRAIN_SECONDS = 2.0
 
 
-class Guard:
-    """Wraps the whole edge. Only loopback names are answered: a page in a browser may resolve its own name
-    to 127.0.0.1, and nothing here asks for a credential yet."""
+_BODY_OF_TRIFLE = 1 << 16
+"""Bytes of a body that uvicorn may read and forget when it was not asked for."""
 
-    def __init__(self, app: ASGIApp) -> None:
+_SCOPES: dict[str, Collection[ApiScope] | None] = {
+    "/health": None,
+    "/health/live": None,
+    "/metrics": WATCH,
+    "/v1/models": LOOK,
+    "/v1/chat/completions": USE,
+    "/v1/completions": USE,
+}
+"""What a path needs. One that is not listed needs a key of any scope."""
+
+
+class Guard:
+    """Wraps the whole edge. Where no key is needed only loopback names are answered: a page in a browser may
+    resolve its own name to 127.0.0.1, but it has no key."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
+        self._gate = gate
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +63,7 @@ class Guard:
             return
         request_id = secrets.token_hex(12)
         scope.setdefault("state", {})["request_id"] = request_id
-        begun = False
+        begun = admitted = False
 
         async def tagged_send(message: Message) -> None:
             nonlocal begun
@@ -61,21 +80,27 @@ class Guard:
         try:
             if self._under_way > MAX_REQUESTS:
                 raise _too_many()
-            _check_host(Request(scope))
-            await self._app(scope, receive, tagged_send)
+            request = Request(scope)
+            if not self._gate.required:
+                _check_host(request)
+            async with self._gate.admit(_peer(scope), _authorization(request), _scopes(request)) as caller:
+                admitted = True
+                scope["state"]["caller"] = caller
+                await self._app(scope, receive, tagged_send)
         except Exception as error:
             known = _known(error)
             if isinstance(known, Internal):
                 log.error("http request failed", request_id=request_id, exc_info=error)
             if not begun:
-                await _answer(known, scope, receive, tagged_send)
+                unread = known.reason == "BODY_TOO_LARGE" or not (admitted or _has_small_body(scope))
+                await _answer(known, scope, receive, tagged_send, unread=unread)
         finally:
             self._under_way -= 1
 
 
-async def _answer(error: SealringError, scope: Scope, receive: Receive, send: Send) -> None:
+async def _answer(error: SealringError, scope: Scope, receive: Receive, send: Send, *, unread: bool) -> None:
     response = error_response(error)
-    if error.reason == "BODY_TOO_LARGE":
+    if unread:
         # closing a connection with unread input resets it, and the client would never see the answer
         response.headers["connection"] = "close"
         await send(
@@ -115,6 +140,28 @@ def _known(error: Exception) -> SealringError:
         allow = (error.headers or {}).get("Allow", "")
         return InvalidInput("this path has no such method", reason="METHOD_NOT_ALLOWED", allow=allow)
     return Internal("an internal error", hint="see the gateway's log")
+
+
+def _scopes(request: Request) -> Collection[ApiScope] | None:
+    path = request.scope["path"]
+    return LOOK if path.startswith("/v1/models/") else _SCOPES.get(path, ANY)
+
+
+def _authorization(request: Request) -> str | None:
+    """The one header; two of them are none."""
+    found = request.headers.getlist("authorization")
+    return found[0] if len(found) == 1 else None
+
+
+def _peer(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else ""
+
+
+def _has_small_body(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    length = headers.get("content-length", "0")
+    return "transfer-encoding" not in headers and len(length) < 9 and int(length) <= _BODY_OF_TRIFLE
 
 
 def _too_many() -> ResourceExhausted:

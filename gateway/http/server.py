@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.edge_tls import EdgeTls
+from gateway.http.protocol import MAX_HEADER_BYTES, EdgeProtocol
 from mesh.addresses import listen_error, parse_address, require_loopback
 
 KEEP_ALIVE_SECONDS = 75
@@ -38,13 +40,16 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves one ASGI application on one loopback address."""
+    """Serves one ASGI application on one address; without TLS on loopback only."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, tls: EdgeTls | None = None) -> None:
+        self._tls = tls
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=EdgeProtocol,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                ssl_context_factory=None if tls is None else lambda config, default: tls.context,
                 ws="none",
                 lifespan="off",
                 loop="none",
@@ -61,7 +66,8 @@ class HttpServer:
 
     def listen(self, address: str) -> int:
         """Binds and returns the port. Raises ConfigError (LOOPBACK_ONLY, CANNOT_LISTEN)."""
-        require_loopback(address)
+        if self._tls is None:
+            require_loopback(address)
         host, port = parse_address(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         bound = socket.socket(family, socket.SOCK_STREAM)

@@ -315,8 +315,8 @@ def test_the_gateway_is_light() -> None:
 
 def test_settings_stay_on_loopback() -> None:
     for field in ("http_listen", "grpc_listen"):
-        for address in ("0.0.0.0:80", "192.168.1.1:80", "[::]:80", "example.com:80", "nonsense"):
-            with pytest.raises(ValueError, match=r"loopback|host:port"):
+        for address in ("0.0.0.0:80", "192.168.1.1:80", "[::]:80", "example.com:80"):
+            with pytest.raises(ConfigError, match="loopback"):
                 GatewaySettings(**{field: address})
 
 

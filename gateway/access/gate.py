@@ -1,0 +1,264 @@
+"""Lets requests in: limits first, then the API key, then its scope, then the limits of the key.
+
+Without any key ever made, loopback is open. Once there was one, every call but those for liveness needs one,
+until the gateway starts again without the file. A key is hashed once in a while only: one that was right is
+remembered for `REMEMBER_SECONDS` by a MAC under a key of this process, and looked up in the file's records at
+every request, so that a revocation counts at once. Refused attempts share one small bucket per peer, which is
+asked before the hash is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.access.keyfile import KeyFile, KeyRecord
+from gateway.access.keys import ApiKey, Scope, matches, parse_key
+from gateway.access.limits import Buckets, UnderWay, peer_name, too_fast
+from mesh.clock import Clock, monotonic_clock, wall_clock
+from mesh.errors import ConfigError, PermissionDenied, SealringError, Unauthenticated
+
+log = structlog.get_logger()
+
+REMEMBER_SECONDS = 300.0
+ATTEMPTS_PER_SECOND = 1.0
+ATTEMPTS_AT_ONCE = 20
+BURST_SECONDS = 4.0
+"""How many seconds' worth of requests may come at once."""
+
+USE_SECONDS = 60.0
+
+_REMEMBERED = 4096
+_HASHES_AT_ONCE = 2
+_HASHES_WAITING = 64
+
+ANY = frozenset(Scope)
+USE = frozenset({Scope.INFERENCE})
+LOOK = frozenset({Scope.INFERENCE, Scope.READ})
+WATCH = frozenset({Scope.READ})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Requests per second and at once. Peers are told apart by their network address."""
+
+    key_per_second: float = 100.0
+    key_at_once: int = 512
+    peer_per_second: float = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: the id of an API key, or nothing. `known` is whether what only insiders see may be shown."""
+
+    key_id: str = ""
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    key_id: str
+    hash: str
+    until: float
+
+
+class Gate:
+    """The one way into both edges. Use it from one event loop only; one of these serves all listeners.
+
+    Without a key file (`keys` None, as in a process on the user's own machine) only the limits hold.
+    """
+
+    def __init__(
+        self,
+        keys: KeyFile | None = None,
+        limits: Limits | None = None,
+        *,
+        on_refused: Callable[[str], None] = lambda reason: None,
+        clock: Clock = monotonic_clock,
+        wall: Clock = wall_clock,
+    ) -> None:
+        """Raises ConfigError (KEYS_CORRUPT, SECRET_FILE_UNSAFE) when there are keys that cannot be read."""
+        limits = limits or Limits()
+        self._file = keys
+        self._on_refused = on_refused
+        self._clock = clock
+        self._wall = wall
+        self._stamp: tuple[int, int, int] | None = None
+        self._records: dict[str, KeyRecord] = {}
+        self._required = False
+        self._mac_key = secrets.token_bytes(32)
+        self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
+        self._checks: dict[bytes, asyncio.Task[bool]] = {}
+        self._turns = asyncio.Semaphore(_HASHES_AT_ONCE)
+        self._used: dict[str, int] = {}
+        self._peers = _buckets(limits.peer_per_second, clock)
+        self._keys = _buckets(limits.key_per_second, clock)
+        self._attempts = Buckets(ATTEMPTS_PER_SECOND, ATTEMPTS_AT_ONCE, clock=clock)
+        self._under_way = UnderWay(limits.key_at_once)
+        self._read()
+
+    @property
+    def required(self) -> bool:
+        """Whether a key is needed."""
+        self._refresh()
+        return self._required
+
+    @property
+    def usable_keys(self) -> int:
+        """How many keys would be let in now."""
+        self._refresh()
+        now = self._wall()
+        return sum(record.usable(now) for record in self._records.values())
+
+    @contextlib.asynccontextmanager
+    async def admit(
+        self, peer: str, authorization: str | None, scopes: Collection[Scope] | None
+    ) -> AsyncIterator[Caller]:
+        """Lets one request in for the length of the block, or not. `scopes` None: open to everybody.
+
+        `peer` is an IP address. Raises Unauthenticated (INVALID_API_KEY), PermissionDenied (SCOPE_DENIED),
+        ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE).
+        """
+        try:
+            caller = await self._caller(peer_name(peer), authorization, scopes)
+            at_once = self._under_way.one_more(caller.key_id) if caller.key_id else contextlib.nullcontext()
+            at_once.__enter__()
+        except SealringError as error:
+            self._on_refused(error.reason)
+            raise
+        try:
+            yield caller
+        finally:
+            at_once.__exit__(None, None, None)
+
+    async def run(self) -> None:
+        """Writes down once a minute which keys were used, for ever."""
+        while True:
+            await asyncio.sleep(USE_SECONDS)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Writes down which keys were used since the last time."""
+        used, self._used = self._used, {}
+        if used and self._file is not None:
+            try:
+                await asyncio.to_thread(self._file.note_use, used)
+            except (OSError, ConfigError) as error:
+                log.warning("use of keys not noted", error=error)
+
+    async def _caller(self, peer: str, authorization: str | None, scopes: Collection[Scope] | None) -> Caller:
+        _take(self._peers, peer)
+        self._refresh()
+        if scopes is None or not self._required:
+            return Caller(known=not self._required)
+        record = await self._authenticate(peer, authorization or "")
+        if not record.allows(scopes):
+            raise PermissionDenied(
+                "this API key may not do that",
+                hint=f"use one with scope {' or '.join(sorted(scopes))}",
+                reason="SCOPE_DENIED",
+            )
+        _take(self._keys, record.id)
+        self._used[record.id] = int(self._wall())
+        return Caller(record.id)
+
+    async def _authenticate(self, peer: str, authorization: str) -> KeyRecord:
+        """The record of the key that a header presents. Raises Unauthenticated, ResourceExhausted."""
+        tag = hashlib.blake2b(authorization.encode(), key=self._mac_key, digest_size=32).digest()
+        record = self._recall(tag)
+        if record is not None:
+            return record
+        check = self._checks.get(tag)
+        if check is None:
+            _take(self._attempts, peer)
+            key = parse_key(_bearer(authorization))
+            record = self._records.get(key.id) if key else None
+            if key is None or record is None or not record.usable(self._wall()):
+                raise self._refuse(peer)
+            check = asyncio.ensure_future(self._check(key, record, tag, peer))
+            self._checks[tag] = check
+            check.add_done_callback(lambda _: self._checks.pop(tag))
+        right = await asyncio.shield(check)
+        record = self._recall(tag)
+        if not right or record is None:
+            raise self._refuse(peer)
+        return record
+
+    async def _check(self, key: ApiKey, record: KeyRecord, tag: bytes, peer: str) -> bool:
+        """Makes the hash. Raises ResourceExhausted when too many others wait for theirs."""
+        if len(self._checks) > _HASHES_WAITING:
+            raise too_fast(1.0)
+        async with self._turns:
+            right = await asyncio.to_thread(matches, key, record.hash)
+        if right:
+            self._attempts.give_back(peer)
+            self._remembered[tag] = _Remembered(record.id, record.hash, self._clock() + REMEMBER_SECONDS)
+            if len(self._remembered) > _REMEMBERED:
+                self._remembered.popitem(last=False)
+        return right
+
+    def _recall(self, tag: bytes) -> KeyRecord | None:
+        """The record of a key that was right not long ago, if it still stands as it did."""
+        known = self._remembered.get(tag)
+        if known is None:
+            return None
+        record = self._records.get(known.key_id)
+        if (
+            record is None
+            or not record.usable(self._wall())
+            or not hmac.compare_digest(record.hash, known.hash)
+            or self._clock() >= known.until
+        ):
+            del self._remembered[tag]
+            return None
+        return record
+
+    def _refuse(self, peer: str) -> Unauthenticated:
+        """Does not tell which check failed."""
+        log.warning("api key refused", peer=peer)
+        return Unauthenticated(
+            "the API key is missing or not valid",
+            hint="send the header authorization: Bearer KEY; the gateway's owner makes keys",
+            reason="INVALID_API_KEY",
+        )
+
+    def _refresh(self) -> None:
+        """Takes up a changed file. One that cannot be read leaves no key valid."""
+        if self._file is None or self._file.stamp() == self._stamp:
+            return
+        try:
+            self._read()
+        except (OSError, ConfigError) as error:
+            self._records = {}
+            log.error("api keys cannot be read: all are refused", error=error)
+
+    def _read(self) -> None:
+        if self._file is not None:
+            self._stamp = self._file.stamp()
+            self._required = self._required or self._stamp is not None
+            self._records = self._file.read()
+            log.debug("api keys read", count=len(self._records))
+
+
+def _buckets(rate: float, clock: Clock) -> Buckets:
+    return Buckets(rate, max(1, round(rate * BURST_SECONDS)), clock=clock)
+
+
+def _take(buckets: Buckets, name: str) -> None:
+    wait = buckets.take(name)
+    if wait:
+        raise too_fast(wait)
+
+
+def _bearer(header: str) -> str:
+    """The credential of RFC 6750, section 2.1."""
+    scheme, _, credential = header.partition(" ")
+    return credential.strip() if scheme.lower() == "bearer" else ""

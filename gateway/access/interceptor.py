@@ -1,0 +1,106 @@
+"""The gate before every gRPC method: asked on a call's headers, before its message is received."""
+
+from __future__ import annotations
+
+import inspect
+import urllib.parse
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import aclosing
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from gateway.access.gate import ANY, LOOK, USE, Gate
+from gateway.access.keys import Scope
+from mesh.errors import InvalidInput
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+KEY_ID: ContextVar[str] = ContextVar("key_id", default="")
+"""The id of the API key of the call that is being served, or nothing."""
+
+_SCOPES: dict[str, Collection[Scope] | None] = {
+    "/sealring.v1.Inference/Generate": USE,
+    "/sealring.v1.Inference/ListModels": LOOK,
+    "/sealring.v1.Inference/GetRoster": LOOK,
+    "/grpc.health.v1.Health/Check": None,
+}
+"""What a method needs. One that is not listed needs a key of any scope."""
+
+
+class GateInterceptor(grpc.aio.ServerInterceptor):
+    """Makes handlers that take one request into such that take a stream of one: gRPC receives the request of
+    the former before it calls them. On the wire there is no difference."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """The handler behind the gate, or None when nobody serves the method."""
+        found: Any = await continuation(handler_call_details)
+        if found is None:
+            return None
+        scopes = _SCOPES.get(handler_call_details.method, ANY)
+        arity = (
+            "stream" if found.request_streaming else "unary",
+            "stream" if found.response_streaming else "unary",
+        )
+        call = getattr(found, "_".join(arity))
+        guard = self._stream if found.response_streaming else self._call
+        make: Callable[..., Handler] = getattr(grpc, f"stream_{arity[1]}_rpc_method_handler")
+        return make(
+            guard(call, scopes, one=not found.request_streaming),
+            request_deserializer=found.request_deserializer,
+            response_serializer=found.response_serializer,
+        )
+
+    def _call(
+        self, call: Callable[..., Awaitable[Any]], scopes: Collection[Scope] | None, *, one: bool
+    ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
+        async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
+            async with self._gate.admit(_peer(context), _authorization(context), scopes) as caller:
+                KEY_ID.set(caller.key_id)
+                return await call(await _first(requests) if one else requests, context)
+
+        return guarded
+
+    def _stream(
+        self, call: Callable[..., Any], scopes: Collection[Scope] | None, *, one: bool
+    ) -> Callable[[AsyncIterator[Any], Context], AsyncIterator[Any]]:
+        async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            async with self._gate.admit(_peer(context), _authorization(context), scopes) as caller:
+                KEY_ID.set(caller.key_id)
+                responses: Any = call(await _first(requests) if one else requests, context)
+                if inspect.isawaitable(responses):  # it writes its responses to the context itself
+                    await responses
+                    return
+                async with aclosing(responses):
+                    async for response in responses:
+                        yield response
+
+        return guarded
+
+
+async def _first(requests: AsyncIterator[Any]) -> Any:
+    async for request in requests:
+        return request
+    raise InvalidInput("the call has no message", reason="BAD_MESSAGE")
+
+
+def _authorization(context: Context) -> str | None:
+    """The one header; two of them are none."""
+    found = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+    return found[0] if len(found) == 1 and isinstance(found[0], str) else None
+
+
+def _peer(context: Context) -> str:
+    """The IP address in "ipv4:1.2.3.4:5" or "ipv6:%5B::1%5D:5"."""
+    kind, _, address = urllib.parse.unquote(context.peer()).partition(":")
+    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
