@@ -35,11 +35,15 @@ def run(
 ) -> None:
     """Run the coordinator until SIGTERM."""
     settings = load_settings(context, "coordinator").settings
-    from coordinator.main import run as serve
+
+    async def serve() -> None:
+        from coordinator.main import run as run_component
+
+        await run_component(settings)
 
     run_daemon(
         "coordinator",
-        lambda: serve(settings),
+        serve,
         log_level=log_level,
         log_file=log_file,
         parent_pipe=parent_pipe,

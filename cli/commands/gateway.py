@@ -43,8 +43,10 @@ def run(
 ) -> None:
     """Run the gateway until SIGTERM."""
     settings = load_settings(context, "gateway").settings
-    from gateway.main import run as serve
 
-    run_daemon(
-        "gateway", lambda: serve(settings), log_level=log_level, log_file=log_file, parent_pipe=parent_pipe
-    )
+    async def serve() -> None:
+        from gateway.main import run as run_component
+
+        await run_component(settings)
+
+    run_daemon("gateway", serve, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)

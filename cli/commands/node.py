@@ -37,11 +37,13 @@ def run(
 ) -> None:
     """Run the node daemon until SIGTERM."""
     settings = load_settings(context, "node").settings
-    from node.main import run as serve
 
-    run_daemon(
-        "node", lambda: serve(settings), log_level=log_level, log_file=log_file, parent_pipe=parent_pipe
-    )
+    async def serve() -> None:
+        from node.main import run as run_component
+
+        await run_component(settings)
+
+    run_daemon("node", serve, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)
 
 
 def report_enrolled(enrolled: Enrolled, settings: Any, *, as_json: bool) -> None:
