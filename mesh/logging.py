@@ -76,9 +76,14 @@ def configure(
 
 
 def redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """A structlog processor: drops fields with telling names and everything that could hold content."""
+    """A structlog processor: drops fields with telling names and everything that could hold content.
+
+    `exc_info` passes; `describe_exception` has to come next.
+    """
     return {
-        name: _plain(value) for name, value in event.items() if name == "exception" or not _tells(name, value)
+        name: value if name == "exc_info" else _plain(value)
+        for name, value in event.items()
+        if not _tells(name, value)
     }
 
 
@@ -158,8 +163,8 @@ def _processors(component: str, *, terminal: bool) -> list[Processor]:
 
     common: list[Processor] = [
         structlog.contextvars.merge_contextvars,
-        describe_exception,
         redact,
+        describe_exception,
         structlog.processors.add_log_level,
     ]
     if terminal:

@@ -127,6 +127,22 @@ def test_an_unknown_exception_is_its_type_and_frames(out: io.StringIO) -> None:
     assert MARK not in out.getvalue()
 
 
+def test_deep_frames_are_all_there(out: io.StringIO) -> None:
+    def dive(depth: int) -> None:
+        if not depth:
+            raise RuntimeError(MARK)
+        dive(depth - 1)
+
+    try:
+        dive(30)
+    except RuntimeError as error:
+        structlog.get_logger().error("failed", exc_info=error, exception=[MARK.encode()])
+    line = last(out)
+    assert len(line["exception"]) == 11
+    assert line["exception"][-1].endswith(" dive")
+    assert MARK not in out.getvalue()
+
+
 def test_our_errors_are_told_in_words(out: io.StringIO) -> None:
     structlog.get_logger().warning("refused", exc_info=NotFound("no node abc", hint="see nodes list"))
     line = last(out)
