@@ -183,19 +183,20 @@ class Gate:
             record = self._records.get(key.id) if key else None
             if key is None or record is None or not record.usable(self._wall()):
                 raise self._refuse(peer)
+            if len(self._checks) >= _HASHES_WAITING:
+                raise too_fast(1.0)
             check = asyncio.ensure_future(self._check(key, record, tag, peer))
             self._checks[tag] = check
             check.add_done_callback(lambda _: self._checks.pop(tag))
         right = await asyncio.shield(check)
+        self._refresh()
         record = self._recall(tag)
         if not right or record is None:
             raise self._refuse(peer)
         return record
 
     async def _check(self, key: ApiKey, record: KeyRecord, tag: bytes, peer: str) -> bool:
-        """Makes the hash. Raises ResourceExhausted when too many others wait for theirs."""
-        if len(self._checks) > _HASHES_WAITING:
-            raise too_fast(1.0)
+        """Makes the hash, which takes long, beside the event loop."""
         async with self._turns:
             right = await asyncio.to_thread(matches, key, record.hash)
         if right:

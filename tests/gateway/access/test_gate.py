@@ -1,0 +1,337 @@
+"""Who is let in: keys right, wrong, revoked, expired; hashes made seldom; limits before them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.access import gate as gate_module
+from gateway.access import keyfile
+from gateway.access.gate import ANY, LOOK, USE, WATCH, Gate, Limits
+from gateway.access.keyfile import KeyFile
+from gateway.access.keys import ApiKey, Scope, new_key
+from mesh.errors import ConfigError, PermissionDenied, ResourceExhausted, SealringError, Unauthenticated
+
+HASH = "$argon2id$v=19$m=65536,t=2,p=1$"
+
+
+def cheap_hash(key: ApiKey) -> str:
+    return f"{HASH}{'a' * 22}${key.text[-43:]}"
+
+
+class Checks:
+    """Counts the hashes that are made, without their cost."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, key: ApiKey, stored: str) -> bool:
+        self.count += 1
+        return hmac.compare_digest(stored, cheap_hash(key))
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
+    made = Checks()
+    monkeypatch.setattr(keyfile, "hash_key", cheap_hash)
+    monkeypatch.setattr(gate_module, "matches", made)
+    return made
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path)
+
+
+class Time:
+    """A clock to turn."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def enter(gate: Gate, text: str | None, scopes: Any = USE, peer: str = "192.0.2.1") -> str:
+    async with gate.admit(peer, None if text is None else f"Bearer {text}", scopes) as caller:
+        return caller.key_id
+
+
+async def refused(gate: Gate, text: str | None, scopes: Any = USE, peer: str = "192.0.2.1") -> SealringError:
+    with pytest.raises(SealringError) as caught:
+        await enter(gate, text, scopes, peer)
+    return caught.value
+
+
+async def test_without_keys_all_are_let_in(keys: KeyFile) -> None:
+    for gate in (Gate(), Gate(keys)):
+        assert not gate.required
+        assert not gate.usable_keys
+        for text in (None, "none", new_key().text):
+            assert await enter(gate, text) == ""
+        async with gate.admit("", None, None) as caller:
+            assert caller.known
+
+
+async def test_a_real_key(keys: KeyFile) -> None:
+    text, record = keys.create([Scope.INFERENCE])
+    gate = Gate(keys)
+    assert gate.required
+    assert gate.usable_keys == 1
+    assert await enter(gate, text) == record.id
+    wrong = text[:-8] + ("aaaaaaaa" if text[-8:] != "aaaaaaaa" else "bbbbbbbb")
+    error = await refused(gate, wrong)
+    assert isinstance(error, Unauthenticated)
+    assert wrong not in str(error)
+
+
+async def test_every_refusal_is_the_same(keys: KeyFile, checks: Checks) -> None:
+    clock = Time()
+    text, record = keys.create([Scope.INFERENCE])
+    revoked, other = keys.create([Scope.INFERENCE])
+    keys.revoke(other.id)
+    expired = KeyFile(keys._file.parent, clock=lambda: 5.0).create([Scope.INFERENCE], seconds=10)[0]
+    gate = Gate(keys, clock=clock)
+    flipped = text[:-1] + ("a" if text[-1] != "a" else "b")
+    mixed = f"srk_{record.id}_{revoked.rpartition('_')[2]}"
+    errors = [
+        await refused(gate, each)
+        for each in (
+            None,
+            "",
+            "none",
+            new_key().text,
+            revoked,
+            expired,
+            flipped,
+            mixed,
+            text.upper(),
+            "x" * 9999,
+        )
+    ]
+    with pytest.raises(Unauthenticated) as basic:
+        async with gate.admit("192.0.2.1", f"Basic {text}", USE):
+            pass
+    assert {(type(error), str(error), error.reason) for error in [*errors, basic.value]} == {
+        (Unauthenticated, str(errors[0]), "INVALID_API_KEY")
+    }
+    assert checks.count == 2  # flipped and mixed: the others are refused without a hash
+    async with gate.admit("192.0.2.1", f"bearer  {text} ", USE) as caller:
+        assert caller.key_id == record.id
+
+
+async def test_open_calls_need_no_key_and_tell_who_may_see_more(keys: KeyFile, checks: Checks) -> None:
+    keys.create([Scope.INFERENCE])
+    gate = Gate(keys)
+    async with gate.admit("", None, None) as caller:
+        assert not caller.known
+        assert not caller.key_id
+
+
+async def test_scopes(keys: KeyFile, checks: Checks) -> None:
+    texts = {scope: keys.create([scope])[0] for scope in Scope}
+    gate = Gate(keys)
+    allowed = {
+        (scope, name)
+        for scope, text in texts.items()
+        for name, needed in {"use": USE, "look": LOOK, "watch": WATCH, "any": ANY}.items()
+        if await _allowed(gate, text, needed)
+    }
+    assert {name for scope, name in allowed if scope is Scope.ADMIN} == {"use", "look", "watch", "any"}
+    assert {name for scope, name in allowed if scope is Scope.READ} == {"look", "watch", "any"}
+    assert {name for scope, name in allowed if scope is Scope.INFERENCE} == {"use", "look", "any"}
+
+
+async def _allowed(gate: Gate, text: str, scopes: Any) -> bool:
+    try:
+        await enter(gate, text, scopes)
+    except PermissionDenied as error:
+        assert error.reason == "SCOPE_DENIED"
+        return False
+    return True
+
+
+async def test_a_hash_is_made_once_in_a_while(keys: KeyFile, checks: Checks) -> None:
+    clock = Time()
+    text = keys.create([Scope.INFERENCE])[0]
+    gate = Gate(keys, clock=clock)
+    await asyncio.gather(*(enter(gate, text) for _ in range(100)))
+    assert checks.count == 1
+    clock.now += gate_module.REMEMBER_SECONDS - 1
+    await enter(gate, text)
+    assert checks.count == 1
+    clock.now += 2
+    await enter(gate, text)
+    assert checks.count == 2
+
+
+async def test_a_key_that_was_wrong_is_not_remembered(keys: KeyFile, checks: Checks) -> None:
+    keys.create([Scope.INFERENCE])
+    record_id = next(iter(keys.read()))
+    gate = Gate(keys)
+    wrong = f"srk_{record_id}_{'a' * 52}"
+    for expected in (1, 2, 3):
+        await refused(gate, wrong)
+        assert checks.count == expected
+    assert not gate._remembered
+    assert not gate._checks
+
+
+async def test_keys_are_taken_up_and_revoked_while_it_runs(keys: KeyFile, checks: Checks) -> None:
+    gate = Gate(keys)
+    assert await enter(gate, None) == ""
+    text, record = keys.create([Scope.INFERENCE])
+    assert (await refused(gate, None)).reason == "INVALID_API_KEY"
+    assert await enter(gate, text) == record.id
+    keys.revoke(record.id)
+    assert (await refused(gate, text)).reason == "INVALID_API_KEY"
+    assert gate.required
+    assert gate.usable_keys == 0
+
+
+async def test_a_key_that_is_revoked_during_its_check_is_refused(
+    keys: KeyFile, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, record = keys.create([Scope.INFERENCE])
+    gate = Gate(keys)
+
+    def revoke_meanwhile(key: ApiKey, stored: str) -> bool:
+        keys.revoke(record.id)
+        return True
+
+    monkeypatch.setattr(gate_module, "matches", revoke_meanwhile)
+    assert (await refused(gate, text)).reason == "INVALID_API_KEY"
+
+
+async def test_expiry_ends_a_remembered_key(keys: KeyFile, checks: Checks) -> None:
+    wall = Time()
+    text = KeyFile(keys._file.parent, clock=wall).create([Scope.INFERENCE], seconds=60)[0]
+    gate = Gate(keys, wall=wall)
+    await enter(gate, text)
+    wall.now += 60
+    assert (await refused(gate, text)).reason == "INVALID_API_KEY"
+
+
+async def test_a_key_file_that_goes_bad_or_away_lets_nobody_in(keys: KeyFile, checks: Checks) -> None:
+    text = keys.create([Scope.INFERENCE])[0]
+    good = keys._file.read_bytes()
+    gate = Gate(keys)
+    await enter(gate, text)
+    keys._file.write_bytes(b"{}")
+    assert (await refused(gate, text)).reason == "INVALID_API_KEY"
+    with pytest.raises(ConfigError):
+        Gate(keys)
+    keys._file.unlink()
+    assert (await refused(gate, text)).reason == "INVALID_API_KEY"
+    assert (await refused(gate, None)).reason == "INVALID_API_KEY"
+    keys._file.write_bytes(good)
+    keys._file.chmod(0o600)
+    await enter(gate, text)
+
+
+async def test_guessing_is_slow_and_cheap(keys: KeyFile, checks: Checks) -> None:
+    clock = Time()
+    text, record = keys.create([Scope.INFERENCE])
+    gate = Gate(keys, clock=clock)
+    await enter(gate, text)
+    guesses = [f"srk_{record.id}_{new_key().text.rpartition('_')[2]}" for _ in range(60)]
+    reasons = [(await refused(gate, guess, peer="198.51.100.9")).reason for guess in guesses]
+    assert reasons.count("INVALID_API_KEY") == gate_module.ATTEMPTS_AT_ONCE
+    assert set(reasons[gate_module.ATTEMPTS_AT_ONCE :]) == {"RATE_LIMITED"}
+    assert checks.count == 1 + gate_module.ATTEMPTS_AT_ONCE
+    # a peer that guesses shuts out neither a known key behind the same address nor others elsewhere
+    await enter(gate, text, peer="198.51.100.9")
+    assert (await refused(gate, guesses[0])).reason == "INVALID_API_KEY"
+    clock.now += 1.5
+    assert (await refused(gate, guesses[0], peer="198.51.100.9")).reason == "INVALID_API_KEY"
+    assert (await refused(gate, guesses[0], peer="198.51.100.9")).reason == "RATE_LIMITED"
+
+
+async def test_right_keys_use_no_attempts_up(keys: KeyFile, checks: Checks) -> None:
+    clock = Time()
+    texts = [keys.create([Scope.INFERENCE])[0] for _ in range(gate_module.ATTEMPTS_AT_ONCE + 10)]
+    gate = Gate(keys, clock=clock)
+    for text in texts:
+        await enter(gate, text)
+
+
+async def test_too_many_hashes_at_once(
+    keys: KeyFile, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "_HASHES_WAITING", 3)
+    texts = [keys.create([Scope.INFERENCE])[0] for _ in range(8)]
+    gate = Gate(keys, clock=Time())
+    done = await asyncio.gather(*(enter(gate, text) for text in texts), return_exceptions=True)
+    assert sum(isinstance(each, ResourceExhausted) for each in done) == 5
+    assert not gate._checks
+    assert all([await enter(gate, text) for text in texts])
+
+
+async def test_limits_per_peer_and_key(keys: KeyFile, checks: Checks) -> None:
+    clock = Time()
+    text = keys.create([Scope.INFERENCE])[0]
+    other = keys.create([Scope.INFERENCE])[0]
+    told: list[str] = []
+    gate = Gate(keys, Limits(1.0, 2, 2.0), clock=clock, on_refused=told.append)
+    for _ in range(4):
+        await enter(gate, text, peer="192.0.2.1")
+    error = await refused(gate, text, peer="192.0.2.2")
+    assert error.metadata["retry_after"] == "2"
+    await enter(gate, other, peer="192.0.2.2")
+    for _ in range(4):
+        with_peer_left = gate.admit("192.0.2.1", None, None)
+        async with with_peer_left:
+            pass
+    assert (await refused(gate, None, None, peer="192.0.2.1")).reason == "RATE_LIMITED"
+    assert told == ["RATE_LIMITED", "RATE_LIMITED"]
+    clock.now += 60
+    async with gate.admit("", f"Bearer {text}", USE), gate.admit("", f"Bearer {text}", USE):
+        assert (await refused(gate, text)).reason == "TOO_MANY_AT_ONCE"
+        await enter(gate, other)
+    await enter(gate, text)
+
+
+async def test_use_is_written_down(keys: KeyFile, checks: Checks) -> None:
+    text, record = keys.create([Scope.INFERENCE])
+    wall = Time()
+    wall.now = record.created + 7200.0
+    gate = Gate(keys, wall=wall)
+    await enter(gate, text)
+    assert keys.read()[record.id].last_used == 0
+    await gate.flush()
+    noted = keys.read()[record.id].last_used
+    assert noted % 3600 == 0
+    assert 0 <= wall.now - noted < 3600
+    await enter(gate, text)
+    keys._file.write_bytes(b"")
+    await gate.flush()
+
+
+async def test_no_key_reaches_a_log(
+    keys: KeyFile, checks: Checks, capfd: pytest.CaptureFixture[str], capture_logs: Callable[[], str]
+) -> None:
+    text = keys.create([Scope.INFERENCE])[0]
+    gate = Gate(keys)
+    await enter(gate, text)
+    await refused(gate, text[:-1])
+    await refused(gate, text[:-1] + "a" if text[-1] != "a" else text[:-1] + "b")
+    keys._file.write_bytes(text.encode())
+    await refused(gate, text)
+    out, err = capfd.readouterr()
+    told = out + err + capture_logs()
+    assert "api key refused" in told
+    assert text[:-1].rpartition("_")[2] not in told
+
+
+@pytest.fixture
+def capture_logs() -> Any:
+    import structlog
+
+    with structlog.testing.capture_logs() as events:
+        yield lambda: repr(events)
