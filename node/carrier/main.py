@@ -66,31 +66,38 @@ class Carrier:
         incoming = Link(SessionKeys.from_carrier(start.incoming_keys))
         self._start = None
         group = RingGroup(start.rank, start.size, start.own_address, start.next_address)
-        self._pump = Pump(group, self._channel, outgoing, incoming)
-        self._pump.confirm(timeout)
+        self._pump = pump = Pump(group, self._channel, outgoing, incoming)
+        pump.confirm(timeout)
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._control.send(engine_pb2.CarrierEvent(up=engine_pb2.CarrierUp()))
-        self._guarded("send", self._pump.send_loop)
-        self._guarded("receive", self._pump.receive_loop)
-        self._guarded("watch", self._watch)
+        self._guarded("send", pump.send_loop)
+        self._guarded("receive", pump.receive_loop)
+        self._guarded("watch", lambda: self._watch(pump))
 
     def _guarded(self, name: str, loop: Callable[[], None]) -> None:
         def body() -> None:
             try:
                 loop()
             except BaseException as error:
-                self._fault(error)
+                self.fault(error)
 
         threading.Thread(target=body, name=name, daemon=True).start()
 
-    def _watch(self) -> None:
+    def _watch(self, pump: Pump) -> None:
+        asked = {True: False, False: False}
         while True:
             time.sleep(1)
-            since = self._pump.counters.sending_since if self._pump else 0.0
+            since = pump.counters.sending_since
             if since and time.monotonic() - since > SEND_DEADLINE:
                 raise EpochEnded("the next member does not read its link", reason="PEER_FROZEN")
+            for outgoing in asked:
+                wanted = pump.needs_rekey(outgoing=outgoing)
+                if wanted and not asked[outgoing]:
+                    rekey = engine_pb2.RekeyWanted(outgoing=outgoing)
+                    self._control.send(engine_pb2.CarrierEvent(rekey=rekey))
+                asked[outgoing] = wanted
 
-    def _fault(self, error: BaseException) -> None:
+    def fault(self, error: BaseException) -> None:
         """Reports once and ends the process: threads inside MLX cannot be stopped otherwise."""
         with self._fault_lock:
             if not isinstance(error, SealringError):
@@ -124,7 +131,11 @@ def main() -> None:
     configure("carrier")
     descriptors = [int(part) for part in arguments.channel_fds.split(",")]
     channel = CarrierChannel(*descriptors)
-    Carrier(FrameSocket(socket.socket(fileno=arguments.control_fd)), channel).run()
+    carrier = Carrier(FrameSocket(socket.socket(fileno=arguments.control_fd)), channel)
+    try:
+        carrier.run()
+    except Exception as error:
+        carrier.fault(error)
     os._exit(0)
 
 

@@ -48,6 +48,10 @@ class Pump:
         """Prepares the next session of a link. Raises RecordError."""
         (self._outgoing if outgoing else self._incoming).install(keys, at_step)
 
+    def needs_rekey(self, *, outgoing: bool) -> bool:
+        """Whether a limit of the link's newest session is reached."""
+        return (self._outgoing if outgoing else self._incoming).needs_rekey
+
     def send_loop(self) -> None:
         while True:
             header, data, slot = self._channel.next_outgoing()
