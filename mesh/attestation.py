@@ -10,6 +10,7 @@ import hashlib
 import hmac
 from dataclasses import asdict, dataclass, fields
 
+from mesh.device import Device
 from mesh.encoding import (
     Fields,
     FormatError,
@@ -31,6 +32,7 @@ NONCE_BYTES = 32
 MAX_AGE_SECONDS = 120
 """How far the statement's clock may stand from the verifier's, either way."""
 
+MAX_MODELS = 8
 _HASH_BYTES = 32
 _MAX_TEXT = 128
 _NAMES = (
@@ -43,6 +45,7 @@ _NAMES = (
     "key_type",
     "sealing_key",
     "manifest_hash",
+    "models",
     "posture",
 )
 
@@ -78,7 +81,11 @@ _POSTURE_NAMES = tuple(field.name for field in fields(Posture))
 
 @dataclass(frozen=True)
 class Statement:
-    """One attestation. `nonce` is the verifier's, `timestamp` in seconds since 1970."""
+    """One attestation. `nonce` is the verifier's, `timestamp` in seconds since 1970.
+
+    `manifest_hash` is over the software that is installed, `models` are the digests of the model files that
+    are served from now: together they are the runtime's manifest.
+    """
 
     cluster: str
     nonce: bytes
@@ -88,6 +95,7 @@ class Statement:
     sealing_key: bytes
     manifest_hash: bytes
     posture: Posture = UNKNOWN_POSTURE
+    models: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,6 +131,7 @@ def encode_statement(statement: Statement) -> bytes:
             "key_type": statement.key_type,
             "sealing_key": encode_base64(statement.sealing_key),
             "manifest_hash": encode_base64(statement.manifest_hash),
+            "models": [encode_base64(digest) for digest in statement.models],
             "posture": asdict(statement.posture),
         }
     )
@@ -142,6 +151,7 @@ def decode_statement(data: bytes) -> Statement:
             key_type=KeyType(document.text("key_type")),
             sealing_key=document.binary("sealing_key", sizes=SEALING_KEY_SIZES),
             manifest_hash=document.binary("manifest_hash", sizes=(_HASH_BYTES,)),
+            models=tuple(_digest(item) for item in document.items("models", max_items=MAX_MODELS)),
             posture=_posture(parse_json_object(data, max_bytes=MAX_STATEMENT_BYTES)["posture"]),
         )
         if encode_statement(statement) != data:
@@ -153,22 +163,33 @@ def decode_statement(data: bytes) -> Statement:
     return statement
 
 
-def sign_statement(signer: Signer, statement: Statement) -> tuple[bytes, bytes]:
-    """The encoded statement and the identity key's signature over it."""
+def sign_statement(
+    signer: Signer, statement: Statement, label: Label = Label.ATTESTATION
+) -> tuple[bytes, bytes]:
+    """The encoded statement and the identity key's signature over it; the answer to a challenge has its own
+    label."""
     data = encode_statement(statement)
-    return data, signer.sign(Label.ATTESTATION, data)
+    return data, signer.sign(label, data)
 
 
-def verify_statement(data: bytes, signature: bytes, expected: Expected, *, now: float) -> Verdict:
+def verify_statement(
+    data: bytes,
+    signature: bytes,
+    expected: Expected,
+    *,
+    now: float,
+    label: Label = Label.ATTESTATION,
+    device: Device | None = None,
+) -> Verdict:
     """Check signature, agreement with what is expected, and freshness; then derive the level.
 
-    Raises AttestationError (STATEMENT_SIGNATURE, STATEMENT_MALFORMED, STATEMENT_MISMATCH, STATEMENT_STALE,
-    STATEMENT_FROM_FUTURE).
+    `device` is what a verified chain says of the identity key's machine. Raises AttestationError
+    (STATEMENT_SIGNATURE, STATEMENT_MALFORMED, STATEMENT_MISMATCH, STATEMENT_STALE, STATEMENT_FROM_FUTURE).
     """
     if len(data) > MAX_STATEMENT_BYTES:
         raise AttestationError("attestation statement is too large", reason="STATEMENT_MALFORMED")
     try:
-        verify(expected.identity_key, Label.ATTESTATION, data, signature)
+        verify(expected.identity_key, label, data, signature)
     except SealringError:
         raise AttestationError(
             "attestation is not signed by the identity key", reason="STATEMENT_SIGNATURE"
@@ -189,15 +210,37 @@ def verify_statement(data: bytes, signature: bytes, expected: Expected, *, now: 
         )
     if statement.timestamp < now - MAX_AGE_SECONDS:
         raise AttestationError("attestation is stale", reason="STATEMENT_STALE", hint="compare the clocks")
-    level = derive_level(statement)
+    level = derive_level(statement, device)
     return Verdict(statement, level, ceiling(level, statement.key_type))
 
 
-def derive_level(statement: Statement) -> TrustLevel:
-    """The level that a verified, fresh statement proves without further evidence: `self_signed` at most."""
-    if statement.key_type is KeyType.SECURE_ENCLAVE and statement.posture.complete_and_good:
+def derive_level(statement: Statement, device: Device | None = None) -> TrustLevel:
+    """The level that a verified, fresh statement proves, with what a verified chain says of the device.
+
+    Each level needs what the one below it needs. Without a chain it is `self_signed` at most; a chain counts
+    only for a key in the enclave, on the machine whose serial number the statement gives.
+    """
+    if statement.key_type is not KeyType.SECURE_ENCLAVE or not statement.posture.complete_and_good:
+        return TrustLevel.SOFTWARE
+    if device is None or statement.posture.serial is None or device.serial != statement.posture.serial:
         return TrustLevel.SELF_SIGNED
-    return TrustLevel.SOFTWARE
+    return TrustLevel.HARDWARE
+
+
+def check_continuity(before: Statement, after: Statement) -> None:
+    """Require that a machine runs what it ran before and has lost no protection.
+
+    Raises AttestationError (PROTECTION_LOST, MANIFEST_CHANGED).
+    """
+    for name in ("sip", "secure_boot"):
+        if getattr(before.posture, name) is True and getattr(after.posture, name) is not True:
+            raise AttestationError(f"the machine has lost {name}", reason="PROTECTION_LOST", protection=name)
+    if after.manifest_hash != before.manifest_hash:
+        raise AttestationError(
+            "the installed software has changed since the node was attested",
+            hint="after an update a node joins anew, with a new token",
+            reason="MANIFEST_CHANGED",
+        )
 
 
 def sign_sealing_key(signer: Signer, cluster: str, sealing_key: bytes) -> bytes:
@@ -239,6 +282,10 @@ def _posture(value: Json) -> Posture:
         else:
             values[name] = document.text(name, max_length=_MAX_TEXT)
     return Posture(**values)  # type: ignore[arg-type]
+
+
+def _digest(item: Json) -> bytes:
+    return Fields({"digest": item}, ("digest",)).binary("digest", sizes=(_HASH_BYTES,))
 
 
 def _flag(value: Json) -> bool:

@@ -199,7 +199,7 @@ def load_certificate(der: bytes) -> x509.Certificate:
         if len(der) > MAX_CERTIFICATE_BYTES:
             raise ValueError("too large")
         return x509.load_der_x509_certificate(der)
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         raise CertificateError("certificate is malformed", reason="BAD_CERTIFICATE") from None
 
 
@@ -268,7 +268,7 @@ def _csr_key(csr: bytes) -> ec.EllipticCurvePublicKey:
             raise ValueError("not P-256")
         if not request.is_signature_valid:
             raise ValueError("not signed by its key")
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, x509.InvalidVersion):
         raise CertificateError("signing request is malformed", reason="BAD_CSR") from None
     return key
 

@@ -125,7 +125,10 @@ def parse_pem_leaf(pem: bytes) -> bytes:
     """The first certificate of a PEM chain as DER. Raises ValueError."""
     if len(pem) > _MAX_BYTES:
         raise FormatError("certificate chain is too large")
-    return x509.load_pem_x509_certificates(pem)[0].public_bytes(Encoding.DER)
+    try:
+        return x509.load_pem_x509_certificates(pem)[0].public_bytes(Encoding.DER)
+    except x509.InvalidVersion as error:
+        raise FormatError("certificate has an unknown version") from error
 
 
 def _load_pair(folder: Path) -> tuple[bytes, bytes]:

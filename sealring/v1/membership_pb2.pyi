@@ -109,6 +109,7 @@ class EnrolRequest(_message.Message):
     ATTESTATION_SIGNATURE_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    DEVICE_CHAIN_FIELD_NUMBER: _builtins.int
     token_id: _builtins.str
     token_secret: _builtins.str
     role: Global___Role.ValueType
@@ -133,6 +134,10 @@ class EnrolRequest(_message.Message):
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """host:port where the daemon's gRPC server is reached; nodes only"""
 
+    @_builtins.property
+    def device_chain(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Apple's attestation of the device and the identity key, DER, leaf first"""
+
     def __init__(
         self,
         *,
@@ -149,10 +154,11 @@ class EnrolRequest(_message.Message):
         attestation_signature: _builtins.bytes = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
         name: _builtins.str = ...,
+        device_chain: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "attestation", b"attestation", "attestation_signature", b"attestation_signature", "csr", b"csr", "identity_key", b"identity_key", "key_type", b"key_type", "name", b"name", "nonce", b"nonce", "role", b"role", "sealing_key", b"sealing_key", "signature", b"signature", "token_id", b"token_id", "token_secret", b"token_secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "attestation", b"attestation", "attestation_signature", b"attestation_signature", "csr", b"csr", "device_chain", b"device_chain", "identity_key", b"identity_key", "key_type", b"key_type", "name", b"name", "nonce", b"nonce", "role", b"role", "sealing_key", b"sealing_key", "signature", b"signature", "token_id", b"token_id", "token_secret", b"token_secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -254,6 +260,7 @@ class MemberMessage(_message.Message):
     FAULT_FIELD_NUMBER: _builtins.int
     ROSTER_SEEN_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    CHALLENGE_ANSWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first"""
@@ -274,6 +281,8 @@ class MemberMessage(_message.Message):
     def roster_seen(self) -> Global___RosterSeen: ...
     @_builtins.property
     def goodbye(self) -> Global___Goodbye: ...
+    @_builtins.property
+    def challenge_answer(self) -> Global___ChallengeAnswer: ...
     def __init__(
         self,
         *,
@@ -286,12 +295,13 @@ class MemberMessage(_message.Message):
         fault: Global___EpochFault | None = ...,
         roster_seen: Global___RosterSeen | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        challenge_answer: Global___ChallengeAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "roster_seen", b"roster_seen", "up", b"up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "roster_seen", b"roster_seen", "up", b"up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "roster_seen", b"roster_seen", "up", b"up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "roster_seen", b"roster_seen", "up", b"up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye", "challenge_answer"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -307,6 +317,7 @@ class CoordinatorMessage(_message.Message):
     COMMIT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    CHALLENGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def roster(self) -> Global___RosterUpdate: ...
     @_builtins.property
@@ -319,6 +330,8 @@ class CoordinatorMessage(_message.Message):
     def end(self) -> Global___EndEpoch: ...
     @_builtins.property
     def goodbye(self) -> Global___Goodbye: ...
+    @_builtins.property
+    def challenge(self) -> Global___Challenge: ...
     def __init__(
         self,
         *,
@@ -328,16 +341,63 @@ class CoordinatorMessage(_message.Message):
         commit: Global___CommitEpoch | None = ...,
         end: Global___EndEpoch | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        challenge: Global___Challenge | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "roster", b"roster"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "roster", b"roster"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye", "challenge"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___CoordinatorMessage: _TypeAlias = CoordinatorMessage  # noqa: Y015
+
+@_typing.final
+class Challenge(_message.Message):
+    """When a session begins and every few minutes: a node proves anew who it is and what it runs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NONCE_FIELD_NUMBER: _builtins.int
+    nonce: _builtins.bytes
+    """32 bytes, single use"""
+    def __init__(
+        self,
+        *,
+        nonce: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Challenge: _TypeAlias = Challenge  # noqa: Y015
+
+@_typing.final
+class ChallengeAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    statement: _builtins.bytes
+    """canonical, measured anew, with the challenge's nonce"""
+    signature: _builtins.bytes
+    """identity key, label challenge"""
+    def __init__(
+        self,
+        *,
+        statement: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature", "statement", b"statement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChallengeAnswer: _TypeAlias = ChallengeAnswer  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):

@@ -16,6 +16,7 @@ from mesh.attestation import (
     Expected,
     Posture,
     Statement,
+    check_continuity,
     decode_statement,
     derive_level,
     encode_statement,
@@ -25,6 +26,8 @@ from mesh.attestation import (
     verify_sealing_key,
     verify_statement,
 )
+from mesh.device import Device
+from mesh.encoding import encode_base64
 from mesh.errors import AttestationError
 from mesh.identity import Label, SoftwareSigner
 from mesh.trust import KeyType, TrustLevel
@@ -79,6 +82,74 @@ def test_an_enclave_key_with_a_complete_and_good_posture_is_self_signed_and_no_m
     expected = dataclasses.replace(EXPECTED, key_type="secure_enclave")
     verdict = verify_statement(*sign_statement(SIGNER, said), expected, now=NOW)
     assert (verdict.level, verdict.trust) == (TrustLevel.SELF_SIGNED, 20)
+
+
+SERIAL = "C02TEST12345"
+ENCLAVE = dataclasses.replace(
+    STATEMENT, key_type=KeyType.SECURE_ENCLAVE, posture=dataclasses.replace(GOOD, serial=SERIAL)
+)
+
+
+def test_a_verified_chain_for_the_machine_makes_it_hardware() -> None:
+    assert derive_level(ENCLAVE, Device(SERIAL)) is TrustLevel.HARDWARE
+    assert derive_level(ENCLAVE) is TrustLevel.SELF_SIGNED
+
+
+@pytest.mark.parametrize(
+    ("said", "device"),
+    [
+        (ENCLAVE, Device("C02OTHER")),
+        (dataclasses.replace(ENCLAVE, posture=GOOD), Device(SERIAL)),
+        (dataclasses.replace(ENCLAVE, posture=dataclasses.replace(GOOD, serial=None)), Device("")),
+    ],
+)
+def test_a_chain_whose_serial_does_not_agree_adds_nothing(said: Statement, device: Device) -> None:
+    assert derive_level(said, device) is TrustLevel.SELF_SIGNED
+
+
+def test_a_chain_does_not_make_up_for_a_software_key_or_a_poor_posture() -> None:
+    in_a_file = dataclasses.replace(ENCLAVE, key_type=KeyType.SOFTWARE)
+    poor = dataclasses.replace(ENCLAVE, posture=dataclasses.replace(ENCLAVE.posture, filevault=False))
+    for said in (in_a_file, poor):
+        assert derive_level(said, Device(SERIAL)) is TrustLevel.SOFTWARE
+
+
+def test_a_software_key_that_claims_the_enclave_stays_at_twenty_at_most() -> None:
+    expected = dataclasses.replace(EXPECTED, key_type="secure_enclave")
+    verdict = verify_statement(*sign_statement(SIGNER, ENCLAVE), expected, now=NOW, device=None)
+    assert verdict.trust == 20
+
+
+def test_an_answer_to_a_challenge_is_no_attestation_and_the_other_way_round() -> None:
+    answer = sign_statement(SIGNER, STATEMENT, Label.CHALLENGE)
+    assert reason_of(*answer) == "STATEMENT_SIGNATURE"
+    assert verify_statement(*answer, EXPECTED, now=NOW, label=Label.CHALLENGE).trust == 10
+    with pytest.raises(AttestationError) as caught:
+        attested = sign_statement(SIGNER, STATEMENT)
+        verify_statement(*attested, EXPECTED, now=NOW, label=Label.CHALLENGE)
+    assert caught.value.reason == "STATEMENT_SIGNATURE"
+
+
+@pytest.mark.parametrize("name", ["sip", "secure_boot"])
+@pytest.mark.parametrize("after", [False, None])
+def test_a_protection_that_was_there_is_not_lost_in_silence(name: str, after: bool | None) -> None:
+    before = statement(posture=GOOD)
+    with pytest.raises(AttestationError) as caught:
+        check_continuity(before, statement(posture=dataclasses.replace(GOOD, **{name: after})))
+    assert caught.value.reason == "PROTECTION_LOST"
+
+
+def test_what_was_never_there_cannot_be_lost() -> None:
+    bad = statement(posture=dataclasses.replace(GOOD, sip=False, secure_boot=None))
+    check_continuity(bad, bad)
+    check_continuity(STATEMENT, statement(posture=GOOD))
+    check_continuity(statement(posture=GOOD), statement(posture=dataclasses.replace(GOOD, boot_session="B")))
+
+
+def test_changed_software_is_found() -> None:
+    with pytest.raises(AttestationError) as caught:
+        check_continuity(STATEMENT, statement(manifest_hash=b"x" * 32))
+    assert caught.value.reason == "MANIFEST_CHANGED"
 
 
 @pytest.mark.parametrize("name", ["sip", "secure_boot", "authenticated_root", "filevault"])
@@ -147,6 +218,9 @@ def test_every_field_has_to_be_there_and_no_other() -> None:
     refused(document | {"posture": document["posture"] | {"sip": 1}})
     refused(document | {"posture": document["posture"] | {"chip": True}})
     refused(document | {"posture": document["posture"] | {"chip": ""}})
+    digest = encode_base64(bytes(32))
+    for models in (None, "", digest, [1], [""], [encode_base64(bytes(31))], [digest] * 9, [[digest]]):
+        refused(document | {"models": models})
 
 
 def test_only_the_canonical_encoding_is_taken() -> None:
@@ -186,11 +260,14 @@ postures = st.builds(
     timestamp=st.integers(0, (1 << 63) - 1),
     nonce=st.binary(min_size=32, max_size=32),
     key_type=st.sampled_from(KeyType),
+    models=st.lists(st.binary(min_size=32, max_size=32), max_size=8),
 )
 def test_what_is_encoded_comes_back(
-    posture: Posture, timestamp: int, nonce: bytes, key_type: KeyType
+    posture: Posture, timestamp: int, nonce: bytes, key_type: KeyType, models: list[bytes]
 ) -> None:
-    said = statement(posture=posture, timestamp=timestamp, nonce=nonce, key_type=key_type)
+    said = statement(
+        posture=posture, timestamp=timestamp, nonce=nonce, key_type=key_type, models=tuple(models)
+    )
     assert decode_statement(encode_statement(said)) == said
 
 

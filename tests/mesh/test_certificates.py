@@ -184,3 +184,20 @@ def test_certificates_without_one_uri(ca: ClusterCA) -> None:
         with pytest.raises(CertificateError) as error:
             load_certificate(garbage)
         assert error.value.reason == "BAD_CERTIFICATE"
+
+
+def test_an_unknown_version_is_malformed(ca: ClusterCA) -> None:
+    der = bytearray(ca.certificate)
+    at = der.index(b"\xa0\x03\x02\x01\x02")
+    der[at + 4] = 3
+    with pytest.raises(CertificateError) as caught:
+        load_certificate(bytes(der))
+    assert caught.value.reason == "BAD_CERTIFICATE"
+
+
+def test_a_request_of_unknown_version_is_refused(ca: ClusterCA) -> None:
+    csr = bytearray(LeafKey().csr())
+    csr[csr.index(b"\x02\x01\x00") + 2] = 7
+    with pytest.raises(CertificateError) as caught:
+        ca.issue(bytes(csr), PeerIdentity("demo", Role.MEMBER, "m"), lifetime=60, now=NOW)
+    assert caught.value.reason == "BAD_CSR"
