@@ -7,14 +7,18 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import httpx
 import pytest
+from edgecert import write_edge_certificate
 
 from gateway import control as gateway_control
+from gateway.access.keyfile import KeyFile
+from gateway.access.keys import Scope
 from gateway.main import serve
 from gateway.settings import GatewaySettings
 from mesh.addresses import free_port
@@ -318,6 +322,71 @@ def test_settings_stay_on_loopback() -> None:
         for address in ("0.0.0.0:80", "192.168.1.1:80", "[::]:80", "example.com:80"):
             with pytest.raises(ConfigError, match="loopback"):
                 GatewaySettings(**{field: address})
+
+
+def test_settings_beyond_loopback_need_tls(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "a.pem", tmp_path / "a.key"
+    for edge, other in (("http", "grpc"), ("grpc", "http")):
+        tls = {f"{edge}_tls_certificate": certificate, f"{edge}_tls_key": key}
+        assert GatewaySettings(**{f"{edge}_listen": "0.0.0.0:0"}, **tls).listens_beyond_loopback
+        with pytest.raises(ConfigError) as caught:
+            GatewaySettings(**{f"{other}_listen": "0.0.0.0:0"}, **tls)
+        assert caught.value.reason == "LOOPBACK_ONLY"
+        for name in tls:
+            with pytest.raises(ConfigError) as half:
+                GatewaySettings(**{name: certificate})
+            assert half.value.reason == "TLS_INCOMPLETE"
+    assert not GatewaySettings().listens_beyond_loopback
+
+
+async def test_beyond_loopback_there_must_be_a_key(cluster: Any, tmp_path: Path) -> None:
+    certificate, key = write_edge_certificate(tmp_path)
+    settings = GatewaySettings(
+        state_dir=cluster.state_dir,
+        http_listen="192.0.2.1:80",
+        http_tls_certificate=certificate,
+        http_tls_key=key,
+        grpc_listen="127.0.0.1:0",
+    )
+    keys = KeyFile(cluster.state_dir)
+    with pytest.raises(ConfigError) as caught:
+        await serve(settings, asyncio.Event())
+    assert caught.value.reason == "NO_KEYS"
+    keys.revoke(keys.create([Scope.INFERENCE])[1].id)
+    with pytest.raises(ConfigError) as revoked:
+        await serve(settings, asyncio.Event())
+    assert revoked.value.reason == "NO_KEYS"
+    keys.create([Scope.INFERENCE])
+    with pytest.raises(ConfigError) as elsewhere:
+        await serve(settings, asyncio.Event())
+    assert elsewhere.value.reason == "CANNOT_LISTEN"
+
+
+async def test_keys_come_and_go_in_a_running_gateway(cluster: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    async with running(cluster) as gateway:
+        await gateway.ready()
+        keys = KeyFile(cluster.state_dir)
+        text, record = keys.create([Scope.INFERENCE, Scope.READ])
+        with pytest.raises(SealringError) as caught:
+            await gateway.ask("x")
+        assert caught.value.reason == "INVALID_API_KEY"
+        metadata = [("authorization", f"Bearer {text}")]
+        call = gateway.stub.Generate(ask("a b"), timeout=20, metadata=metadata)
+        assert "".join([event.delta.text async for event in call]) == "a b "
+        assert (await gateway.http.get("/metrics")).status_code == 401
+        headers = {"authorization": f"Bearer {text}"}
+        metrics = (await gateway.http.get("/metrics", headers=headers)).text
+        assert 'sealring_requests_turned_away_total{reason="INVALID_API_KEY"} 2.0' in metrics
+        keys.revoke(record.id)
+        assert (await gateway.http.get("/metrics", headers=headers)).status_code == 401
+    assert keys.read()[record.id].last_used
+    out, err = capfd.readouterr()
+    assert text.rpartition("_")[2] not in out + err + metrics
+    assert not any(
+        text.rpartition("_")[2].encode() in file.read_bytes()
+        for file in cluster.state_dir.iterdir()
+        if file.is_file()
+    )
 
 
 def test_state_lock(tmp_path: Any) -> None:

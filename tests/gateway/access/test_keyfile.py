@@ -56,7 +56,8 @@ def test_what_a_record_allows() -> None:
 
 
 def _record(scope: Scope, **fields: int) -> keyfile.KeyRecord:
-    return keyfile.KeyRecord(id="a" * 16, hash=HASH, scopes=(scope,), created=0, **fields)
+    record = keyfile.KeyRecord(id="a" * 16, hash=HASH, scopes=(scope,), created=0)
+    return record.model_copy(update=fields)
 
 
 @pytest.mark.usefixtures("cheap")

@@ -1,0 +1,248 @@
+"""API keys at the HTTP edge, with OpenAI's own client and with worse ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from edgecert import write_edge_certificate
+
+from gateway import edge_tls
+from gateway.access.gate import Gate, Limits
+from gateway.access.keyfile import KeyFile
+from gateway.access.keys import Scope
+from gateway.edge_tls import EdgeTls
+from gateway.http import protocol
+from gateway.http.app import create_app
+from gateway.http.server import HttpServer
+from mesh.errors import ConfigError
+
+MESSAGES: Any = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "state")
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    backend: Any, keys: KeyFile, limits: Limits | None = None, tls: EdgeTls | None = None
+) -> AsyncIterator[int]:
+    app = create_app(backend, exposition=lambda: b"# none\n", gate=Gate(keys, limits))
+    server = HttpServer(app, tls=tls)
+    port = server.listen("127.0.0.1:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop()
+
+
+def client(port: int, key: str, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        api_key=key, base_url=f"http://127.0.0.1:{port}/v1", max_retries=0, timeout=10, **options
+    )
+
+
+async def test_openai_with_right_and_wrong_keys(backend: Any, keys: KeyFile) -> None:
+    text, record = keys.create([Scope.INFERENCE])
+    wrong = text[:-1] + ("a" if text[-1] != "a" else "b")
+    expired = KeyFile(keys._file.parent, clock=lambda: 5.0).create([Scope.INFERENCE], seconds=1)[0]
+    async with serving(backend, keys) as port, client(port, text) as right:
+        answer = await right.chat.completions.create(model="demo", messages=MESSAGES, user="somebody")
+        assert answer.choices[0].message.content == "Hello – ☃"
+        stream = await right.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
+        assert len([chunk async for chunk in stream]) == 5
+        assert [model.id async for model in right.models.list()] == ["demo"]
+        assert (await right.models.retrieve("demo")).id == "demo"
+        assert backend.keys == [record.id, record.id]
+        for each in (wrong, expired, "none"):
+            async with client(port, each) as other:
+                with pytest.raises(openai.AuthenticationError) as caught:
+                    await other.chat.completions.create(model="demo", messages=MESSAGES)
+                assert caught.value.code == "invalid_api_key"
+                assert caught.value.response.headers["www-authenticate"] == "Bearer"
+                assert each not in caught.value.response.text
+        keys.revoke(record.id)
+        with pytest.raises(openai.AuthenticationError):
+            await right.chat.completions.create(model="demo", messages=MESSAGES)
+    assert len(backend.requests) == 2
+
+
+async def test_what_each_path_needs(backend: Any, keys: KeyFile) -> None:
+    texts = {scope: keys.create([scope])[0] for scope in (Scope.INFERENCE, Scope.READ)}
+    async with serving(backend, keys) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+
+        async def status(method: str, path: str, text: str | None) -> int:
+            headers = {} if text is None else {"authorization": f"Bearer {text}"}
+            body = {"model": "demo", "messages": MESSAGES} if method == "POST" else None
+            return (await http.request(method, path, headers=headers, json=body)).status_code
+
+        for path in ("/metrics", "/v1/models", "/v1/models/demo", "/nowhere", "/docs"):
+            assert await status("GET", path, None) == 401
+        assert await status("POST", "/v1/chat/completions", None) == 401
+        inference, read = texts[Scope.INFERENCE], texts[Scope.READ]
+        assert await status("GET", "/metrics", inference) == 403
+        assert await status("GET", "/metrics", read) == 200
+        assert await status("POST", "/v1/chat/completions", read) == 403
+        assert await status("GET", "/v1/models", read) == 200
+        assert await status("GET", "/nowhere", read) == 404
+        assert await status("GET", "/health/live", None) == 200
+        health = await http.get("/health")
+        assert (health.status_code, health.json()) == (200, {"status": "serving"})
+        twice = [("authorization", f"Bearer {read}"), ("authorization", f"Bearer {read}")]
+        assert (await http.get("/metrics", headers=twice)).status_code == 401
+        assert (await http.get("/health/live", headers={"host": "gateway.example"})).status_code == 200
+
+
+async def test_limits_answer_429(backend: Any, keys: KeyFile) -> None:
+    text = keys.create([Scope.INFERENCE])[0]
+    backend.pause = 0.2
+    limits = Limits(key_per_second=1.0, key_at_once=1)
+    async with serving(backend, keys, limits) as port, client(port, text) as openai_client:
+
+        async def one() -> Any:
+            return await openai_client.chat.completions.create(model="demo", messages=MESSAGES)
+
+        done = await asyncio.gather(one(), one(), return_exceptions=True)
+        failed = [each for each in done if isinstance(each, openai.RateLimitError)]
+        assert len(failed) == 1
+        assert failed[0].code == "too_many_at_once"
+        backend.pause = 0.0
+        with pytest.raises(openai.RateLimitError) as caught:
+            for _ in range(5):
+                await one()
+        assert caught.value.code == "rate_limited"
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+async def test_a_large_body_without_a_key_is_not_taken(backend: Any, keys: KeyFile) -> None:
+    keys.create([Scope.INFERENCE])
+    async with serving(backend, keys) as port:
+        for length in (b"content-length: 4000000\r\n", b"transfer-encoding: chunked\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n" + length + b"\r\n")
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            assert head.startswith(b"HTTP/1.1 401")
+            assert b"connection: close" in head.lower()
+            writer.write_eof()
+            await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+    assert not backend.requests
+
+
+async def test_slow_headers_are_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.5)
+    silent = await asyncio.open_connection("127.0.0.1", port)
+    trickling = await asyncio.open_connection("127.0.0.1", port)
+    used = await asyncio.open_connection("127.0.0.1", port)
+    used[1].write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert b'"live"' in await asyncio.wait_for(used[0].readuntil(b"}"), 5)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 10
+    used[1].write(b"GET /heal")
+    with contextlib.suppress(OSError):
+        for byte in b"GET /health/live HTTP/1.1\r\n" + b"a: b\r\n" * 1000:
+            if trickling[0].at_eof() or loop.time() > end:
+                break
+            trickling[1].write(bytes([byte]))
+            await asyncio.sleep(0.02)
+    for reader, writer in (silent, trickling, used):
+        with contextlib.suppress(OSError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+
+async def test_an_answer_may_take_longer_than_headers(
+    port: int, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.2)
+    backend.pause = 0.3
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        for _ in range(2):
+            body = {"model": "demo", "messages": MESSAGES}
+            assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+            await asyncio.sleep(0.4)
+
+
+async def test_long_headers_are_refused(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx-long: ")
+    sent = 0
+    while sent <= protocol.MAX_HEADER_BYTES and not reader.at_eof():
+        writer.write(b"x" * 1024)
+        sent += 1024
+        await asyncio.sleep(0.02)
+    with contextlib.suppress(ConnectionResetError):
+        assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 400")
+    writer.close()
+
+
+async def test_connections_are_limited(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 2)
+    kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with contextlib.suppress(OSError):
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    for _, each in (*kept, (reader, writer)):
+        each.close()
+
+
+async def test_tls(backend: Any, keys: KeyFile, tmp_path: Path) -> None:
+    certificate, key = write_edge_certificate(tmp_path)
+    text = keys.create([Scope.INFERENCE])[0]
+    tls = EdgeTls(certificate, key)
+    async with serving(backend, keys, tls=tls) as port:
+        headers = {"authorization": f"Bearer {text}"}
+        for _ in range(2):
+            trust = ssl.create_default_context(cafile=str(certificate))
+            async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", verify=trust) as http:
+                assert (await http.get("/v1/models", headers=headers)).status_code == 200
+            write_edge_certificate(tmp_path)
+            await tls.refresh()
+        with pytest.raises(httpx.HTTPError):
+            async with httpx.AsyncClient() as plain:
+                await plain.get(f"http://127.0.0.1:{port}/health")
+
+
+async def test_tls_files_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = write_edge_certificate(tmp_path)
+    other = write_edge_certificate(tmp_path, "other")[1]
+    with pytest.raises(ConfigError) as caught:
+        EdgeTls(certificate, other)
+    assert caught.value.reason == "BAD_TLS_FILES"
+    with pytest.raises(ConfigError) as missing:
+        EdgeTls(tmp_path / "none", key)
+    assert missing.value.reason == "BAD_TLS_FILES"
+    other.chmod(0o644)
+    with pytest.raises(ConfigError) as wide:
+        EdgeTls(certificate, other)
+    assert wide.value.reason == "SECRET_FILE_UNSAFE"
+    tls = EdgeTls(certificate, key)
+    before = tls.context.session_stats()
+    key.write_bytes(b"nonsense")
+    await tls.refresh()
+    assert tls.context.session_stats() == before
+    monkeypatch.setattr(edge_tls, "LOOK_SECONDS", 0.01)
+    task = asyncio.create_task(tls.run())
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    task.cancel()
+
+
+def test_json_of_errors_is_openais(keys: KeyFile) -> None:
+    from gateway.http.errors import error_response
+    from mesh.errors import Unauthenticated
+
+    answer = error_response(Unauthenticated("no", reason="INVALID_API_KEY"))
+    assert answer.status_code == 401
+    assert json.loads(bytes(answer.body))["error"]["type"] == "authentication_error"
