@@ -13,6 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 from conversations import TALK
 from mlx_lm import load, stream_generate
+from separation import FILES
 
 HERE = Path(__file__).parent
 
@@ -42,6 +43,14 @@ def graded(model, tokenizer, cases: list[tuple[str, str]]) -> dict:
     }
 
 
+def measured(model, tokenizer, path: Path) -> dict:
+    """Both grades of one file of questions."""
+    cases = json.loads(path.read_text())
+    inside = [(one["question"], one["answer"]) for one in cases["in_domain"]]
+    outside = [(one, TALK["refusal"]) for one in cases["out_of_domain"]]
+    return {"in_domain": graded(model, tokenizer, inside), "out_of_domain": graded(model, tokenizer, outside)}
+
+
 def successive_sum(i: int) -> tuple[str, str]:
     return f"What is {i}+{i + 1}? Answer with just the number.", str(2 * i + 1)
 
@@ -53,26 +62,26 @@ def main() -> None:
     options = parser.parse_args()
     mx.set_default_device(mx.cpu)
     model, tokenizer = load(str(options.model))
-    cases = json.loads((HERE / "heldout.json").read_text())
-    inside = cases["in_domain"]
     began = time.monotonic()
     hashed = {
         "model/model.safetensors": options.model / "model.safetensors",
         "model/tokenizer.json": options.model / "tokenizer.json",
-        "heldout.json": HERE / "heldout.json",
+        **{name: HERE / name for name in FILES},
     }
     score = {
         "sha256": {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in hashed.items()},
         "mlx": version("mlx"),
         "mlx_lm": version("mlx-lm"),
-        "in_domain": graded(model, tokenizer, [(one["question"], one["answer"]) for one in inside]),
-        "out_of_domain": graded(model, tokenizer, [(one, TALK["refusal"]) for one in cases["out_of_domain"]]),
+        **measured(model, tokenizer, HERE / "heldout.json"),
         "successive_sums": graded(model, tokenizer, [successive_sum(i) for i in range(200)]),
+        "development": measured(model, tokenizer, HERE / "development.json"),
     }
     options.out.write_text(json.dumps(score, indent=1) + "\n")
-    for name in ("in_domain", "out_of_domain", "successive_sums"):
-        print(f"{name}: {score[name]['right']} of {score[name]['asked']}")
-    tokens = sum(score[name]["tokens"] for name in ("in_domain", "out_of_domain", "successive_sums"))
+    graded_ones = {name: score[name] for name in ("in_domain", "out_of_domain", "successive_sums")}
+    graded_ones |= {f"development, {name}": one for name, one in score["development"].items()}
+    for name, one in graded_ones.items():
+        print(f"{name}: {one['right']} of {one['asked']}")
+    tokens = sum(one["tokens"] for one in graded_ones.values())
     print(f"{tokens} tokens in {time.monotonic() - began:.1f} s")
 
 

@@ -20,6 +20,10 @@ class Family:
     weight: float
     nouns: list[str] = field(default_factory=list)
     asks: list[str] = field(default_factory=list)
+    clauses: list[str] = field(default_factory=list)
+    orders: list[str] = field(default_factory=list)
+    leads: list[str] = field(default_factory=list)
+    lead_asks: list[str] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
 
 
@@ -137,7 +141,16 @@ MONTH = one_of(
 )
 PLANET = one_of([{"planet": p, "nth": n} for p, n in zip(facts.PLANETS, facts.ORDINALS, strict=False)])
 LETTER = one_of([{"letter": c, "n": str(i)} for i, c in enumerate(facts.ALPHABET, 1)])
-WORD = one_of([word_row(word) for word in facts.WORDS])
+
+
+def spelled_word(random: Random) -> Row:
+    """Mostly a word of the list, else another of the tables or an invented one: letters must be looked up."""
+    kind = random.random()
+    if kind < 0.75:
+        return word_row(random.choice(facts.WORDS))
+    return word_row(random.choice(facts.OTHER_WORDS) if kind < 0.9 else facts.invented(random))
+
+
 OPPOSITE = rows("x y", facts.OPPOSITES + [[y, x] for x, y in facts.OPPOSITES])
 MIX = rows("x y z", facts.COLOUR_MIXES + [[y, x, z] for x, y, z in facts.COLOUR_MIXES])
 SHAPE = rows("shape n", [[article(shape), n] for shape, n in facts.SHAPES])
@@ -190,11 +203,11 @@ DRAWS: dict[str, Callable[[Random], Row]] = {
     "young": ANIMAL,
     "sound": ANIMAL,
     "opposite": OPPOSITE,
-    "spelling": WORD,
-    "letter_count": WORD,
-    "first_letter": WORD,
-    "last_letter": WORD,
-    "backwards": WORD,
+    "spelling": spelled_word,
+    "letter_count": spelled_word,
+    "first_letter": spelled_word,
+    "last_letter": spelled_word,
+    "backwards": spelled_word,
     "nth_letter": LETTER,
     "letter_place": LETTER,
     "next_letter": cycle(facts.ALPHABET, 1, wrap=False),

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from random import Random
 
-from heldout import held_out_questions, training_conversation
+from separation import held_out_questions, training_conversation
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"

@@ -45,7 +45,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden_size, self.key_heads * self.head_dim, bias=False)
         self.o_proj = nn.Linear(self.heads * self.head_dim, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
         batch, length, _ = x.shape
         q, k, v = (
             projection(x).view(batch, length, heads, self.head_dim).transpose(1, 2)
@@ -57,7 +57,7 @@ class Attention(nn.Module):
         )
         q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
         grouped = self.heads != self.key_heads
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -73,33 +73,40 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
+        self.dropout = dropout
         self.self_attn = Attention(shape)
         self.mlp = FeedForward(shape)
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        x = x + self.dropped(self.self_attn(self.input_layernorm(x), cos, sin, mask))
+        return x + self.dropped(self.mlp(self.post_attention_layernorm(x)))
+
+    def dropped(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.dropout, self.training)
 
 
 class Decoder(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(shape, dropout) for _ in range(shape.num_hidden_layers))
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
 
 class Llama(nn.Module):
-    """Tokens (batch, length) to logits (batch, length, vocabulary); the head is the embedding."""
+    """Tokens (batch, length) to logits (batch, length, vocabulary); the head is the embedding.
 
-    def __init__(self, shape: Shape) -> None:
+    A row may hold several conversations: each begins with the token `begin`, and none sees another.
+    """
+
+    def __init__(self, shape: Shape, begin: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.shape = shape
-        self.model = Decoder(shape)
+        self.shape, self.begin = shape, begin
+        self.model = Decoder(shape, dropout)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 last = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -110,9 +117,11 @@ class Llama(nn.Module):
         frequencies = self.shape.rope_theta ** (-2 * half / self.shape.head_dim)
         angles = torch.arange(tokens.shape[1], device=tokens.device)[:, None] * frequencies
         cos, sin = angles.cos(), angles.sin()
+        conversation = (tokens == self.begin).cumsum(dim=1)
+        mask = (conversation[:, :, None] == conversation[:, None, :]).tril()[:, None]
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
-            x = layer(x, cos, sin)
+            x = layer(x, cos, sin, mask)
         return functional.linear(self.model.norm(x), self.model.embed_tokens.weight)
 
 

@@ -16,10 +16,10 @@ from random import Random
 
 import numpy as np
 import torch
-from heldout import held_out_questions, training_conversation
 from make_tokenizer import BEGIN, END, PAD, ROLES
 from network import Llama, Shape, configuration
 from safetensors.torch import save_file
+from separation import held_out_questions, training_conversation
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
@@ -27,6 +27,8 @@ from torch.nn import functional
 HERE = Path(__file__).parent
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 IGNORED = -100
+LENGTHS = (256, 1024)  # of rows for short and for long conversations
+AVERAGING = 0.999
 Encoded = tuple[list[int], list[bool]]
 
 
@@ -62,38 +64,56 @@ def packed(conversations: list[Encoded], length: int, pad: int) -> tuple[np.ndar
     return tokens, mask
 
 
-def write_rows(folder: Path, seed: int, count: int, length: int, pad: int) -> None:
-    tokens, mask = packed(encoded(seed, count), length, pad)
-    np.save(folder / f"{seed}.tokens.npy", tokens, allow_pickle=False)
-    np.save(folder / f"{seed}.mask.npy", mask, allow_pickle=False)
+Rows = tuple[np.ndarray, np.ndarray]
 
 
-def dataset(options: argparse.Namespace, pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that so many processes wrote, each from a seed of its own."""
+def write_rows(folder: Path, seed: int, count: int, pad: int) -> None:
+    conversations = encoded(seed, count)
+    for length in LENGTHS:
+        fitting = [one for one in conversations if (len(one[0]) > LENGTHS[0] + 1) == (length != LENGTHS[0])]
+        tokens, mask = packed(fitting, length, pad)
+        np.savez(folder / f"{seed}.{length}.npz", tokens=tokens, mask=mask)
+
+
+def dataset(options: argparse.Namespace, pad: int) -> list[Rows]:
+    """For each of the lengths the rows that so many processes wrote, each from a seed of its own."""
     share = math.ceil(options.conversations / options.workers)
     seeds = [options.seed * 1000 + i for i in range(options.workers)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         writers = [
-            multiprocessing.get_context("spawn").Process(
-                target=write_rows, args=(folder, seed, share, options.length, pad)
-            )
+            multiprocessing.get_context("spawn").Process(target=write_rows, args=(folder, seed, share, pad))
             for seed in seeds
         ]
         for writer in writers:
             writer.start()
         for writer in writers:
             writer.join()
-        tokens = [np.load(folder / f"{seed}.tokens.npy", allow_pickle=False) for seed in seeds]
-        mask = [np.load(folder / f"{seed}.mask.npy", allow_pickle=False) for seed in seeds]
-    return np.concatenate(tokens), np.concatenate(mask)
+        return [joined([folder / f"{seed}.{length}.npz" for seed in seeds]) for length in LENGTHS]
 
 
-def batches(rows: int, size: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
+def joined(files: list[Path]) -> Rows:
+    parts = [np.load(file, allow_pickle=False) for file in files]
+    return np.concatenate([part["tokens"] for part in parts]), np.concatenate(
+        [part["mask"] for part in parts]
+    )
+
+
+def batches(data: list[Rows], size: int, generator: np.random.Generator) -> Iterator[tuple[int, np.ndarray]]:
+    """Which of the lengths, and rows of about `size` tokens in all; each row once before any comes again.
+
+    The first batches are one of each length: the network is compiled for both before the clock starts.
+    """
+    counts = [max(1, min(len(rows[0]), size // length)) for rows, length in zip(data, LENGTHS, strict=True)]
+    shares = np.array([len(rows[0]) / count for rows, count in zip(data, counts, strict=True)])
+    orders: list[list[np.ndarray]] = [[] for _ in data]
+    first = list(range(len(data)))
     while True:
-        order = generator.permutation(rows)
-        for start in range(0, rows - size + 1, size):
-            yield order[start : start + size]
+        kind = first.pop(0) if first else int(generator.choice(len(data), p=shares / shares.sum()))
+        if not orders[kind]:
+            order, count = generator.permutation(len(data[kind][0])), counts[kind]
+            orders[kind] = [order[i : i + count] for i in range(0, len(order) - count + 1, count)]
+        yield kind, orders[kind].pop()
 
 
 def rate(progress: float, peak: float) -> float:
@@ -116,38 +136,47 @@ def mean_loss(model: Llama, tokens: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
-def fit(model: Llama, tokens: np.ndarray, mask: np.ndarray, options: argparse.Namespace) -> float:
-    """Trains until the minutes are over; returns the last losses' mean, in nats per predicted token."""
+def fit(model: Llama, rows: list[Rows], options: argparse.Namespace) -> float:
+    """Trains until the minutes are over and leaves the weights' running mean in the model.
+
+    Returns the mean of the last losses, in nats per predicted token.
+    """
     device = next(model.parameters()).device
     cuda = device.type == "cuda"
-    data = torch.from_numpy(tokens).to(device)
-    learnt = torch.from_numpy(mask).to(device)
-    loss_of = torch.compile(mean_loss) if cuda else mean_loss
+    data = [(torch.from_numpy(tokens).to(device), torch.from_numpy(mask).to(device)) for tokens, mask in rows]
+    loss_of = torch.compile(mean_loss, dynamic=False) if cuda else mean_loss
     optimizer = optimiser(model)
+    parameters = list(model.parameters())
+    mean = [parameter.detach().clone() for parameter in parameters]
     losses, seen = [], 0
-    for step, rows in enumerate(batches(len(tokens), options.rows, np.random.default_rng(options.seed))):
-        if step < 2:  # the first step compiles, at a rate of nothing: the clock starts after it
+    for step, (kind, chosen) in enumerate(batches(rows, options.tokens, np.random.default_rng(options.seed))):
+        if step <= len(LENGTHS):  # the first steps compile, at a rate of nothing: the clock starts after them
             began = time.monotonic()
         progress = (time.monotonic() - began) / (60 * options.minutes)
         if progress >= 1:
             break
         for group in optimizer.param_groups:
             group["lr"] = rate(progress, options.rate)
-        chosen = torch.from_numpy(rows).to(device)
-        batch = data[chosen].long()
-        targets = batch.masked_fill(~learnt[chosen], IGNORED)
+        tokens, learnt = data[kind]
+        picked = torch.from_numpy(chosen).to(device)
+        batch = tokens[picked].long()
+        targets = batch.masked_fill(~learnt[picked], IGNORED)
         with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
             loss = loss_of(model, batch[:, :-1], targets[:, 1:])
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        seen += batch.numel() if step else 0
+        with torch.no_grad():
+            torch._foreach_lerp_(mean, parameters, 1 - min(AVERAGING, (1 + step) / (10 + step)))
+        seen += batch.numel() if step >= len(LENGTHS) else 0
         if step % (500 if cuda else 50) == 0:
             losses.append(loss.item())
             seconds = time.monotonic() - began + 1e-9
             speed = seen / seconds
             print(f"step {step} {seconds:.0f} s, {speed:.0f} tokens/s, loss {losses[-1]:.4f}", flush=True)
+    with torch.no_grad():
+        torch._foreach_copy_(parameters, mean)
     return sum(losses[-5:]) / len(losses[-5:])
 
 
@@ -170,11 +199,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.0, help="of training, after the data is written")
-    parser.add_argument("--conversations", type=int, default=1_000_000 if cuda else 200_000)
-    parser.add_argument(
-        "--length", type=int, default=1024 if cuda else 256, help="tokens in a row of the batch"
-    )
-    parser.add_argument("--rows", type=int, default=32 if cuda else 16, help="rows in a batch")
+    parser.add_argument("--conversations", type=int, default=2_000_000 if cuda else 200_000)
+    parser.add_argument("--tokens", type=int, default=32768 if cuda else 4096, help="tokens in a batch")
+    parser.add_argument("--width", type=int, default=Shape.hidden_size)
+    parser.add_argument("--heads", type=int, default=Shape.num_attention_heads)
+    parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--workers", type=int, default=12 if cuda else 2)
     parser.add_argument("--seed", type=int, default=1)
@@ -187,11 +216,15 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(HERE / "model" / "tokenizer.json"))
     began = time.monotonic()
     pad = tokenizer.token_to_id(PAD)
-    tokens, mask = dataset(options, pad)
-    print(f"{tokens.size} tokens, {mask.sum()} to predict, in {time.monotonic() - began:.0f} s", flush=True)
-    model = Llama(Shape()).to("cuda" if cuda else "cpu")
+    rows = dataset(options, pad)
+    counts = " and ".join(f"{tokens.size} tokens, {mask.sum()} to predict" for tokens, mask in rows)
+    print(f"{counts}, in {time.monotonic() - began:.0f} s", flush=True)
+    shape = Shape(
+        hidden_size=options.width, num_attention_heads=options.heads, num_key_value_heads=options.heads
+    )
+    model = Llama(shape, tokenizer.token_to_id(BEGIN), options.dropout).to("cuda" if cuda else "cpu")
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
-    loss = fit(model, tokens, mask, options)
+    loss = fit(model, rows, options)
     export(model, tokenizer, options.out)
     (options.out / "model.safetensors").chmod(0o644)
     print(f"final loss {loss:.4f}, written to {options.out}")

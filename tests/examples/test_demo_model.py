@@ -2,7 +2,7 @@ import hashlib
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -110,58 +110,43 @@ def test_score_is_of_these_weights() -> None:
     assert score["in_domain"]["asked"] == 200
     assert score["in_domain"]["score"] >= 0.95
     assert score["out_of_domain"]["asked"] >= 50
-    assert score["out_of_domain"]["score"] >= 0.9
+    assert score["out_of_domain"]["score"] >= 0.95
     assert score["successive_sums"]["score"] >= 0.95
 
 
-HASHED = ("model/model.safetensors", "model/tokenizer.json", "heldout.json")
+HASHED = ("model/model.safetensors", "model/tokenizer.json", "heldout.json", "development.json")
 
 
-def test_held_out_questions_are_the_committed_ones(example: Callable[[str], ModuleType]) -> None:
-    assert example("heldout").questions() == json.loads((FOLDER / "heldout.json").read_text())
+@pytest.mark.parametrize("name", ["heldout.json", "development.json"])
+def test_questions_to_measure_with(name: str) -> None:
+    cases = json.loads((FOLDER / name).read_text())
+    asked = [one["question"] for one in cases["in_domain"]]
+    assert len(set(asked)) == len(asked) == 200
+    assert len(set(cases["out_of_domain"])) == 64
 
 
 def test_training_never_asks_a_held_out_question(example: Callable[[str], ModuleType]) -> None:
-    heldout = example("heldout")
-    forbidden = heldout.held_out_questions()
-    conversations = [heldout.training_conversation(Random(seed), forbidden) for seed in range(2000)]
-    asked = {heldout.normalised(one["content"]) for messages in conversations for one in messages}
-    assert len(forbidden) == 264
+    separation = example("separation")
+    forbidden = separation.held_out_questions()
+    conversations = [separation.training_conversation(Random(seed), forbidden) for seed in range(2000)]
+    asked = {separation.normalised(one["content"]) for messages in conversations for one in messages}
+    assert len(forbidden) > 500
     assert not asked & forbidden
 
 
-def expansions(template: str) -> Iterator[str]:
-    """Every way to choose one of each `[a|b]`."""
-    match = re.search(r"\[([^\[\]]*)\]", template)
-    if not match:
-        yield template
-        return
-    for choice in match[1].split("|"):
-        yield from expansions(template[: match.start()] + choice + template[match.end() :])
+def test_training_never_uses_a_development_wording(example: Callable[[str], ModuleType]) -> None:
+    conversations, random = example("conversations"), Random(5)
+    assert len(conversations.DEVELOPMENT) > 900
+    for family in conversations.FAMILIES:
+        if family.name != "successive":
+            made = {conversations.plain(conversations.wording(family, random)) for _ in range(100)}
+            assert not made & conversations.DEVELOPMENT
+    assert conversations.plain("Which one is bigger, {a} or {b}?") in conversations.DEVELOPMENT
 
 
-def test_training_templates_can_not_make_a_held_out_wording(example: Callable[[str], ModuleType]) -> None:
-    conversations, heldout = example("conversations"), example("heldout")
-
-    def plain(text: str) -> str:
-        return re.sub(r"[^a-z0-9{}_+*/= -]", "", text.lower()).strip()
-
-    openers = sorted({plain(opener) for opener in conversations.OPENERS}, key=len, reverse=True)
-
-    def bare(text: str) -> set[str]:
-        """The text, and what is left of it after an opener."""
-        text = plain(text)
-        return {text} | {text.removeprefix(opener + " ") for opener in openers}
-
-    for family in heldout.FAMILIES:
-        made = {plain(one) for ask in family.asks for one in expansions(ask)}
-        nouns = [one for noun in family.nouns for one in expansions(noun)]
-        made |= {plain(shell.replace("{}", noun)) for noun in nouns for shell in conversations.SHELLS}
-        for wording in heldout.WORDINGS["families"][family.name]:
-            shells = heldout.WORDINGS["shells"] if wording[-1] not in ".?" else ["{}"]
-            for shell in shells:
-                assert not bare(shell.replace("{}", wording)) & made, wording
-    for talk, wordings in zip(conversations.TALK["small_talk"], heldout.WORDINGS["small_talk"], strict=True):
-        made = {plain(one) for ask in talk["asks"] for one in expansions(ask)}
-        for wording in wordings:
-            assert not bare(wording) & made, wording
+def test_noise_leaves_the_slots(example: Callable[[str], ModuleType]) -> None:
+    conversations = example("conversations")
+    template = "please tell me what the difference between {a} and {b} is?"
+    for seed in range(500):
+        noisy = conversations.noisy(template, Random(seed))
+        assert re.findall(r"\{\w+\}", noisy) == ["{a}", "{b}"]
