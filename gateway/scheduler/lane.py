@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gateway.scheduler.row import Row
 
 ANNOUNCED = 2
@@ -18,7 +20,11 @@ EXTEND_AHEAD = 256
 
 
 class Lane:
-    """`steps` counts the decode steps announced. `ready` rows are prefilled and wait to be admitted."""
+    """`steps` counts the decode steps announced. `ready` rows are prefilled and wait to be admitted.
+
+    Nothing here looks at every row at every step: `_limits_from` and `_wants_from` are lane steps before which
+    no row is at its limit or near it, corrected when they are reached.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -27,74 +33,92 @@ class Lane:
         self.outstanding = 0
         self.steps = 0
         self.last_step = 0
-        self.closed = 0
+        self._closed: dict[int, Row] = {}
+        self._ended: dict[int, Row] = {}
         self._changed_at = 0
-        self._first_limit = 0
-        self._first_want = 0
+        self._limits_from = _NEVER
+        self._wants_from = _NEVER
 
     @property
     def running(self) -> bool:
         """True when a step of this lane would give a token to somebody who wants it."""
-        return bool(self.ready) or self.closed < len(self.rows)
+        return bool(self.ready) or len(self._closed) < len(self.rows)
 
     @property
     def stuck(self) -> bool:
         """True while a row is at its limit and its last token is on the way: a head that is told to evict a
         row does not tell of tokens that come later."""
-        return bool(self.outstanding) and any(not row.closed for row in self.leaving())
+        return bool(self.outstanding) and any(not row.closed for row in self._ended.values())
+
+    def close(self, row: Row) -> None:
+        """Nothing more is wanted of a row of this lane."""
+        self._closed[row.number] = row
 
     def leaving(self) -> list[Row]:
-        """Rows that the next step need not or may not have: closed, or at their limit."""
-        if not self.closed and self.steps < self._first_limit:
+        """Rows that the next step need not or may not have, closed or at their limit, by rising number."""
+        if not self._closed and not self._ended:
             return []
-        return [row for row in self.rows.values() if row.closed or row.last_lane_step <= self.steps]
+        return [row for _, row in sorted((self._closed | self._ended).items())]
 
     def must_change(self, leaving: list[Row], pressed: bool) -> bool:
         """True when the next step has to change the lane's rows, or may and had better."""
         if len(leaving) == len(self.rows):
             return True
-        if leaving and (pressed or self.steps >= self._first_limit):
+        if leaving and (pressed or self._ended):
             return True
         waited = self.steps - self._changed_at
         return bool(leaving or self.ready) and waited >= min(CHANGE_INTERVAL, len(self.rows))
 
     def wanting(self) -> list[Row]:
         """Rows near their limit that could go on with more memory, in constant time when there are none."""
-        if self.steps < self._first_want:
+        if self.steps < self._wants_from:
             return []
-        return [row for row in self.rows.values() if self._want(row) <= self.steps and not row.closed]
+        found = [row for row in self.rows.values() if self._want(row) <= self.steps and not row.closed]
+        if not found:
+            self._wants_from = min(map(self._want, self._going()), default=_NEVER)
+        return found
 
     def change(self, leaving: list[Row], joining: list[Row]) -> None:
         for row in leaving:
             del self.rows[row.number]
-            self.closed -= row.closed
+            self._closed.pop(row.number, None)
+            self._ended.pop(row.number, None)
         for row in joining:
             self.rows[row.number] = row
-            self.closed += row.closed
             row.last_lane_step = self.steps + row.limit - 1
+            if row.closed:
+                self.close(row)
+            self._expect(row)
         self._changed_at = self.steps
-        self.recount()
-
-    def recount(self) -> None:
-        """Must follow every change of a row's limit."""
-        rows = self.rows.values()
-        self._first_limit = min((row.last_lane_step for row in rows), default=0)
-        self._first_want = min((self._want(row) for row in rows), default=_NEVER)
 
     def extend(self, row: Row, limit: int) -> None:
         """Allows a row of this lane more tokens."""
         row.last_lane_step += limit - row.limit
         row.limit = limit
-        self.recount()
+        self._ended.pop(row.number, None)
+        self._expect(row)
 
     def count_step(self, number: int) -> list[Row]:
         """Notes an announced decode; returns the rows whose last allowed token it samples."""
         self.steps += 1
         self.outstanding += 1
         self.last_step = number
-        if self.steps < self._first_limit:
+        if self.steps < self._limits_from:
             return []
-        return [row for row in self.rows.values() if row.last_lane_step <= self.steps]
+        ending = [row for row in self.rows.values() if row.last_lane_step <= self.steps]
+        self._ended.update((row.number, row) for row in ending)
+        rest = (row.last_lane_step for row in self.rows.values() if row.last_lane_step > self.steps)
+        self._limits_from = min(rest, default=_NEVER)
+        return ending
+
+    def _expect(self, row: Row) -> None:
+        if row.last_lane_step <= self.steps:
+            self._ended[row.number] = row
+        self._limits_from = min(self._limits_from, row.last_lane_step)
+        self._wants_from = min(self._wants_from, self._want(row))
+
+    def _going(self) -> Iterator[Row]:
+        return (row for row in self.rows.values() if not row.closed)
 
     @staticmethod
     def _want(row: Row) -> int:

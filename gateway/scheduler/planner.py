@@ -109,7 +109,7 @@ class StepPlanner:
             self._lanes[row.lane].ready.remove(row)
             self._drop(row)
         elif row.phase is Phase.DECODING:
-            self._lanes[row.lane].closed += 1
+            self._lanes[row.lane].close(row)
         return False
 
     def done(self, number: int) -> Announced | None:

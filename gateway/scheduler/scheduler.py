@@ -206,19 +206,23 @@ class Scheduler:
     def _outputs(self, rows: dict[int, Row], done: control.StepDone, now: float) -> None:
         pieces: list[tuple[Request, str, bytes, int]] = []
         self._actions.append(Deliver(pieces))
+        add = pieces.append
         for output in done.outputs:
             row = rows.get(output.row)
             if row is None:
                 continue
-            request, text, tokens = row.request, output.text, output.tokens
+            text = output.text
             if text:
-                request.delivered = tokens
-                pieces.append((request, text, b"", tokens))
-            elif output.sealed:
-                request.delivered = tokens
-                pieces.append((request, "", output.sealed, tokens))
-            if output.finish:
-                self._finish(row, output.finish, tokens, now)
+                row.request.delivered = tokens = output.tokens
+                add((row.request, text, b"", tokens))
+            else:
+                sealed = output.sealed
+                if sealed:
+                    row.request.delivered = tokens = output.tokens
+                    add((row.request, "", sealed, tokens))
+            finish = output.finish
+            if finish:
+                self._finish(row, finish, output.tokens, now)
 
     def _finish(self, row: Row, reason: inference.FinishReason.ValueType, tokens: int, now: float) -> None:
         self._pace.finished(now)
