@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from gateway.timings import Timings
 from mesh.errors import SealringError
 from sealring.v1 import inference_pb2 as inference
 
@@ -16,7 +17,8 @@ class Answer:
     own answer's length. Sealed chunks cannot be joined.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timings: Timings | None = None) -> None:
+        self.timings = timings or Timings()
         self._events: deque[inference.GenerateResponse] = deque()
         self._text: list[str] = []
         self._text_tokens = 0

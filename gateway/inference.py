@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from gateway.access.interceptor import KEY_ID
 from gateway.answer import Answer
 from gateway.metrics import Metrics
 from gateway.scheduler import Request
+from gateway.timings import CURRENT, HEADER, Timings
 from mesh.envelope import RequestInfo
 from mesh.errors import InvalidInput, NotFound, Unavailable
 from mesh.prompt import validate_request
@@ -80,6 +82,7 @@ class RingBackend:
     ) -> AsyncGenerator[inference.GenerateResponse, None]:
         if self._draining:
             raise Unavailable("the gateway is stopping", hint="ask another one", reason="STOPPING")
+        timings = CURRENT.get() or Timings()
         validate_request(request)
         model = self._model(request.model)
         _check_sealed_for(request.envelope, model)
@@ -91,13 +94,17 @@ class RingBackend:
                 reason="REQUEST_ID_IN_USE",
                 param="request_id",
             )
-        answer = Answer()
+        answer = Answer(timings)
+        timings.parsed = time.perf_counter()
         work = Request(request_id, key[:MAX_KEY], request.max_tokens, request.envelope, model)
         self._running.add(request_id)
         try:
             with self._metrics.request(model) as observed:
                 self._rings.submit(model, work, answer, min_trust=request.min_trust)
                 async for event in answer:
+                    if not timings.first and event.WhichOneof("event") != "started":
+                        timings.first = time.perf_counter()
+                        observed.segments(timings.segments())
                     observed.event(event)
                     yield event
         finally:
@@ -165,9 +172,12 @@ class InferenceService(inference_grpc.InferenceServicer):
     async def Generate(  # noqa: N802
         self, request: inference.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[inference.GenerateResponse]:
+        timings = Timings()
+        CURRENT.set(timings)
         async with contextlib.aclosing(self._backend.generate(request, key=_caller(context))) as events:
             async for event in events:
                 yield event
+        context.set_trailing_metadata(((HEADER, timings.header()),))
 
     async def ListModels(  # noqa: N802
         self, request: inference.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -17,8 +17,12 @@ from sealring.v1 import inference_pb2 as inference
 _MODEL = ("model_name",)
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_SEGMENTS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 120)
 _WHOLE = (0.1, 0.3, 0.5, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 60, 120, 240, 480)
 _LENGTHS = (1, 10, 50, 100, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_COUNT_EVERY = 16
+"""Tokens of a request between two additions to the counter of all."""
+
 _REASONS = {inference.FINISH_REASON_STOP: "stop", inference.FINISH_REASON_LENGTH: "length"}
 
 
@@ -31,6 +35,7 @@ class RequestMetrics:
         self._arrived = time.perf_counter()
         self._last = 0.0
         self._tokens = 0
+        self._counted = 0
         self._first = metrics.first_token.labels(model)
         self._between = metrics.between_tokens.labels(model)
         self._generated = metrics.generation_tokens.labels(model)
@@ -49,6 +54,11 @@ class RequestMetrics:
             self._metrics.answer_length.labels(self._model).observe(event.finished.completion_tokens)
             self._metrics.whole.labels(self._model).observe(time.perf_counter() - self._arrived)
 
+    def segments(self, seconds: Mapping[str, float]) -> None:
+        """Where the time to the first token went (gateway.timings)."""
+        for segment, spent in seconds.items():
+            self._metrics.segment.labels(self._model, segment).observe(spent)
+
     def _delta(self, tokens: int, now: float) -> None:
         new = tokens - self._tokens
         if not self._last:
@@ -59,9 +69,14 @@ class RequestMetrics:
         self._count(tokens)
 
     def _count(self, tokens: int) -> None:
-        if tokens > self._tokens:
-            self._generated.inc(tokens - self._tokens)
-            self._tokens = tokens
+        self._tokens = max(self._tokens, tokens)
+        if self._tokens >= self._counted + _COUNT_EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Adds the tokens that are not in the counter yet."""
+        self._generated.inc(self._tokens - self._counted)
+        self._counted = self._tokens
 
 
 class Metrics:
@@ -79,6 +94,13 @@ class Metrics:
         self.first_token = histogram("time_to_first_token_seconds", "arrival to first token", _FIRST)
         self.between_tokens = histogram("inter_token_latency_seconds", "between two tokens", _BETWEEN)
         self.whole = histogram("e2e_request_latency_seconds", "arrival to last token", _WHOLE)
+        self.segment = Histogram(
+            "sealring_request_segment_seconds",
+            "parts of the time to the first token",
+            (*_MODEL, "segment"),
+            buckets=_SEGMENTS,
+            registry=self.registry,
+        )
         self.prompt_length = histogram("request_prompt_tokens", "tokens per prompt", _LENGTHS)
         self.answer_length = histogram("request_generation_tokens", "tokens per answer", _LENGTHS)
         self.prompt_tokens = counter("prompt_tokens", "prompt tokens taken")
@@ -101,6 +123,7 @@ class Metrics:
                 self.refused.labels(model, error.code).inc()
             raise
         finally:
+            observed.flush()
             if observed.ended:
                 self.ended.labels(model, observed.ended).inc()
 

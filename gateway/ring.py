@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from gateway.scheduler import (
     RingFacts,
     Scheduler,
 )
+from gateway.timings import Timings
 from mesh.clock import Clock, monotonic_clock
 from mesh.errors import EpochEnded, FailedPrecondition, SealringError, Unavailable
 from mesh.problem import from_problem
@@ -82,6 +84,8 @@ class Ring:
         self._metrics = metrics
         self._clock = clock
         self._answers: dict[str, _Waiting] = {}
+        self._unstarted: dict[int, Timings] = {}  # of rows given to the head, until their first step
+        self._event = 0.0
         self._session: EpochSession | None = None
         self._down_since = clock()
         self._over = 0  # the last epoch that was used and lost
@@ -129,6 +133,7 @@ class Ring:
 
     def submit(self, request: Request, answer: Answer, min_trust: int) -> None:
         self._answers[request.id] = _Waiting(answer, min_trust)
+        answer.timings.routed = time.perf_counter()
         self._perform(self.scheduler.submit(request, self._clock()))
 
     def cancel(self, request_id: str) -> None:
@@ -201,6 +206,7 @@ class Ring:
             prefill_chunk=serving.prefill_chunk,
         )
         self._session = session
+        self._unstarted.clear()
         self._perform(self.scheduler.attach(facts))
 
     def _end(self, session: EpochSession) -> bool:
@@ -229,11 +235,14 @@ class Ring:
             self._perform(self.scheduler.steps_executed(response.pong.steps))
             return
         now = self._clock()
+        self._event = time.perf_counter()
         session.waiting_since = None
         if kind == "done":
             self._perform(self.scheduler.step_done(response.done, now))
         elif kind == "opened":
             opened = response.opened
+            if opened.row in self._unstarted:
+                self._unstarted[opened.row].answered = self._event
             self._perform(
                 self.scheduler.row_opened(
                     opened.row,
@@ -244,6 +253,7 @@ class Ring:
             )
         elif kind == "refused":
             refused = response.refused
+            self._unstarted.pop(refused.row, None)
             self._perform(self.scheduler.row_refused(refused.row, from_problem(refused.problem)))
         if session.waiting_since is None and self.scheduler.expects_answer:
             session.waiting_since = now
@@ -261,6 +271,7 @@ class Ring:
                 case OpenRow():
                     todo.extend(self._open(action))
                 case DiscardRow(row):
+                    self._unstarted.pop(row, None)
                     self._send_head(control.ScheduleRequest(discard=control.DiscardRow(row=row)))
                 case Begin(request, prompt_tokens):
                     self._begun(request, prompt_tokens)
@@ -274,6 +285,9 @@ class Ring:
         if session is not None:
             session.send_all(control.ScheduleRequest(step=step).SerializeToString())
             self._steps.inc()
+            for chunk in step.prefill.chunks:
+                if chunk.start == 0 and chunk.row in self._unstarted:
+                    self._unstarted.pop(chunk.row).announce(self._event)
             self._expect_answer(session)
 
     def _expect_answer(self, session: EpochSession) -> None:
@@ -289,6 +303,8 @@ class Ring:
             return self.scheduler.row_refused(action.row, error)
         if self._session is not None:
             self._expect_answer(self._session)
+        timings = self._unstarted[action.row] = self._answers[request.id].answer.timings
+        timings.opened = time.perf_counter()
         self._send_head(
             control.ScheduleRequest(
                 open=control.OpenRow(

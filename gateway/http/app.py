@@ -28,6 +28,7 @@ from gateway.http.parse import (
 )
 from gateway.http.render import Renderer, model_object
 from gateway.inference import InferenceBackend, model_not_found
+from gateway.timings import CURRENT, HEADER
 from sealring.v1 import inference_pb2 as inference
 
 B = TypeVar("B", bound=CommonBody)
@@ -120,7 +121,10 @@ class _Edge:
 
 
 def _headers(begin: inference.Started) -> dict[str, str]:
+    timings = CURRENT.get()
+    told = timings.header() if timings else ""
     return {
+        **({HEADER: told} if told else {}),
         "x-sealring-ring": begin.ring,
         "x-sealring-min-trust": str(begin.min_trust),
         "x-sealring-roster-version": str(begin.roster_version),

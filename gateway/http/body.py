@@ -8,6 +8,7 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
+from gateway.timings import CURRENT, Timings
 from mesh.errors import Cancelled, DeadlineExceeded, InvalidInput
 
 MAX_BODY = 4 << 20
@@ -30,6 +31,7 @@ async def read_json(request: Request) -> dict[str, Any]:
         ) from None
     except ClientDisconnect:
         raise Cancelled("the client went away") from None
+    CURRENT.set(Timings())
     return parse_object(body)
 
 

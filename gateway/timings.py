@@ -1,0 +1,69 @@
+"""Where the time of one request goes before its first token, as the gateway sees it.
+
+The segments follow each other without a gap, so that together they are the time to the first token:
+
+| segment | from | to |
+|---|---|---|
+| parse | the request's body is here | it is understood and checked |
+| route | | a ring is chosen |
+| queue_wait | | it has a turn, a row, KV memory on every member, and its place in the line of prefills |
+| dispatch | its envelope goes to the head | the head has opened and tokenized it |
+| reserve | there is room for it | its memory is reserved and its first step announced to every member |
+| coordinator_to_provider | | its first token is back |
+
+(The wait for a turn lies before `dispatch`, that for memory and the line after it; both are `queue_wait`.)
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+HEADER = "server-timing"
+"""The response header, or trailing metadata, that tells them; W3C Server Timing, durations in ms."""
+
+
+@dataclass(slots=True)
+class Timings:
+    """Moments of one request, in seconds of `time.perf_counter`; 0 for what has not come yet."""
+
+    arrived: float = field(default_factory=time.perf_counter)
+    parsed: float = 0.0
+    routed: float = 0.0
+    opened: float = 0.0
+    answered: float = 0.0
+    room: float = 0.0
+    announced: float = 0.0
+    first: float = 0.0
+
+    def announce(self, event: float) -> None:
+        """The first chunk is announced, which the event at `event` has made possible."""
+        self.room = max(event, self.answered)
+        self.announced = time.perf_counter()
+
+    def segments(self) -> dict[str, float]:
+        """Seconds by segment, for those that are over."""
+        found = {}
+        if self.parsed:
+            found["parse"] = self.parsed - self.arrived
+        if self.routed:
+            found["route"] = self.routed - self.parsed
+        if self.opened:
+            found["queue_wait"] = self.opened - self.routed
+        if self.answered:
+            found["dispatch"] = self.answered - self.opened
+        if self.announced:
+            found["queue_wait"] += self.room - self.answered
+            found["reserve"] = self.announced - self.room
+        if self.first:
+            found["coordinator_to_provider"] = self.first - self.announced
+        return found
+
+    def header(self) -> str:
+        """The segments as a Server-Timing header."""
+        return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in self.segments().items())
+
+
+CURRENT: ContextVar[Timings | None] = ContextVar("timings", default=None)
+"""The timings of the request that is being served, set by the edge that took it."""
