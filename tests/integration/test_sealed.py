@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
-from capture import Capture, forms_of, found, found_in_files, found_in_memory
+from capture import Capture, forms_of, found
 from ringtest import MODEL, chat
 
 from cli.cluster import LocalCluster
@@ -244,75 +244,6 @@ async def test_chunks_tell_no_lengths_of_tokens(forger):
             sizes.append(len(response.delta.sealed))
     assert len(sizes) >= 3
     assert len(set(sizes[1:])) == 1, "every chunk but the first, which brings the key, has one length"
-
-
-# The gateway sees nothing
-
-
-async def test_the_gateway_holds_neither_prompt_nor_tokens_nor_text(ring, pin, reference):
-    mark = "quixotic zeppelin wharf 58213 obelisk"
-    prompt = forms_of(mark, reference.tokenizer)
-    gateway = ring.cluster.processes["gateway"]
-    sampling = {"temperature": 1.4, "max_tokens": 60}
-    with Capture() as capture:
-        async with connect(ring, pin) as client:
-            replies = [
-                client.chat(messages(f"Please repeat: {mark}"), seed=secrets.randbits(32), **sampling)
-                for _ in range(4)
-            ]
-            others = asyncio.gather(*(reply.result() for reply in replies[1:]))
-            during, pieces = set(), 0
-            async for _ in replies[0]:
-                pieces += 1
-                if pieces == 2:
-                    during = await asyncio.to_thread(found_in_memory, gateway, prompt)
-            await others
-            text = max((reply.completion.text for reply in replies), key=len)
-        await asyncio.sleep(0.5)
-    assert pieces >= 2
-    assert len(text) >= 40, "a short answer may be found by chance"
-    answer = forms_of(text, reference.tokenizer)
-    del answer["longest word"]
-    forms = prompt | {f"answer, {name}": form for name, form in answer.items()}
-    assert during == set()
-    assert await asyncio.to_thread(found_in_memory, gateway, forms) == set()
-    assert {name for data in capture.streams.values() for name in found(bytes(data), forms)} == set()
-    assert found_in_files(ring.cluster.state_dir, forms) == set()
-
-
-async def test_the_same_search_finds_a_clear_prompt_and_its_answer(ring, reference):
-    mark = "verbatim gargoyle plinth 77031 quagmire"
-    prompt = forms_of(mark, reference.tokenizer)
-    gateway = ring.cluster.processes["gateway"]
-    during, texts = set(), []
-    call = ring.stub.Generate(
-        inference.GenerateRequest(
-            model="demo",
-            envelope=inference.Envelope(clear=chat(f"Please repeat: {mark}", temperature=1.4, seed=5)),
-            max_tokens=60,
-        ),
-        timeout=60,
-    )
-    with Capture() as capture:
-        async for response in call:
-            if response.HasField("delta"):
-                texts.append(response.delta.text)
-                if len(texts) == 2:
-                    during = await asyncio.to_thread(found_in_memory, gateway, prompt)
-        body = {
-            "model": "demo",
-            "messages": messages(f"Say {mark}"),
-            "temperature": 1.4,
-            "seed": 6,
-            "max_tokens": 60,
-        }
-        async with httpx.AsyncClient(base_url=ring.cluster.http_url, timeout=30) as http:
-            whole = (await http.post("/v1/chat/completions", json=body)).json()
-        await asyncio.sleep(0.5)
-    text = whole["choices"][0]["message"]["content"]
-    assert "utf-8" in during
-    assert "utf-8" in await asyncio.to_thread(found_in_memory, gateway, {"utf-8": text.encode()})
-    assert any("utf-8" in found(bytes(data), prompt) for data in capture.streams.values())
 
 
 # The proxy

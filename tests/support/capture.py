@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 ETH_P_ALL = 0x0003
@@ -55,6 +56,17 @@ def found_in_files(folder: Path, forms: Mapping[str, bytes]) -> set[tuple[str, s
     """(file, name of the form) for everything below a folder."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {(str(path), name) for path in files for name in found(path.read_bytes(), forms)}
+
+
+def ports_of(pids: Iterable[int]) -> set[int]:
+    """The TCP ports that processes and their children have at this moment: others use loopback too."""
+    ports: set[int] = set()
+    for pid in pids:
+        parent = psutil.Process(pid)
+        for process in (parent, *parent.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                ports |= {each.laddr.port for each in process.net_connections("tcp")}
+    return ports
 
 
 def _writable(maps: Iterable[str]) -> Iterable[tuple[int, int]]:
