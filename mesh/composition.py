@@ -196,8 +196,9 @@ class Composition:
         return Chunk(chunk.row, chunk.start, chunk.end, chunk.end == total, chunk.params_bytes)
 
     def _digest(self, lane: int | None, chunks: tuple[Chunk, ...]) -> bytes:
-        digest = hashlib.sha256(b"sealring composition v1")
-        digest.update(struct.pack(">QQi", self._epoch, self._last_step, -1 if lane is None else lane))
+        digest = hashlib.sha256(b"sealring composition v2")
+        head = (self._epoch, self._last_step, -1 if lane is None else lane, len(chunks))
+        digest.update(struct.pack(">QQiI", *head))
         for chunk in chunks:
             digest.update(struct.pack(">QIII", chunk.row, chunk.start, chunk.end, chunk.params_bytes))
         digest.update(self._rows_digest())

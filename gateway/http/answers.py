@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gateway.http.errors import error_event
 from gateway.http.render import Renderer
@@ -75,29 +75,65 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._events):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            # what lies between here and the connection only cares for the start
+            writer = _Writer(scope["state"]["send"])
             with contextlib.suppress(Cancelled):
-                await unless_disconnected(receive, self._stream(send))
+                await unless_disconnected(receive, self._stream(writer))
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, writer: _Writer) -> None:
+        render = self._renderer.delta
+        with writer:
+            try:
+                await writer.write(self._renderer.first())
+                async for event in self._events:
+                    if event.HasField("delta"):
+                        await writer.write(render(event.delta.text))
+                    else:
+                        await writer.write(self._renderer.last(event.finished))
+            except SealringError as error:
+                if isinstance(error, Cancelled):
+                    raise
+                await writer.write(error_event(error))
+            await writer.write(b"", more=False)
+
+
+class _Writer:
+    """Sends parts of a body; raises Cancelled where the client does not take one for `SEND_SECONDS`.
+
+    One timer watches all of a stream's sends: nearly all of them end at once.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._since = 0.0
+        self._stuck = False
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._timer = self._loop.call_later(SEND_SECONDS, self._look)
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+
+    async def write(self, part: bytes, *, more: bool = True) -> None:
+        self._since = self._loop.time()
         try:
-            async for part in self._parts():
-                await _send(send, {"type": "http.response.body", "body": part, "more_body": True})
-        except SealringError as error:
-            await _send(send, {"type": "http.response.body", "body": error_event(error), "more_body": True})
-        await _send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send({"type": "http.response.body", "body": part, "more_body": more})
+        except OSError:
+            raise Cancelled("the client went away") from None
+        except asyncio.CancelledError:
+            if not self._stuck:
+                raise
+            raise Cancelled("the client does not read") from None
+        self._since = 0.0
 
-    async def _parts(self) -> AsyncIterator[bytes]:
-        yield self._renderer.first()
-        async for event in self._events:
-            if event.WhichOneof("event") == "delta":
-                yield self._renderer.delta(event.delta.text)
-            else:
-                yield self._renderer.last(event.finished)
-
-
-async def _send(send: Send, message: Message) -> None:
-    try:
-        async with asyncio.timeout(SEND_SECONDS):
-            await send(message)
-    except (TimeoutError, OSError):
-        raise Cancelled("the client does not read") from None
+    def _look(self) -> None:
+        """Cancels the task, once, when its send began too long ago."""
+        now = self._loop.time()
+        left = self._since + SEND_SECONDS - now if self._since else SEND_SECONDS
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        elif self._task is not None:
+            self._stuck = True
+            self._task.cancel()

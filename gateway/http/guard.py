@@ -62,7 +62,7 @@ class Guard:
         if scope["type"] != "http":
             return
         request_id = secrets.token_hex(12)
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, send=send)
         begun = admitted = False
 
         async def tagged_send(message: Message) -> None:

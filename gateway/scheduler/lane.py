@@ -22,8 +22,8 @@ EXTEND_AHEAD = 256
 class Lane:
     """`steps` counts the decode steps announced. `ready` rows are prefilled and wait to be admitted.
 
-    Nothing here looks at every row at every step: `_limits_from` and `_wants_from` are lane steps before which
-    no row is at its limit or near it, corrected when they are reached.
+    Nothing here looks at every row at every step: `_limits_from` and `_wants_from` are lane steps before
+    which no row is at its limit or near it, corrected when they are reached.
     """
 
     def __init__(self, number: int) -> None:
