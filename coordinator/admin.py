@@ -8,16 +8,17 @@ from typing import Any
 from coordinator.access import Access
 from coordinator.authority import Authority
 from coordinator.deployments import DeploymentService
+from coordinator.expulsion import Expulsion
 from coordinator.keys import ClusterKeys
 from coordinator.moves import Moves
 from coordinator.nodes import describe_node
 from coordinator.sessions import Sessions
-from coordinator.store import Revocation, Store, StoredToken
-from coordinator.watchers import Watchers
+from coordinator.standing import Standing
+from coordinator.store import Store, StoredToken
 from mesh.bootstrap import JoinToken
 from mesh.certificates import Role
 from mesh.clock import Clock
-from mesh.errors import InvalidInput, PermissionDenied
+from mesh.errors import InvalidInput
 from mesh.identity import check_member_id
 from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2
 
@@ -41,7 +42,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         keys: ClusterKeys,
         authority: Authority,
         sessions: Sessions,
-        watchers: Watchers,
+        standing: Standing,
+        expulsion: Expulsion,
         deployments: DeploymentService,
         moves: Moves,
         *,
@@ -52,7 +54,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._keys = keys
         self._authority = authority
         self._sessions = sessions
-        self._watchers = watchers
+        self._standing = standing
+        self._expulsion = expulsion
         self._deployments = deployments
         self._moves = moves
         self._clock = clock
@@ -129,7 +132,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         }
         return admin_pb2.ListNodesResponse(
             nodes=[
-                describe_node(member, self._sessions.find(member.id), places.get(member.id), self._clock())
+                describe_node(
+                    member,
+                    self._sessions.find(member.id),
+                    places.get(member.id),
+                    self._standing.trust(member),
+                    self._clock(),
+                )
                 for member in sorted(self._store.members.all(Role.MEMBER), key=lambda one: one.name)
             ]
         )
@@ -158,7 +167,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
         actor = self._operator(context)
         member = self._store.members.get(_member_id(request.id))
-        self._throw_out(member.id, member.identity_key, actor, banned=False)
+        self._expulsion.evict(member.id, member.identity_key, actor)
         return admin_pb2.EvictNodeResponse()
 
     async def BanNode(  # noqa: N802
@@ -169,24 +178,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         identifier = _member_id(request.id)
         revoked = self._store.members.find_revocation(identifier)
         key = revoked.identity_key if revoked else self._store.members.get(identifier).identity_key
-        self._throw_out(identifier, key, actor, banned=True)
+        self._expulsion.ban(identifier, key, actor)
         return admin_pb2.BanNodeResponse()
-
-    def _throw_out(self, identifier: str, identity_key: bytes, actor: str, *, banned: bool) -> None:
-        """Its streams end, the next roster is without it, and its ring is planned anew."""
-        now = self._clock()
-        action, done = ("ban_node", "banned") if banned else ("evict_node", "evicted")
-        error = PermissionDenied(
-            f"this machine was {done}",
-            hint="ask the operator" if banned else "ask the operator for a new join token",
-            reason=done.upper(),
-        )
-        self._sessions.throw_out(identifier, done, error)
-        self._watchers.throw_out(identifier, error)
-        with self._authority.change():
-            self._store.members.revoke(Revocation(identifier, identity_key, int(now), banned))
-            self._store.audit.append(now, actor, action, identifier, {})
-        self._moves.evicted(identifier)
 
     # Deployments
 

@@ -14,6 +14,7 @@ import structlog
 
 from coordinator.keys import ClusterKeys
 from coordinator.settings import CoordinatorSettings
+from coordinator.standing import Standing
 from coordinator.store import Store, StoredMember, StoredRoster
 from mesh.certificates import Role
 from mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
@@ -35,6 +36,7 @@ class Authority:
     def __init__(
         self, store: Store, keys: ClusterKeys, settings: CoordinatorSettings, *, clock: Clock
     ) -> None:
+        self._standing = Standing(settings, clock=clock)
         self.listeners: list[Callable[[StoredRoster], None]] = []
         self._store = store
         self._keys = keys
@@ -55,6 +57,11 @@ class Authority:
         """Whether the newest roster holds this ring: a ring with a member that is gone or below its floor
         stands in none."""
         return self._roster is not None and any(entry.id == ring for entry in self._roster.rings)
+
+    def listed(self, identifier: str) -> RosterMember | None:
+        """A member as the newest roster states it."""
+        members = self._roster.members if self._roster is not None else ()
+        return next((member for member in members if member.id == identifier), None)
 
     @contextmanager
     def change(self) -> Iterator[None]:
@@ -105,7 +112,7 @@ class Authority:
 
     def _draft(self, latest: StoredRoster | None) -> Roster:
         now = int(self._clock())
-        members = [_roster_member(member) for member in self._store.members.all(Role.MEMBER)]
+        members = [self._member(member) for member in self._store.members.all(Role.MEMBER)]
         gateways = self._store.members.all(Role.GATEWAY)
         since = now - self._settings.certificate_lifetime - SKEW_SECONDS
         revocations = self._store.members.revocations(since=since, limit=_MAX_REVOKED)
@@ -135,21 +142,20 @@ class Authority:
                 else:
                     log.warning("ring_left_out", ring=ring.ring, why="a member is gone or below the floor")
 
-
-def _roster_member(member: StoredMember) -> RosterMember:
-    return RosterMember(
-        id=member.id,
-        identity_key=member.identity_key,
-        key_type=member.key_type,
-        sealing_key=member.sealing_key,
-        level=member.level,
-        trust=member.trust,
-        attestation_hash=member.attestation_hash,
-        attested_at=member.attested_at,
-        challenged_at=member.challenged_at,
-        manifest_hash=member.manifest_hash,
-        addresses=member.addresses,
-    )
+    def _member(self, member: StoredMember) -> RosterMember:
+        return RosterMember(
+            id=member.id,
+            identity_key=member.identity_key,
+            key_type=member.key_type,
+            sealing_key=member.sealing_key,
+            level=member.level,
+            trust=self._standing.trust(member),
+            attestation_hash=member.attestation_hash,
+            attested_at=member.attested_at,
+            challenged_at=member.challenged_at,
+            manifest_hash=member.manifest_hash,
+            addresses=member.addresses,
+        )
 
 
 def _ring(plan: admin_pb2.DeploymentPlan, ring: admin_pb2.RingPlan) -> Ring:

@@ -21,6 +21,7 @@ from mesh.attestation import MAX_STATEMENT_BYTES, NONCE_BYTES, Expected, Verdict
 from mesh.bootstrap import TOKEN_SECRET_BYTES
 from mesh.certificates import PeerIdentity, Role, check_name, to_pem
 from mesh.clock import Clock, monotonic_clock
+from mesh.device import APPLE_ROOT, MAX_CERTIFICATE_BYTES, MAX_CHAIN, verify_device
 from mesh.encoding import FormatError, decode_base32
 from mesh.enrolment import join_content
 from mesh.errors import AttestationError, InvalidInput, PermissionDenied, SealringError
@@ -54,7 +55,9 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         main_address: Callable[[], str],
         *,
         clock: Clock,
+        device_root: bytes = APPLE_ROOT,
     ) -> None:
+        self._device_root = device_root
         self._store = store
         self._keys = keys
         self._authority = authority
@@ -149,6 +152,8 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
             challenged_at=now,
             manifest_hash=verdict.statement.manifest_hash,
             addresses=tuple(request.addresses),
+            evidence=request.attestation,
+            device_chain=tuple(request.device_chain),
         )
 
     def _attest(self, request: membership_pb2.EnrolRequest, now: int) -> Verdict:
@@ -159,7 +164,14 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
             key_type=request.key_type,
             sealing_key=request.sealing_key,
         )
-        verdict = verify_statement(request.attestation, request.attestation_signature, expected, now=now)
+        device = None
+        if request.device_chain:
+            device = verify_device(
+                request.device_chain, request.identity_key, now=now, root=self._device_root
+            )
+        verdict = verify_statement(
+            request.attestation, request.attestation_signature, expected, now=now, device=device
+        )
         if verdict.level is TrustLevel.SOFTWARE and not self._settings.software_identity_allowed:
             raise AttestationError(
                 "the evidence is of level software, which this coordinator does not take",
@@ -224,11 +236,15 @@ def _check_form(request: membership_pb2.EnrolRequest) -> Role:
     if request.key_type not in set(KeyType):
         raise _malformed("key_type")
     check_name(request.name, "name")
+    if len(request.device_chain) > MAX_CHAIN or any(
+        len(der) > MAX_CERTIFICATE_BYTES for der in request.device_chain
+    ):
+        raise _malformed("device_chain")
     if role is Role.MEMBER:
         check_addresses(list(request.addresses))
         if len(request.sealing_key) not in SEALING_KEY_SIZES:
             raise _malformed("sealing_key")
-    elif request.addresses or request.sealing_key or request.attestation:
+    elif request.addresses or request.sealing_key or request.attestation or request.device_chain:
         raise _malformed("sealing_key")
     return role
 

@@ -13,8 +13,10 @@ from coordinator.access import Access
 from coordinator.admin import AdminService
 from coordinator.authority import Authority
 from coordinator.certificates import CertificatesService
+from coordinator.challenges import Challenges
 from coordinator.deployments import DeploymentService
 from coordinator.enrolment import EnrolmentService
+from coordinator.expulsion import Expulsion
 from coordinator.init import OPERATOR_CSR, renew_operator_bundle
 from coordinator.keys import ClusterKeys
 from coordinator.membership import MembershipService
@@ -23,11 +25,13 @@ from coordinator.profiles import Profiles
 from coordinator.rings import Rings
 from coordinator.sessions import Sessions
 from coordinator.settings import CoordinatorSettings
+from coordinator.standing import Standing
 from coordinator.store import Store
 from coordinator.survey import Survey
 from coordinator.watchers import SchedulingService, Watchers
 from mesh.certificates import needs_rotation
 from mesh.clock import Clock, wall_clock
+from mesh.device import APPLE_ROOT
 from mesh.errors import ConfigError
 from mesh.rpc import Server
 from mesh.tls import MAX_CONNECTION_AGE_MILLISECONDS, TlsStore, server_credentials
@@ -43,7 +47,10 @@ log = structlog.get_logger()
 class Coordinator:
     """A coordinator that serves between `start` and `stop`. Raises ConfigError if its state is unusable."""
 
-    def __init__(self, settings: CoordinatorSettings, *, clock: Clock = wall_clock) -> None:
+    def __init__(
+        self, settings: CoordinatorSettings, *, clock: Clock = wall_clock, device_root: bytes = APPLE_ROOT
+    ) -> None:
+        self._device_root = device_root
         self.settings = settings
         self.port = 0
         self.join_port = 0
@@ -65,10 +72,24 @@ class Coordinator:
         self.watchers = watchers = Watchers()
         self.rings = rings = Rings(store, authority, sessions, watchers, settings)
         self.profiles = profiles = Profiles(sessions, timeout=settings.profile_timeout)
-        survey = Survey(store, sessions, profiles, settings)
+        standing = Standing(settings, clock=clock)
+        survey = Survey(store, sessions, profiles, standing, settings)
         deployments = DeploymentService(store, authority, survey, rings, clock=clock)
         self.moves = Moves(store, authority, sessions, survey, rings, deployments, settings, clock=clock)
-        sessions.listeners.append(rings)
+        expulsion = Expulsion(store, authority, sessions, self.watchers, self.moves, clock=clock)
+        self.challenges = challenges = Challenges(
+            cluster,
+            store,
+            authority,
+            sessions,
+            rings,
+            expulsion,
+            standing,
+            settings,
+            clock=clock,
+            device_root=self._device_root,
+        )
+        sessions.listeners += [rings, challenges]
         authority.listeners += [
             sessions.roster_published,
             watchers.roster_published,
@@ -78,14 +99,31 @@ class Coordinator:
             keys.server_material(settings.hosts(), lifetime=settings.certificate_lifetime, now=clock())
         )
         self._admin = AdminService(
-            access, store, keys, authority, sessions, watchers, deployments, self.moves, clock=clock
+            access,
+            store,
+            keys,
+            authority,
+            sessions,
+            standing,
+            expulsion,
+            deployments,
+            self.moves,
+            clock=clock,
         )
         self._membership = MembershipService(
-            access, store, authority, sessions, rings, profiles, cluster, clock=clock
+            access, store, authority, sessions, rings, profiles, challenges, cluster, clock=clock
         )
         self._certificates = CertificatesService(access, store, keys, settings, clock=clock)
         self._scheduling = SchedulingService(access, watchers, rings.snapshot)
-        self._enrolment = EnrolmentService(store, keys, authority, settings, self.main_address, clock=clock)
+        self._enrolment = EnrolmentService(
+            store,
+            keys,
+            authority,
+            settings,
+            self.main_address,
+            clock=clock,
+            device_root=self._device_root,
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: asyncio.Future[None] | None = None
 
@@ -123,6 +161,7 @@ class Coordinator:
         self._run(self.authority.renew_forever())
         self._run(self.rings.run())
         self._run(self.sessions.watch(self.settings.heartbeat_timeout))
+        self._run(self.challenges.run())
         self._run(self._rotate_certificates())
         log.info(
             "coordinator_started",

@@ -11,6 +11,7 @@ import structlog
 
 from coordinator.access import Access
 from coordinator.authority import Authority
+from coordinator.challenges import Challenges
 from coordinator.enrolment import check_addresses
 from coordinator.profiles import Profiles
 from coordinator.rings import Rings
@@ -41,6 +42,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         sessions: Sessions,
         rings: Rings,
         profiles: Profiles,
+        challenges: Challenges,
         cluster: str,
         *,
         clock: Clock,
@@ -51,6 +53,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         self._sessions = sessions
         self._rings = rings
         self._profiles = profiles
+        self._challenges = challenges
         self._cluster = cluster
         self._clock = clock
 
@@ -136,6 +139,8 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             self._rings.up(member, message.up)
         elif kind == "fault":
             self._rings.faulted(member, message.fault)
+        elif kind == "challenge_answer":
+            self._challenges.answered(member, message.challenge_answer)
         elif kind == "roster_seen":
             self._check_seen(member, message.roster_seen)
         elif kind == "goodbye":

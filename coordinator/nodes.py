@@ -12,16 +12,17 @@ def describe_node(
     member: StoredMember,
     session: NodeSession | None,
     place: tuple[str, admin_pb2.StagePlan] | None,
+    trust: int,
     now: float,
 ) -> admin_pb2.Node:
-    """`place` is the ring and stage that the node is planned into, if any."""
+    """`place` is the ring and stage that the node is planned into, if any; `trust` is its score now."""
     node = admin_pb2.Node(
         id=member.id,
         name=member.name,
         state=_state(member, session),
         addresses=member.addresses,
         level=member.level,
-        trust=member.trust,
+        trust=trust,
         software_version=member.software_version,
     )
     if session is not None:

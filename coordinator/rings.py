@@ -211,6 +211,13 @@ class Rings:
                 log.error("ring_stuck", ring=name, reason=error.reason, why=error.message)
                 await asyncio.sleep(_RETRY_SECONDS)
 
+    def model_of(self, member: str) -> bytes | None:
+        """The digest of the model that a member serves from just now."""
+        for _, running in self._of(member):
+            if running.machine.phase is Phase.SERVING:
+                return bytes.fromhex(running.digest)
+        return None
+
     # How it is told
 
     def _apply(self, name: str, actions: list[Action]) -> None:

@@ -83,6 +83,12 @@ class CoordinatorSettings(BaseModel):
     heartbeat_timeout: float = Field(
         default=6.0, ge=0.2, le=60, description="a node silent for longer is offline"
     )
+    challenge_interval: float = Field(
+        default=300.0, ge=1, le=300, description="between two challenges of a node"
+    )
+    challenge_timeout: float = Field(
+        default=30.0, ge=0.5, le=30, description="for the answer; three failures in a row evict"
+    )
     prepare_timeout: float = Field(
         default=120.0, ge=1, le=3600, description="longest preparation without progress"
     )

@@ -14,6 +14,7 @@ from coordinator.refusals import usable
 from coordinator.sessions import Sessions
 from coordinator.settings import CoordinatorSettings
 from coordinator.specs import check_spec
+from coordinator.standing import Standing
 from coordinator.store import Store, StoredMember
 from mesh.certificates import Role
 from mesh.errors import FailedPrecondition
@@ -26,8 +27,14 @@ class Survey:
     """Questions to the nodes, and plans from the answers. `freed` members count as free though they serve."""
 
     def __init__(
-        self, store: Store, sessions: Sessions, profiles: Profiles, settings: CoordinatorSettings
+        self,
+        store: Store,
+        sessions: Sessions,
+        profiles: Profiles,
+        standing: Standing,
+        settings: CoordinatorSettings,
     ) -> None:
+        self._standing = standing
         self._store = store
         self._sessions = sessions
         self._profiles = profiles
@@ -79,7 +86,7 @@ class Survey:
                 member.id,
                 member.name,
                 memory.get(member.id, 0),
-                member.trust,
+                self._standing.trust(member),
                 self._obstacle(member, serving) or _model_obstacle(member.id, agreeing, answers),
             )
             for member in self._store.members.all(Role.MEMBER)

@@ -111,11 +111,12 @@ class Expected:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verified statement and the trust that its evidence earns."""
+    """A verified statement, its bytes, and the trust that its evidence earns."""
 
     statement: Statement
     level: TrustLevel
     trust: int
+    data: bytes
 
 
 def encode_statement(statement: Statement) -> bytes:
@@ -211,7 +212,7 @@ def verify_statement(
     if statement.timestamp < now - MAX_AGE_SECONDS:
         raise AttestationError("attestation is stale", reason="STATEMENT_STALE", hint="compare the clocks")
     level = derive_level(statement, device)
-    return Verdict(statement, level, ceiling(level, statement.key_type))
+    return Verdict(statement, level, ceiling(level, statement.key_type), data)
 
 
 def derive_level(statement: Statement, device: Device | None = None) -> TrustLevel:

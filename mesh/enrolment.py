@@ -40,12 +40,16 @@ _ROLES = {Role.MEMBER: membership_pb2.ROLE_NODE, Role.GATEWAY: membership_pb2.RO
 
 @dataclass(frozen=True)
 class NodeEvidence:
-    """What a node brings besides its identity: HPKE public key, manifest hash, facts of its machine."""
+    """What a node brings besides its identity: HPKE public key, manifest hash, facts of its machine.
+
+    `device_chain` is Apple's attestation of the machine, DER, leaf first, if there is one.
+    """
 
     sealing_key: bytes
     manifest_hash: bytes
     addresses: tuple[str, ...]
     posture: Posture = UNKNOWN_POSTURE
+    device_chain: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,7 @@ def _request(
             posture=evidence.posture,
         )
         request.attestation, request.attestation_signature = sign_statement(signer, statement)
+        request.device_chain.extend(evidence.device_chain)
     return request
 
 

@@ -12,7 +12,7 @@ from typing import Self
 
 from mesh.errors import AlreadyExists, ConfigError, Unavailable
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _APPLICATION_ID = 0x73726331  # "src1"
 
 _SCHEMA = """
@@ -25,7 +25,8 @@ CREATE TABLE members (
   key_type TEXT NOT NULL, sealing_key BLOB NOT NULL, level TEXT NOT NULL, trust INTEGER NOT NULL,
   attestation BLOB NOT NULL, attested_at INTEGER NOT NULL, challenged_at INTEGER NOT NULL,
   manifest_hash BLOB NOT NULL, addresses TEXT NOT NULL, software_version TEXT NOT NULL,
-  draining INTEGER NOT NULL, enrolled_at INTEGER NOT NULL) WITHOUT ROWID;
+  draining INTEGER NOT NULL, enrolled_at INTEGER NOT NULL,
+  evidence BLOB NOT NULL, device_chain BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE revocations (
   id TEXT PRIMARY KEY, identity_key BLOB NOT NULL, at INTEGER NOT NULL, banned INTEGER NOT NULL)
   WITHOUT ROWID;

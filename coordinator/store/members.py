@@ -10,13 +10,18 @@ from sqlite3 import Row
 
 from coordinator.store.database import Database
 from mesh.certificates import Role
+from mesh.encoding import pack_fields
 from mesh.errors import NotFound
 from mesh.trust import KeyType, TrustLevel
 
 
 @dataclass(frozen=True)
 class StoredMember:
-    """An enrolled node or gateway. A gateway has no sealing key, attestation or addresses."""
+    """An enrolled node or gateway. A gateway has no sealing key, attestation or addresses.
+
+    `attestation` is the statement that it joined with, `evidence` the newest that it has signed since, from
+    which level and trust follow; `device_chain` is Apple's attestation of its machine, DER, leaf first.
+    """
 
     id: str
     role: Role
@@ -34,10 +39,12 @@ class StoredMember:
     addresses: tuple[str, ...] = ()
     software_version: str = ""
     draining: bool = False
+    evidence: bytes = b""
+    device_chain: tuple[bytes, ...] = ()
 
     @property
     def attestation_hash(self) -> bytes:
-        """SHA-256 of the statement that the level was derived from."""
+        """SHA-256 of the statement that the member joined with."""
         return hashlib.sha256(self.attestation).digest()
 
 
@@ -82,6 +89,8 @@ class Members:
             member.software_version,
             member.draining,
             member.enrolled_at,
+            member.evidence,
+            pack_fields(*member.device_chain),
         )
         with self._database.transaction() as connection:
             connection.execute(f"REPLACE INTO members VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
@@ -160,4 +169,15 @@ def _member(row: Row) -> StoredMember:
         software_version=row["software_version"],
         draining=bool(row["draining"]),
         enrolled_at=row["enrolled_at"],
+        evidence=row["evidence"],
+        device_chain=_chain(row["device_chain"]),
     )
+
+
+def _chain(packed: bytes) -> tuple[bytes, ...]:
+    certificates: list[bytes] = []
+    while packed:
+        end = 4 + int.from_bytes(packed[:4], "big")
+        certificates.append(packed[4:end])
+        packed = packed[end:]
+    return tuple(certificates)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,17 +17,18 @@ import pytest
 from coordinator.init import init
 from coordinator.main import Coordinator
 from coordinator.settings import CoordinatorSettings
-from mesh.attestation import sign_sealing_key
+from mesh.attestation import Statement, sign_sealing_key, sign_statement
 from mesh.certificates import Role, role_server_name
 from mesh.enrolment import Enrolled, NodeEvidence, enrol
 from mesh.errors import ModelError, SealringError
-from mesh.identity import SoftwareSigner
+from mesh.identity import Label, SoftwareSigner
 from mesh.memberstate import IDENTITY_KEY, ROSTER_STATE, load_member_state
 from mesh.problem import to_problem
 from mesh.roster import Roster
 from mesh.roster_reader import RosterReader
 from mesh.rpc import from_rpc_error
 from mesh.tls import channel_credentials, channel_options
+from mesh.trust import KeyType
 from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc, model_pb2
 
 GIB = 1 << 30
@@ -91,8 +93,9 @@ class Cluster:
         *,
         token: str | None = None,
         role: Role = Role.MEMBER,
-        signer: SoftwareSigner | None = None,
+        signer: Any = None,
         folder: str | None = None,
+        **brings: Any,
     ) -> Enrolled:
         state_dir = self.folder / (folder or name)
         number = membership_pb2.ROLE_NODE if role is Role.MEMBER else membership_pb2.ROLE_GATEWAY
@@ -103,7 +106,7 @@ class Cluster:
             signer=signer or SoftwareSigner.load_or_create(state_dir / IDENTITY_KEY),
             state_dir=state_dir,
             name=name,
-            evidence=evidence() if role is Role.MEMBER else None,
+            evidence=evidence(**brings) if role is Role.MEMBER else None,
         )
 
     async def node(self, name: str, *, join: bool = True, **options: Any) -> FakeNode:
@@ -150,6 +153,8 @@ class FakeNode:
         self.prepares = prepare
         self.commits = commit
         self.running: dict[str, int] = {}
+        self.answers = True
+        self.said: dict[str, Any] = {}
         self.messages: list[membership_pb2.CoordinatorMessage] = []
         self.error: SealringError | None = None
         self.sealing_key = secrets.token_bytes(32)
@@ -176,6 +181,24 @@ class FakeNode:
             sealing_key=self.sealing_key,
             sealing_key_signature=signature,
         )
+
+    def answer(
+        self, nonce: bytes, *, label: Label = Label.CHALLENGE, **changes: Any
+    ) -> membership_pb2.ChallengeAnswer:
+        """What it says to a challenge; `said` and `changes` replace fields of the statement."""
+        values: dict[str, Any] = {
+            "cluster": self.state.peer.cluster,
+            "nonce": nonce,
+            "timestamp": int(time.time()),
+            "identity_key": self.signer.public_key,
+            "key_type": KeyType(self.signer.key_type),
+            "sealing_key": self.sealing_key,
+            "manifest_hash": bytes(32),
+            **self.said,
+            **changes,
+        }
+        statement, signature = sign_statement(self.signer, Statement(**values), label)
+        return membership_pb2.ChallengeAnswer(statement=statement, signature=signature)
 
     async def beat(self) -> None:
         rings = [membership_pb2.RingHealth(ring=ring, epoch=epoch) for ring, epoch in self.running.items()]
@@ -239,6 +262,8 @@ class FakeNode:
         kind = message.WhichOneof("message")
         if kind == "roster":
             self.reader.accept(message.roster.envelope)
+        elif kind == "challenge" and self.answers:
+            await self.send(challenge_answer=self.answer(message.challenge.nonce))
         elif kind == "profile":
             await self.send(profile=self._answer(message.profile))
         elif kind == "prepare" and self.prepares:
@@ -269,10 +294,9 @@ class FakeNode:
         return membership_pb2.ProfileResult(id=request.id, profile=self.profile)
 
 
-def evidence() -> NodeEvidence:
-    return NodeEvidence(
-        sealing_key=secrets.token_bytes(32), manifest_hash=bytes(32), addresses=("127.0.0.1:7999",)
-    )
+def evidence(**changes: Any) -> NodeEvidence:
+    values: dict[str, Any] = {"manifest_hash": bytes(32), "addresses": ("127.0.0.1:7999",)}
+    return NodeEvidence(sealing_key=secrets.token_bytes(32), **(values | changes))
 
 
 def channel_to(address: str, material: Any) -> grpc.aio.Channel:
@@ -282,7 +306,7 @@ def channel_to(address: str, material: Any) -> grpc.aio.Channel:
 
 @pytest.fixture
 def start_cluster(tmp_path: Path) -> Callable[..., Awaitable[Cluster]]:
-    async def start(**changes: Any) -> Cluster:
+    async def start(*, device_root: bytes | None = None, **changes: Any) -> Cluster:
         values: dict[str, Any] = {
             "state_dir": tmp_path / "coordinator",
             "cluster": "test",
@@ -294,7 +318,8 @@ def start_cluster(tmp_path: Path) -> Callable[..., Awaitable[Cluster]]:
         settings = CoordinatorSettings(**(values | changes))
         if not settings.state_dir.exists():
             init(settings)
-        coordinator = Coordinator(settings)
+        options = {} if device_root is None else {"device_root": device_root}
+        coordinator = Coordinator(settings, **options)
         await coordinator.start()
         cluster = Cluster(settings, tmp_path, coordinator)
         cluster.connect_operator()

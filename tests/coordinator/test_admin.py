@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -14,6 +15,7 @@ from mesh.clock import wall_clock
 from mesh.encoding import encode_base32
 from mesh.errors import (
     AlreadyExists,
+    Internal,
     InvalidInput,
     NotFound,
     PermissionDenied,
@@ -247,6 +249,13 @@ async def test_a_banned_node_never_comes_back_and_an_evicted_one_may(cluster: Cl
 
 
 async def session_error(cluster: Cluster, name: str) -> None:
+    """Opens a session; gRPC may tell of a call that is refused at once as INTERNAL: then once more."""
+    for _ in range(10):
+        with contextlib.suppress(Internal):
+            await open_session(cluster, name)
+
+
+async def open_session(cluster: Cluster, name: str) -> None:
     from tests.coordinator.conftest import FakeNode
 
     node = FakeNode(cluster.folder / name, cluster.coordinator.main_address())
