@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 
 from gateway.scheduler.row import Row
 
@@ -14,6 +15,7 @@ CHANGE_INTERVAL = 4
 small lane is cheap to copy and waits for no more steps than it has rows."""
 
 _NEVER = 1 << 62
+_SLACK = 64
 
 EXTEND_AHEAD = 256
 """Tokens before its limit at which a row without a limit of its own asks for more memory."""
@@ -22,8 +24,9 @@ EXTEND_AHEAD = 256
 class Lane:
     """`steps` counts the decode steps announced. `ready` rows are prefilled and wait to be admitted.
 
-    Nothing here looks at every row at every step: `_limits_from` and `_wants_from` are lane steps before
-    which no row is at its limit or near it, corrected when they are reached.
+    Nothing here looks at every row at every step: `_limits` is a heap of (lane step, row number), where an
+    entry that its row no longer agrees with counts for nothing, and `_wants_from` is a lane step before which
+    no row is near its limit, corrected when it is reached.
     """
 
     def __init__(self, number: int) -> None:
@@ -36,7 +39,7 @@ class Lane:
         self._closed: dict[int, Row] = {}
         self._ended: dict[int, Row] = {}
         self._changed_at = 0
-        self._limits_from = _NEVER
+        self._limits: list[tuple[int, int]] = []
         self._wants_from = _NEVER
 
     @property
@@ -103,18 +106,21 @@ class Lane:
         self.steps += 1
         self.outstanding += 1
         self.last_step = number
-        if self.steps < self._limits_from:
-            return []
-        ending = [row for row in self.rows.values() if row.last_lane_step <= self.steps]
-        self._ended.update((row.number, row) for row in ending)
-        rest = (row.last_lane_step for row in self.rows.values() if row.last_lane_step > self.steps)
-        self._limits_from = min(rest, default=_NEVER)
-        return ending
+        while self._limits and self._limits[0][0] <= self.steps:
+            limit, row_number = heappop(self._limits)
+            row = self.rows.get(row_number)
+            if row is not None and row.last_lane_step == limit:
+                self._ended[row_number] = row
+        return list(self._ended.values())
 
     def _expect(self, row: Row) -> None:
         if row.last_lane_step <= self.steps:
             self._ended[row.number] = row
-        self._limits_from = min(self._limits_from, row.last_lane_step)
+        else:
+            heappush(self._limits, (row.last_lane_step, row.number))
+        if len(self._limits) > 2 * len(self.rows) + _SLACK:
+            self._limits = [(each.last_lane_step, each.number) for each in self.rows.values()]
+            heapify(self._limits)
         self._wants_from = min(self._wants_from, self._want(row))
 
     def _going(self) -> Iterator[Row]:
