@@ -10,6 +10,7 @@ import hashlib
 import platform
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -60,10 +61,11 @@ def require_software_allowed(key_type: str, *, allowed: bool) -> None:
 
 
 def _packages() -> Iterator[bytes]:
+    """Of the interpreter's own folders: what lies in the working directory is not what is installed."""
+    installed = list(dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib")))
     for name in _MEASURED:
-        try:
-            package = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
+        package = next(iter(metadata.distributions(name=name, path=installed)), None)
+        if package is None:
             yield pack_fields(name.encode(), b"absent", b"")
             continue
         record = package.read_text("RECORD") or ""

@@ -20,6 +20,7 @@ from mesh.errors import (
     Conflict,
     EpochEnded,
     FailedPrecondition,
+    ModelError,
     NotFound,
     SealringError,
     Unavailable,
@@ -30,6 +31,7 @@ from mesh.problem import to_problem
 from mesh.roster import Roster
 from mesh.session import LinkParams
 from mesh.tls import PeerChannel, TlsStore
+from node.challenge import Prover
 from node.channel import ChannelEnds, create_channel
 from node.daemon_carrier import Carrier
 from node.daemon_certificate import CertificateKeeper
@@ -58,7 +60,6 @@ class Daemon:
     def __init__(self, settings: NodeSettings, state: MemberState, signer: Signer) -> None:
         """Raises RosterError when the memory of earlier rosters is not usable."""
         self.store = TlsStore(state.tls)
-        self.links = Links(state.peer.cluster, signer, self.store)
         self._settings = settings
         self._own_id = state.peer.id
         self._cluster = state.peer.cluster
@@ -74,10 +75,12 @@ class Daemon:
         self._meter = MemoryMeter(settings.memory_limit)
         self._engines = EngineKeeper(settings.models, self._meter, allow_downloads=settings.allow_downloads)
         self._rosters = RosterKeeper(settings.state_dir, state)
+        self.links = Links(state.peer.cluster, signer, self.store)
         self.unsealer = Unsealer(self._sealing_key, self._own_id)
         name = role_server_name(Role.COORDINATOR)
         self._channel = PeerChannel(state.coordinator, self.store, name)
         self._session = CoordinatorSession(self._channel, self)
+        self._prover = Prover(self._cluster, signer, self._sealing_key.public_key, self._served_models)
         self._certificates = CertificateKeeper(
             settings.state_dir, state, self.store, signer, self._channel, self._rosters.follow_root
         )
@@ -145,6 +148,8 @@ class Daemon:
             await self._take_roster(message.roster.envelope)
         elif kind == "profile":
             self._go(self._profile(message.profile))
+        elif kind == "challenge":
+            self._go(self._prove(message.challenge))
         elif kind == "prepare":
             self._prepare(message.prepare)
         elif kind == "commit":
@@ -196,6 +201,21 @@ class Daemon:
             log.error("profile failed", exc_info=error)
             result.problem.CopyFrom(to_problem(error))
         self._session.send(membership_pb2.MemberMessage(profile=result))
+
+    async def _prove(self, challenge: membership_pb2.Challenge) -> None:
+        answer = await self._prover.answer(challenge)
+        if answer is not None:
+            self._session.send(answer)
+
+    async def _served_models(self) -> tuple[bytes, ...]:
+        """The digest of the model that it serves, by its files as they are now; zeros if they are gone."""
+        epoch, stage = self._epoch, self._engines.stage
+        if epoch is None or epoch.phase is not Phase.UP or stage is None:
+            return ()
+        try:
+            return (bytes.fromhex((await self._engines.profile(stage.path)).digest),)
+        except (NotFound, ModelError):
+            return (bytes(32),)
 
     def _prepare(self, prepare: membership_pb2.PrepareEpoch) -> None:
         try:

@@ -51,6 +51,12 @@ class EngineKeeper:
             return 0
         return max(engine.figures.memory, engine.loaded.weight_bytes if engine.loaded else 0)
 
+    @property
+    def stage(self) -> StageKey | None:
+        """What the engine has loaded."""
+        engine = self._engine
+        return engine.stage if engine is not None and engine.alive else None
+
     async def profile(self, name: str) -> model_pb2.ModelProfile:
         """Measures a model by its name; what has not changed since is not measured again.
 
