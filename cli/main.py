@@ -12,6 +12,7 @@ import typer
 
 from cli import exit_codes
 from cli.commands import (
+    bench,
     chat,
     coordinator,
     demo,
@@ -32,7 +33,7 @@ from mesh.errors import SealringError
 
 _GROUPS = (
     *(demo.app, chat.app, proxy.app, coordinator.app, token.app, node.app, nodes.app, gateway.app, keys.app),
-    *(deployments.app, trust.app, model.app, config_commands.app, service.app),
+    *(deployments.app, trust.app, model.app, config_commands.app, service.app, bench.app),
 )
 
 app = typer.Typer(

@@ -1,0 +1,123 @@
+"""Local clusters for benchmarks: real processes on loopback, several deployments, pinned to cores."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from bench.frame import progress
+from cli.client import inference
+from cli.cluster import LocalCluster
+from cli.waiting import wait_until_serving
+from mesh.errors import DeadlineExceeded
+from sealring.v1 import admin_pb2, inference_pb2
+
+_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What one deployment of a cluster is to be; `spec` are further fields of DeploymentSpec."""
+
+    name: str
+    model: Path
+    stages: int = 1
+    replicas: int = 1
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+@asynccontextmanager
+async def cluster(
+    deployments: Sequence[Deployment],
+    *,
+    settings: dict[str, dict[str, Any]] | None = None,
+    spare_nodes: int = 0,
+) -> AsyncIterator[LocalCluster]:
+    """A cluster with exactly the nodes that the deployments need, all of their rings serving."""
+    nodes = sum(one.stages * one.replicas for one in deployments) + spare_nodes
+    gateway = {
+        "key_requests_per_second": 1e6,
+        "peer_requests_per_second": 1e6,
+        "key_requests_at_once": 100_000,
+        **(settings or {}).get("gateway", {}),
+    }
+    merged = {**(settings or {}), "gateway": gateway}
+    with tempfile.TemporaryDirectory(prefix="sealring-bench-") as folder:
+        made = LocalCluster(Path(folder), deployments[0].model, nodes=nodes, settings=merged)
+        async with made:
+            await made.start()
+            for one in deployments:
+                await _deploy(made, one)
+            await wait_for_rings(made, {one.name: one.replicas for one in deployments})
+            yield made
+
+
+async def _deploy(made: LocalCluster, wanted: Deployment) -> None:
+    progress(f"deploying {wanted.name}: {wanted.replicas} rings of {wanted.stages}")
+    spec = admin_pb2.DeploymentSpec(
+        name=wanted.name,
+        model=str(wanted.model),
+        strategy="pipeline",
+        stages=wanted.stages,
+        replicas=wanted.replicas,
+        **wanted.spec,
+    )
+    await made.admin.call("CreateDeployment", admin_pb2.CreateDeploymentRequest(spec=spec), seconds=_SECONDS)
+    await wait_until_serving(made.admin, wanted.name, seconds=_SECONDS)
+
+
+async def wait_for_rings(made: LocalCluster, wanted: dict[str, int]) -> None:
+    """Returns once the gateway offers so many rings of each model. Raises DeadlineExceeded."""
+    async with inference(made.grpc_address) as client:
+        for _ in range(600):
+            answer = await client.stub.ListModels(inference_pb2.ListModelsRequest(), timeout=5)
+            if {model.name: model.rings for model in answer.models} == wanted:
+                return
+            await asyncio.sleep(0.1)
+    raise DeadlineExceeded("the gateway did not offer all rings", reason="GATEWAY_NOT_READY")
+
+
+def root_sha256(made: LocalCluster) -> str:
+    """What a client pins."""
+    return str(json.loads((made.operator_bundle / "member.json").read_text())["root_sha256"])
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that descend from it."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def pin(pid: int, cores: Iterable[int]) -> None:
+    """Puts every thread of a process, and of all that descend from it, on these cores (Linux only)."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    chosen = set(cores)
+    for process in family(pid):
+        for thread in process.threads():
+            try:
+                os.sched_setaffinity(thread.id, chosen)
+            except ProcessLookupError:
+                continue
+
+
+def pin_stages(made: LocalCluster, cores: Sequence[int], rest: Sequence[int]) -> None:
+    """Each node with its engine and carrier on one core, in turn; gateway and coordinator on `rest`."""
+    for index, name in enumerate(made.node_names):
+        pin(made.processes[name], [cores[index % len(cores)]])
+    for name in ("gateway", "coordinator"):
+        pin(made.processes[name], rest)
+
+
+def can_pin() -> bool:
+    """Whether this system can (Linux)."""
+    return hasattr(os, "sched_setaffinity")

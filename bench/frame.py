@@ -1,0 +1,198 @@
+"""The frame that every benchmark stands in: options, a run that returns plain data, tables, a chart, checks.
+
+A run's data is written to JSON together with the machine, the command and the date, so that a number in
+docs/performance.md can be traced to how it was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from mesh.errors import ConfigError, NotFound
+
+Result = dict[str, Any]
+
+MODULES = (
+    "scenarios",
+    "serve",
+    "peers",
+    "scaling",
+    "solo",
+    "prefill",
+    "comms",
+    "overhead",
+    "scheduler",
+    "control",
+    "simulate",
+    "seal",
+    "loop",
+)
+"""The benchmarks by name; each is a module of this package with a BENCHMARK in it."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Something to print. `rows` are as long as `columns`."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A target, what was measured, and whether it was met. `value` None: nothing was measured."""
+
+    name: str
+    value: float | None
+    target: float
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        if self.value is None:
+            return False
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """`run` takes the parsed options and returns data fit for JSON; the others look at that data alone.
+
+    `quick` are the options that `all --quick` uses. `gate` says whether failed checks fail the command.
+    """
+
+    name: str
+    summary: str
+    options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], Result]
+    tables: Callable[[Result], list[Table]]
+    chart: Callable[[Result, Any], None]
+    checks: Callable[[Result], list[Check]] = lambda result: []
+    quick: Sequence[str] = ()
+    gate: bool = False
+
+
+def find(name: str) -> Benchmark:
+    """Raises NotFound (BENCH_NOT_FOUND)."""
+    if name not in MODULES:
+        raise NotFound(
+            f"there is no benchmark {name[:64]}",
+            hint=f"the benchmarks are: {', '.join(MODULES)}",
+            reason="BENCH_NOT_FOUND",
+        )
+    found = importlib.import_module(f"bench.{name}").BENCHMARK
+    assert isinstance(found, Benchmark)
+    return found
+
+
+def parse(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of one benchmark; a wrong one ends the process with status 2, as argparse does."""
+    parser = argparse.ArgumentParser(
+        prog=f"sealring bench {benchmark.name}", description=benchmark.summary, add_help=True
+    )
+    benchmark.options(parser)
+    return parser.parse_args(list(arguments))
+
+
+def measure(benchmark: Benchmark, arguments: Sequence[str]) -> Result:
+    """Runs it; its data, with where it came from and which targets were met."""
+    options = parse(benchmark, arguments)
+    load_before = os.getloadavg()[0]
+    result = benchmark.run(options)
+    checks = [
+        {"name": one.name, "value": one.value, "target": one.target, "at_least": one.at_least, "met": one.met}
+        for one in benchmark.checks(result)
+    ]
+    return {
+        "bench": benchmark.name,
+        "command": " ".join(["sealring", "bench", benchmark.name, *arguments]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine() | {"load_before": round(load_before, 2), "load_after": os.getloadavg()[0]},
+        "passed": all(one["met"] for one in checks),
+        "checks": checks,
+        "data": result,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("mlx", "mlx-lm", "grpcio", "cryptography")},
+    }
+
+
+def write_json(report: Result, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def write_png(benchmark: Benchmark, report: Result, path: Path) -> None:
+    """Draws the chart. Raises ConfigError (NO_MATPLOTLIB)."""
+    figure = new_figure()
+    benchmark.chart(report["data"], figure)
+    where = report["machine"]
+    figure.text(
+        0.01,
+        0.005,
+        f"{report['command']}  |  {where['processor']}, {where['cores']} cores  |  {report['date'][:10]}",
+        fontsize=6,
+        color="gray",
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def new_figure() -> Any:
+    """An empty figure that needs no display. Raises ConfigError (NO_MATPLOTLIB)."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError(
+            "charts need matplotlib, which is not installed",
+            hint="pip install 'sealring[bench]', or leave --png away",
+            reason="NO_MATPLOTLIB",
+        ) from None
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def progress(text: str) -> None:
+    """A line about what is being measured, on standard error."""
+    sys.stderr.write(f"  {text}\n")
+    sys.stderr.flush()
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except ImportError:
+        return ""
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

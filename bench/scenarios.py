@@ -1,0 +1,239 @@
+"""The ten load scenarios of Layr-Labs/d-inference's benchmark, by name, over sealed requests.
+
+A provider is a ring of one node. Users are fairness keys; each has clients of its own that verify the roster
+and seal every prompt. Temperature 0, four sequences at once per ring. Segments: parse, reserve, route,
+queue_wait, dispatch and coordinator_to_provider are measured by the gateway (gateway.timings says from what
+to what), encrypt (choosing the ring and sealing), ttft and total_e2e by the client. As there, waiting for
+others is a segment of its own (queue_wait) and not part of reserve.
+
+Exits with 13 when a request fails or an assertion does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bench.clusters import Deployment, cluster, root_sha256
+from bench.frame import Benchmark, Check, Result, Table, progress
+from bench.models import stretched_demo
+from bench.sealed import Measured, MeasuredClient
+from bench.summaries import summary
+
+ROWS = 4
+CONTEXT = 8192
+"""The demo model's own context is too short for the prompts of 10,240 bytes."""
+
+SEGMENTS = (
+    *("parse", "reserve", "route", "queue_wait", "encrypt", "dispatch"),
+    *("coordinator_to_provider", "total_e2e", "ttft"),
+)
+ASSERTIONS = {"parse": (1, 5), "reserve": (50, 200), "encrypt": (5, 50), "dispatch": (5, 50)}
+"""Milliseconds: mean and p95 at most."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`rings` are the rings of each model."""
+
+    name: str
+    rings: tuple[int, ...]
+    users: int
+    requests: int
+    concurrency: int
+    stream: bool
+    max_tokens: int
+    queue: int
+    prompt_bytes: int = 0
+
+
+SCENARIOS = (
+    Scenario("1-provider-streaming", (1,), 1, 30, 5, True, 64, 100),
+    Scenario("1-provider-non-streaming", (1,), 1, 20, 5, False, 64, 100),
+    Scenario("7-provider-multi-model", (4, 3), 5, 50, 10, True, 64, 200),
+    Scenario("3-provider-high-concurrency", (3,), 10, 60, 20, True, 32, 200),
+    Scenario("1-provider-queue-saturation", (1,), 10, 40, 15, True, 32, 200),
+    Scenario("3-provider-20-users", (3,), 20, 60, 10, True, 32, 200),
+    Scenario("1-provider-scaling", (1,), 5, 30, 10, True, 32, 200),
+    Scenario("3-provider-scaling", (3,), 5, 30, 10, True, 32, 200),
+    Scenario("5-provider-scaling", (5,), 5, 30, 10, True, 32, 200),
+    Scenario("3-provider-heavy-100conc-10kb", (3,), 20, 100, 100, True, 32, 200, 10_240),
+)
+
+
+def prompt(number: int, size: int) -> str:
+    """The question, behind filler up to `size` bytes."""
+    question = f"What is {number}+{number + 1}? Answer with just the number."
+    filler = "The quick brown fox jumps over the lazy dog. "
+    return (filler * (size // len(filler) + 1))[: max(0, size - len(question))] + question
+
+
+def run(options: argparse.Namespace) -> Result:
+    wanted = [one for one in SCENARIOS if not options.only or one.name in options.only]
+    results: dict[str, Result] = {}
+    for place in dict.fromkeys((one.rings, one.queue) for one in wanted):
+        here = [one for one in wanted if (one.rings, one.queue) == place]
+        results |= asyncio.run(_on_one_cluster(here))
+    return {"scenarios": [results[one.name] for one in wanted]}
+
+
+async def _on_one_cluster(scenarios: list[Scenario]) -> dict[str, Result]:
+    """Scenarios over the same rings and queue share a cluster, one after the other."""
+    model = stretched_demo(CONTEXT)
+    names = [f"model-{'ab'[index]}" for index in range(len(scenarios[0].rings))]
+    deployments = [
+        Deployment(name, model, replicas=rings, spec={"max_rows": ROWS, "context": CONTEXT})
+        for name, rings in zip(names, scenarios[0].rings, strict=True)
+    ]
+    settings = {"gateway": {"queue_limit": scenarios[0].queue}}
+    found: dict[str, Result] = {}
+    async with cluster(deployments, settings=settings) as made:
+        for scenario in scenarios:
+            progress(scenario.name)
+            found[scenario.name] = await _run(scenario, names, made.grpc_address, root_sha256(made))
+    return found
+
+
+async def _run(scenario: Scenario, models: list[str], gateway: str, pin: str) -> Result:
+    limit = asyncio.Semaphore(scenario.concurrency)
+    waiting = list(range(scenario.requests))[::-1]
+    idle: dict[int, list[MeasuredClient]] = {user: [] for user in range(scenario.users)}
+    clients: list[MeasuredClient] = []
+
+    def client(user: int) -> MeasuredClient:
+        if idle[user]:
+            return idle[user].pop()
+        clients.append(MeasuredClient(gateway, root_sha256=pin, user=f"user-{user}"))
+        return clients[-1]
+
+    async def one(number: int) -> Measured:
+        user = number % scenario.users
+        async with limit:
+            mine = client(user)
+            try:
+                return await mine.measure(
+                    prompt(number, scenario.prompt_bytes),
+                    model=models[number % len(models)],
+                    max_tokens=scenario.max_tokens,
+                    stream=scenario.stream,
+                )
+            finally:
+                idle[user].append(mine)
+
+    begun = time.perf_counter()
+    measured = await asyncio.gather(*(one(number) for number in reversed(waiting)))
+    seconds = time.perf_counter() - begun
+    await asyncio.gather(*(each.close() for each in clients))
+    return _report(scenario, models, list(measured), seconds)
+
+
+def _report(scenario: Scenario, models: list[str], measured: list[Measured], seconds: float) -> Result:
+    good = [one for one in measured if one.completion is not None]
+    segments = {
+        name: summary([one.segments[name] * 1e3 for one in good if name in one.segments]) for name in SEGMENTS
+    }
+    tokens = sum(one.completion.usage.completion_tokens for one in good if one.completion)
+    assertions = [_assertion(name, key, segments[name], limit) for name, key, limit in _limits()]
+    errors: dict[str, int] = {}
+    for one in measured:
+        if one.error:
+            errors[one.error] = errors.get(one.error, 0) + 1
+    return {
+        "scenario": scenario.name,
+        "models": models,
+        "rings": sum(scenario.rings),
+        "users": scenario.users,
+        "requests": len(measured),
+        "succeeded": len(good),
+        "failed": len(measured) - len(good),
+        "errors": errors,
+        "seconds": round(seconds, 3),
+        "requests_per_second": round(len(good) / seconds, 2),
+        "completion_tokens": tokens,
+        "tokens_per_second": round(tokens / seconds, 1),
+        "segments_ms": segments,
+        "assertions": assertions,
+        "passed": len(good) == len(measured) and all(one["passed"] for one in assertions),
+    }
+
+
+def _limits() -> list[tuple[str, str, int]]:
+    return [
+        (name, key, limit)
+        for name, limits in ASSERTIONS.items()
+        for key, limit in zip(("mean", "p95"), limits, strict=True)
+    ]
+
+
+def _assertion(segment: str, key: str, found: dict[str, float], limit: float) -> dict[str, Any]:
+    """A segment without data fails."""
+    value = found.get(key)
+    return {
+        "assertion": f"{segment}:{key}<={limit}ms",
+        "value_ms": value,
+        "passed": value is not None and value <= limit,
+    }
+
+
+def checks(result: Result) -> list[Check]:
+    found = []
+    for one in result["scenarios"]:
+        found.append(Check(f"{one['scenario']}: failed requests", one["failed"], 0))
+        for each in one["assertions"]:
+            limit = float(each["assertion"].partition("<=")[2].removesuffix("ms"))
+            found.append(Check(f"{one['scenario']}: {each['assertion']}", each["value_ms"], limit))
+    return found
+
+
+def tables(result: Result) -> list[Table]:
+    totals = [
+        [
+            one["scenario"],
+            *(one[key] for key in ("rings", "users", "requests", "succeeded", "failed")),
+            one["seconds"],
+            one["requests_per_second"],
+            one["tokens_per_second"],
+            "passed" if one["passed"] else "FAILED",
+        ]
+        for one in result["scenarios"]
+    ]
+    columns = ["scenario", "rings", "users", "requests", "ok", "failed", "s", "req/s", "tok/s", "assertions"]
+    found = [Table("scenarios", columns, totals)]
+    for one in result["scenarios"]:
+        rows = [
+            [name, *(stats.get(key, "") for key in ("count", "mean", "p50", "p95", "max"))]
+            for name, stats in one["segments_ms"].items()
+        ]
+        title = f"{one['scenario']} ({', '.join(one['models'])}), ms"
+        found.append(Table(title, ["segment", "count", "mean", "p50", "p95", "max"], rows))
+        broken = [each for each in one["assertions"] if not each["passed"]]
+        if broken:
+            shown = [[each["assertion"], each["value_ms"]] for each in broken]
+            found.append(Table("assertions that do not hold", ["assertion", "measured ms"], shown))
+    return found
+
+
+def chart(result: Result, figure: Any) -> None:
+    axes = figure.subplots()
+    names = [one["scenario"] for one in result["scenarios"]]
+    left = [0.0] * len(names)
+    for segment in ("route", "queue_wait", "dispatch", "reserve", "encrypt", "coordinator_to_provider"):
+        widths = [one["segments_ms"][segment].get("mean", 0.0) for one in result["scenarios"]]
+        axes.barh(names, widths, left=left, label=segment)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("mean ms to the first token")
+    axes.set_title("Ten load scenarios, sealed requests")
+    axes.legend(fontsize=7)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", action="append", choices=[one.name for one in SCENARIOS], default=[])
+
+
+BENCHMARK = Benchmark(
+    "scenarios", (__doc__ or "").splitlines()[0], options, run, tables, chart, checks, gate=True
+)

@@ -1,0 +1,194 @@
+"""An open-loop client of any OpenAI-compatible server, in the manner of `vllm bench serve`, with its JSON keys.
+
+Requests arrive as a Poisson process (gamma with --burstiness) at --request-rate, whatever the server does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bench.frame import Benchmark, Result, Table, progress
+from bench.openai_client import Reply, ask, get_json
+from bench.summaries import percentile
+
+_WORDS = ("ring", "stone", "river", "seven", "light", "quiet", "letter", "garden", "winter", "music")
+
+
+def prompt(generator: random.Random, words: int) -> str:
+    """Words without a meaning, different for every request."""
+    return " ".join(generator.choice(_WORDS) for _ in range(words))
+
+
+def arrivals(generator: random.Random, count: int, rate: float, burstiness: float) -> list[float]:
+    """Seconds after the start at which requests arrive; all at once for an infinite rate."""
+    if rate == float("inf"):
+        return [0.0] * count
+    times, now = [], 0.0
+    for _ in range(count):
+        times.append(now)
+        now += generator.gammavariate(burstiness, 1 / (rate * burstiness))
+    return times
+
+
+async def load(
+    url: str,
+    model: str,
+    *,
+    count: int,
+    rate: float,
+    words: int,
+    max_tokens: int,
+    seed: int = 0,
+    burstiness: float = 1.0,
+    concurrency: int = 0,
+    path: str = "/v1/chat/completions",
+    key: str = "",
+) -> tuple[list[Reply], float]:
+    """Sends them all; the replies, and seconds from the first request to the last answer."""
+    generator = random.Random(seed)
+    limit = asyncio.Semaphore(concurrency or count)
+    begun = time.perf_counter()
+
+    async def one(number: int, at: float, text: str) -> Reply:
+        await asyncio.sleep(max(0.0, begun + at - time.perf_counter()))
+        body: dict[str, Any] = {
+            "model": model,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream_options": {"include_usage": True},
+        }
+        if path.endswith("chat/completions"):
+            body["messages"] = [{"role": "user", "content": text}]
+        else:
+            body["prompt"] = text
+        async with limit:
+            return await ask(url, body, path=path, key=key)
+
+    times = arrivals(generator, count, rate, burstiness)
+    prompts = [prompt(generator, words) for _ in range(count)]
+    tasks = [one(number, at, text) for number, (at, text) in enumerate(zip(times, prompts, strict=True))]
+    replies = await asyncio.gather(*tasks)
+    return list(replies), time.perf_counter() - begun
+
+
+def vllm_result(replies: Sequence[Reply], seconds: float) -> Result:
+    """The keys of `vllm bench serve --save-result`."""
+    good = [one for one in replies if one.ok]
+    output = sum(one.completion_tokens for one in good)
+    total = output + sum(one.prompt_tokens for one in good)
+    series = {
+        "ttft": [one.ttft * 1e3 for one in good],
+        "tpot": [one.tpot * 1e3 for one in good if one.completion_tokens > 1],
+        "itl": [gap * 1e3 for one in good for gap in one.gaps],
+        "e2el": [one.latency * 1e3 for one in good],
+    }
+    found: Result = {
+        "duration": seconds,
+        "completed": len(good),
+        "failed": len(replies) - len(good),
+        "total_input_tokens": total - output,
+        "total_output_tokens": output,
+        "request_throughput": len(good) / seconds,
+        "output_throughput": output / seconds,
+        "total_token_throughput": total / seconds,
+        "max_concurrent_requests": _most_at_once(good),
+    }
+    for name, values in series.items():
+        found |= _series(name, values or [0.0])
+    found["errors"] = sorted({one.error for one in replies if one.error})
+    return found
+
+
+def _series(name: str, values: list[float]) -> dict[str, float]:
+    return {
+        f"mean_{name}_ms": statistics.fmean(values),
+        f"median_{name}_ms": statistics.median(values),
+        f"std_{name}_ms": statistics.pstdev(values),
+        **{f"p{part}_{name}_ms": percentile(values, part / 100) for part in (90, 95, 99)},
+    }
+
+
+def _most_at_once(replies: Sequence[Reply]) -> int:
+    changes = sorted([(one.begun, 1) for one in replies] + [(one.ended, -1) for one in replies])
+    running = most = 0
+    for _, change in changes:
+        running += change
+        most = max(most, running)
+    return most
+
+
+def run(options: argparse.Namespace) -> Result:
+    return asyncio.run(_run(options))
+
+
+async def _run(options: argparse.Namespace) -> Result:
+    model = options.model
+    if not model:
+        model = (await get_json(options.base_url, "/v1/models"))["data"][0]["id"]
+    progress(f"{options.num_prompts} requests to {options.base_url}, model {model}")
+    replies, seconds = await load(
+        options.base_url,
+        model,
+        count=options.num_prompts,
+        rate=options.request_rate,
+        words=options.input_words,
+        max_tokens=options.output_len,
+        seed=options.seed,
+        burstiness=options.burstiness,
+        concurrency=options.max_concurrency,
+        path=options.endpoint,
+        key=options.api_key,
+    )
+    given = {
+        "backend": "openai-chat",
+        "model_id": model,
+        "num_prompts": options.num_prompts,
+        "request_rate": options.request_rate if options.request_rate != float("inf") else "inf",
+        "burstiness": options.burstiness,
+        "max_concurrency": options.max_concurrency or None,
+        "seed": options.seed,
+    }
+    return given | vllm_result(replies, seconds)
+
+
+def tables(result: Result) -> list[Table]:
+    names = ("request_throughput", "output_throughput", "total_token_throughput", "completed", "failed")
+    rows: list[list[object]] = [[name, result[name]] for name in names]
+    for series in ("ttft", "tpot", "itl", "e2el"):
+        rows += [[f"{part}_{series}_ms", result[f"{part}_{series}_ms"]] for part in ("mean", "median", "p99")]
+    return [Table("serve", ["what", "value"], rows)]
+
+
+def chart(result: Result, figure: Any) -> None:
+    axes = figure.subplots()
+    parts = ("mean", "median", "p90", "p95", "p99")
+    for index, series in enumerate(("ttft", "tpot", "itl", "e2el")):
+        places = [index + offset * 0.15 for offset in range(len(parts))]
+        axes.bar(places, [result[f"{part}_{series}_ms"] for part in parts], width=0.14)
+    axes.set_xticks([0.3, 1.3, 2.3, 3.3], ["ttft", "tpot", "itl", "e2el"])
+    axes.set_yscale("log")
+    axes.set_ylabel("ms: mean, median, p90, p95, p99")
+    axes.set_title(f"{result['num_prompts']} requests at {result['request_rate']} per second")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--base-url", default="http://127.0.0.1:8080")
+    parser.add_argument("--endpoint", default="/v1/chat/completions")
+    parser.add_argument("--model", default="", help="[default: the first one that the server names]")
+    parser.add_argument("--num-prompts", type=int, default=100)
+    parser.add_argument("--request-rate", type=float, default=float("inf"), help="requests per second")
+    parser.add_argument("--burstiness", type=float, default=1.0, help="1 is Poisson; less is burstier")
+    parser.add_argument("--max-concurrency", type=int, default=0)
+    parser.add_argument("--input-words", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--api-key", default="")
+
+
+BENCHMARK = Benchmark("serve", (__doc__ or "").splitlines()[0], options, run, tables, chart)

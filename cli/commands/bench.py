@@ -1,0 +1,111 @@
+"""`sealring bench`: measure, one benchmark per table of docs/performance.md."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.exit_codes import CHECK_FAILED
+from cli.output import print_json, print_table, say
+from mesh.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bench.frame import Benchmark, Result
+
+app = typer.Typer()
+
+_EVERYTHING = "all"
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a benchmark, or: all, list")] = "list",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="write the measurements here; - prints them")
+    ] = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="draw a chart here")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="shorter runs, for an impression")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="write NAME.json and NAME.png of every run here")
+    ] = None,
+) -> None:
+    """Measure. Further options are the benchmark's own: `sealring bench NAME -- --help`.
+
+    `scenarios` exits with 13 when a request fails or an assertion does not hold. The other benchmarks show
+    targets that are missed and exit with 0.
+    """
+    frame = _frame()
+    if name == "list":
+        rows = [[one, frame.find(one).summary] for one in frame.MODULES]
+        print_table(["benchmark", "what it measures"], rows)
+        return
+    names = [one for one in frame.MODULES if one != "serve"] if name == _EVERYTHING else [name]
+    failed = []
+    for one in names:
+        found = frame.find(one)
+        arguments = [*(found.quick if quick else ()), *(context.args if name != _EVERYTHING else ())]
+        say(f"{one}: {found.summary}")
+        report = frame.measure(found, arguments)
+        if found.gate and not report["passed"]:
+            failed.append(one)
+        _show(found, report, to_stdout=str(json_file) != "-")
+        files = (json_file, png) if name != _EVERYTHING else (None, None)
+        _write(found, report, files, out)
+    if failed:
+        say(f"failed: {', '.join(failed)}")
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _show(found: Benchmark, report: Result, *, to_stdout: bool) -> None:
+    if not to_stdout:
+        return
+    for table in found.tables(report["data"]):
+        print_table(list(table.columns), list(table.rows), title=table.title)
+    if report["checks"]:
+        rows = [
+            [
+                one["name"],
+                one["value"],
+                f"{'>=' if one['at_least'] else '<='} {one['target']:g}",
+                "met" if one["met"] else "MISSED",
+            ]
+            for one in report["checks"]
+        ]
+        print_table(["target", "measured", "wanted", ""], rows)
+
+
+def _write(
+    found: Benchmark, report: Result, files: tuple[Path | None, Path | None], out: Path | None
+) -> None:
+    from bench import frame
+
+    json_file, png = files
+    if str(json_file) == "-":
+        print_json(report)
+    elif json_file is not None:
+        frame.write_json(report, json_file)
+    if png is not None:
+        frame.write_png(found, report, png)
+    if out is not None:
+        frame.write_json(report, out / f"{found.name}.json")
+        frame.write_png(found, report, out / f"{found.name}.png")
+
+
+def _frame() -> Any:
+    """The package of benchmarks, which lies in the source tree. Raises ConfigError (NO_BENCH)."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "bench" / "frame.py").is_file():
+        raise ConfigError(
+            "the benchmarks are not here",
+            hint="run from a clone of the repository",
+            reason="NO_BENCH",
+        )
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    from bench import frame
+
+    return frame
