@@ -219,6 +219,7 @@ class ControlService:
             raise PermissionDenied("only a gateway may schedule", reason="NOT_A_GATEWAY")
         self._schedules.check_gateway(caller.cluster, caller.id)
         attach = await _first_message(requests)
+        self._schedules.check_gateway(caller.cluster, caller.id)  # it may have been thrown out meanwhile
         epoch = self._schedules.serving_epoch(attach.ring, attach.epoch)
         stream = GatewayStream(caller.id, epoch, self._schedules.unsealer)
         epoch.attach(stream)

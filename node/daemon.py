@@ -75,7 +75,7 @@ class Daemon:
         self._meter = MemoryMeter(settings.memory_limit)
         self._engines = EngineKeeper(settings.models, self._meter, allow_downloads=settings.allow_downloads)
         self._rosters = RosterKeeper(settings.state_dir, state)
-        self.links = Links(state.peer.cluster, signer, self.store)
+        self.links = Links(state.peer.cluster, signer, self.store, revoked=self._rosters.revoked)
         self.unsealer = Unsealer(self._sealing_key, self._own_id)
         name = role_server_name(Role.COORDINATOR)
         self._channel = PeerChannel(state.coordinator, self.store, name)
@@ -172,6 +172,7 @@ class Daemon:
                 self.thrown_out()
             raise
         self.unsealer.learn(roster)
+        self.links.close_revoked()
         seen = membership_pb2.RosterSeen(version=roster.version, hash=roster.hash)
         self._session.send(membership_pb2.MemberMessage(roster_seen=seen))
         self._check_epoch(roster)

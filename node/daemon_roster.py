@@ -28,11 +28,12 @@ class RosterKeeper:
         self._file = folder / ROSTER
         self._reader = RosterReader(state.root, folder / ROSTER_STATE, state.peer.id)
         self._cluster = state.peer.cluster
+        self._revoked: frozenset[str] = frozenset()
 
     def load(self) -> None:
         """Takes up the stored roster, if it still holds. Raises PermissionDenied (REMOVED)."""
         try:
-            self._reader.accept(read_bounded(self._file, max_bytes=_MAX_ENVELOPE))
+            self._learn(self._reader.accept(read_bounded(self._file, max_bytes=_MAX_ENVELOPE)))
         except FileNotFoundError:
             log.info("no stored roster")
         except RosterError as error:
@@ -77,6 +78,10 @@ class RosterKeeper:
     def expired(self) -> bool:
         return self._reader.expired()
 
+    def revoked(self, identifier: str) -> bool:
+        """Whether the roster in use names this id as thrown out; also one that has expired meanwhile."""
+        return identifier in self._revoked
+
     def check_gateway(self, cluster: str, identifier: str) -> None:
         """Raises PermissionDenied (GATEWAY_NOT_ALLOWED), FailedPrecondition without a roster."""
         try:
@@ -93,7 +98,11 @@ class RosterKeeper:
     def _accept(self, envelope: bytes) -> Roster:
         roster = self._reader.accept(envelope)
         write_atomic(self._file, envelope)
+        self._learn(roster)
         return roster
+
+    def _learn(self, roster: Roster) -> None:
+        self._revoked = frozenset(entry.id for entry in roster.revoked)
 
     def _check_removed(self, error: RosterError) -> None:
         """A node that was thrown out must not take up its old roster when it is started again."""

@@ -84,17 +84,29 @@ class _Expected:
         return number == 0 if self.session == 0 else number >= self.session
 
 
+@dataclass(frozen=True, eq=False)
+class _Open:
+    """A handshake that somebody called for, and what ends it from outside."""
+
+    caller: str
+    limit: asyncio.Timeout
+
+
 class Links(links_pb2_grpc.LinksServicer):
     """All handshakes of one daemon, in both roles."""
 
-    def __init__(self, cluster: str, signer: Signer, store: TlsStore) -> None:
+    def __init__(
+        self, cluster: str, signer: Signer, store: TlsStore, *, revoked: Callable[[str], bool]
+    ) -> None:
+        """`revoked` tells of a member's id whether the roster names it as thrown out."""
         self._cluster = cluster
         self._signer = signer
         self._store = store
+        self._revoked = revoked
         self._ledger = EphemeralLedger()
         self._expected: dict[LinkKey, _Expected] = {}
         self._arrived = asyncio.Condition()
-        self._open: list[str] = []
+        self._open: list[_Open] = []
 
     async def call(self, params: LinkParams, addresses: Sequence[str], session: int, talk: Talk[T]) -> T:
         """Shakes hands as the initiator, then talks. `session` is 0 for the first keys of the epoch.
@@ -138,6 +150,13 @@ class Links(links_pb2_grpc.LinksServicer):
             if self._expected.get(key) is expected:
                 del self._expected[key]
 
+    def close_revoked(self) -> None:
+        """Ends the open handshakes of callers that were thrown out; call it with every new roster."""
+        now = asyncio.get_running_loop().time()
+        for one in self._open:
+            if self._revoked(one.caller):
+                one.limit.reschedule(now)
+
     async def Handshake(  # type: ignore[override]  # noqa: N802 - writes to the context, named by the rpc
         self, requests: AsyncIterator[links_pb2.HandshakeFrame], context: Any
     ) -> None:
@@ -153,19 +172,28 @@ class Links(links_pb2_grpc.LinksServicer):
         caller = peer_identity(context)
         if caller.role is not Role.MEMBER or caller.cluster != self._cluster:
             raise HandshakeError("caller is no member of this cluster", reason="NOT_A_MEMBER")
-        with self._admitted(caller.id):
-            await self._answer_caller(caller.id, frames, context)
+        if self._revoked(caller.id):
+            raise HandshakeError("caller was thrown out", reason="REVOKED")
+        try:
+            async with asyncio.timeout(None) as limit:
+                with self._admitted(_Open(caller.id, limit)):
+                    await self._answer_caller(caller.id, frames, context)
+        except TimeoutError:
+            if limit.expired():
+                raise HandshakeError("caller was thrown out meanwhile", reason="REVOKED") from None
+            raise
 
     @contextlib.contextmanager
-    def _admitted(self, caller: str) -> Iterator[None]:
+    def _admitted(self, handshake: _Open) -> Iterator[None]:
         """One of the few handshakes that a member may have open. Raises ResourceExhausted."""
-        if len(self._open) >= _MAX_OPEN or self._open.count(caller) >= _MAX_OPEN_PER_PEER:
+        own = sum(one.caller == handshake.caller for one in self._open)
+        if len(self._open) >= _MAX_OPEN or own >= _MAX_OPEN_PER_PEER:
             raise ResourceExhausted("too many handshakes are open", reason="TOO_MANY_HANDSHAKES")
-        self._open.append(caller)
+        self._open.append(handshake)
         try:
             yield
         finally:
-            self._open.remove(caller)
+            self._open.remove(handshake)
 
     async def _answer_caller(self, caller: str, frames: Frames, context: Any) -> None:
         async with asyncio.timeout(DEADLINE_SECONDS):

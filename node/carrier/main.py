@@ -21,12 +21,12 @@ from mesh.logging import configure
 from mesh.problem import to_problem
 from mesh.records import Link
 from mesh.session import SessionKeys
-from node.carrier.pump import Pump
+from node.carrier.pump import Counters, Pump
 from node.carrier.ring import RingGroup
 from node.channel import CarrierChannel
 from sealring.v1 import control_pb2, engine_pb2
 
-SEND_DEADLINE = 60.0  # seconds that a neighbour may take to read one record
+RECORD_DEADLINE = 60.0  # seconds that a neighbour may take to read one record, or to send all of one
 log = structlog.get_logger()
 
 
@@ -87,9 +87,7 @@ class Carrier:
         asked = {True: False, False: False}
         while True:
             time.sleep(1)
-            since = pump.counters.sending_since
-            if since and time.monotonic() - since > SEND_DEADLINE:
-                raise EpochEnded("the next member does not read its link", reason="PEER_FROZEN")
+            _check_progress(pump.counters)
             for outgoing in asked:
                 wanted = pump.needs_rekey(outgoing=outgoing)
                 if wanted and not asked[outgoing]:
@@ -121,6 +119,15 @@ class Carrier:
             pong.records_sealed, pong.records_opened = counters.sealed, counters.opened
             pong.bytes_sealed, pong.bytes_opened = counters.bytes_sealed, counters.bytes_opened
         self._control.send(engine_pb2.CarrierEvent(pong=pong))
+
+
+def _check_progress(counters: Counters) -> None:
+    """Raises EpochEnded (PEER_FROZEN) when a record has been under way for too long."""
+    begun = time.monotonic() - RECORD_DEADLINE
+    if 0 < counters.sending_since < begun:
+        raise EpochEnded("the next member does not read its link", reason="PEER_FROZEN")
+    if 0 < counters.receiving_since < begun:
+        raise EpochEnded("the previous member holds back the rest of a record", reason="PEER_FROZEN")
 
 
 def main() -> None:

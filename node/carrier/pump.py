@@ -19,13 +19,15 @@ from node.channel import CarrierChannel
 
 @dataclass(slots=True)
 class Counters:
-    """Work done; `sending_since` is the monotonic time at which a send that still runs began, or 0."""
+    """Work done. `sending_since` and `receiving_since` are the monotonic times at which a record that is
+    still under way was begun, or 0."""
 
     sealed: int = 0
     opened: int = 0
     bytes_sealed: int = 0
     bytes_opened: int = 0
     sending_since: float = 0.0
+    receiving_since: float = 0.0
 
 
 class Pump:
@@ -87,7 +89,9 @@ class Pump:
         self.counters.bytes_sealed += header.length
 
     def _receive_and_open(self, header: RecordHeader, out: memoryview) -> None:
+        self.counters.receiving_since = time.monotonic()
         ciphertext = self._group.receive(header.length + TAG_BYTES)
+        self.counters.receiving_since = 0.0
         self._incoming.opener.open_into(ciphertext, out, header)
         self.counters.opened += 1
         self.counters.bytes_opened += header.length

@@ -338,3 +338,29 @@ def test_reframing_never_lets_a_second_field_through(tail: bytes) -> None:
         assert type(error).__name__ == "DecodeError"  # noqa: PT017
         return
     assert command.WhichOneof("command") == "step"
+
+
+async def test_a_gateway_that_is_thrown_out_before_it_attaches_is_refused() -> None:
+    """It opened its stream while it was in the roster, and says what it wants when it is not."""
+    desk = Desk(0)
+    allowed = [True]
+
+    def check(cluster: str, identifier: str) -> None:
+        if not allowed[0]:
+            raise PermissionDenied("no", reason="GATEWAY_NOT_ALLOWED")
+
+    class Context:
+        def auth_context(self) -> dict[str, list[bytes]]:
+            uri = PeerIdentity("testbed", Role.GATEWAY, "a" * 52).uri
+            return {"transport_security_type": [b"ssl"], "peer_uri": [uri.encode()]}
+
+    async def requests() -> Any:
+        allowed[0] = False
+        yield control_pb2.ScheduleRequest(
+            attach=control_pb2.Attach(ring="demo-0", epoch=1)
+        ).SerializeToString()
+
+    desk.check_gateway = check  # type: ignore[method-assign]
+    with pytest.raises(PermissionDenied):
+        await anext(ControlService(desk).schedule(requests(), Context()))
+    assert desk.epoch.gateway is None

@@ -23,7 +23,8 @@ from sealring.v1 import links_pb2, links_pb2_grpc, membership_pb2
 class Daemon:
     def __init__(self, cluster, party) -> None:
         self.party = party
-        self.links = Links("testbed", party.signer, party.store())
+        self.revoked: set[str] = set()
+        self.links = Links("testbed", party.signer, party.store(), revoked=self.revoked.__contains__)
         self.server = Server([(links_pb2_grpc.add_LinksServicer_to_server, self.links, SERVICE)])
 
 
@@ -230,3 +231,31 @@ async def test_open_handshakes_are_bounded(cluster, monkeypatch: pytest.MonkeyPa
         assert most == links_module._MAX_OPEN_PER_PEER
         denied = {grpc.StatusCode.PERMISSION_DENIED}
         assert set(await codes) == denied
+
+
+async def test_a_revoked_member_is_refused_at_once(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its certificate is still good, and the handshake that it asks for would be waited for."""
+    monkeypatch.setattr(links_module, "EARLY_SECONDS", 30.0)
+    async with daemons(cluster, 2) as nodes:
+        nodes[1].revoked.add(nodes[0].party.id)
+        async with asyncio.timeout(5):
+            code = await call(cluster, nodes[1], nodes[0].party, send(hello()))
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_open_handshakes_of_a_revoked_member_end(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "EARLY_SECONDS", 30.0)
+    async with daemons(cluster, 3) as nodes:
+        frames = [send(hello(epoch=number)) for number in range(3)]
+        calls = [asyncio.create_task(call(cluster, nodes[1], nodes[0].party, one)) for one in frames]
+        other = asyncio.create_task(call(cluster, nodes[1], nodes[2].party, send(hello())))
+        while len(nodes[1].links._open) < 4:
+            await asyncio.sleep(0.01)
+        nodes[1].revoked.add(nodes[0].party.id)
+        nodes[1].links.close_revoked()
+        async with asyncio.timeout(5):
+            assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.PERMISSION_DENIED}
+        assert not other.done()
+        other.cancel()
+        while nodes[1].links._open:
+            await asyncio.sleep(0.01)

@@ -18,6 +18,8 @@ from mesh.records import Kind, RecordHeader
 from mesh.session import LinkParams, SessionKeys
 from mesh.sigma import EphemeralLedger, Initiator, Responder
 from mesh.suites import DEFAULT_SUITES
+from node.carrier.main import RECORD_DEADLINE, _check_progress
+from node.carrier.pump import Counters
 from node.channel import EngineChannel, create_channel
 from sealring.v1 import control_pb2, engine_pb2
 
@@ -269,3 +271,16 @@ def test_the_carrier_ends_with_its_control_pipe(make_ring):
     ring.form()
     ring.carriers[0].control.close()
     assert ring.carriers[0].process.wait(10) == 0
+
+
+@pytest.mark.parametrize("held", ["sending_since", "receiving_since"])
+def test_a_record_that_is_held_back_ends_the_epoch(held):
+    """Whoever sits on the path can keep the rest of a record; MLX would wait for it for ever."""
+    counters = Counters()
+    _check_progress(counters)
+    setattr(counters, held, time.monotonic())
+    _check_progress(counters)
+    setattr(counters, held, time.monotonic() - RECORD_DEADLINE - 1)
+    with pytest.raises(EpochEnded) as error:
+        _check_progress(counters)
+    assert error.value.reason == "PEER_FROZEN"
