@@ -6,9 +6,23 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from mesh.errors import SealringError, Unavailable
+from mesh.addresses import require_loopback
+from mesh.errors import ConfigError, SealringError, Unavailable
+from mesh.statefiles import read_bounded, read_secret
+
+if TYPE_CHECKING:
+    import grpc
+
+    from cli.settings import CliSettings
+
+
+class Access(TypedDict):
+    """How a gateway is reached that has TLS or asks for a key."""
+
+    credentials: grpc.ChannelCredentials | None
+    api_key: str | None
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,7 @@ class Client:
 
     stub: Any
     address: str
+    api_key: str | None = None
 
     async def ask(self, question: Question, on_text: Callable[[str], None], *, seconds: float) -> Answer:
         """Streams one answer; `on_text` gets every piece. Raises the error that the gateway answered with."""
@@ -52,21 +67,57 @@ class Client:
         from mesh.rpc import from_rpc_error
 
         try:
-            return await _stream(self.stub, question, on_text, seconds)
+            return await _stream(self.stub, question, on_text, seconds, _metadata(self.api_key))
         except grpc.RpcError as error:
             raise named(from_rpc_error(error), "the gateway", self.address) from None
 
 
 @asynccontextmanager
-async def inference(address: str) -> AsyncIterator[Client]:
-    """A client of a gateway; its loopback listener is without TLS."""
+async def inference(
+    address: str, *, credentials: grpc.ChannelCredentials | None = None, api_key: str | None = None
+) -> AsyncIterator[Client]:
+    """A client of a gateway. Raises ConfigError (LOOPBACK_ONLY): a key goes over TLS or loopback only."""
     import grpc.aio
 
     from mesh.rpc import CHANNEL_OPTIONS
     from sealring.v1 import inference_pb2_grpc
 
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        yield Client(inference_pb2_grpc.InferenceStub(channel), address)
+    if credentials is not None:
+        opened = grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+    else:
+        if api_key is not None:
+            require_loopback(address)
+        opened = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    async with opened as channel:
+        yield Client(inference_pb2_grpc.InferenceStub(channel), address, api_key)
+
+
+def gateway_access(settings: CliSettings) -> Access:
+    """What the settings name for a gateway that asks for a key or has TLS.
+
+    Raises ConfigError (NO_SUCH_FILE, BAD_API_KEY_FILE, SECRET_FILE_UNSAFE).
+    """
+    import grpc
+
+    access: Access = {"credentials": None, "api_key": None}
+    try:
+        if settings.gateway_ca is not None:
+            access["credentials"] = grpc.ssl_channel_credentials(read_bounded(settings.gateway_ca))
+        if settings.api_key_file is not None:
+            access["api_key"] = read_secret(settings.api_key_file).decode("ascii").strip()
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {error.filename}", reason="NO_SUCH_FILE") from None
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{settings.api_key_file} does not hold an API key",
+            hint="put into it what `sealring keys create` printed",
+            reason="BAD_API_KEY_FILE",
+        ) from None
+    return access
+
+
+def _metadata(api_key: str | None) -> tuple[tuple[str, str], ...] | None:
+    return (("authorization", f"Bearer {api_key}"),) if api_key is not None else None
 
 
 def named(error: SealringError, who: str, address: str) -> SealringError:
@@ -80,14 +131,16 @@ def named(error: SealringError, who: str, address: str) -> SealringError:
     )
 
 
-async def _stream(stub: Any, question: Question, on_text: Callable[[str], None], seconds: float) -> Answer:
+async def _stream(
+    stub: Any, question: Question, on_text: Callable[[str], None], seconds: float, metadata: Any
+) -> Answer:
     from sealring.v1 import inference_pb2
 
     asked = time.monotonic()
     first = last = 0.0
     started = finished = None
     pieces: list[str] = []
-    async for event in stub.Generate(_request(question), timeout=seconds):
+    async for event in stub.Generate(_request(question), timeout=seconds, metadata=metadata):
         now = time.monotonic()
         kind = event.WhichOneof("event")
         if kind == "started":

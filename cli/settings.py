@@ -35,4 +35,10 @@ class CliSettings(BaseModel):
     gateway: Annotated[str, AfterValidator(_address)] = Field(
         "127.0.0.1:7780", description="host:port of a gateway's gRPC service"
     )
+    gateway_ca: Path | None = Field(
+        None, description="PEM file of whoever signed the gateway's certificate; unset: loopback without TLS"
+    )
+    api_key_file: Path | None = Field(
+        None, description="file with the API key for the gateway, mode 0600, where it asks for one"
+    )
     timeout: float = Field(30.0, gt=0, le=3600, description="seconds that one admin call may take")

@@ -16,6 +16,7 @@ from mesh.errors import InvalidInput, SealringError
 
 if TYPE_CHECKING:
     from cli.client import Question
+    from cli.settings import CliSettings
 
 app = typer.Typer()
 
@@ -50,11 +51,11 @@ def chat(
     if question is not None:
         if not question or len(question) > _MAX_LINE:
             raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
-        asyncio.run(_once(settings.gateway, first, question, as_json=as_json))
+        asyncio.run(_once(settings, first, question, as_json=as_json))
     elif as_json:
         raise InvalidInput("--json needs the question on the command line", reason="BAD_QUESTION")
     else:
-        asyncio.run(_talk(settings.gateway, first))
+        asyncio.run(_talk(settings, first))
 
 
 def write_piece(text: str) -> None:
@@ -63,10 +64,10 @@ def write_piece(text: str) -> None:
     sys.stdout.flush()
 
 
-async def _once(gateway: str, base: Question, question: str, *, as_json: bool) -> None:
-    from cli.client import inference
+async def _once(settings: CliSettings, base: Question, question: str, *, as_json: bool) -> None:
+    from cli.client import gateway_access, inference
 
-    async with inference(gateway) as client:
+    async with inference(settings.gateway, **gateway_access(settings)) as client:
         asked = replace(base, messages=[*base.messages, ("user", question)])
         answer = await client.ask(
             asked, (lambda text: None) if as_json else write_piece, seconds=_ASK_SECONDS
@@ -79,12 +80,12 @@ async def _once(gateway: str, base: Question, question: str, *, as_json: bool) -
     say(f"({answer.completion_tokens} tokens, {speed})")
 
 
-async def _talk(gateway: str, base: Question) -> None:
-    from cli.client import inference
+async def _talk(settings: CliSettings, base: Question) -> None:
+    from cli.client import gateway_access, inference
 
     messages = list(base.messages)
-    say(f"talking to {gateway}; an empty line ends it")
-    async with inference(gateway) as client:
+    say(f"talking to {settings.gateway}; an empty line ends it")
+    async with inference(settings.gateway, **gateway_access(settings)) as client:
         while line := await asyncio.to_thread(_read_line):
             try:
                 turn = replace(base, messages=[*messages, ("user", line)])

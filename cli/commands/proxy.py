@@ -48,6 +48,7 @@ def proxy(
     pin = _pin(root, settings)
     state_file = state_file or _state_file(pin)
 
+    from cli.client import gateway_access
     from cli.proxy import serve
     from mesh.addresses import require_loopback
     from sealring.client import AsyncClient
@@ -56,7 +57,12 @@ def proxy(
 
     async def work() -> None:
         client = AsyncClient(
-            settings.gateway, root_sha256=pin, min_trust=min_trust, state_file=state_file, timeout=3600.0
+            settings.gateway,
+            root_sha256=pin,
+            min_trust=min_trust,
+            state_file=state_file,
+            timeout=3600.0,
+            **gateway_access(settings),
         )
         await serve(client, listen, say=say)
 

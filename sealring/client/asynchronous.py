@@ -116,7 +116,9 @@ class AsyncClient(ClientCore[AsyncReply]):
             if recent is not None:
                 return recent
             try:
-                response = await self._stub().GetRoster(inference.GetRosterRequest(), timeout=CALL_SECONDS)
+                response = await self._stub().GetRoster(
+                    inference.GetRosterRequest(), timeout=CALL_SECONDS, metadata=self._metadata
+                )
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from None
             return await asyncio.to_thread(self._verify, response)
@@ -126,7 +128,9 @@ class AsyncClient(ClientCore[AsyncReply]):
         while True:
             roster, response = await self._view(fresh=attempts.retrying)
             attempt = attempts.next(roster, response.serving)
-            call = self._stub().Generate(attempt.request, timeout=attempts.seconds_left)
+            call = self._stub().Generate(
+                attempt.request, timeout=attempts.seconds_left, metadata=self._metadata
+            )
             try:
                 async for event in call:
                     delta = attempt.take(event)

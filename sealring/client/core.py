@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import grpc
 
-from mesh.addresses import parse_address
+from mesh.addresses import parse_address, require_loopback
 from mesh.errors import FailedPrecondition, InvalidInput
 from mesh.roster import Roster, ring_min_trust
 from mesh.trust import MAX_SCORE
@@ -70,6 +70,7 @@ class ClientCore(Generic[R]):
         state_file: str | os.PathLike[str] | None = None,
         timeout: float = 600.0,
         credentials: grpc.ChannelCredentials | None = None,
+        api_key: str | None = None,
     ) -> None:
         """A client of the gateway at `gateway` (host:port of its gRPC edge). Nothing is sent yet.
 
@@ -77,11 +78,15 @@ class ClientCore(Generic[R]):
         operator and not from the gateway. `min_trust` (0 to 30) is a floor under what each call demands.
         `state_file` remembers the newest roster over restarts. `timeout` in seconds, at most 3600, holds for
         calls that set none; the envelope expires with it. Without `credentials` the connection to the gateway
-        is not encrypted again, which costs a sealed prompt nothing but metadata.
+        is not encrypted again, which costs a sealed prompt nothing but metadata. `api_key` is for gateways
+        that ask for one; without `credentials` it is sent over loopback only.
 
-        Raises InvalidInput (BAD_ADDRESS, BAD_ROOT_HASH, BAD_MIN_TRUST).
+        Raises InvalidInput (BAD_ADDRESS, BAD_ROOT_HASH, BAD_MIN_TRUST), ConfigError (LOOPBACK_ONLY).
         """
         parse_address(gateway)
+        if api_key is not None and credentials is None:
+            require_loopback(gateway)
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key is not None else None
         if not 0 <= min_trust <= MAX_SCORE:
             raise InvalidInput(
                 f"min_trust is not from 0 to {MAX_SCORE}", reason="BAD_MIN_TRUST", param="min_trust"

@@ -116,7 +116,9 @@ class Client(ClientCore[Reply]):
             if recent is not None:
                 return recent
             try:
-                response = self._stub().GetRoster(inference.GetRosterRequest(), timeout=CALL_SECONDS)
+                response = self._stub().GetRoster(
+                    inference.GetRosterRequest(), timeout=CALL_SECONDS, metadata=self._metadata
+                )
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from None
             return self._verify(response)
@@ -126,7 +128,9 @@ class Client(ClientCore[Reply]):
         while True:
             roster, response = self._view(fresh=attempts.retrying)
             attempt = attempts.next(roster, response.serving)
-            call = self._stub().Generate(attempt.request, timeout=attempts.seconds_left)
+            call = self._stub().Generate(
+                attempt.request, timeout=attempts.seconds_left, metadata=self._metadata
+            )
             try:
                 for event in call:
                     delta = attempt.take(event)

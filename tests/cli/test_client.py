@@ -1,13 +1,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from edgecert import write_edge_certificate
 
-from cli.client import Question, inference
-from mesh.errors import NotFound, SealringError
+from cli.client import Question, gateway_access, inference
+from cli.settings import CliSettings
+from gateway.access.gate import Gate
+from gateway.access.interceptor import GateInterceptor
+from gateway.access.keyfile import KeyFile
+from gateway.access.keys import Scope
+from gateway.edge_tls import EdgeTls
+from mesh.errors import ConfigError, NotFound, SealringError
 from mesh.rpc import Server
+from sealring.client import AsyncClient
 from sealring.v1 import inference_pb2, inference_pb2_grpc
 
 
@@ -85,3 +94,53 @@ async def test_chat_asks_and_leaves(gateway: tuple[str, Servicer], sealring: Any
     done = await asyncio.to_thread(sealring, "chat", "--gateway", gateway[0], stdin="one\ntwo\n\n")
     assert done.out == "Paris.\nParis.\n"
     assert len(gateway[1].seen[-1].envelope.clear.chat.messages) == 3
+
+
+async def test_an_api_key_goes_with_every_call_over_tls(tmp_path: Path) -> None:
+    certificate, key = write_edge_certificate(tmp_path)
+    keys = KeyFile(tmp_path / "state")
+    text, _ = keys.create([Scope.INFERENCE])
+    key_file = tmp_path / "api.key"
+    key_file.write_text(text + "\n")
+    key_file.chmod(0o600)
+    add = inference_pb2_grpc.add_InferenceServicer_to_server
+    server = Server([(add, Servicer(), "sealring.v1.Inference")], interceptors=[GateInterceptor(Gate(keys))])
+    port = server.listen("127.0.0.1:0", EdgeTls(certificate, key).grpc_credentials())
+    await server.start()
+    try:
+        address = f"127.0.0.1:{port}"
+        settings = CliSettings(gateway=address, gateway_ca=certificate, api_key_file=key_file)
+        async with inference(address, **gateway_access(settings)) as client:
+            answer = await client.ask(Question([("user", "hi")]), lambda text: None, seconds=10)
+        assert answer.text == "Paris."
+        settings = CliSettings(gateway=address, gateway_ca=certificate)
+        async with inference(address, **gateway_access(settings)) as client:
+            with pytest.raises(SealringError) as caught:
+                await client.ask(Question([("user", "hi")]), lambda text: None, seconds=10)
+        assert caught.value.reason == "INVALID_API_KEY"
+    finally:
+        await server.stop(0)
+
+
+async def test_an_api_key_never_leaves_the_machine_in_clear(tmp_path: Path) -> None:
+    key_file = tmp_path / "api.key"
+    key_file.write_text("srk_x")
+    with pytest.raises(ConfigError) as wide:
+        gateway_access(CliSettings(api_key_file=key_file))
+    assert wide.value.reason == "SECRET_FILE_UNSAFE"
+    key_file.chmod(0o600)
+    access = gateway_access(CliSettings(api_key_file=key_file))
+    with pytest.raises(ConfigError) as caught:
+        async with inference("192.0.2.1:1", **access):
+            pass
+    assert caught.value.reason == "LOOPBACK_ONLY"
+    with pytest.raises(ConfigError) as clear:
+        AsyncClient("192.0.2.1:1", root_sha256="0" * 64, **access)
+    assert clear.value.reason == "LOOPBACK_ONLY"
+    key_file.write_bytes(b"\xff")
+    with pytest.raises(ConfigError) as binary:
+        gateway_access(CliSettings(api_key_file=key_file))
+    assert binary.value.reason == "BAD_API_KEY_FILE"
+    with pytest.raises(ConfigError) as missing:
+        gateway_access(CliSettings(gateway_ca=tmp_path / "none"))
+    assert missing.value.reason == "NO_SUCH_FILE"

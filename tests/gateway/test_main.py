@@ -26,6 +26,7 @@ from mesh.errors import ConfigError, Conflict, SealringError
 from mesh.memberstate import load_member_state
 from mesh.rootmeta import encode_chain
 from mesh.rpc import from_rpc_error
+from sealring.client import AsyncClient
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 from sealring.v1 import membership_pb2 as membership
@@ -34,7 +35,10 @@ from sealring.v1 import membership_pb2 as membership
 class Running:
     """A gateway under test and clients of it."""
 
-    def __init__(self, stub: Any, http: httpx.AsyncClient, stop: asyncio.Event, task: Any) -> None:
+    def __init__(
+        self, address: str, stub: Any, http: httpx.AsyncClient, stop: asyncio.Event, task: Any
+    ) -> None:
+        self.address = address
         self.stub = stub
         self.http = http
         self.stop = stop
@@ -85,7 +89,8 @@ async def running(cluster: Any, **settings: Any) -> AsyncIterator[Running]:
     ):
         await asyncio.wait_for(channel.channel_ready(), 20)
         try:
-            yield Running(inference_grpc.InferenceStub(channel), http, stop, task)
+            address = f"127.0.0.1:{grpc_port}"
+            yield Running(address, inference_grpc.InferenceStub(channel), http, stop, task)
         finally:
             stop.set()
             await asyncio.wait_for(task, 20)
@@ -373,6 +378,9 @@ async def test_keys_come_and_go_in_a_running_gateway(cluster: Any, capfd: pytest
         metadata = [("authorization", f"Bearer {text}")]
         call = gateway.stub.Generate(ask("a b"), timeout=20, metadata=metadata)
         assert "".join([event.delta.text async for event in call]) == "a b "
+        pin = load_member_state(cluster.state_dir).root_sha256
+        async with AsyncClient(gateway.address, root_sha256=pin, api_key=text) as sealing:
+            assert [ring.deployment for ring in await sealing.rings()] == ["echo"]
         assert (await gateway.http.get("/metrics")).status_code == 401
         headers = {"authorization": f"Bearer {text}"}
         metrics = (await gateway.http.get("/metrics", headers=headers)).text
