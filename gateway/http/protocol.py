@@ -9,7 +9,8 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10.0
-"""From connecting, or from the first byte of a further request, to the end of its headers."""
+"""From connecting, or from the first byte of a further request, to the end of its headers; and from an answer
+to the end of a body that was not read."""
 
 MAX_HEADER_BYTES = 16 << 10
 MAX_CONNECTIONS = 8192
@@ -36,12 +37,20 @@ class EdgeProtocol(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
-        if self.conn.their_state is not h11.IDLE:
+        if self.conn.their_state is not h11.IDLE and not self._answered_early():
             self._unwatch_headers()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._answered_early():
+            self._watch_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch_headers()
         super().connection_lost(exc)
+
+    def _answered_early(self) -> bool:
+        return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
 
     def _watch_headers(self) -> None:
         if self._header_timer is None:

@@ -162,6 +162,24 @@ async def test_slow_headers_are_cut_off(port: int, monkeypatch: pytest.MonkeyPat
         writer.close()
 
 
+async def test_a_body_that_nobody_wants_is_cut_off(
+    backend: Any, keys: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.5)
+    keys.create([Scope.INFERENCE])
+    async with serving(backend, keys) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).startswith(b"HTTP/1.1 401")
+        async with asyncio.timeout(10):
+            with contextlib.suppress(OSError):
+                while not reader.at_eof():
+                    writer.write(b"x")
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(reader.read(100), 0.05)
+        writer.close()
+
+
 async def test_an_answer_may_take_longer_than_headers(
     port: int, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
