@@ -1,0 +1,224 @@
+"""The attacker as a process of its own: `python attacker.py calls|hold|stranger|scan`, JSON on its stdin.
+
+It has what an attacker has: keys and certificates that it stole or that another cluster gave it, addresses,
+and the cluster's public certificates. What it got is printed as one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import socket
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from mesh.attestation import sign_sealing_key
+from mesh.certificates import LeafKey
+from mesh.envelope import SealingKey
+from mesh.identity import Label, SoftwareSigner
+from mesh.tls import channel_options
+from sealring.v1 import admin_pb2, control_pb2, links_pb2, membership_pb2
+
+CALL_SECONDS = 3.0
+HELD = ("Session", "Watch", "Handshake", "Schedule")
+
+
+def say(**what: Any) -> None:
+    sys.stdout.write(json.dumps({"at": time.time(), **what}) + "\n")
+    sys.stdout.flush()
+
+
+class Thief:
+    """Somebody's state folder, the certificates to trust, and what it would say with them."""
+
+    def __init__(self, state: str, authorities: str) -> None:
+        folder = Path(state)
+        self.member = json.loads((folder / "member.json").read_text())
+        self._credentials = grpc.ssl_channel_credentials(
+            Path(authorities).read_bytes(),
+            (folder / "tls.key").read_bytes(),
+            (folder / "tls.pem").read_bytes(),
+        )
+        key = folder / "identity.key"
+        self._signer = SoftwareSigner.load(key) if key.exists() else SoftwareSigner.generate()
+
+    def channel(self, address: str, name: str) -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(address, self._credentials, options=channel_options(name))
+
+    def requests(self, cluster: str, ring: str, epoch: int) -> dict[str, Any]:
+        """Every method that a port could have, and its first message."""
+        sealing = SealingKey().public_key
+        csr = LeafKey().csr()
+        hello = membership_pb2.Hello(
+            software_version="0.1.0",
+            addresses=["127.0.0.1:9"],
+            sealing_key=sealing,
+            sealing_key_signature=sign_sealing_key(self._signer, cluster, sealing),
+        )
+        link = links_pb2.LinkHello(ring=ring, epoch=epoch + 100, from_rank=0, to_rank=1)
+        attach = control_pb2.Attach(ring=ring, epoch=epoch)
+        v1 = "/sealring.v1."
+        return {
+            f"{v1}Membership/Session": membership_pb2.MemberMessage(hello=hello),
+            f"{v1}Certificates/Renew": membership_pb2.RenewRequest(
+                csr=csr, signature=self._signer.sign(Label.CSR, csr)
+            ),
+            f"{v1}Scheduling/Watch": membership_pb2.WatchRequest(),
+            f"{v1}Admin/ListNodes": admin_pb2.ListNodesRequest(),
+            f"{v1}Admin/CreateJoinToken": admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE),
+            f"{v1}Admin/EvictNode": admin_pb2.EvictNodeRequest(id=self.member["member_id"]),
+            f"{v1}Links/Handshake": links_pb2.HandshakeFrame(hello=link),
+            f"{v1}Control/Schedule": control_pb2.ScheduleRequest(attach=attach),
+        }
+
+
+async def call(channel: grpc.aio.Channel, method: str, request: Any) -> tuple[str, int]:
+    """How one call ended, and how many messages it brought."""
+    answers = 0
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield request.SerializeToString()
+        await asyncio.sleep(CALL_SECONDS + 1)
+
+    stream = channel.stream_stream(method)(messages(), timeout=CALL_SECONDS)
+    try:
+        async for _ in stream:
+            answers += 1
+        return (await stream.code()).name, answers
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, answers
+
+
+async def calls(arguments: dict[str, Any]) -> None:
+    """Tries every method at every target."""
+    thief = Thief(arguments["state"], arguments["authorities"])
+    requests = thief.requests(arguments["cluster"], arguments["ring"], arguments["epoch"])
+
+    async def one(target: dict[str, str], method: str) -> None:
+        channel = thief.channel(target["address"], target["name"])
+        started = time.monotonic()
+        try:
+            code, answers = await call(channel, method, requests[method])
+            seconds = time.monotonic() - started
+            say(target=target["address"], method=method, code=code, answers=answers, seconds=seconds)
+        finally:
+            await channel.close()
+
+    await asyncio.gather(*(one(target, method) for target in arguments["targets"] for method in requests))
+
+
+async def hold(arguments: dict[str, Any]) -> None:
+    """Keeps a stream of every kind open at every target and tells when it ends."""
+    thief = Thief(arguments["state"], arguments["authorities"])
+    requests = thief.requests(arguments["cluster"], arguments["ring"], arguments["epoch"])
+
+    async def one(target: dict[str, str], method: str) -> None:
+        channel = thief.channel(target["address"], target["name"])
+        stream = channel.stream_stream(method)()
+        code = "OK"
+        try:
+            await stream.write(requests[method].SerializeToString())
+            say(opened=method, target=target["address"])
+            while (answer := await stream.read()) is not grpc.aio.EOF:
+                say(answer=method, target=target["address"], size=len(answer))
+            code = (await stream.code()).name
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            code = (await stream.code()).name
+        say(ended=method, target=target["address"], code=code)
+        await channel.close()
+
+    held = [name for name in requests if name.rpartition("/")[2] in arguments["methods"]]
+    await asyncio.gather(*(one(target, name) for target in arguments["targets"] for name in held))
+
+
+def listeners() -> set[tuple[str, int]]:
+    """Every IPv4 socket of this machine that listens."""
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        local, _, state = line.split()[1:4]
+        if state == "0A":
+            host, port = local.split(":")
+            found.add((socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)))
+    return found
+
+
+def stranger(arguments: dict[str, Any]) -> None:
+    """Is the first to connect to the next port that somebody listens on."""
+    known = listeners()
+    say(watching=len(known))
+    until = time.monotonic() + arguments["seconds"]
+    while time.monotonic() < until:
+        for address in listeners() - known:
+            known.add(address)
+            with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as guest:
+                say(connected=address[1])
+                if arguments["send"]:
+                    guest.sendall(os.urandom(arguments["send"]))
+                guest.settimeout(max(0.1, until - time.monotonic()))
+                got = b""
+                with contextlib.suppress(OSError):
+                    while part := guest.recv(4096):
+                        got += part
+                say(got=len(got), port=address[1])
+                return
+    say(got=-1, port=0)
+
+
+def scan(arguments: dict[str, Any]) -> None:
+    """Connects to everything, again and again: garbage, slow bytes, half a TLS hello, another protocol."""
+    greetings = [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+        b"\xff" * 9 + os.urandom(1000),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ]
+    until, made, open_ones = time.monotonic() + arguments["seconds"], 0, []
+    while time.monotonic() < until:
+        for port in arguments["ports"]:
+            with contextlib.suppress(OSError):
+                guest = socket.create_connection(("127.0.0.1", port), timeout=1)
+                guest.sendall(random.choice(greetings))
+                open_ones.append(guest)
+                made += 1
+        for guest in open_ones:
+            with contextlib.suppress(OSError):
+                guest.sendall(os.urandom(1))
+        while len(open_ones) > 200:
+            open_ones.pop(0).close()
+        with contextlib.suppress(OSError, ssl.SSLError):
+            _handshake_only(random.choice(arguments["ports"]))
+        time.sleep(0.02)
+    say(made=made)
+
+
+def _handshake_only(port: int) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=1) as plain,
+        context.wrap_socket(plain) as guest,
+    ):
+        guest.sendall(os.urandom(100))
+
+
+def main() -> None:
+    arguments = json.loads(sys.stdin.readline())
+    if sys.argv[1] in ("calls", "hold"):
+        asyncio.run({"calls": calls, "hold": hold}[sys.argv[1]](arguments))
+    else:
+        {"stranger": stranger, "scan": scan}[sys.argv[1]](arguments)
+
+
+if __name__ == "__main__":
+    main()

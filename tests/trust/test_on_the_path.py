@@ -1,0 +1,231 @@
+"""Somebody on the path, a stranger at a ring port, and a port scan, against a serving cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+import pytest_asyncio
+from onpath import ATTACKS, Proxy
+from ringtest import MODEL, Reply, Ring, chat
+
+from cli.cluster import LocalCluster
+from mesh.addresses import parse_address
+from sealring.v1 import admin_pb2, inference_pb2_grpc, membership_pb2
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("integration"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+HERE = Path(__file__).parent
+QUESTION = "What is the capital of France?"
+TOKENS = 40
+
+
+class Switchboard:
+    """Hands out a proxy for every ring address that a node asks about."""
+
+    def __init__(self) -> None:
+        self.proxies: list[Proxy] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                asking, _ = self._server.accept()
+                with asking:
+                    proxy = Proxy(parse_address(asking.makefile().readline().strip()))
+                    self.proxies.append(proxy)
+                    asking.sendall(proxy.address.encode() + b"\n")
+
+    def close(self) -> None:
+        self._server.close()
+        for proxy in self.proxies:
+            proxy.close()
+
+
+class TappedCluster(LocalCluster):
+    """A cluster whose ring connections and daemon ports are reached over an attacker's proxies only."""
+
+    def __init__(self, state_dir: Path) -> None:
+        super().__init__(state_dir, MODEL, nodes=2, name="demo")
+        self.ring_path = Switchboard()
+        self.daemons: dict[str, Proxy] = {}
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        settings = super()._settings(name)
+        if name in self.node_names:
+            if name not in self.daemons:
+                self.daemons[name] = Proxy(parse_address(settings["listen"]))
+            settings["advertise"] = [self.daemons[name].address]
+        return settings
+
+    async def start_node(self, name: str) -> None:
+        genuine = self._children._command
+        self._children._command = (sys.executable, str(HERE / "onpath_node.py"), str(self.ring_path.port))
+        starting = asyncio.create_task(super().start_node(name))
+        await asyncio.sleep(0)
+        self._children._command = genuine
+        await starting
+
+    def close(self) -> None:
+        self.ring_path.close()
+        for proxy in self.daemons.values():
+            proxy.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tapped(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ring]:
+    async with TappedCluster(tmp_path_factory.mktemp("tapped") / "state") as cluster:
+        await cluster.start()
+        deployment = await cluster.deploy(stages=2)
+        async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
+            yield Ring(cluster, deployment, inference_pb2_grpc.InferenceStub(channel))
+        cluster.close()
+
+
+async def status(ring: Ring) -> Any:
+    answer = await ring.cluster.admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+    return answer.deployments[0].rings[0]
+
+
+async def replied(ring: Ring) -> Reply:
+    """The reply that the ring gives, if need be after it was formed anew."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await ring.ask(chat(QUESTION), TOKENS)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND):
+                    raise
+                await asyncio.sleep(0.5)
+
+
+async def settled(ring: Ring) -> int:
+    """The number of the epoch that serves, once it has done so for a moment."""
+    seen = None
+    async with asyncio.timeout(60):
+        while True:
+            now = await status(ring)
+            key = (now.epoch, now.phase)
+            if now.phase == membership_pb2.RING_PHASE_SERVING and key == seen:
+                return int(now.epoch)
+            seen = key
+            await asyncio.sleep(0.7)
+
+
+async def attacked(ring: Ring, proxy: Proxy, attack: str) -> None:
+    """One attack while a reply is under way: the reply is the right one, for one epoch at most."""
+    expected = await replied(ring)
+    before = await settled(ring)
+    proxy.arm(ATTACKS[attack])
+    assert await replied(ring) == expected
+    assert await asyncio.to_thread(proxy.used.wait, 30), "nothing came along the path"
+    assert await replied(ring) == expected
+    after = await settled(ring)
+    assert after - before <= (0 if attack == "delay" else 1)
+    assert after > before or attack in ("delay", "reorder"), "what was altered was not noticed"
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_the_ring_path(tapped: Ring, attack: str) -> None:
+    """Between the carriers: MLX's own TCP connections, sealed records and nothing else."""
+    newest = len(tapped.cluster.ring_path.proxies) and tapped.cluster.ring_path.proxies[-1]
+    assert newest, "the ring does not lead over the attacker"
+    await attacked(tapped, newest, attack)
+
+
+@pytest.mark.parametrize("attack", ["alter", "replay", "truncate", "delay"])
+async def test_a_daemons_port(tapped: Ring, attack: str) -> None:
+    """Between gateway and member, and between members: TLS, with handshakes and control inside."""
+    await attacked(tapped, tapped.cluster.daemons["node-1"], attack)
+
+
+@pytest.mark.parametrize("attack", ["alter", "truncate"])
+async def test_while_the_ring_forms(tapped: Ring, attack: str) -> None:
+    """The handshakes of an epoch are what is attacked."""
+    expected = await replied(tapped)
+    before = await settled(tapped)
+    _carrier(tapped).kill()
+    tapped.cluster.daemons["node-1"].arm(ATTACKS[attack])
+    assert await replied(tapped) == expected
+    assert await settled(tapped) - before <= 2
+
+
+@pytest.mark.parametrize("send", [0, 48, 4000])
+async def test_a_stranger_that_connects_first(tapped: Ring, send: int) -> None:
+    """It sits at the port before the neighbour does, silent or not: the next epoch is formed without it."""
+    expected = await replied(tapped)
+    before = await settled(tapped)
+    process = await started("stranger", seconds=40, send=send)
+    assert json.loads(await process.stdout.readline())["watching"]
+    _carrier(tapped).kill()
+    heard = [json.loads(line) for line in (await process.communicate())[0].splitlines()]
+    assert heard[-1]["got"] == 0, "it was given something, or it found no port"
+    assert await replied(tapped) == expected
+    assert await settled(tapped) - before <= 2
+
+
+async def test_a_port_scan(tapped: Ring) -> None:
+    """Garbage, slow bytes and half handshakes at every port of every process: streams go on."""
+    expected = await replied(tapped)
+    before = await settled(tapped)
+    process = await started("scan", seconds=8, ports=_ports(tapped))
+    replies = [await tapped.ask(chat(QUESTION), TOKENS)]
+    while process.returncode is None:
+        replies.append(await tapped.ask(chat(QUESTION), TOKENS))
+        await asyncio.sleep(0)
+    assert json.loads((await process.communicate())[0])["made"] > 100
+    assert set(replies) == {expected}
+    assert await settled(tapped) == before
+
+
+async def started(mode: str, **arguments: Any) -> asyncio.subprocess.Process:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(HERE / "attacker.py"),
+        mode,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=HERE.parents[1],
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(arguments).encode() + b"\n")
+    await process.stdin.drain()
+    return process
+
+
+def _family(ring: Ring) -> list[psutil.Process]:
+    parents = [psutil.Process(pid) for pid in ring.cluster.processes.values()]
+    return [*parents, *(child for parent in parents for child in parent.children(recursive=True))]
+
+
+def _carrier(ring: Ring) -> psutil.Process:
+    return next(one for one in _family(ring) if "node.carrier.main" in " ".join(one.cmdline()))
+
+
+def _ports(ring: Ring) -> list[int]:
+    own = int(ring.cluster.grpc_address.rsplit(":", 1)[1])
+    return sorted(
+        {
+            connection.laddr.port
+            for process in _family(ring)
+            for connection in process.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        | {own}
+    )
