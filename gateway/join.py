@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gateway.credentials import lock_state
 from gateway.settings import GatewaySettings
 from mesh.certificates import Role
 from mesh.enrolment import Enrolled, enrol
 from mesh.errors import AlreadyExists
 from mesh.identity import SoftwareSigner
 from mesh.memberstate import IDENTITY_KEY, is_enrolled
+from mesh.statelock import lock_state
 
 
 async def join(settings: GatewaySettings, token: str, *, coordinator: str) -> Enrolled:

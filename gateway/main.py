@@ -13,19 +13,21 @@ import structlog
 from gateway.access.gate import Gate, Limits
 from gateway.access.interceptor import GateInterceptor
 from gateway.access.keyfile import KeyFile
-from gateway.credentials import CertificateKeeper, load_gateway, lock_state
+from gateway.credentials import load_gateway
 from gateway.edge_tls import EdgeTls
 from gateway.http.app import create_app
 from gateway.http.server import HttpServer
 from gateway.inference import SERVICE, InferenceService, RingBackend
 from gateway.metrics import Metrics
 from gateway.rings import Rings
-from gateway.rosters import RosterKeeper
 from gateway.settings import GatewaySettings
 from gateway.watch import Watch
+from mesh.certificate_keeper import CertificateKeeper
 from mesh.certificates import Role, role_server_name
 from mesh.errors import ConfigError
+from mesh.roster_keeper import RosterKeeper
 from mesh.rpc import Server
+from mesh.statelock import lock_state
 from mesh.tls import PeerChannel, TlsStore
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 

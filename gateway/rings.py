@@ -37,7 +37,7 @@ class Rings:
         *,
         queue_limit: int,
         metrics: Metrics,
-        signed_roster: Callable[[], inference.GetRosterResponse],
+        signed_roster: Callable[[], tuple[bytes, bytes]],
     ) -> None:
         self._cluster = cluster
         self._store = store
@@ -61,6 +61,7 @@ class Rings:
         names = {ring.id for ring in roster.rings} if roster else set()
         for name in set(self._rings) - names:
             self._close(name)
+        self._close_channels()
         for ring in roster.rings if roster else ():
             self._created.setdefault(ring.deployment, int(time.time()))
             self._follow(ring)
@@ -147,6 +148,14 @@ class Rings:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
+    def _close_channels(self) -> None:
+        """To whoever is not a member any more: at once, and whatever goes over them."""
+        members = {member.id for member in self._roster.members} if self._roster else set()
+        for key in [key for key in self._channels if key[0] not in members]:
+            task = asyncio.get_running_loop().create_task(self._channels.pop(key).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
     # What clients ask
 
     def deployments(self) -> list[str]:
@@ -159,7 +168,8 @@ class Rings:
 
     def signed_roster(self) -> inference.GetRosterResponse:
         """The roster as it was signed, with how busy its rings are. Raises FailedPrecondition."""
-        response = self._signed()
+        roster, root_metadata = self._signed()
+        response = inference.GetRosterResponse(roster=roster, root_metadata=root_metadata)
         for ring in self._rings.values():
             if ring.attached and ring.serving:
                 load = ring.scheduler.load()

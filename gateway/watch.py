@@ -13,8 +13,8 @@ import grpc
 import structlog
 
 from gateway.rings import Rings
-from gateway.rosters import RosterKeeper
 from mesh.errors import PermissionDenied, SealringError
+from mesh.roster_keeper import RosterKeeper, removed
 from mesh.status import from_rpc_error
 from mesh.tls import PeerChannel
 from sealring.v1 import membership_pb2 as membership
@@ -26,6 +26,7 @@ _FIRST_BACKOFF = 0.2
 _LAST_BACKOFF = 10.0
 _STEADY_SECONDS = 5.0
 _TICK_SECONDS = 1.0
+_THROWN_OUT = ("NOT_ENROLLED", "EVICTED", "BANNED")
 
 
 class Watch:
@@ -45,7 +46,7 @@ class Watch:
 
     async def run(self) -> None:
         """Watches for ever. Raises PermissionDenied (REMOVED) once this gateway is out of the roster."""
-        self._rings.use_roster(self._keeper.current)
+        self._rings.use_roster(self._keeper.valid)
         ticking = asyncio.create_task(self._tick())
         try:
             backoff = _FIRST_BACKOFF
@@ -69,6 +70,8 @@ class Watch:
         except grpc.RpcError as error:
             problem = from_rpc_error(error)
             log.warning("watch of the coordinator ended", reason=problem.reason, code=problem.code)
+            if problem.reason in _THROWN_OUT:
+                raise removed() from None
 
     async def _hear(self, event: membership.WatchResponse) -> None:
         kind = event.WhichOneof("event")
@@ -90,5 +93,5 @@ class Watch:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             self._rings.tick()
-            if self._keeper.current is None:
+            if self._keeper.valid is None:
                 self._rings.use_roster(None)

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from mesh.attestation import sign_sealing_key
+from mesh.certificate_keeper import CertificateKeeper
 from mesh.certificates import Role, role_server_name
 from mesh.envelope import SealingKey
 from mesh.errors import (
@@ -29,17 +30,16 @@ from mesh.identity import Signer
 from mesh.memberstate import MemberState
 from mesh.problem import to_problem
 from mesh.roster import Roster
+from mesh.roster_keeper import RosterKeeper, removed
 from mesh.session import LinkParams
 from mesh.tls import PeerChannel, TlsStore
 from node.challenge import Prover
 from node.channel import ChannelEnds, create_channel
 from node.daemon_carrier import Carrier
-from node.daemon_certificate import CertificateKeeper
 from node.daemon_engine import Engine, StageKey
 from node.daemon_engines import EngineKeeper
 from node.daemon_epoch import Epoch, LinkSecrets, Phase
 from node.daemon_plan import EpochPlan, LinkPlan, plan_epoch
-from node.daemon_roster import RosterKeeper, removed
 from node.link_setup import establish
 from node.links import Links
 from node.memory import MemoryMeter

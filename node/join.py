@@ -10,9 +10,9 @@ from mesh.envelope import SealingKey
 from mesh.errors import AlreadyExists, ConfigError
 from mesh.identity import SoftwareSigner
 from mesh.memberstate import IDENTITY_KEY, is_enrolled
+from mesh.statelock import lock_state
 from node.attestor import manifest_hash, measure_posture, require_software_allowed
 from node.settings import NodeSettings
-from node.statelock import lock_state
 
 
 async def join(settings: NodeSettings, token: str) -> Enrolled:

@@ -13,13 +13,13 @@ from mesh.errors import ConfigError
 from mesh.identity import Signer, SoftwareSigner, member_id
 from mesh.memberstate import IDENTITY_KEY, MemberState, load_member_state
 from mesh.rpc import Server
+from mesh.statelock import lock_state
 from mesh.tls import server_credentials
 from node import control, links
 from node.attestor import require_software_allowed
 from node.control import ControlService, add_control_to_server
 from node.daemon import Daemon
 from node.settings import NodeSettings
-from node.statelock import lock_state
 from sealring.v1 import links_pb2_grpc
 
 log = structlog.get_logger()

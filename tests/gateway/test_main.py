@@ -22,7 +22,7 @@ from gateway.access.keys import Scope
 from gateway.main import serve
 from gateway.settings import GatewaySettings
 from mesh.addresses import free_port
-from mesh.errors import ConfigError, Conflict, SealringError
+from mesh.errors import ConfigError, SealringError
 from mesh.memberstate import load_member_state
 from mesh.rootmeta import encode_chain
 from mesh.rpc import from_rpc_error
@@ -395,12 +395,3 @@ async def test_keys_come_and_go_in_a_running_gateway(cluster: Any, capfd: pytest
         for file in cluster.state_dir.iterdir()
         if file.is_file()
     )
-
-
-def test_state_lock(tmp_path: Any) -> None:
-    from gateway.credentials import lock_state
-
-    with lock_state(tmp_path), pytest.raises(Conflict), lock_state(tmp_path):
-        pass
-    with lock_state(tmp_path):
-        pass

@@ -15,9 +15,9 @@ from mesh.errors import SealringError
 from mesh.identity import SoftwareSigner, _encode_private_key
 from mesh.memberstate import IDENTITY_KEY
 from mesh.statefiles import write_atomic
+from mesh.statelock import lock_state
 from node.main import serve
 from node.settings import NodeSettings
-from node.statelock import lock_state
 
 
 def enrolled(cluster: Any, folder: Path, coordinator: str = "127.0.0.1:1") -> Any:

@@ -1,4 +1,4 @@
-"""Keeps the node's mTLS certificate fresh: a new key and certificate at half life, streams go on."""
+"""Keeps an enrolled machine's mTLS certificate fresh: renewed at half life, while streams go on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mesh.errors import CertificateError, SealringError
 from mesh.identity import Label, Signer
 from mesh.memberstate import MemberState, parse_pem_leaf, save_root, save_tls
 from mesh.rootmeta import RootMetadata, decode_chain, verify_root_chain
-from mesh.rpc import from_rpc_error
+from mesh.status import from_rpc_error
 from mesh.tls import PeerChannel, TlsMaterial, TlsStore
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
@@ -97,7 +97,7 @@ class CertificateKeeper:
         certificate = load_certificate(der)
         same_key = certificate.public_key() == x509.load_der_x509_csr(csr).public_key()
         if check_issued_by(certificate, root.authorities, now=now) != self._state.peer or not same_key:
-            raise CertificateError("certificate is not for this node", reason="BAD_CERTIFICATE")
+            raise CertificateError("certificate is not for this machine", reason="BAD_CERTIFICATE")
         return root, TlsMaterial(leaf.private_pem(), der, root.authorities)
 
     def _keep(self, root: RootMetadata, material: TlsMaterial) -> None:

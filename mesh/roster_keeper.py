@@ -1,4 +1,4 @@
-"""The roster that this node goes by: verified, remembered on disk, and watched for its end."""
+"""The roster that an enrolled machine goes by: verified, remembered on disk, and watched for its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import structlog
 
 from mesh.errors import FailedPrecondition, NotFound, PermissionDenied, RosterError
 from mesh.memberstate import ROSTER, ROSTER_STATE, MemberState
-from mesh.rootmeta import RootMetadata
+from mesh.rootmeta import RootMetadata, encode_chain
 from mesh.roster import Roster
 from mesh.roster_reader import RosterReader
 from mesh.statefiles import read_bounded, write_atomic
@@ -29,11 +29,13 @@ class RosterKeeper:
         self._reader = RosterReader(state.root, folder / ROSTER_STATE, state.peer.id)
         self._cluster = state.peer.cluster
         self._revoked: frozenset[str] = frozenset()
+        self._envelope = b""
 
     def load(self) -> None:
         """Takes up the stored roster, if it still holds. Raises PermissionDenied (REMOVED)."""
         try:
-            self._learn(self._reader.accept(read_bounded(self._file, max_bytes=_MAX_ENVELOPE)))
+            envelope = read_bounded(self._file, max_bytes=_MAX_ENVELOPE)
+            self._learn(self._reader.accept(envelope), envelope)
         except FileNotFoundError:
             log.info("no stored roster")
         except RosterError as error:
@@ -43,7 +45,7 @@ class RosterKeeper:
     async def accept(self, envelope: bytes, newer_root: Callable[[], Awaitable[None]]) -> Roster:
         """Verifies, stores and uses a roster; fetches the root metadata first when it was made under newer.
 
-        Raises RosterError, PermissionDenied (REMOVED) when this node is not in it any more.
+        Raises RosterError, PermissionDenied (REMOVED) when this machine is not in it any more.
         """
         try:
             roster = await asyncio.to_thread(self._accept, envelope)
@@ -53,7 +55,9 @@ class RosterKeeper:
                 raise
             await newer_root()
             roster = await asyncio.to_thread(self._accept, envelope)
-        log.info("roster accepted", version=roster.version, members=len(roster.members))
+        log.info(
+            "roster accepted", version=roster.version, members=len(roster.members), rings=len(roster.rings)
+        )
         return roster
 
     def follow_root(self, root: RootMetadata) -> None:
@@ -67,12 +71,26 @@ class RosterKeeper:
         return self._reader.current
 
     @property
+    def valid(self) -> Roster | None:
+        """The roster in use, if there is one and it has not expired."""
+        try:
+            return self._reader.current
+        except FailedPrecondition:
+            return None
+
+    def signed(self) -> tuple[bytes, bytes]:
+        """The roster's envelope and the chain of its root metadata, for others to verify.
+
+        Raises FailedPrecondition (NO_ROSTER, ROSTER_EXPIRED).
+        """
+        assert self._reader.current
+        return self._envelope, encode_chain(self._reader.root.chain)
+
+    @property
     def version(self) -> int:
         """The version in use, 0 without one."""
-        try:
-            return self._reader.current.version
-        except FailedPrecondition:
-            return 0
+        valid = self.valid
+        return valid.version if valid else 0
 
     @property
     def expired(self) -> bool:
@@ -98,22 +116,24 @@ class RosterKeeper:
     def _accept(self, envelope: bytes) -> Roster:
         roster = self._reader.accept(envelope)
         write_atomic(self._file, envelope)
-        self._learn(roster)
+        self._learn(roster, envelope)
         return roster
 
-    def _learn(self, roster: Roster) -> None:
+    def _learn(self, roster: Roster, envelope: bytes) -> None:
+        self._envelope = envelope
         self._revoked = frozenset(entry.id for entry in roster.revoked)
 
     def _check_removed(self, error: RosterError) -> None:
-        """A node that was thrown out must not take up its old roster when it is started again."""
+        """Who was thrown out must not take up the old roster when it is started again."""
         if error.reason == "ROSTER_SELF_ABSENT":
             self._file.unlink(missing_ok=True)
             raise removed() from None
 
 
 def removed() -> PermissionDenied:
+    """This machine was thrown out."""
     return PermissionDenied(
-        "this node is not in the roster any more",
+        "this machine is not in the roster any more",
         hint="it was evicted or banned: ask the operator, then join again with a new token",
         reason="REMOVED",
     )
