@@ -6,7 +6,9 @@ identity key in a file never earns more than `software`, whatever is said here.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import platform
 import subprocess
 import sys
@@ -24,6 +26,13 @@ _TOOL_SECONDS = 5.0
 _MAX_OUTPUT = 4096
 _MAX_TEXT = 128
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SECURE_BOOT = {
+    "Full Security": True,
+    "Reduced Security": False,
+    "Permissive Security": False,
+    "Medium Security": False,
+    "No Security": False,
+}
 _MEASURED = (
     "sealring",
     "mlx",
@@ -37,9 +46,14 @@ _MEASURED = (
 )
 
 
-def measure_posture() -> Posture:
-    """The facts of this machine; blocks for up to some seconds on a Mac."""
-    return _mac_posture() if sys.platform == "darwin" else _other_posture()
+def measure_posture(*, serial: bool = False) -> Posture:
+    """The facts of this machine; blocks for up to some seconds on a Mac.
+
+    The serial number is told only where it is asked for: a device attestation has to agree with it.
+    """
+    if sys.platform != "darwin":
+        return _other_posture()
+    return dataclasses.replace(_mac_posture(), serial=_serial() if serial else None)
 
 
 def manifest_hash() -> bytes:
@@ -84,7 +98,7 @@ def _mac_posture() -> Posture:
             on="System Integrity Protection status: enabled",
             off="System Integrity Protection status: disabled",
         ),
-        secure_boot=None,
+        secure_boot=_secure_boot(),
         authenticated_root=_flag(
             ("/usr/bin/csrutil", "authenticated-root", "status"),
             on="Authenticated Root status: enabled",
@@ -92,6 +106,27 @@ def _mac_posture() -> Posture:
         ),
         filevault=_flag(("/usr/bin/fdesetup", "status"), on="FileVault is On", off="FileVault is Off"),
     )
+
+
+def _secure_boot() -> bool | None:
+    """Of the boot policy, which system_profiler tells without asking for a password (bputil needs root)."""
+    policy = _profile("SPiBridgeDataType").get("ibridge_secure_boot")
+    return _SECURE_BOOT.get(policy) if isinstance(policy, str) else None
+
+
+def _serial() -> str | None:
+    serial = _profile("SPHardwareDataType").get("serial_number")
+    return _text(serial) if isinstance(serial, str) else None
+
+
+def _profile(kind: str) -> dict[str, object]:
+    """The one entry of a report in JSON; nothing unless it has exactly that form."""
+    try:
+        report = json.loads(_output(("/usr/sbin/system_profiler", "-json", kind)))
+        (entry,) = report[kind]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def _other_posture() -> Posture:

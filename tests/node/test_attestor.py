@@ -15,7 +15,29 @@ ANSWERS = {
     ("/usr/bin/csrutil", "status"): "System Integrity Protection status: enabled.\n",
     ("/usr/bin/csrutil", "authenticated-root", "status"): "Authenticated Root status: enabled\n",
     ("/usr/bin/fdesetup", "status"): "FileVault is On.\n",
+    ("/usr/sbin/system_profiler", "-json", "SPiBridgeDataType"): """{
+  "SPiBridgeDataType" : [
+    {
+      "_name" : "Controller Information",
+      "ibridge_boot_uuid" : "A904AC62-589E-450B-8829-96ADA16DE3DC",
+      "ibridge_build" : "mBoot-18000.120.36",
+      "ibridge_model_identifier_top" : "Mac16,5",
+      "ibridge_sb_boot_args" : "Enabled",
+      "ibridge_sb_ctrr" : "Enabled",
+      "ibridge_sb_device_mdm" : "No",
+      "ibridge_sb_manual_mdm" : "No",
+      "ibridge_sb_other_kext" : "No",
+      "ibridge_sb_sip" : "Enabled",
+      "ibridge_sb_ssv" : "Enabled",
+      "ibridge_secure_boot" : "Full Security"
+    }
+  ]
+}""",
+    ("/usr/sbin/system_profiler", "-json", "SPHardwareDataType"): """{
+  "SPHardwareDataType" : [ { "_name" : "hardware_overview", "serial_number" : "C02TEST12345" } ]
+}""",
 }
+BOOT = ("/usr/sbin/system_profiler", "-json", "SPiBridgeDataType")
 
 
 def posture(monkeypatch: pytest.MonkeyPatch, answers: dict[tuple[str, ...], str]) -> Posture:
@@ -37,9 +59,36 @@ def test_a_macs_facts(monkeypatch: pytest.MonkeyPatch) -> None:
         os_version="26.2",
         boot_session="4C1F",
         sip=True,
+        secure_boot=True,
         authenticated_root=True,
         filevault=True,
     )
+    assert attestor.measure_posture().complete_and_good
+    assert attestor.measure_posture(serial=True).serial == "C02TEST12345"
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        ('{"SPiBridgeDataType": [{"ibridge_secure_boot": "Reduced Security"}]}', False),
+        ('{"SPiBridgeDataType": [{"ibridge_secure_boot": "Permissive Security"}]}', False),
+        ('{"SPiBridgeDataType": [{"ibridge_secure_boot": "Sécurité maximale"}]}', None),
+        ('{"SPiBridgeDataType": [{"ibridge_secure_boot": "full security"}]}', None),
+        ('{"SPiBridgeDataType": [{"ibridge_secure_boot": true}]}', None),
+        ('{"SPiBridgeDataType": [{}]}', None),
+        ('{"SPiBridgeDataType": []}', None),
+        ('{"SPiBridgeDataType": [{"ibridge_secure_boot": "Full Security"}, {}]}', None),
+        ('{"SPiBridgeDataType": [1]}', None),
+        ('[{"ibridge_secure_boot": "Full Security"}]', None),
+        ("[" * 4000, None),
+        ("Secure Boot: Full Security", None),
+        ("", None),
+    ],
+)
+def test_only_the_exact_boot_policy_counts(
+    monkeypatch: pytest.MonkeyPatch, answer: str, value: bool | None
+) -> None:
+    assert posture(monkeypatch, {**ANSWERS, BOOT: answer}).secure_boot is value
 
 
 @pytest.mark.parametrize(
