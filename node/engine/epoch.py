@@ -53,7 +53,7 @@ class Prompts(Protocol):
         """The row was evicted; tokens of it may still come and are of no interest."""
 
     def deliver(self, step: ResolvedStep, tokens: list[int]) -> None:
-        """The tokens of a step have come round; `tokens` is as long as `step.sampled`."""
+        """A step's tokens have come round, or it was executed and has none: as many as `step.sampled`."""
 
 
 class Epoch:
@@ -173,6 +173,8 @@ class Epoch:
             elif step.chunks:
                 self._prefill(step)
             self.steps = step.number
+            if not step.sampled and self._prompts is not None:
+                self._prompts.deliver(step, [])  # nothing comes round that would tell the gateway to go on
         except BaseException as error:
             self.fail(error)
             self.drop()

@@ -476,7 +476,9 @@ Global___Decode: _TypeAlias = Decode  # noqa: Y015
 
 @_typing.final
 class StepDone(_message.Message):
-    """Sent by the head when the tokens of a step have come round."""
+    """Sent by the head when the tokens of a step have come round, or when it has executed a step that
+    samples nothing.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -113,6 +113,7 @@ class Prompts:
         self._rows = rows
         self.answers: dict[int, list[int]] = {row: [] for row in rows}
         self.steps: list[int] = []
+        self.without_tokens: list[int] = []
         self.forgotten: list[int] = []
         self.delivered = threading.Condition()
 
@@ -129,7 +130,7 @@ class Prompts:
 
     def deliver(self, step: ResolvedStep, tokens: list[int]) -> None:
         with self.delivered:
-            self.steps.append(step.number)
+            (self.steps if step.sampled else self.without_tokens).append(step.number)
             for row, token in zip(step.sampled, tokens, strict=True):
                 self.answers[row].append(token)
             self.delivered.notify_all()
@@ -355,6 +356,9 @@ def run_on(
         if expected_steps:
             ring.wait_for(expected_steps[-1])
         assert prompts.steps == expected_steps
+        rest = {step.number for step in steps} - set(expected_steps)
+        last = expected_steps[-1] if expected_steps else 0
+        assert {step for step in prompts.without_tokens if step < last} == {n for n in rest if n < last}
     finally:
         ring.close()
     assert not ring.faults
