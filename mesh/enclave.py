@@ -1,7 +1,7 @@
 """The identity key in a Mac's Secure Enclave, behind a helper process (`deploy/enclave`).
 
 Frames both ways are a length (4 bytes, big endian) and so many bytes. A request is an operation (1 byte: 1
-for the public key, 2 to sign) and, to sign, the label's length (1 byte), the label and the content; a response
+for the public key, 2 to sign) and, to sign, the label's length (1 byte), the label and the content; an answer
 is a status (1 byte, 0 when done) and the key (65 bytes), the DER signature, or an error in ASCII. The helper
 prepends the domain itself, so that it signs under labels of sealring only, and never gives out a secret.
 """

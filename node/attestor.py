@@ -51,9 +51,8 @@ def measure_posture(*, serial: bool = False) -> Posture:
 
     The serial number is told only where it is asked for: a device attestation has to agree with it.
     """
-    if sys.platform != "darwin":
-        return _other_posture()
-    return dataclasses.replace(_mac_posture(), serial=_serial() if serial else None)
+    posture = _mac_posture() if sys.platform == "darwin" else _other_posture()
+    return dataclasses.replace(posture, serial=_serial()) if serial else posture
 
 
 def manifest_hash() -> bytes:

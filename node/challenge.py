@@ -19,7 +19,10 @@ log = structlog.get_logger()
 
 
 class Prover:
-    """Proves who this node is and what it runs. `models` gives the digests of what it serves from now."""
+    """Proves who this node is and what it runs. `models` gives the digests of what it serves from now.
+
+    `serial` says whether the machine's serial number is told: a device attestation has to agree with it.
+    """
 
     def __init__(
         self,
@@ -28,8 +31,10 @@ class Prover:
         sealing_key: bytes,
         models: Callable[[], Awaitable[tuple[bytes, ...]]],
         *,
+        serial: bool = False,
         clock: Clock = wall_clock,
     ) -> None:
+        self._serial = serial
         self._cluster = cluster
         self._signer = signer
         self._sealing_key = sealing_key
@@ -43,7 +48,7 @@ class Prover:
             return None
         try:
             posture, manifest = await asyncio.gather(
-                asyncio.to_thread(measure_posture), asyncio.to_thread(manifest_hash)
+                asyncio.to_thread(measure_posture, serial=self._serial), asyncio.to_thread(manifest_hash)
             )
             statement = Statement(
                 cluster=self._cluster,

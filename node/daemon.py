@@ -80,7 +80,13 @@ class Daemon:
         name = role_server_name(Role.COORDINATOR)
         self._channel = PeerChannel(state.coordinator, self.store, name)
         self._session = CoordinatorSession(self._channel, self)
-        self._prover = Prover(self._cluster, signer, self._sealing_key.public_key, self._served_models)
+        self._prover = Prover(
+            self._cluster,
+            signer,
+            self._sealing_key.public_key,
+            self._served_models,
+            serial=settings.device_attestation is not None,
+        )
         self._certificates = CertificateKeeper(
             settings.state_dir, state, self.store, signer, self._channel, self._rosters.follow_root
         )

@@ -10,8 +10,8 @@ import structlog
 
 from mesh.certificates import Role
 from mesh.errors import ConfigError
-from mesh.identity import Signer, SoftwareSigner, member_id
-from mesh.memberstate import IDENTITY_KEY, MemberState, load_member_state
+from mesh.identity import Signer, member_id
+from mesh.memberstate import MemberState, load_member_state
 from mesh.rpc import Server
 from mesh.statelock import lock_state
 from mesh.tls import server_credentials
@@ -19,6 +19,7 @@ from node import control, links
 from node.attestor import require_software_allowed
 from node.control import ControlService, add_control_to_server
 from node.daemon import Daemon
+from node.identity import load_signer
 from node.settings import NodeSettings
 from sealring.v1 import links_pb2_grpc
 
@@ -50,7 +51,7 @@ async def run(settings: NodeSettings) -> None:
 async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
     """The daemon, until `stop` is set. Raises as `run`."""
     state = load_member_state(settings.state_dir)
-    signer = _signer(settings.state_dir, state)
+    signer = await asyncio.to_thread(_signer, settings, state)
     require_software_allowed(signer.key_type, allowed=settings.software_identity_allowed)
     daemon = Daemon(settings, state, signer)
     server = Server(
@@ -69,10 +70,11 @@ async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
         log.info("node stopped", node=state.peer.id)
 
 
-def _signer(folder: Path, state: MemberState) -> Signer:
-    """The identity of this enrolment. Raises ConfigError (MEMBER_STATE_CORRUPT)."""
+def _signer(settings: NodeSettings, state: MemberState) -> Signer:
+    """The identity of this enrolment; blocks. Raises ConfigError (MEMBER_STATE_CORRUPT), Unavailable."""
+    folder = settings.state_dir
     try:
-        signer = SoftwareSigner.load(folder / IDENTITY_KEY)
+        signer = load_signer(settings)
     except FileNotFoundError:
         raise _not_ours(folder) from None
     if state.peer.role is not Role.MEMBER or member_id(signer.public_key) != state.peer.id:

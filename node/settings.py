@@ -100,6 +100,13 @@ class NodeSettings(BaseModel):
         default=False, description="run with an identity key in a file, trust level software"
     )
 
+    enclave_helper: Annotated[Path, AfterValidator(_check_folder)] | None = Field(
+        default=None, description="the Secure Enclave helper (deploy/enclave); unset: identity key in a file"
+    )
+    device_attestation: Annotated[Path, AfterValidator(_check_folder)] | None = Field(
+        default=None, description="PEM file with Apple's attestation of this Mac, used by join"
+    )
+
     @model_validator(mode="after")
     def _reachable(self) -> NodeSettings:
         host = parse_address(self.listen)[0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cli.output import print_json, say
+from cli.output import print_data, print_json, say
 from cli.processes import LogFile, LogLevel, ParentPipe, run_daemon
 from cli.settings_flags import load_settings, settings_command
 from cli.words import AsJson, JoinTokenText, read_token
@@ -26,6 +26,16 @@ def join(context: typer.Context, token: JoinTokenText, as_json: AsJson = False) 
 
     report_enrolled(asyncio.run(enrol(settings, read_token(token))), settings, as_json=as_json)
     say("next: sealring node run")
+
+
+@app.command(cls=settings_command("node"))
+def nonce(context: typer.Context) -> None:
+    """Print the DeviceAttestationNonce for this node's identity, which is made if there is none."""
+    settings = load_settings(context, "node").settings
+    from mesh.device import device_nonce
+    from node.identity import make_signer
+
+    print_data(device_nonce(make_signer(settings).public_key).hex())
 
 
 @app.command(cls=settings_command("node"))

@@ -45,7 +45,7 @@ async def test_the_answer_is_measured_anew_and_signed_for_this_challenge(
     signer: SoftwareSigner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = [Posture(sip=True), Posture(sip=False)]
-    monkeypatch.setattr(module, "measure_posture", lambda: facts.pop(0))
+    monkeypatch.setattr(module, "measure_posture", lambda **_: facts.pop(0))
     for sip in (True, False):
         message = await prover(signer).answer(membership_pb2.Challenge(nonce=NONCE))
         assert message is not None
