@@ -27,6 +27,7 @@ Emit = Callable[[engine.EngineEvent], None]
 
 _PROGRESS_SECONDS = 0.5
 _KV_BLOCK = 256
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "qwen.tiktoken")
 """Tokens by which mlx-lm's caches grow."""
 
 
@@ -125,7 +126,13 @@ def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int) -> tuple[
 
 
 def profile_message(path: str) -> model.ModelProfile:
-    """The profile of a folder as the daemon wants it. Raises ModelError."""
+    """The profile of a folder as the daemon wants it. Raises ModelError, also without a tokenizer."""
+    if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in _TOKENIZER_FILES):
+        raise ModelError(
+            f"{Path(path).name} has no tokenizer",
+            reason="TOKENIZER_MISSING",
+            hint="a model folder holds tokenizer.json or tokenizer.model beside its weights",
+        )
     measured = profile(Path(path))
     del measured["eos_token_ids"]
     measured["kv_max_tokens"] = [tokens or 0 for tokens in measured["kv_max_tokens"]]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mesh.errors import ModelError, NotFound
+from mesh.errors import ModelError
 from node.engine import mlx_lm_import
 from node.engine.staging import Stage, build_skeleton
 from node.engine.staging.anatomy import dissect
@@ -21,8 +20,6 @@ from node.engine.staging.skeleton import model_classes
 _HEADER_LIMIT = 100 * 1024 * 1024
 _CONFIG_LIMIT = 16 * 1024 * 1024
 _BLOCK = 256 * 1024 * 1024
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _REDOWNLOAD = "download or convert the model again"
 
 
@@ -169,47 +166,6 @@ def read_header(file: Path) -> bytes:
     if not isinstance(end, int) or 8 + length + end != size:
         raise corrupt("truncated" if isinstance(end, int) and 8 + length + end > size else "damaged")
     return header
-
-
-def find_model(name_or_path: str, models_dirs: Sequence[Path], *, allow_download: bool = False) -> Path:
-    """The folder of a model: an absolute path, a name in one of `models_dirs`, or a hub id `org/name`.
-
-    A hub id is looked up in `models_dirs` (as `org/name` and as `name`), then in the local Hugging Face
-    cache, and downloaded only with `allow_download`. Raises NotFound (reason MODEL_NOT_FOUND).
-    """
-    if name_or_path.startswith("/"):
-        path = Path(name_or_path)
-        if path.is_dir():
-            return path
-        raise _not_found(name_or_path, "check the model's path")
-    is_hub_id = _HUB_ID.fullmatch(name_or_path) is not None and ".." not in name_or_path
-    if not is_hub_id and (_NAME.fullmatch(name_or_path) is None or ".." in name_or_path):
-        raise _not_found(
-            name_or_path[:100], "a model is an absolute path, a folder's name or a hub id org/name"
-        )
-    for folder in models_dirs:
-        for name in dict.fromkeys((name_or_path, name_or_path.rpartition("/")[2])):
-            if (folder / name / "config.json").is_file():
-                return folder / name
-    if is_hub_id:
-        return _from_hub(name_or_path, allow_download)
-    raise _not_found(name_or_path, "put it in a models folder, or name it by its path or hub id")
-
-
-def _from_hub(hub_id: str, allow_download: bool) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    patterns = mlx_lm_import.import_utils().DEFAULT_ALLOW_PATTERNS
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=patterns, local_files_only=not allow_download))
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-        hint = "check the id and the network" if allow_download else "allow downloads, or copy the model here"
-        raise _not_found(hub_id, hint) from error
-
-
-def _not_found(name: str, hint: str) -> NotFound:
-    return NotFound(f"there is no model {name}", reason="MODEL_NOT_FOUND", hint=hint)
 
 
 def _first_words(error: Exception) -> str:

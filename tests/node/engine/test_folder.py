@@ -62,6 +62,10 @@ def test_windows_shorter_than_the_context_count_per_row(context: int, expected: 
 
 def test_a_profile_fits_its_message(llama: dict[str, Any], model_folder: Write) -> None:
     path = model_folder(llama)
+    with pytest.raises(ModelError) as caught:
+        folder.profile_message(str(path))
+    assert caught.value.reason == "TOKENIZER_MISSING"
+    (path / "tokenizer.json").write_text("{}")
     message = folder.profile_message(str(path))
     assert (message.model_type, message.layers, message.max_context) == ("llama", 5, 512)
     assert list(message.kv_max_tokens) == [0] * 5

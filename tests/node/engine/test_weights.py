@@ -9,10 +9,10 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from mesh.errors import ModelError, NotFound
+from mesh.errors import ModelError
 from node.engine.check import check
 from node.engine.staging import random_model
-from node.engine.weights import find_model, load_stage
+from node.engine.weights import load_stage
 
 Folder = Callable[..., Path]
 
@@ -145,47 +145,3 @@ def test_a_missing_parameter_is_never_left_random(llama: dict[str, Any], model_f
     del weights["model.layers.4.mlp.up_proj.weight"]
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     assert _reason(folder) == "WEIGHTS_MISMATCH"
-
-
-def test_find_model(tmp_path: Path) -> None:
-    first, second = tmp_path / "a", tmp_path / "b"
-    for folder in (first / "tiny", second / "tiny", second / "org" / "big"):
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
-    (first / "empty").mkdir()
-    folders = [first, second]
-    assert find_model(str(first / "empty"), folders) == first / "empty"
-    assert find_model("tiny", folders) == first / "tiny"
-    assert find_model("org/big", folders) == second / "org" / "big"
-    assert find_model("other/tiny", [second]) == second / "tiny"
-    for name in (
-        "empty",
-        "../a/tiny",
-        "..",
-        ".",
-        "",
-        "tiny/..",
-        "a/b/c",
-        "~/tiny",
-        "tiny\n",
-        str(tmp_path / "c"),
-        "x" * 999,
-    ):
-        with pytest.raises(NotFound) as caught:
-            find_model(name, folders)
-        assert caught.value.reason == "MODEL_NOT_FOUND"
-        assert len(caught.value.message) < 300
-
-
-def test_hub_models_are_not_downloaded_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def snapshot_download(hub_id: str, **options: Any) -> str:
-        asked.append({"hub_id": hub_id, **options})
-        return str(tmp_path)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    assert find_model("org/name", []) == tmp_path
-    assert find_model("org/name", [], allow_download=True) == tmp_path
-    assert [one["local_files_only"] for one in asked] == [True, False]
-    assert "*.json" in asked[0]["allow_patterns"]
