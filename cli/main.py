@@ -28,12 +28,13 @@ from cli.commands import (
     trust,
 )
 from cli.commands import config as config_commands
+from cli.commands import root as root_commands
 from cli.output import say
 from mesh.errors import SealringError
 
 _GROUPS = (
     *(demo.app, chat.app, proxy.app, coordinator.app, token.app, node.app, nodes.app, gateway.app, keys.app),
-    *(deployments.app, trust.app, model.app, config_commands.app, service.app, bench.app),
+    *(deployments.app, trust.app, root_commands.app, model.app, config_commands.app, service.app, bench.app),
 )
 
 app = typer.Typer(

@@ -127,7 +127,7 @@ def encode_envelope(envelope: Envelope) -> bytes:
     )
 
 
-def open_envelope(data: bytes, *, payload_type: str, max_payload: int) -> Envelope:
+def open_envelope(data: bytes, *, payload_type: str, max_payload: int, min_signatures: int = 1) -> Envelope:
     """Take an envelope apart without trusting anything in it.
 
     Raises RosterError (ENVELOPE_TOO_LARGE, ENVELOPE_MALFORMED, ENVELOPE_TYPE).
@@ -143,7 +143,7 @@ def open_envelope(data: bytes, *, payload_type: str, max_payload: int) -> Envelo
         payload = fields.blob("payload", max_bytes=max_payload)
         signatures = tuple(
             _signature(Fields(item, ("keyid", "sig")))
-            for item in fields.items("signatures", min_items=1, max_items=_MAX_SIGNATURES)
+            for item in fields.items("signatures", min_items=min_signatures, max_items=_MAX_SIGNATURES)
         )
     except FormatError as error:
         raise RosterError(f"signed envelope is malformed: {error}", reason="ENVELOPE_MALFORMED") from None

@@ -15,8 +15,11 @@ from mesh.certificates import check_name, load_certificate
 from mesh.clock import SKEW_SECONDS
 from mesh.dsse import (
     KEY_BYTES,
+    Envelope,
     EnvelopeSigner,
     check_threshold,
+    encode_envelope,
+    key_id,
     open_envelope,
     seal_envelope,
 )
@@ -92,6 +95,33 @@ def sign_root(
     """
     envelope = seal_envelope(PAYLOAD_TYPE, _encode(draft), Label.ROOT, signers)
     return follow_root(envelope, previous)
+
+
+def draft_root(draft: RootMetadata) -> bytes:
+    """A version that nobody has signed yet, as an envelope that travels from one key holder to the next."""
+    return encode_envelope(Envelope(PAYLOAD_TYPE, _encode(draft), ()))
+
+
+def read_root_draft(envelope: bytes) -> tuple[RootMetadata, tuple[str, ...]]:
+    """What an envelope says, complete or not, and the ids of the keys that have signed it; unverified.
+
+    Raises RosterError (ENVELOPE_*, ROOT_MALFORMED).
+    """
+    opened = _open_draft(envelope)
+    return _decode(opened.payload), tuple(name for name, _ in opened.signatures)
+
+
+def cosign_root(envelope: bytes, signer: EnvelopeSigner) -> bytes:
+    """The envelope with one more signature over the same bytes. Raises as `read_root_draft`."""
+    opened = _open_draft(envelope)
+    _decode(opened.payload)
+    signatures = dict(opened.signatures)
+    signatures[key_id(signer.public_key)] = signer.sign(Label.ROOT, opened.pae)
+    return encode_envelope(replace(opened, signatures=tuple(sorted(signatures.items()))))
+
+
+def _open_draft(envelope: bytes) -> Envelope:
+    return open_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES, min_signatures=0)
 
 
 def follow_root(envelope: bytes, previous: RootMetadata | None) -> RootMetadata:

@@ -19,8 +19,8 @@ async def join(settings: NodeSettings, token: str) -> Enrolled:
     """Enrols this node with the coordinator that the settings name.
 
     Raises AlreadyExists (ALREADY_ENROLLED), ConfigError (NO_ADDRESS, BAD_DEVICE_ATTESTATION),
-    PermissionDenied (SOFTWARE_IDENTITY, JOIN_REFUSED), Conflict (STATE_IN_USE), InvalidInput, Unavailable, and RosterError or CertificateError
-    when the coordinator is not the one that the token pins.
+    PermissionDenied (SOFTWARE_IDENTITY, JOIN_REFUSED), Conflict (STATE_IN_USE), InvalidInput, Unavailable,
+    and RosterError or CertificateError when the coordinator is not the one that the token pins.
     """
     folder = settings.state_dir
     with lock_state(folder):

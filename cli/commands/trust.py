@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from cli.commands.deployments import print_deployments
 from cli.commands.nodes import print_nodes
 from cli.operator import Admin, call_admin, read_bundle, run_admin
-from cli.output import moment, plain, print_data, print_json, print_table
+from cli.output import moment, plain, print_data, print_json, print_table, say
 from cli.settings_flags import settings_command
 from cli.words import AsJson
+from mesh.errors import InvalidInput, RosterError
 
 if TYPE_CHECKING:
     from mesh.roster import Roster
@@ -22,8 +25,116 @@ roster = typer.Typer(name="roster", help="The signed list of members.", no_args_
 app.add_typer(roster)
 
 
+RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="a signed roster (roster.dsse)")]
+RootFile = Annotated[Path, typer.Option("--root", metavar="FILE", help="chain of root metadata (root.dsse)")]
+Pin = Annotated[str, typer.Option("--root-sha256", metavar="HEX", help="hash of the first root key")]
+At = Annotated[int, typer.Option(min=0, help="as of this time, in seconds since 1970; 0: now")]
+_MAX_FILE = 2 << 20
+
+
+@roster.command()
+def verify(file: RosterFile, root: RootFile, pin: Pin, at: At = 0, as_json: AsJson = False) -> None:
+    """Check a roster from files and a root key's hash alone, as any reader does; trusts nobody else."""
+    found = _verified(file, root, pin, at)
+    if as_json:
+        print_json({"root_sha256": pin, **describe_roster(found)})
+        return
+    print_roster({"root_sha256": pin, **describe_roster(found)})
+    say(f"roster {found.version} of cluster {found.cluster} holds")
+
+
+@roster.command()
+def diff(
+    older: RosterFile,
+    newer: Annotated[Path, typer.Argument(metavar="NEWER", help="a later one")],
+    root: RootFile,
+    pin: Pin,
+    as_json: AsJson = False,
+) -> None:
+    """Show what changed between two rosters, after checking both as of when they were issued."""
+    before, after = (_verified(file, root, pin, _issued(file)) for file in (older, newer))
+    changes = compare_rosters(describe_roster(before), describe_roster(after))
+    follows = after.version == before.version + 1
+    if (follows and after.previous != before.hash) or (
+        after.version == before.version and after.hash != before.hash
+    ):
+        raise RosterError(
+            "the two rosters are of two histories",
+            hint="the roster keys may be stolen: compare with other members and rotate them",
+            reason="ROSTER_EQUIVOCATION",
+        )
+    if as_json:
+        print_json({"from": before.version, "to": after.version, "changes": changes})
+        return
+    print_data(f"version {before.version} -> {after.version}")
+    for change in changes:
+        print_data(" ".join(str(part) for part in change.values() if part != ""))
+
+
+def compare_rosters(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, Any]]:
+    """What changed from one described roster to another, but for hashes and times of the roster itself."""
+    changes: list[dict[str, Any]] = []
+    for name in ("trust_floor", "min_trust", "suites"):
+        if before[name] != after[name]:
+            value = f"{before[name]} -> {after[name]}"
+            changes.append({"what": "changed", "kind": "roster", "id": "", "field": name, "value": value})
+    for kind in ("members", "rings", "gateways", "revoked"):
+        old, new = ({_id(one): one for one in found[kind]} for found in (before, after))
+        for identifier in sorted(old.keys() | new.keys()):
+            if identifier not in new or identifier not in old:
+                what = "removed" if identifier in old else "added"
+                changes.append({"what": what, "kind": kind, "id": identifier, "field": "", "value": ""})
+                continue
+            first, second = old[identifier], new[identifier]
+            for field in first if isinstance(first, dict) else ():
+                if first[field] != second[field]:
+                    value = f"{first[field]} -> {second[field]}"
+                    changes.append(
+                        {"what": "changed", "kind": kind, "id": identifier, "field": field, "value": value}
+                    )
+    return changes
+
+
+def _id(entry: Any) -> str:
+    return str(entry["id"] if isinstance(entry, dict) else entry)
+
+
+def _verified(file: Path, root: Path, pin: str, at: int) -> Roster:
+    from mesh.rootmeta import decode_chain, verify_root_chain
+    from mesh.roster_reader import check_roster
+
+    if re.fullmatch(r"[0-9a-f]{64}", pin) is None:
+        raise InvalidInput("the root key's hash is not 64 hex digits", reason="BAD_PIN", param="root_sha256")
+    now = at or time.time()
+    metadata = verify_root_chain(decode_chain(_read(root)), bytes.fromhex(pin), now=now)
+    return check_roster(_read(file), metadata, now=now)
+
+
+def _issued(file: Path) -> int:
+    from mesh.dsse import open_envelope
+    from mesh.roster_codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_header
+
+    opened = open_envelope(_read(file), payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+    return parse_header(opened.payload).issued
+
+
+def _read(file: Path) -> bytes:
+    from mesh.statefiles import read_bounded
+
+    try:
+        return read_bounded(file, max_bytes=_MAX_FILE)
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be read: {error.strerror}", reason="BAD_FILE") from None
+
+
 @roster.command(cls=settings_command("cli"))
-def show(context: typer.Context, as_json: AsJson = False) -> None:
+def show(
+    context: typer.Context,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="also keep roster.dsse and root.dsse here")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Show the roster, after checking its signatures against the pinned root key."""
     from cli.settings_flags import load_settings
     from mesh.rootmeta import decode_chain, verify_root_chain
@@ -35,12 +146,22 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
     now = time.time()
     root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=now)
     found = check_roster(answer.roster, root, now=now)
+    if save is not None:
+        _save(save, answer)
     verified = {"root_sha256": pin.hex(), **describe_roster(found)}
     if as_json:
         print_json(verified)
         return
     print_data(f"root {verified['root_sha256']}")
     print_roster(verified)
+
+
+def _save(folder: Path, answer: Any) -> None:
+    from mesh.statefiles import write_atomic
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / "roster.dsse", answer.roster, mode=0o644)
+    write_atomic(folder / "root.dsse", answer.root_metadata, mode=0o644)
 
 
 def describe_roster(found: Roster) -> dict[str, Any]:
@@ -105,16 +226,43 @@ def print_roster(found: dict[str, Any]) -> None:
         print_data(f"revoked {gone['id']} at {moment(gone['at'])}")
 
 
+AuditWork = Literal["show", "verify"]
+_AUDIT_PAGE = 1000
+
+
+async def _verify_audit(admin: Admin) -> tuple[int, bytes]:
+    """How many entries there are, and the hash of the last. Raises FailedPrecondition (AUDIT_BROKEN)."""
+    from coordinator.store import verify_chain
+    from coordinator.store.audit import FIRST_PREVIOUS
+    from sealring.v1 import admin_pb2
+
+    last = (0, FIRST_PREVIOUS)
+    while True:
+        request = admin_pb2.ListAuditLogRequest(after=last[0], limit=_AUDIT_PAGE)
+        entries = (await admin.call("ListAuditLog", request)).entries
+        last = verify_chain(entries, after=last)
+        if len(entries) < _AUDIT_PAGE:
+            return last
+
+
 @app.command(cls=settings_command("cli"))
 def audit(
     context: typer.Context,
+    what: Annotated[AuditWork, typer.Argument(help="show entries, or verify the whole chain")] = "show",
     after: Annotated[int, typer.Option(min=0, help="entries after this number")] = 0,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="entries at most")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """Show who did what to the cluster."""
+    """Show who did what to the cluster, or verify that nothing of it was changed."""
     from sealring.v1 import admin_pb2
 
+    if what == "verify":
+        count, head = run_admin(context, _verify_audit)
+        if as_json:
+            print_json({"entries": count, "head": head.hex()})
+        else:
+            print_data(f"{count} entries, one chain, head {head.hex()}")
+        return
     request = admin_pb2.ListAuditLogRequest(after=after, limit=limit)
     entries = plain(call_admin(context, "ListAuditLog", request))["entries"]
     if as_json:
