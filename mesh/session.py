@@ -321,7 +321,7 @@ def extract(salt: bytes, secret: bytes) -> bytes:
     return hmac.digest(salt, secret, "sha256")
 
 
-def expand(secret: bytes, label: bytes, context: bytes = b"", length: int = 32) -> bytes:
+def expand(secret: bytes, label: bytes, context: bytes, length: int = 32) -> bytes:
     """HKDF-Expand with SHA-256 (RFC 5869 section 2.3) under a label of ours."""
     info = pack_fields(b"sealring/v1", label, context)
     return HKDFExpand(algorithm=SHA256(), length=length, info=info).derive(secret)

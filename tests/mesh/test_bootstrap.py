@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import ssl
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from mesh.bootstrap import JoinToken, fetch_root, verify_coordinator_leaf
 from mesh.certificates import LeafKey, PeerIdentity, Role, to_pem
 from mesh.errors import CertificateError, DeadlineExceeded, InvalidInput, RosterError, Unavailable
-from mesh.rootmeta import encode_chain, sign_root
+from mesh.rootmeta import MAX_CHAIN_BYTES, encode_chain, sign_root
 from mesh.tls import TlsMaterial, TlsStore, server_credentials
 
 NOW = 1_800_000_000
@@ -200,3 +201,36 @@ def test_token_upper_case_and_loose_last_bits_are_refused() -> None:
     loose = ".".join([head, "a" * 51 + "b", *rest[1:]])
     with pytest.raises(InvalidInput):
         JoinToken.parse(loose)
+
+
+def test_a_chain_may_fill_its_bound_and_not_pass_it(authority: Any) -> None:
+    for size, reason in ((MAX_CHAIN_BYTES, "ROOT_MALFORMED"), (MAX_CHAIN_BYTES + 1, "ROOT_CHAIN_LENGTH")):
+        leaf = coordinator_material(authority, chain=b"\xff" * size).certificate
+        assert refusal(leaf, authority.root.fingerprint) == reason
+
+
+async def test_the_connection_is_closed_and_asks_for_http2(
+    authority: Any, clock: Any, tmp_path: Path
+) -> None:
+    material = coordinator_material(authority)
+    (tmp_path / "leaf.pem").write_bytes(material.private_key + to_pem(material.certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "leaf.pem")
+    context.set_alpn_protocols(["h2"])
+    asked: list[str | None] = []
+    closed = asyncio.Event()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(writer.get_extra_info("ssl_object").selected_alpn_protocol())
+        with contextlib.suppress(ConnectionError):
+            await reader.read(1)
+        writer.transport.abort()
+        closed.set()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    root = await fetch_root("127.0.0.1", port, authority.root.fingerprint, deadline=5, clock=clock)
+    assert root == authority.root
+    await asyncio.wait_for(closed.wait(), 5)
+    assert asked == ["h2"]
+    server.close()

@@ -171,3 +171,20 @@ def test_signatures_by_weak_and_malformed_keys() -> None:
         assert not verify_ed25519(key, Label.ROOT, b"x", data)
     for label in Label:
         assert verify_ed25519(KEYS[0], label, b"x", signature) == (label is Label.ROOT)
+
+
+def test_an_envelope_may_fill_its_bound_and_not_pass_it() -> None:
+    data = seal_envelope(TYPE, b"x", Label.ROSTER, SIGNERS[:1])
+    for max_payload in (998, 999, 1000, 1001):
+        bound = -(-max_payload // 3) * 4 + 8192
+        assert reopen(data.ljust(bound), max_payload).payload == b"x"
+        assert refusal(reopen, data.ljust(bound + 1), max_payload) == "ENVELOPE_TOO_LARGE"
+
+
+def test_a_key_id_has_at_most_64_characters() -> None:
+    for length, sound in ((64, True), (65, False)):
+        data = encode_envelope(Envelope(TYPE, b"x", (("k" * length, bytes(64)),)))
+        if sound:
+            assert reopen(data).signatures[0][0] == "k" * length
+        else:
+            assert refusal(reopen, data) == "ENVELOPE_MALFORMED"

@@ -191,3 +191,54 @@ def test_a_huge_length_allocates_nothing() -> None:
 def test_json_module_would_have_taken_the_last_duplicate() -> None:
     """Why the strict parser exists."""
     assert json.loads('{"a":1,"a":2}') == {"a": 2}
+
+
+def test_nesting_may_be_sixteen_deep() -> None:
+    for depth, sound in ((15, True), (16, True), (17, False)):
+        data = b'{"a":' * depth + b"0" + b"}" * depth
+        if sound:
+            assert parse_json_object(data, max_bytes=1000)
+        else:
+            with pytest.raises(FormatError):
+                parse_json_object(data, max_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    ("code", "sound"),
+    [(0x1F, False), (0x20, True), (0xD7FF, True), (0xD800, False), (0xDFFF, False), (0xE000, True)],
+)
+def test_characters_of_texts(code: int, sound: bool) -> None:
+    character = chr(code)
+    fields = Fields({"a": character}, ("a",))
+    if sound:
+        assert fields.text("a") == character
+    else:
+        with pytest.raises(FormatError):
+            fields.text("a")
+
+
+def test_bounds_of_fields_are_inclusive() -> None:
+    fields = Fields({"t": "x" * 256, "n": 5, "l": [1, 2], "b": "eA=="}, ("t", "n", "l", "b"))
+    assert len(fields.text("t")) == 256
+    assert fields.integer("n", low=5, high=5) == 5
+    assert fields.items("l", min_items=2, max_items=2) == [1, 2]
+    assert fields.blob("b", max_bytes=1) == b"x"
+    for refused in (
+        lambda: fields.text("t", max_length=255),
+        lambda: fields.text("t", min_length=257, max_length=300),
+        lambda: fields.integer("n", low=6),
+        lambda: fields.integer("n", high=4),
+        lambda: fields.items("l", max_items=1),
+        lambda: fields.items("l", min_items=3, max_items=9),
+    ):
+        with pytest.raises(FormatError):
+            refused()
+
+
+def test_a_document_may_fill_its_bound() -> None:
+    assert parse_json_object(b'{"a":1}', max_bytes=7) == {"a": 1}
+    with pytest.raises(FormatError):
+        parse_json_object(b'{"a":1}', max_bytes=6)
+    assert unpack_fields(pack_fields(b"ab"), count=1, max_bytes=6) == [b"ab"]
+    with pytest.raises(FormatError):
+        unpack_fields(pack_fields(b"ab"), count=1, max_bytes=5)

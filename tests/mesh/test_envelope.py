@@ -259,3 +259,13 @@ def test_keys_and_replies_cannot_be_copied(guard: ReplayGuard) -> None:
 def test_a_low_order_reply_key_is_refused() -> None:
     for key in (bytes(32), b"\x01" + bytes(31), bytes(5)):
         assert refusal(ReplySealer, key, info(), bytes(32)) == "ENVELOPE_REFUSED"
+
+
+def test_a_key_is_x25519_and_an_epoch_the_first_where_nothing_else_is_said(guard: ReplayGuard) -> None:
+    key = SealingKey()
+    assert len(key.public_key) == 32
+    bound = info()
+    sealed, _ = seal_request(key.public_key, bound, b"secret prompt")
+    key.open_request(sealed, bound, guard)
+    assert refusal(key.open_request, sealed, bound, guard, epoch=0) == "ENVELOPE_REPLAYED"
+    assert key.open_request(sealed, bound, guard, epoch=1).body == b"secret prompt"

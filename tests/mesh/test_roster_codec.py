@@ -470,3 +470,82 @@ def test_values_beyond_their_bounds_are_refused(
     cluster: Any, change: Callable[[dict[str, Any]], object]
 ) -> None:
     assert refusal(cluster, edit(cluster, change)) == "ROSTER_MALFORMED"
+
+
+def test_the_smallest_ring_is_a_ring(make_cluster: Callable[..., Any]) -> None:
+    cluster = make_cluster(1)
+    ring = cluster.draft.rings[0]
+    tiny = dataclasses.replace(
+        ring, context=1, total_layers=1, members=(dataclasses.replace(ring.members[0], layers=(0, 1)),)
+    )
+    assert cluster.verified(rings=(tiny,)).rings[0].total_layers == 1
+    for changes in ({"context": 0}, {"total_layers": 0}):
+        assert refusal(cluster, payload(cluster, rings=(dataclasses.replace(tiny, **changes),)))
+
+
+@pytest.mark.parametrize(
+    ("address", "sound"),
+    [
+        ("h" * 254 + ":65535", True),
+        ("h" * 255 + ":65535", False),
+        ("h:1", True),
+        ("h:0", False),
+        ("h:65536", False),
+        ("h:+12", False),
+        ("h: 12", False),
+        ("h:1_2", False),
+        ("h:\u0661", False),
+        ("h:", False),
+        (":12", False),
+        ("12", False),
+    ],
+)
+def test_addresses(cluster: Any, address: str, sound: bool) -> None:
+    first, *rest = complete_roster(cluster.draft).members
+    changed = payload(cluster, members=(dataclasses.replace(first, addresses=(address,)), *rest))
+    if sound:
+        assert read(cluster, changed).members[0].addresses == (address,)
+    else:
+        assert refusal(cluster, changed) == "ROSTER_MALFORMED"
+
+
+def test_gateways_and_addresses_are_counted(cluster: Any) -> None:
+    keys = [SoftwareSigner.generate().public_key for _ in range(101)]
+    gateways = tuple(sorted((Gateway(member_id(key), key) for key in keys), key=lambda one: one.id))
+    assert len(read(cluster, payload(cluster, gateways=gateways[:100])).gateways) == 100
+    assert refusal(cluster, payload(cluster, gateways=gateways)) == "ROSTER_MALFORMED"
+    first, *rest = complete_roster(cluster.draft).members
+    for count in (8, 9):
+        many = dataclasses.replace(first, addresses=tuple(f"h:{port}" for port in range(1, count + 1)))
+        changed = payload(cluster, members=(many, *rest))
+        if count == 8:
+            assert len(read(cluster, changed).members[0].addresses) == 8
+        else:
+            assert refusal(cluster, changed) == "ROSTER_MALFORMED"
+
+
+def test_a_roster_may_fill_its_cap_and_not_pass_it(cluster: Any) -> None:
+    keys = [SoftwareSigner.generate().public_key for _ in range(420)]
+    revoked = tuple(sorted((Revoked(member_id(key), key, 1) for key in keys), key=lambda one: one.id))
+    while len(_unbounded(cluster, revoked, 1)) > size_cap(3):
+        revoked = revoked[:-1]
+    room = size_cap(3) - len(_unbounded(cluster, revoked, 0))
+    assert 0 < room < 256
+    full = _unbounded(cluster, revoked, room)
+    assert len(full) == size_cap(3)
+    assert read(cluster, full).rings[0].model == "m" * room
+    with pytest.raises(RosterError) as error:
+        _unbounded(cluster, revoked, room + 1, bounded=True)
+    assert error.value.reason == "ROSTER_TOO_LARGE"
+
+
+def _unbounded(cluster: Any, revoked: Any, model: int, *, bounded: bool = False) -> bytes:
+    """The payload with a model name of that length; too large a one is measured, not refused."""
+    rings = tuple(dataclasses.replace(ring, model="m" * model) for ring in cluster.draft.rings)
+    draft = dataclasses.replace(complete_roster(cluster.draft), revoked=revoked, rings=rings)
+    draft = dataclasses.replace(complete_roster(draft))
+    if bounded:
+        return encode_roster(draft)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mesh.roster_codec.BYTES_PER_HUNDRED", 1 << 20)
+        return encode_roster(draft)

@@ -419,3 +419,32 @@ def test_versions_never_go_back_whatever_happens(
             version, tip, used = roster.version, roster.hash, envelope
         stored = RosterStateFile(path).load()
         assert (stored.version, stored.hash) == (version, tip)
+
+
+def test_a_first_roster_may_have_any_version_and_a_later_one_may_not_jump(
+    cluster: Any, reader: RosterReader
+) -> None:
+    first = reader.accept(cluster.sign(version=MAX_VERSION_JUMP * 3))
+    far = first.version + MAX_VERSION_JUMP
+    assert refusal(reader, following(cluster, first, version=far + 1)) == "ROSTER_VERSION_JUMP"
+    assert reader.accept(following(cluster, first, version=far, previous=b"\x77" * 32)).version == far
+
+
+def test_after_a_gap_the_previous_hash_is_another_one(cluster: Any, reader: RosterReader) -> None:
+    """The machine was away: only the very next version has to name the roster in use as the one before."""
+    first = reader.accept(cluster.sign())
+    wrong = following(cluster, first, previous=b"\x77" * 32)
+    assert refusal(reader, wrong) == "ROSTER_PREVIOUS"
+    assert reader.accept(following(cluster, first, version=3, previous=b"\x77" * 32)).version == 3
+
+
+def test_a_new_state_starts_at_nothing_and_is_bounded(path: Path) -> None:
+    state = RosterStateFile(path)
+    assert state.load() == RosterState("demo", 0, 0, bytes(32), 0)
+    content = path.read_bytes()
+    path.write_bytes(content.ljust(4096))
+    assert state.load().cluster == "demo"
+    path.write_bytes(content.ljust(4097))
+    with pytest.raises(RosterError) as error:
+        state.load()
+    assert error.value.reason == "ROSTER_STATE_CORRUPT"

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.encoding import FormatError, pack_fields, unpack_fields
-from mesh.errors import RecordError
+from mesh.errors import HandshakeError, RecordError
 from mesh.records import Link
-from mesh.session import MAX_NOTE_BYTES, LinkContext, SessionKeys
+from mesh.session import MAX_NOTE_BYTES, MAX_U64, LinkContext, SessionKeys
 
 
 def refusal(action: Any, *arguments: Any) -> str:
@@ -135,3 +135,47 @@ def test_notes_are_bounded(pair: Any) -> None:
     assert refusal(second.open_note, b"z", b"short") == "NOTE_REFUSED"
     assert refusal(first.export, b"") == "NO_EXPORTER"
     assert refusal(first.export, bytes(65)) == "NO_EXPORTER"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sound"),
+    [
+        ({"epoch": 0}, True),
+        ({"epoch": MAX_U64}, True),
+        ({"epoch": MAX_U64 + 1}, False),
+        ({"epoch": -1}, False),
+        ({"roster_version": 0}, False),
+        ({"roster_version": 1}, True),
+        ({"roster_version": MAX_U64}, True),
+        ({"roster_version": MAX_U64 + 1}, False),
+        ({"to_rank": (1 << 32) - 1}, True),
+        ({"to_rank": 1 << 32}, False),
+        ({"to_rank": -1}, False),
+        ({"to_rank": 0}, False),
+        ({"own_rank": 5}, False),
+        ({"roster_hash": bytes(31)}, False),
+        ({"suites": ()}, False),
+    ],
+)
+def test_link_params_are_bounded(pair: Any, changes: dict[str, Any], sound: bool) -> None:
+    if sound:
+        dataclasses.replace(pair.params[0], **changes)
+        return
+    with pytest.raises(HandshakeError) as error:
+        dataclasses.replace(pair.params[0], **changes)
+    assert error.value.reason == "BAD_LINK"
+
+
+def test_link_params_name_two_members_by_their_own_keys(pair: Any) -> None:
+    first, second = pair.params
+    for changes in ({"own_id": first.peer_id}, {"peer_key": second.peer_key}):
+        with pytest.raises(HandshakeError):
+            dataclasses.replace(first, **changes)
+
+
+def test_the_largest_note_and_label_pass(pair: Any) -> None:
+    first, second = pair.handshake()
+    assert second.open_note(b"x", first.seal_note(b"x", bytes(MAX_NOTE_BYTES))) == bytes(MAX_NOTE_BYTES)
+    assert len(first.export(b"l" * 64)) == 32
+    for label in (b"", b"l" * 65):
+        assert refusal(first.export, label) == "NO_EXPORTER"

@@ -141,24 +141,24 @@ async def hold(arguments: dict[str, Any]) -> None:
     await asyncio.gather(*(one(target, name) for target in arguments["targets"] for name in held))
 
 
-def listeners() -> set[tuple[str, int]]:
-    """Every IPv4 socket of this machine that listens."""
+def listeners(host: str) -> set[tuple[str, int]]:
+    """Every socket of this machine that listens on one IPv4 address."""
     found = set()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         local, _, state = line.split()[1:4]
-        if state == "0A":
-            host, port = local.split(":")
-            found.add((socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)))
+        address, port = local.split(":")
+        if state == "0A" and socket.inet_ntoa(bytes.fromhex(address)[::-1]) == host:
+            found.add((host, int(port, 16)))
     return found
 
 
 def stranger(arguments: dict[str, Any]) -> None:
     """Is the first to connect to the next port that somebody listens on."""
-    known = listeners()
+    known = listeners(arguments["host"])
     say(watching=len(known))
     until = time.monotonic() + arguments["seconds"]
     while time.monotonic() < until:
-        for address in listeners() - known:
+        for address in listeners(arguments["host"]) - known:
             known.add(address)
             with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as guest:
                 say(connected=address[1])

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 
+import pytest
+from cryptography.hazmat.primitives import hashes, hpke
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from mesh import envelope, records, rootmeta, roster_codec, roster_reader, sigma, suites
 from mesh.dsse import Ed25519Signer, key_id
-from mesh.identity import Label
+from mesh.encoding import pack_fields, unpack_fields
+from mesh.envelope import ReplayGuard, RequestInfo, SealingKey, seal_request
+from mesh.identity import Label, encode_public_key, member_id
 from mesh.labels import signing_input
 from mesh.records import Kind, Link, RecordHeader
 from mesh.rootmeta import root_fingerprint
-from mesh.session import LinkContext, SessionKeys
-from mesh.suites import Suite
+from mesh.session import LinkContext, LinkParams, SessionKeys
+from mesh.sigma import EphemeralLedger, Initiator, Responder
+from mesh.suites import Group, Suite
 
 
 def session(own_rank: int, from_rank: int = 0) -> SessionKeys:
@@ -69,3 +80,96 @@ def test_signing_input() -> None:
         "root",
         "roster",
     ]
+
+
+def test_the_whole_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every label and the order of every field, through the session that comes out of fixed randomness."""
+    signers = [FixedSigner(number) for number in (1, 2)]
+    ids = [member_id(signer.public_key) for signer in signers]
+    ephemerals = iter([b"\x11" * 32, b"\x22" * 32])
+
+    class FixedEphemeral:
+        @staticmethod
+        def generate() -> X25519PrivateKey:
+            return X25519PrivateKey.from_private_bytes(next(ephemerals))
+
+    monkeypatch.setattr("mesh.suites.X25519PrivateKey", FixedEphemeral)
+    monkeypatch.setattr("mesh.sigma.secrets.token_bytes", lambda size: b"\x33" * size)
+
+    def params(own: int) -> LinkParams:
+        peer = signers[1 - own].public_key
+        suites = (Suite.X25519_CHACHA20POLY1305,)
+        return LinkParams(
+            "demo", "ring-0", 7, 0, 1, own, 3, b"\x55" * 32, ids[own], ids[1 - own], peer, suites
+        )
+
+    initiator = Initiator(params(0), signers[0])
+    responder = Responder(params(1), signers[1], EphemeralLedger())
+    hello = initiator.start()
+    reply = responder.on_message(hello).message
+    proof = initiator.on_message(reply).message
+    last = responder.on_message(proof)
+    keys = initiator.on_message(last.message).session
+    frames = hashlib.sha256(hello + reply + proof + last.message).hexdigest()
+    assert frames == "675c9bd217ce1e300c9b35a7fe864a893f663482588fbf73f16c86db858e1732"
+    assert keys.session_id.hex() == "065a324ade6e8768ed195d22dc24858bd60e40d7d5b05a28c76d753e5687d649"
+
+
+class FixedSigner:
+    """A signer whose signatures are the same every time (RFC 6979)."""
+
+    key_type = "software"
+
+    def __init__(self, number: int) -> None:
+        self._key = ec.derive_private_key(number, ec.SECP256R1())
+        self.public_key = encode_public_key(self._key.public_key())
+
+    def sign(self, label: Label, content: bytes) -> bytes:
+        algorithm = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
+        return self._key.sign(signing_input(label, content), algorithm)
+
+
+def test_a_sealed_request_and_its_reply() -> None:
+    """Opened by hand, with nothing of ours but the length prefixes."""
+    suite = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
+    key = SealingKey()
+    bound = RequestInfo("demo", b"\x01" * 16, 1_800_000_060, b"\x07" * 32)
+    info = pack_fields(
+        b"sealring/v1 envelope", b"demo", b"\x01" * 16, struct.pack(">Q", 1_800_000_060), b"\x07" * 32
+    )
+    assert bound.encode() == info
+    sealed, opener = seal_request(key.public_key, bound, b"body")
+    reply_key, body = unpack_fields(suite.decrypt(sealed, key._key, info), count=2, max_bytes=100)
+    assert (len(reply_key), body) == (32, b"body")
+    opened = key.open_request(sealed, bound, ReplayGuard(clock=lambda: 1_800_000_000.0))
+    chunks = [opened.reply.seal(b"one"), opened.reply.seal(b"two", last=True)]
+    reply_info = pack_fields(b"sealring/v1 reply", info, hashlib.sha256(sealed).digest())
+    stream = ChaCha20Poly1305(suite.decrypt(chunks[0][:80], opener._reply_key, reply_info))
+    assert stream.decrypt(bytes(12), chunks[0][80:], reply_info) == b"\x00one"
+    assert stream.decrypt(bytes(11) + b"\x01", chunks[1], reply_info) == b"\x01two"
+
+
+def test_codes_and_bounds() -> None:
+    """What both ends of a connection have to agree on, or an older release would refuse."""
+    assert {suite.value: suite.code for suite in Suite} == {
+        "x25519-chacha20poly1305": 1,
+        "x25519-aes256gcm": 2,
+        "x25519mlkem768-chacha20poly1305": 3,
+        "x25519mlkem768-aes256gcm": 4,
+    }
+    assert [group.initiator_share_bytes for group in Group] == [32, 32 + 1184]
+    assert [group.responder_share_bytes for group in Group] == [32, 32 + 1088]
+    assert [kind.value for kind in Kind] == [1, 2, 3, 4, 5]
+    assert (sigma.MAX_FRAME_BYTES, sigma.DEADLINE_SECONDS, sigma.HELLO_NONCE_BYTES) == (16384, 10.0, 32)
+    assert (records.MAX_RECORD_BYTES, records.CONFIRMATION_BYTES) == (16777216, 48)
+    assert (rootmeta.MAX_PAYLOAD_BYTES, rootmeta.MAX_CHAIN_BYTES, rootmeta.MAX_CHAIN_LENGTH) == (
+        32768,
+        65536,
+        16,
+    )
+    assert (rootmeta._MAX_KEYS, rootmeta._MAX_AUTHORITIES, rootmeta._MAX_CERTIFICATE_BYTES) == (16, 4, 4096)
+    assert (envelope.MAX_REQUEST_BYTES, envelope.MAX_CHUNK_BYTES) == (8388608, 1048576)
+    assert envelope.MAX_LIFETIME_SECONDS == 3600
+    assert (roster_codec.MAX_MEMBERS, roster_codec.BYTES_PER_HUNDRED) == (1000, 65536)
+    assert (roster_codec._MAX_LAYERS, roster_codec._MAX_CONTEXT) == (10_000, 1 << 24)
+    assert (roster_reader.MAX_VERSION_JUMP, suites._P25519) == (1048576, 2**255 - 19)
