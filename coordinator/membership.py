@@ -28,6 +28,7 @@ _HELLO_SECONDS = 10.0
 _MAX_VERSION = 64
 _MAX_BYTES = 1 << 50
 _MAX_RINGS = 64
+_MAX_ALARMS = 1000
 log = structlog.get_logger()
 
 
@@ -54,6 +55,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         self._rings = rings
         self._profiles = profiles
         self._challenges = challenges
+        self._alarms: set[tuple[str, int]] = set()
         self._cluster = cluster
         self._clock = clock
 
@@ -166,8 +168,10 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         newest = self._authority.current.version
         if seen.version > newest or (known is not None and known.hash != seen.hash):
             log.error("roster_equivocation", member=member, version=seen.version, newest=newest)
-            details = {"version": seen.version, "newest": newest}
-            self._store.audit.append(self._clock(), member, "roster_equivocation", member, details)
+            if (member, seen.version) not in self._alarms and len(self._alarms) < _MAX_ALARMS:
+                self._alarms.add((member, seen.version))
+                details = {"version": seen.version, "newest": newest}
+                self._store.audit.append(self._clock(), member, "roster_equivocation", member, details)
             raise PermissionDenied(
                 "node holds a roster that this coordinator did not sign", reason="ROSTER_EQUIVOCATION"
             )

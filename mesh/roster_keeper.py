@@ -12,7 +12,7 @@ from mesh.errors import FailedPrecondition, NotFound, PermissionDenied, RosterEr
 from mesh.memberstate import ROSTER, ROSTER_STATE, MemberState
 from mesh.rootmeta import RootMetadata, encode_chain
 from mesh.roster import Roster
-from mesh.roster_reader import RosterReader
+from mesh.roster_reader import Equivocation, RosterReader
 from mesh.statefiles import read_bounded, write_atomic
 
 log = structlog.get_logger()
@@ -26,10 +26,17 @@ class RosterKeeper:
     def __init__(self, folder: Path, state: MemberState) -> None:
         """Raises RosterError (ROSTER_STATE_*) when the memory of earlier rosters is not usable."""
         self._file = folder / ROSTER
-        self._reader = RosterReader(state.root, folder / ROSTER_STATE, state.peer.id)
+        self._reader = RosterReader(
+            state.root, folder / ROSTER_STATE, state.peer.id, on_equivocation=self._alarm
+        )
+        self.equivocation: Equivocation | None = None
         self._cluster = state.peer.cluster
         self._revoked: frozenset[str] = frozenset()
         self._envelope = b""
+
+    def _alarm(self, equivocation: Equivocation) -> None:
+        """Two histories were signed: the other one is refused, and whoever owns this says so to others."""
+        self.equivocation = equivocation
 
     def load(self) -> None:
         """Takes up the stored roster, if it still holds. Raises PermissionDenied (REMOVED)."""

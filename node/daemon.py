@@ -176,12 +176,20 @@ class Daemon:
         except SealringError as error:
             if error.reason == "REMOVED":
                 self.thrown_out()
+            self._report_equivocation()
             raise
         self.unsealer.learn(roster)
         self.links.close_revoked()
         seen = membership_pb2.RosterSeen(version=roster.version, hash=roster.hash)
         self._session.send(membership_pb2.MemberMessage(roster_seen=seen))
         self._check_epoch(roster)
+
+    def _report_equivocation(self) -> None:
+        """Tells the coordinator which roster this node holds of a version that was signed twice."""
+        found = self._rosters.equivocation
+        if found is not None:
+            seen = membership_pb2.RosterSeen(version=found.version, hash=found.known)
+            self._session.send(membership_pb2.MemberMessage(roster_seen=seen))
 
     def _check_epoch(self, roster: Roster) -> None:
         """A newer roster may have taken away the ring, one of its members, or its gateway."""

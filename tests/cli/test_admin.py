@@ -110,6 +110,9 @@ async def test_tokens_are_listed_revoked_and_spent_once(run: Run, join: Run) -> 
     actions = [one["action"] for one in (await run("audit", "--json")).data]
     assert {"create_cluster", "create_join_token", "enrol"} <= set(actions)
     assert "enrol" in (await run("audit", "--limit", "1000")).out
+    verified = (await run("audit", "verify", "--json")).data
+    assert verified["entries"] >= len(actions)
+    assert verified["head"] in (await run("audit", "verify")).out
 
 
 async def test_a_token_is_for_one_role_and_one_cluster(run: Run, join: Run) -> None:

@@ -11,9 +11,18 @@ import pytest
 
 from mesh.certificates import LeafKey, Role, load_certificate
 from mesh.clock import wall_clock
+from mesh.dsse import Ed25519Signer
 from mesh.errors import SealringError
 from mesh.identity import Label, SoftwareSigner
 from mesh.memberstate import IDENTITY_KEY, parse_pem_leaf
+from mesh.rootmeta import (
+    cosign_root,
+    decode_chain,
+    draft_root,
+    encode_chain,
+    follow_root,
+    verify_root_chain,
+)
 from mesh.roster import Roster
 from mesh.roster_reader import check_roster
 from mesh.rpc import from_rpc_error
@@ -316,5 +325,49 @@ async def test_rosters_stay_in_one_chain_over_restarts(cluster: Cluster, start_c
         assert found.hash == digest
         assert node.roster.version > version
         assert dataclasses.replace(node.roster, version=version).version == version
+    finally:
+        await again.close()
+
+
+async def test_an_equivocation_stands_once_in_the_audit_log(cluster: Cluster) -> None:
+    await cluster.join("alpha")
+    for _ in range(3):
+        node = await cluster.node("alpha", join=False)
+        await node.send(roster_seen=membership_pb2.RosterSeen(version=1, hash=bytes(32)))
+        error = await node.wait_closed()
+        assert error is not None
+        assert error.reason == "ROSTER_EQUIVOCATION"
+    entries = cluster.coordinator.store.audit.entries(after=0, limit=100)
+    assert [entry.action for entry in entries].count("roster_equivocation") == 1
+
+
+async def test_a_rotated_root_is_followed_from_the_old_pin(cluster: Cluster, start_cluster: Any) -> None:
+    """Offline root keys take over; a member that knows the first root only follows the chain."""
+    joined = await cluster.join("alpha")
+    await cluster.close()
+    folder = cluster.settings.state_dir
+    first = cluster.coordinator.keys.root
+    old = Ed25519Signer.load(folder / "root.key")
+    new = [Ed25519Signer.generate() for _ in range(3)]
+    draft = dataclasses.replace(
+        first, version=2, root_keys=tuple(one.public_key for one in new), root_threshold=2, chain=()
+    )
+    envelope = draft_root(draft)
+    for signer in (old, *new[:2]):
+        envelope = cosign_root(envelope, signer)
+    second = follow_root(envelope, first)
+    (folder / "root.dsse").write_bytes(encode_chain(second.chain))
+    (folder / "root.key").unlink()
+    again = await start_cluster()
+    try:
+        signer = SoftwareSigner.load(cluster.folder / "alpha" / IDENTITY_KEY)
+        csr = LeafKey().csr()
+        answer = await renew(again, "alpha", csr, signer.sign(Label.CSR, csr))
+        chain = decode_chain(answer.root_metadata)
+        root = verify_root_chain(chain, joined.state.root_sha256, now=wall_clock())
+        assert (root.version, root.root_threshold) == (2, 2)
+        current = check_roster(again.coordinator.authority.current.envelope, root, now=wall_clock())
+        assert (current.root_version, current.version > joined.roster.version) == (2, True)
+        await again.join("beta")
     finally:
         await again.close()

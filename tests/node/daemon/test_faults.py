@@ -213,3 +213,14 @@ async def test_an_epoch_may_end_or_be_replaced_while_it_is_prepared(make_bed: An
     gateway = await ring.attach()
     assert await gateway.generate(QUESTION, 4)
     await gateway.close()
+
+
+async def test_two_rosters_of_one_version_are_refused_and_reported(make_bed):
+    bed = await make_bed(1)
+    first = bed.nodes[0]
+    await bed.deploy()
+    held = await bed.coordinator.hears(first.id, "roster_seen", version=bed.roster.version)
+    bed.cluster.version -= 1
+    await bed.send_roster(context=64)
+    report = await bed.coordinator.hears(first.id, "roster_seen", version=held.version)
+    assert report.hash == held.hash != bed.roster.hash
