@@ -20,8 +20,9 @@ DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_model" / "model"
 
 @dataclass(frozen=True)
 class Shape:
-    """A llama. `dtype` is a name of mlx's."""
+    """A llama, or a qwen2: one with biases, which mlx_lm.server can pipeline. `dtype` is a name of mlx's."""
 
+    kind: str = "llama"
     layers: int = 12
     hidden: int = 512
     intermediate: int = 1536
@@ -32,8 +33,11 @@ class Shape:
 
 
 SHAPES = {
+    "12x512-qwen2": Shape(kind="qwen2"),
     "12x512": Shape(),
-    "6x256": Shape(layers=6, hidden=256, intermediate=768, heads=4, kv_heads=4),
+    "12x256": Shape(hidden=256, intermediate=768, heads=4, kv_heads=4),
+    "12x256-qwen2": Shape(kind="qwen2", hidden=256, intermediate=768, heads=4, kv_heads=4),
+    "2x64": Shape(layers=2, hidden=64, intermediate=192, heads=2, kv_heads=2),
     "24x1024": Shape(layers=24, hidden=1024, intermediate=3072, heads=16, kv_heads=8),
 }
 
@@ -42,7 +46,7 @@ def random_model(shape: Shape, folder: Path | None = None) -> Path:
     """A folder with such a model, made on first use: below `folder`, else where temporary files go."""
     key = hashlib.sha256(json.dumps(asdict(shape), sort_keys=True).encode()).hexdigest()[:12]
     root = folder or Path(tempfile.gettempdir()) / "sealring-bench-models"
-    made = root / f"llama-{shape.layers}x{shape.hidden}-{key}"
+    made = root / f"{shape.kind}-{shape.layers}x{shape.hidden}-{key}"
     if (made / "model.safetensors").is_file():
         return made
     root.mkdir(parents=True, exist_ok=True)
@@ -83,6 +87,8 @@ def by_name(name: str) -> Path:
 def _config(shape: Shape) -> dict[str, Any]:
     demo: dict[str, Any] = json.loads((DEMO / "config.json").read_text())
     return demo | {
+        "model_type": shape.kind,
+        "architectures": ["Qwen2ForCausalLM" if shape.kind == "qwen2" else "LlamaForCausalLM"],
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
         "num_hidden_layers": shape.layers,
@@ -144,4 +150,10 @@ def _write_weights(shape: Shape, folder: Path) -> None:
             f"{name}.mlp.up_proj.weight": random(shape.intermediate, hidden),
             f"{name}.mlp.down_proj.weight": random(hidden, shape.intermediate),
         }
+        if shape.kind == "qwen2":
+            for part, width in (("q", hidden), ("k", key_width), ("v", key_width)):
+                weights[f"{name}.self_attn.{part}_proj.bias"] = mx.zeros((width,), dtype)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    size = sum(each.nbytes for each in weights.values())
+    index = {"metadata": {"total_size": size}, "weight_map": dict.fromkeys(weights, "model.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))

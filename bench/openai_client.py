@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import ssl
 import time
@@ -50,7 +51,7 @@ class Reply:
     @property
     def gaps(self) -> list[float]:
         """Seconds between pieces."""
-        return [after - before for before, after in zip(self.arrivals, self.arrivals[1:], strict=False)]
+        return [after - before for before, after in itertools.pairwise(self.arrivals)]
 
 
 async def ask(

@@ -1,4 +1,4 @@
-"""An open-loop client of any OpenAI-compatible server, in the manner of `vllm bench serve`, with its JSON keys.
+"""An open-loop client of OpenAI-compatible servers, in the manner of `vllm bench serve`, with its JSON keys.
 
 Requests arrive as a Poisson process (gamma with --burstiness) at --request-rate, whatever the server does.
 """

@@ -50,7 +50,7 @@ class MemberStream:
         self.heard = clock()
         self._clock = clock
         self._call: Any = None
-        self._outgoing: deque[bytes] = deque()
+        self._outgoing: deque[tuple[bytes, Callable[[], None] | None]] = deque()
         self._wake = asyncio.Event()
         self._finished = False
 
@@ -97,10 +97,10 @@ class MemberStream:
         )
         return from_rpc_error(error)
 
-    def send(self, message: bytes) -> None:
-        """Queues a message; nothing follows a goodbye."""
+    def send(self, message: bytes, written: Callable[[], None] | None = None) -> None:
+        """Queues a message; nothing follows a goodbye. `written` is called once it is on its way."""
         if not self._finished:
-            self._outgoing.append(message)
+            self._outgoing.append((message, written))
             self._wake.set()
 
     def finish(self, reason: str) -> None:
@@ -115,7 +115,10 @@ class MemberStream:
         try:
             while True:
                 while self._outgoing:
-                    await self._call.write(self._outgoing.popleft())
+                    message, written = self._outgoing.popleft()
+                    await self._call.write(message)
+                    if written is not None:
+                        written()
                 if self._finished:
                     await self._call.done_writing()
                     return
@@ -185,8 +188,8 @@ class EpochSession:
         for stream in self._streams:
             stream.send(message)
 
-    def send_head(self, message: bytes) -> None:
-        self._streams[0].send(message)
+    def send_head(self, message: bytes, written: Callable[[], None] | None = None) -> None:
+        self._streams[0].send(message, written)
 
     async def run(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
         """Runs until the epoch is over, says goodbye, and raises the SealringError that says why."""

@@ -314,13 +314,14 @@ class Ring:
                     envelope=request.envelope,
                     max_tokens=request.max_tokens,
                 )
-            )
+            ),
+            timings.send,
         )
         return []
 
-    def _send_head(self, message: control.ScheduleRequest) -> None:
+    def _send_head(self, message: control.ScheduleRequest, written: Callable[[], None] | None = None) -> None:
         if self._session is not None:
-            self._session.send_head(message.SerializeToString())
+            self._session.send_head(message.SerializeToString(), written)
 
     def _begun(self, request: Request, prompt_tokens: int) -> None:
         serving = self.serving

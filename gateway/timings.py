@@ -7,11 +7,12 @@ The segments follow each other without a gap, so that together they are the time
 | parse | the request's body is here | it is understood and checked |
 | route | | a ring is chosen |
 | queue_wait | | it has a turn, a row, KV memory on every member, and its place in the line of prefills |
-| dispatch | its envelope goes to the head | the head has opened and tokenized it |
+| dispatch | it has a turn | its envelope is on its way to the head |
+| open | | the head has opened and tokenized it |
 | reserve | there is room for it | its memory is reserved and its first step announced to every member |
 | coordinator_to_provider | | its first token is back |
 
-(The wait for a turn lies before `dispatch`, that for memory and the line after it; both are `queue_wait`.)
+(The wait for a turn is before `dispatch`, that for memory and the line after `open`; both are `queue_wait`.)
 """
 
 from __future__ import annotations
@@ -32,10 +33,15 @@ class Timings:
     parsed: float = 0.0
     routed: float = 0.0
     opened: float = 0.0
+    sent: float = 0.0
     answered: float = 0.0
     room: float = 0.0
     announced: float = 0.0
     first: float = 0.0
+
+    def send(self) -> None:
+        """The envelope is on its way to the head."""
+        self.sent = time.perf_counter()
 
     def announce(self, event: float) -> None:
         """The first chunk is announced, which the event at `event` has made possible."""
@@ -51,8 +57,10 @@ class Timings:
             found["route"] = self.routed - self.parsed
         if self.opened:
             found["queue_wait"] = self.opened - self.routed
+        if self.sent:
+            found["dispatch"] = self.sent - self.opened
         if self.answered:
-            found["dispatch"] = self.answered - self.opened
+            found["open"] = self.answered - (self.sent or self.opened)
         if self.announced:
             found["queue_wait"] += self.room - self.answered
             found["reserve"] = self.announced - self.room

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +39,8 @@ def bench(
     `scenarios` exits with 13 when a request fails or an assertion does not hold. The other benchmarks show
     targets that are missed and exit with 0.
     """
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that what was started is ended
+        signal.signal(number, _leave)
     frame = _frame()
     if name == "list":
         rows = [[one, frame.find(one).summary] for one in frame.MODULES]
@@ -58,6 +61,10 @@ def bench(
     if failed:
         say(f"failed: {', '.join(failed)}")
         raise typer.Exit(CHECK_FAILED)
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _show(found: Benchmark, report: Result, *, to_stdout: bool) -> None:
