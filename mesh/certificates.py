@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -208,7 +208,7 @@ def certificate_peer(certificate: x509.Certificate) -> PeerIdentity:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
         raise CertificateError("certificate has not one peer URI", reason="BAD_PEER_URI") from None
     return PeerIdentity.parse(uri)
 
@@ -223,7 +223,7 @@ def check_issued_by(leaf: x509.Certificate, authorities: Iterable[bytes], *, now
         authority = load_certificate(der)
         try:
             leaf.verify_directly_issued_by(authority)
-        except (InvalidSignature, ValueError, TypeError):
+        except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
             continue
         if not (_valid_at(leaf, now) and _valid_at(authority, now)):
             raise CertificateError(
@@ -268,7 +268,7 @@ def _csr_key(csr: bytes) -> ec.EllipticCurvePublicKey:
             raise ValueError("not P-256")
         if not request.is_signature_valid:
             raise ValueError("not signed by its key")
-    except (ValueError, TypeError, x509.InvalidVersion):
+    except (ValueError, TypeError, x509.InvalidVersion, UnsupportedAlgorithm):
         raise CertificateError("signing request is malformed", reason="BAD_CSR") from None
     return key
 

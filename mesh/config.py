@@ -94,6 +94,8 @@ def read_toml(file: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(
             f"the config file {file} is not TOML: {_lower_first(str(error))}", reason="BAD_CONFIG_FILE"
         ) from None
+    except RecursionError:
+        raise ConfigError(f"the config file {file} is nested too deeply", reason="BAD_CONFIG_FILE") from None
     for name, table in tables.items():
         if name not in SECTIONS:
             raise unknown(f"section [{name[:40]}] in {file}", name, SECTIONS)
@@ -155,7 +157,7 @@ def _parse_text(model: type[BaseModel], name: str, variable: str, text: str) -> 
     if text.lstrip().startswith(("[", "{")):
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ConfigError(f"environment variable {variable} is not JSON", reason="BAD_SETTING") from None
     return [item.strip() for item in text.split(",") if item.strip()]
 

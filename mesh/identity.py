@@ -11,7 +11,7 @@ import hashlib
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
@@ -94,7 +94,7 @@ class SoftwareSigner:
         """The key in `path`. Raises FileNotFoundError and ConfigError."""
         try:
             key = serialization.load_pem_private_key(read_secret(path), password=None)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise ConfigError(f"identity key {path} is corrupt", reason="BAD_IDENTITY_KEY") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ConfigError(f"identity key {path} is not on P-256", reason="BAD_IDENTITY_KEY")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from mesh.addresses import parse_address
@@ -108,7 +109,7 @@ def load_member_state(folder: Path, *, clock: Clock = wall_clock) -> MemberState
         chain = decode_chain(read_bounded(folder / _ROOT, max_bytes=_MAX_BYTES))
         private_key, certificate = _load_pair(folder)
         name = fields.text("name")
-    except (OSError, ValueError, SealringError) as error:
+    except (OSError, ValueError, UnsupportedAlgorithm, SealringError) as error:
         if isinstance(error, SealringError) and error.reason == "SECRET_FILE_UNSAFE":
             raise
         raise ConfigError(

@@ -66,9 +66,13 @@ def encode_message(header: RecordHeader, slot: int) -> bytes:
 
 
 def decode_message(message: bytes) -> tuple[RecordHeader, int]:
+    """Raises InvalidInput (BAD_RECORD)."""
     kind, step, digest, dtype, dimensions, *rest = _MESSAGE.unpack(message)
     shape, slot, length = tuple(rest[:dimensions]), rest[4], rest[5]
-    header = RecordHeader(Kind(kind), step, digest, dtype.rstrip(b"\0").decode(), shape, length)
+    try:
+        header = RecordHeader(Kind(kind), step, digest, dtype.rstrip(b"\0").decode("ascii"), shape, length)
+    except ValueError:
+        raise InvalidInput("a message of the data channel is malformed", reason="BAD_RECORD") from None
     return header, slot
 
 

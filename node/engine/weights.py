@@ -121,8 +121,8 @@ def weight_files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
-            named = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            named = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(
                 f"{index.name} of {path.name} is unusable", reason="WEIGHTS_CORRUPT", hint=_REDOWNLOAD
             ) from error
