@@ -1,6 +1,4 @@
-"""What the gateway's token path costs: one ring, mTLS, a steady rate of lane steps. Prints JSON.
-
-    python bench/control.py [--members N] [--rows N ...] [--rate STEPS_PER_SECOND] [--seconds S] [--http]
+"""What the gateway's token path costs: one ring, mTLS, a steady rate of lane steps.
 
 The members are a process of their own that answers every step after a fixed time; the gateway's share of a
 core is its own process's CPU time. Every row's answer is read by a client: in process, or with --http over
@@ -13,7 +11,6 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import platform
 import tempfile
 import time
 from collections import deque
@@ -22,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from bench.frame import Benchmark, Check, Result, Table
 from gateway.answer import Answer
 from gateway.control import MemberTarget
 from gateway.http.app import create_app
@@ -240,28 +238,44 @@ async def read(backend: RingBackend) -> None:
         pass
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def run(options: argparse.Namespace) -> Result:
+    return {"target_cores": TARGET, "runs": [asyncio.run(measure(options, rows)) for rows in options.rows]}
+
+
+def checks(result: Result) -> list[Check]:
+    worst = max(one["cores"] for one in result["runs"])
+    return [Check("gateway cores at 300 lane steps/s, 3 members", worst, TARGET)]
+
+
+def tables(result: Result) -> list[Table]:
+    keys = (
+        "members",
+        "rows",
+        "clients",
+        "steps_per_second",
+        "tokens_per_second",
+        "cores",
+        "microseconds_per_step",
+    )
+    return [Table("gateway", keys, [[one[key] for key in keys] for one in result["runs"]])]
+
+
+def chart(result: Result, figure: Any) -> None:
+    axes = figure.subplots()
+    axes.bar([f"{one['rows']} rows" for one in result["runs"]], [one["cores"] for one in result["runs"]])
+    axes.axhline(TARGET, color="gray", linestyle="--")
+    axes.set_ylabel("cores")
+    axes.set_title("gateway at a steady rate of lane steps")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--rows", type=int, nargs="*", default=[3, 24])
     parser.add_argument("--rate", type=float, default=300.0)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--http", action="store_true")
-    options = parser.parse_args()
-    runs = [asyncio.run(measure(options, rows)) for rows in options.rows]
-    print(
-        json.dumps(
-            {
-                "bench": "control",
-                "python": platform.python_version(),
-                "machine": platform.machine(),
-                "target_cores": TARGET,
-                "runs": runs,
-            },
-            indent=2,
-        )
-    )
+    parser.add_argument("--http", action="store_true", help="clients over HTTP, from a process of their own")
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    "control", (__doc__ or "").splitlines()[0], options, run, tables, chart, checks, quick=("--seconds", "5")
+)

@@ -1,10 +1,8 @@
 """How much the engine adds to a decode step: one row in a ring of one against mlx-lm alone.
 
-    python bench/loop.py [MODEL_FOLDER | CONFIG.json[#key]] [--tokens N] [--rounds R] [--prompt P] [--rows B]
-
 Both run the same model in the same process, in turns, greedily and to the same number of tokens; the engine
 gets its steps one ahead of the one in flight, as a gateway sends them. With --rows above 1 there is no
-comparison. Prints one JSON object; times are medians over the rounds, in milliseconds per token.
+comparison. Times are medians over the rounds, in milliseconds per token.
 """
 
 from __future__ import annotations
@@ -23,6 +21,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from bench.frame import Benchmark, Result, Table
+from bench.models import by_name
 from mesh.composition import ResolvedStep
 from node.engine import device, params
 from node.engine.epoch import Epoch
@@ -147,24 +147,18 @@ def load(source: str, seed: int) -> tuple[Stage, int]:
     return stage, stage.spec.hands_on[0].tail[0]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", default="examples/demo_model/model")
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompt", type=int, default=32)
-    parser.add_argument("--rows", type=int, default=1)
-    arguments = parser.parse_args()
+def run(options: argparse.Namespace) -> Result:
     import mlx_lm
 
     mlx_lm.stream_generate  # noqa: B018  # the whole package
     sys.setswitchinterval(0.0005)
     device.prepare()
-    stage, vocabulary = load(arguments.model, seed=0)
-    prompt = np.random.default_rng(0).integers(0, vocabulary, arguments.prompt).tolist()
-    tokens, rows = arguments.tokens, arguments.rows
+    folder = by_name(options.model) if "#" not in options.model else options.model
+    stage, vocabulary = load(str(folder), seed=0)
+    prompt = np.random.default_rng(0).integers(0, vocabulary, options.prompt).tolist()
+    tokens, rows = options.tokens, options.rows
     ours, plain = [], []
-    for round_number in range(arguments.rounds + 1):
+    for round_number in range(options.rounds + 1):
         answer, seconds, epoch = run_engine(stage, prompt, tokens, rows)
         expected, plain_seconds = run_plain(stage.model, prompt, tokens)
         assert answer == expected or rows > 1, "the engine's tokens differ from mlx-lm's"
@@ -173,25 +167,52 @@ def main() -> None:
             plain.append(plain_seconds / (tokens - 1) * 1000)
     trace = epoch.trace[-tokens // 2 :]
     middle = lambda values: round(statistics.median(values), 4)  # noqa: E731
-    print(
-        json.dumps(
-            {
-                "model": arguments.model,
-                "rows": rows,
-                "tokens": tokens,
-                "engine_ms": middle(ours),
-                "mlx_lm_ms": middle(plain),
-                "ratio_of_best": round(min(ours) / min(plain), 4),
-                "ratio": middle([a / b for a, b in zip(ours, plain, strict=True)]),
-                "wait_ms": middle([(t.fed - t.started) * 1000 for t in trace]),
-                "build_ms": middle([(t.launched - t.fed) * 1000 for t in trace]),
-                "compute_ms": middle([(t.ready - t.launched) * 1000 for t in trace]),
-                "send_ms": middle([(t.sent - t.ready) * 1000 for t in trace]),
-                "device": str(mx.default_device()),
-            }
-        )
-    )
+    return {
+        "model": options.model,
+        "rows": rows,
+        "tokens": tokens,
+        "engine_ms": middle(ours),
+        "mlx_lm_ms": middle(plain),
+        "ratio_of_best": round(min(ours) / min(plain), 4),
+        "ratio": middle([a / b for a, b in zip(ours, plain, strict=True)]),
+        "wait_ms": middle([(t.fed - t.started) * 1000 for t in trace]),
+        "build_ms": middle([(t.launched - t.fed) * 1000 for t in trace]),
+        "compute_ms": middle([(t.ready - t.launched) * 1000 for t in trace]),
+        "send_ms": middle([(t.sent - t.ready) * 1000 for t in trace]),
+        "device": str(mx.default_device()),
+    }
 
 
-if __name__ == "__main__":
-    main()
+def tables(result: Result) -> list[Table]:
+    return [Table("decode step, ms per token", ["what", "value"], [list(item) for item in result.items()])]
+
+
+def chart(result: Result, figure: Any) -> None:
+    axes = figure.subplots()
+    parts = ("wait_ms", "build_ms", "compute_ms", "send_ms")
+    left = 0.0
+    for part in parts:
+        axes.barh(["engine"], [result[part]], left=[left], label=part)
+        left += result[part]
+    axes.barh(["mlx-lm"], [result["mlx_lm_ms"]], color="gray")
+    axes.set_xlabel("ms per token")
+    axes.legend()
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default="demo", help="folder, shape, or CONFIG.json#KEY")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--rows", type=int, default=1)
+
+
+BENCHMARK = Benchmark(
+    "loop",
+    (__doc__ or "").splitlines()[0],
+    options,
+    run,
+    tables,
+    chart,
+    quick=("--rounds", "2", "--tokens", "128"),
+)

@@ -55,10 +55,15 @@ class Reply:
 
 
 async def ask(
-    base_url: str, body: dict[str, Any], *, path: str = "/v1/chat/completions", key: str = ""
+    base_url: str,
+    body: dict[str, Any],
+    *,
+    path: str = "/v1/chat/completions",
+    key: str = "",
+    into: Reply | None = None,
 ) -> Reply:
-    """Streams one answer; what goes wrong is its `error`."""
-    reply = Reply(time.perf_counter())
+    """Streams one answer; what goes wrong is its `error`. `into` can be looked at while it comes."""
+    reply = into or Reply(time.perf_counter())
     try:
         async for event in _events(base_url, path, body | {"stream": True}, key):
             _take(reply, event)

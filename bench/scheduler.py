@@ -1,6 +1,4 @@
-"""What a step costs the scheduler: 256 rows running and 1,000 requests waiting. Prints JSON.
-
-    python bench/scheduler.py [--stages N] [--rows N] [--waiting N] [--steps N]
+"""What a step costs the scheduler: 256 rows running and 1,000 requests waiting.
 
 The ring is a model that answers at once, so the time is the scheduler's own. Target: 200 us a step.
 """
@@ -9,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import platform
 import statistics
 import time
 from collections import deque
+from typing import Any
 
+from bench.frame import Benchmark, Check, Result, Table
 from gateway.scheduler import (
     Action,
     AnnounceStep,
@@ -118,33 +116,66 @@ def measure(stages: int, rows: int, waiting: int, steps: int, answer: int) -> di
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stages", type=int, nargs="*", default=[1, 2, 3, 4])
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--waiting", type=int, nargs="*", default=[0, 1000, 10000])
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--answer", type=int, default=200, help="shortest answer; the longest is twice that")
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> Result:
     gc.freeze()
     runs = [
         measure(stages, options.rows, max(waiting, 1), options.steps, options.answer)
         for stages in options.stages
         for waiting in options.waiting
     ]
-    print(
-        json.dumps(
-            {
-                "bench": "scheduler",
-                "python": platform.python_version(),
-                "machine": platform.machine(),
-                "target_microseconds": TARGET_MICROSECONDS,
-                "runs": runs,
-            },
-            indent=2,
-        )
+    return {"target_microseconds": TARGET_MICROSECONDS, "runs": runs}
+
+
+def checks(result: Result) -> list[Check]:
+    found = [one for one in result["runs"] if one["waiting"] == 1000]
+    worst = max((one["microseconds_mean"] for one in found), default=None)
+    return [Check("scheduler, 1,000 waiting and 256 running, us a step", worst, TARGET_MICROSECONDS)]
+
+
+def tables(result: Result) -> list[Table]:
+    keys = (
+        "stages",
+        "rows",
+        "waiting",
+        "rows_per_step_mean",
+        "microseconds_mean",
+        "microseconds_p50",
+        "microseconds_p99",
     )
+    return [
+        Table("scheduler, microseconds a step", keys, [[one[key] for key in keys] for one in result["runs"]])
+    ]
 
 
-if __name__ == "__main__":
-    main()
+def chart(result: Result, figure: Any) -> None:
+    axes = figure.subplots()
+    for stages in sorted({one["stages"] for one in result["runs"]}):
+        runs = [one for one in result["runs"] if one["stages"] == stages]
+        waiting = [max(1, one["waiting"]) for one in runs]
+        axes.plot(waiting, [one["microseconds_mean"] for one in runs], marker="o", label=f"{stages} stages")
+    axes.axhline(TARGET_MICROSECONDS, color="gray", linestyle="--")
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("requests waiting")
+    axes.set_ylabel("us a step")
+    axes.legend()
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--stages", type=int, nargs="*", default=[1, 2, 3, 4])
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--waiting", type=int, nargs="*", default=[0, 1000, 10000])
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--answer", type=int, default=200, help="shortest answer; the longest is twice that")
+
+
+BENCHMARK = Benchmark(
+    "scheduler",
+    (__doc__ or "").splitlines()[0],
+    options,
+    run,
+    tables,
+    chart,
+    checks,
+    quick=("--steps", "1000", "--stages", "1", "3"),
+)

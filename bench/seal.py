@@ -1,19 +1,17 @@
-"""Cost of sealing and opening a record against the bare AEAD, in one run. Prints one JSON object.
+"""Cost of sealing and opening a record against the bare AEAD, in one run.
 
 Batches of both take turns, and the fastest of each counts: other load on the machine only ever adds time.
-
-Usage: python bench/seal.py [--seconds 0.5]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
+from bench.frame import Benchmark, Result, Table
 from mesh.identity import SoftwareSigner, member_id
 from mesh.records import Kind, Link, RecordHeader
 from mesh.session import LinkParams, SessionKeys
@@ -136,24 +134,43 @@ def handshake_milliseconds(suite: Suite) -> float:
     return round(statistics.median(samples), 3)
 
 
-def main() -> None:
-    """Measure everything and print it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=0.5, help="time for each measurement")
-    seconds = parser.parse_args().seconds
+def run(options: argparse.Namespace) -> Result:
     records = [
-        measure(suite, size, seconds)
+        measure(suite, size, options.seconds)
         for suite in (Suite.X25519_AES256GCM, Suite.X25519_CHACHA20POLY1305)
         for size in SIZES
     ]
     handshakes = {suite.value: handshake_milliseconds(suite) for suite in Suite}
-    print(
-        json.dumps(
-            {"machine": platform.machine(), "records": records, "handshake_both_ends_ms": handshakes},
-            indent=2,
-        )
-    )
+    return {"records": records, "handshake_both_ends_ms": handshakes}
 
 
-if __name__ == "__main__":
-    main()
+def tables(result: Result) -> list[Table]:
+    keys = tuple(result["records"][0])
+    handshakes = [[suite, spent] for suite, spent in result["handshake_both_ends_ms"].items()]
+    return [
+        Table("sealing and opening, us", keys, [[one[key] for key in keys] for one in result["records"]]),
+        Table("handshake, both ends", ["suite", "ms"], handshakes),
+    ]
+
+
+def chart(result: Result, figure: Any) -> None:
+    axes = figure.subplots()
+    for suite in dict.fromkeys(one["suite"] for one in result["records"]):
+        runs = [one for one in result["records"] if one["suite"] == suite]
+        for kind, style in (("ours", "-"), ("bare", "--")):
+            times = [one[f"{kind}_round_us"] for one in runs]
+            axes.plot([one["bytes"] for one in runs], times, style, marker="o", label=f"{suite}, {kind}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("bytes")
+    axes.set_ylabel("us to seal and open")
+    axes.legend()
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=0.5, help="time for each measurement")
+
+
+BENCHMARK = Benchmark(
+    "seal", (__doc__ or "").splitlines()[0], options, run, tables, chart, quick=("--seconds", "0.1")
+)

@@ -1,0 +1,187 @@
+"""What everything but the model costs: gateway, memory, idling, starting.
+
+The gateway's use of a core at 300 lane steps a second and three members (as `control`), each member's memory
+above its weights, CPU and memory of every process of an idle cluster, and the time from starting a cluster to
+its first token on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from bench import control
+from bench.clusters import Deployment, can_pin, cluster, family
+from bench.frame import Benchmark, Check, Result, Table, find, parse, progress
+from bench.models import by_name
+from bench.serve import load
+from cli.cluster import LocalCluster
+
+_MIB = 1 << 20
+
+
+def run(options: argparse.Namespace) -> Result:
+    progress("gateway at 300 lane steps a second")
+    seconds = str(options.gateway_seconds)
+    gateway = control.run(parse(find("control"), ["--rows", "3", "24", "--seconds", seconds]))
+    first = asyncio.run(_first_token(options))
+    return {"gateway": gateway, "start": first, **asyncio.run(_cluster(options))}
+
+
+async def _cluster(options: argparse.Namespace) -> Result:
+    model = by_name(options.model)
+    deployment = Deployment("bench", model, stages=3, spec={"max_rows": 16})
+    async with cluster([deployment]) as made:
+        progress("using the ring once")
+        await load(made.http_url, "bench", count=16, rate=float("inf"), words=8, max_tokens=16)
+        plan = (await _deployment(made)).plan
+        progress(f"watching it idle for {options.idle_seconds:g} s")
+        idle = await _idle(made, options.idle_seconds)
+    # what is left of the KV caches once their rows are gone is part of the overhead
+    members = []
+    for stage in plan.rings[0].stages:
+        used = sum(one["rss_mib"] for one in idle if one["component"] == stage.member_name)
+        weights = stage.weight_bytes / _MIB
+        members.append(
+            {
+                "member": stage.member_name,
+                "rss_mib": round(used, 1),
+                "weights_mib": round(weights, 1),
+                "above_mib": round(used - weights, 1),
+            }
+        )
+    return {"model": options.model, "members": members, "idle": idle, "idle_seconds": options.idle_seconds}
+
+
+async def _deployment(made: LocalCluster) -> Any:
+    from cli.waiting import find_deployment
+
+    return await find_deployment(made.admin, "bench")
+
+
+async def _idle(made: LocalCluster, seconds: float) -> list[dict[str, Any]]:
+    """CPU use and memory of every process."""
+    before = {}
+    for component, pid in made.processes.items():
+        for process in family(pid):
+            before[process.pid] = (component, process, sum(process.cpu_times()[:2]))
+    await asyncio.sleep(seconds)
+    found = []
+    for component, process, cpu in before.values():
+        try:
+            spent = sum(process.cpu_times()[:2]) - cpu
+            memory = process.memory_full_info()
+        except psutil.NoSuchProcess:
+            continue
+        found.append(
+            {
+                "component": component,
+                "process": _kind(process),
+                "cpu_percent": round(spent / seconds * 100, 2),
+                "rss_mib": round(memory.rss / _MIB, 1),
+                "uss_mib": round(memory.uss / _MIB, 1),
+            }
+        )
+    return found
+
+
+def _kind(process: psutil.Process) -> str:
+    command = " ".join(process.cmdline())
+    for kind in ("engine", "carrier"):
+        if f"node.{kind}.main" in command:
+            return kind
+    return "daemon"
+
+
+async def _first_token(options: argparse.Namespace) -> Result:
+    """Starting everything, deploying and answering, on two cores."""
+    allowed = os.sched_getaffinity(0) if can_pin() else set()
+    if can_pin():
+        os.sched_setaffinity(0, {0, 1})
+    progress("starting a cluster on two cores")
+    try:
+        begun = time.perf_counter()
+        async with cluster([Deployment("bench", by_name("demo"), stages=3)]) as made:
+            ready = time.perf_counter()
+            replies, _ = await load(made.http_url, "bench", count=1, rate=float("inf"), words=8, max_tokens=8)
+    finally:
+        if can_pin():
+            os.sched_setaffinity(0, allowed)
+    return {
+        "nodes": 3,
+        "to_ready_s": round(ready - begun, 2),
+        "to_first_token_s": round(ready - begun + replies[0].ttft, 2),
+    }
+
+
+def checks(result: Result) -> list[Check]:
+    return [
+        Check(
+            "gateway cores at 300 lane steps/s, 3 members",
+            max(one["cores"] for one in result["gateway"]["runs"]),
+            0.35,
+        ),
+        Check(
+            "member memory above weights and KV, MiB", max(one["above_mib"] for one in result["members"]), 300
+        ),
+    ]
+
+
+def tables(result: Result) -> list[Table]:
+    members = [
+        [one[key] for key in ("member", "rss_mib", "weights_mib", "above_mib")] for one in result["members"]
+    ]
+    keys = ("component", "process", "cpu_percent", "rss_mib", "uss_mib")
+    return [
+        *find("control").tables(result["gateway"]),
+        Table(
+            "memory of members (rss of daemon, engine, carrier), MiB",
+            ["member", "rss", "weights", "above"],
+            members,
+        ),
+        Table(
+            f"idle for {result['idle_seconds']:g} s",
+            ["component", "process", "CPU %", "rss MiB", "uss MiB"],
+            [[one[key] for key in keys] for one in result["idle"]],
+        ),
+        Table(
+            "start on two cores, 3 nodes",
+            ["to ready, s", "to first token, s"],
+            [[result["start"]["to_ready_s"], result["start"]["to_first_token_s"]]],
+        ),
+    ]
+
+
+def chart(result: Result, figure: Any) -> None:
+    left, right = figure.subplots(1, 2)
+    names = [f"{one['component']} {one['process']}" for one in result["idle"]]
+    left.barh(names, [one["uss_mib"] for one in result["idle"]])
+    left.set_xlabel("MiB of its own")
+    right.barh(names, [one["cpu_percent"] for one in result["idle"]], color="tab:orange")
+    right.set_xlabel("CPU %, idle")
+    right.set_yticks([])
+    for axes in (left, right):
+        axes.invert_yaxis()
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="12x256")
+    parser.add_argument("--idle-seconds", type=float, default=60.0)
+    parser.add_argument("--gateway-seconds", type=float, default=10.0)
+
+
+BENCHMARK = Benchmark(
+    "overhead",
+    (__doc__ or "").splitlines()[0],
+    options,
+    run,
+    tables,
+    chart,
+    checks,
+    quick=("--idle-seconds", "15", "--gateway-seconds", "5"),
+)

@@ -1,0 +1,171 @@
+"""Long prompts: time to the first token on N stages against one, and what running streams feel of it.
+
+Stages have a core each, as in `scaling`. The second part runs streams on the longest ring, undisturbed and
+while a long prompt prefills, and compares the p95 of the time between tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+from bench.clusters import Deployment, can_pin, cluster, pin_stages
+from bench.frame import Benchmark, Check, Result, Table, progress
+from bench.models import by_name
+from bench.openai_client import Reply, ask
+from bench.scaling import numbers
+from bench.summaries import median, summary
+
+_WORD = " the"
+
+
+def run(options: argparse.Namespace) -> Result:
+    return asyncio.run(_run(options))
+
+
+async def _run(options: argparse.Namespace) -> Result:
+    model = by_name(options.model)
+    cores = os.cpu_count() or 1
+    rest = list(range(max(options.stages), cores)) or [cores - 1]
+    times: dict[int, list[float]] = {}
+    async with AsyncExitStack() as stack:
+        rings = {}
+        for stages in options.stages:
+            deployment = Deployment("bench", model, stages=stages, spec={"max_rows": 16})
+            rings[stages] = await stack.enter_async_context(cluster([deployment]))
+            pin_stages(rings[stages], list(range(stages)), rest)
+        if can_pin():
+            os.sched_setaffinity(0, rest)
+        tokens = 0
+        for number in range(options.rounds):
+            for stages, made in rings.items():
+                progress(f"round {number + 1} of {options.rounds}: {stages} stages")
+                reply = await _prompt(made.http_url, options.tokens)
+                times.setdefault(stages, []).append(reply.ttft)
+                tokens = reply.prompt_tokens
+        progress("streams beside a long prompt")
+        streams = await _streams(rings[max(options.stages)].http_url, options)
+    return {
+        "model": options.model,
+        "tokens": tokens,
+        "seconds": {str(stages): [round(one, 3) for one in each] for stages, each in times.items()},
+        "streams": streams,
+    }
+
+
+async def _prompt(url: str, tokens: int, max_tokens: int = 2, into: Reply | None = None) -> Reply:
+    body: dict[str, Any] = {
+        "model": "bench",
+        "prompt": _WORD * tokens,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream_options": {"include_usage": True},
+    }
+    return await ask(url, body, path="/v1/completions", into=into)
+
+
+async def _streams(url: str, options: argparse.Namespace) -> Result:
+    """Streams that run all the time; the gaps between their tokens before and during a long prefill."""
+    replies = [Reply(time.perf_counter()) for _ in range(options.stream_rows)]
+    running = [asyncio.create_task(_prompt(url, 16, options.stream_tokens, one)) for one in replies]
+    await asyncio.sleep(options.settle)
+    quiet_from = time.perf_counter()
+    await asyncio.sleep(options.quiet)
+    quiet_to = time.perf_counter()
+    long = await _prompt(url, options.tokens)
+    busy_to = long.arrivals[0] if long.arrivals else time.perf_counter()
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    quiet = [gap for one in replies for gap in _gaps(one, quiet_from, quiet_to)]
+    busy = [gap for one in replies for gap in _gaps(one, quiet_to, busy_to)]
+    return {
+        "rows": options.stream_rows,
+        "quiet_ms": summary([gap * 1e3 for gap in quiet]),
+        "beside_prefill_ms": summary([gap * 1e3 for gap in busy]),
+        "prefill_seconds": round(busy_to - quiet_to, 3),
+    }
+
+
+def _gaps(reply: Reply, begin: float, end: float) -> list[float]:
+    inside = [arrival for arrival in reply.arrivals if begin <= arrival <= end]
+    return [after - before for before, after in itertools.pairwise(inside)]
+
+
+def speedup(result: Result, stages: str) -> float:
+    """Of the time to the first token against one stage, median over rounds."""
+    pairs = zip(result["seconds"]["1"], result["seconds"][stages], strict=True)
+    return round(median([one / several for one, several in pairs]), 3)
+
+
+def checks(result: Result) -> list[Check]:
+    found = [
+        Check(f"prefill on {stages} stages against one", speedup(result, stages), 0.8 * int(stages), True)
+        for stages in result["seconds"]
+        if stages != "1"
+    ]
+    quiet, busy = result["streams"]["quiet_ms"], result["streams"]["beside_prefill_ms"]
+    ratio = round(busy["p95"] / quiet["p95"], 3) if quiet.get("p95") and busy.get("p95") else None
+    return [*found, Check("p95 between tokens beside a prefill, against undisturbed", ratio, 1.5)]
+
+
+def tables(result: Result) -> list[Table]:
+    rows = [
+        [stages, median(each), result["tokens"] / median(each), speedup(result, stages)]
+        for stages, each in result["seconds"].items()
+    ]
+    streams = result["streams"]
+    gaps = [
+        [name, *(streams[key].get(part, "") for part in ("count", "mean", "p50", "p95", "max"))]
+        for name, key in (("undisturbed", "quiet_ms"), ("beside a prefill", "beside_prefill_ms"))
+    ]
+    return [
+        Table(f"prompt of {result['tokens']} tokens", ["stages", "s", "tok/s", "times one"], rows),
+        Table(
+            f"{streams['rows']} streams, ms between tokens", ["", "count", "mean", "p50", "p95", "max"], gaps
+        ),
+    ]
+
+
+def chart(result: Result, figure: Any) -> None:
+    left, right = figure.subplots(1, 2)
+    stages = list(result["seconds"])
+    left.bar(stages, [median(result["seconds"][each]) for each in stages])
+    left.set_xlabel("stages")
+    left.set_ylabel(f"s for {result['tokens']} tokens")
+    parts = ("mean", "p50", "p95")
+    for index, key in enumerate(("quiet_ms", "beside_prefill_ms")):
+        places = [place + index * 0.4 for place in range(len(parts))]
+        values = [result["streams"][key].get(part, 0) for part in parts]
+        right.bar(places, values, width=0.38, label=key.removesuffix("_ms").replace("_", " "))
+    right.set_xticks([place + 0.2 for place in range(len(parts))], parts)
+    right.set_ylabel("ms between tokens")
+    right.legend()
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="12x256")
+    parser.add_argument("--tokens", type=int, default=4096, help="of the long prompt")
+    parser.add_argument("--stages", type=numbers, default=[1, 2, 3])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--stream-rows", type=int, default=4)
+    parser.add_argument("--stream-tokens", type=int, default=4000)
+    parser.add_argument("--settle", type=float, default=5.0, help="seconds before streams are watched")
+    parser.add_argument("--quiet", type=float, default=10.0, help="seconds that streams run undisturbed")
+
+
+BENCHMARK = Benchmark(
+    "prefill",
+    (__doc__ or "").splitlines()[0],
+    options,
+    run,
+    tables,
+    chart,
+    checks,
+    quick=("--rounds", "1", "--tokens", "1024", "--quiet", "5", "--settle", "3"),
+)

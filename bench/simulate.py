@@ -1,0 +1,310 @@
+"""The real scheduler and planner against modelled stages and links: how their cost grows, what rings reach.
+
+Nothing computes here. A decode step takes `--step-ms` whatever its rows, as where memory is the bound, and a
+prompt token `--token-us`, each divided by the number of stages; a link takes `--link-ms`.
+What is real is the scheduler, which is timed, and the planner of the coordinator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import heapq
+import itertools
+import statistics
+import time
+from typing import Any
+
+from bench.frame import Benchmark, Check, Result, Table, progress
+from bench.scheduler import Ring as RowsOfRing
+from coordinator.arrangement import Candidate
+from coordinator.planner import plan
+from gateway.scheduler import (
+    Action,
+    AnnounceStep,
+    DiscardRow,
+    Fail,
+    Finish,
+    MemberMemory,
+    OpenRow,
+    Request,
+    RingFacts,
+    Scheduler,
+)
+from sealring.v1 import admin_pb2, model_pb2
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+OPEN_SECONDS, ANNOUNCE_SECONDS = 0.002, 0.0003
+
+
+class SimulatedRing:
+    """One ring in simulated time. Steps pass the stages in the order of their numbers."""
+
+    def __init__(self, stages: int, rows: int, queue: int, options: argparse.Namespace) -> None:
+        self.now = 0.0
+        self.cpu = 0.0
+        self.steps = self.sampled = 0
+        self.finished = self.failed = 0
+        self.busy = 0.0
+        self._step = options.step_ms / 1e3 / stages
+        self._token = options.token_us / 1e6 / stages
+        self._link = options.link_ms / 1e3 if stages > 1 else 0.0
+        self._free = [0.0] * stages
+        self._lane_ready: dict[int, float] = {}
+        self._rows = RowsOfRing()
+        self._events: list[tuple[float, int, str, Any]] = []
+        self._sequence = itertools.count()
+        self._scheduler = Scheduler(queue_limit=queue)
+        member = MemberMemory(1024, 4096, 1 << 40)
+        self._do(self._scheduler.attach(RingFacts(1, (member,) * stages, rows, 256)))
+
+    def submit(self, request: Request) -> None:
+        begun = time.perf_counter()
+        actions = self._scheduler.submit(request, self.now)
+        self.cpu += time.perf_counter() - begun
+        self._do(actions)
+
+    def run(self) -> None:
+        """Until nothing is left to do."""
+        while self._events:
+            self.now, _, kind, payload = heapq.heappop(self._events)
+            begun = time.perf_counter()
+            if kind == "done":
+                actions = self._scheduler.step_done(payload, self.now)
+            elif kind == "executed":
+                actions = self._scheduler.steps_executed(payload)
+            else:
+                actions = self._scheduler.row_opened(
+                    payload.row, prompt_tokens=64, params_bytes=64, max_tokens=payload.request.max_tokens
+                )
+            self.cpu += time.perf_counter() - begun
+            self._do(actions)
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, AnnounceStep):
+                self._announce(action.step)
+            elif isinstance(action, OpenRow):
+                self._at(self.now + OPEN_SECONDS, "opened", action)
+            elif isinstance(action, Finish):
+                self.finished += 1
+            elif isinstance(action, Fail):
+                self.failed += 1
+            else:
+                assert not isinstance(action, DiscardRow)
+
+    def _announce(self, step: control.Step) -> None:
+        self.steps += 1
+        self._rows.step(step)
+        tokens = sum(chunk.end - chunk.start for chunk in step.prefill.chunks)
+        cost = self._token * tokens if tokens else self._step * step.HasField("decode")
+        at = self.now + ANNOUNCE_SECONDS
+        if step.HasField("decode"):
+            at = max(at, self._lane_ready.get(step.decode.lane, 0.0))
+        head_done = 0.0
+        for stage, free in enumerate(self._free):
+            at = max(at, free) + cost
+            self._free[stage] = at
+            head_done = head_done or at
+            at += self._link
+        self.busy += cost * len(self._free)
+        if step.HasField("decode"):
+            self._lane_ready[step.decode.lane] = at
+        if not (step.HasField("decode") or tokens):
+            self._at(head_done, "executed", step.number)
+            return
+        done = self._rows.done()
+        if not done.outputs:
+            self._at(head_done, "executed", step.number)
+            return
+        self.sampled += len(done.outputs)
+        self._at(at + ANNOUNCE_SECONDS, "done", done)
+
+    def _at(self, when: float, kind: str, payload: Any) -> None:
+        heapq.heappush(self._events, (when, next(self._sequence), kind, payload))
+
+
+def one_ring(stages: int, rows: int, requests: int, options: argparse.Namespace) -> Result:
+    """All requests at once on one ring."""
+    ring = SimulatedRing(stages, rows, requests, options)
+    for number in range(requests):
+        length = options.tokens // 2 + number * 37 % options.tokens
+        ring.submit(Request(f"r{number}", f"k{number % 50}", length, inference.Envelope()))
+    ring.run()
+    assert ring.finished == requests, (ring.finished, ring.failed)
+    return {
+        "stages": stages,
+        "rows": rows,
+        "requests": requests,
+        "steps": ring.steps,
+        "rows_per_step": round(ring.sampled / ring.steps, 2),
+        "microseconds_per_step": round(ring.cpu / ring.steps * 1e6, 1),
+        "microseconds_per_token": round(ring.cpu / ring.sampled * 1e6, 2),
+        "simulated_tokens_per_second": round(ring.sampled / ring.now, 1),
+        "stages_busy": round(ring.busy / stages / ring.now, 3),
+    }
+
+
+def many_rings(rings: int, requests: int, options: argparse.Namespace) -> Result:
+    """Requests over rings of two stages, each ring on its own: what the schedulers cost together."""
+    cpu = steps = sampled = 0.0
+    longest = 0.0
+    for index in range(rings):
+        ring = SimulatedRing(2, 16, requests, options)
+        share = requests // rings + (index < requests % rings)
+        for number in range(share):
+            ring.submit(Request(f"r{number}", f"k{number % 50}", 16, inference.Envelope()))
+        ring.run()
+        assert ring.finished == share
+        cpu, steps, sampled = cpu + ring.cpu, steps + ring.steps, sampled + ring.sampled
+        longest = max(longest, ring.now)
+    return {
+        "rings": rings,
+        "requests": requests,
+        "steps": int(steps),
+        "scheduler_seconds": round(cpu, 2),
+        "microseconds_per_step": round(cpu / steps * 1e6, 1),
+        "simulated_seconds": round(longest, 2),
+        "simulated_tokens_per_second": round(sampled / longest, 0),
+    }
+
+
+def routing(rings: int) -> Result:
+    """Choosing the least busy of so many rings, as gateway.rings does for every request."""
+    from gateway.metrics import Metrics
+    from gateway.ring import Ring
+    from gateway.rings import _busy
+
+    metrics = Metrics()
+    made = [
+        Ring(f"ring-{index}", "model", queue_limit=256, metrics=metrics, on_lost=lambda ring: None)
+        for index in range(rings)
+    ]
+    member = MemberMemory(1024, 4096, 1 << 40)
+    for ring in made:
+        ring.scheduler.attach(RingFacts(1, (member, member), 16, 256))
+    spent = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        min(made, key=_busy)
+        spent.append(time.perf_counter() - begun)
+    return {"rings": rings, "microseconds": round(statistics.median(spent) * 1e6, 1)}
+
+
+def planning(stages: int, replicas: int) -> Result:
+    """The coordinator's plan for so many rings of so many stages."""
+    layers = max(stages, 32)
+    profile = model_pb2.ModelProfile(
+        model_type="llama",
+        layers=layers,
+        layer_bytes=[1 << 28] * layers,
+        embed_bytes=1 << 28,
+        head_bytes=1 << 28,
+        kv_bytes_per_token=[4096] * layers,
+        kv_max_tokens=[0] * layers,
+        state_bytes=[0] * layers,
+        max_context=8192,
+        digest="0" * 64,
+    )
+    members = [
+        Candidate(
+            id=f"{index:064x}",
+            name=f"node-{index}",
+            memory_usable=(64 + index % 3 * 32) << 30,
+            trust=10,
+        )
+        for index in range(stages * replicas)
+    ]
+    spec = admin_pb2.DeploymentSpec(
+        name="simulated", model="simulated", strategy="pipeline", stages=stages, replicas=replicas
+    )
+    begun = time.perf_counter()
+    made = plan(spec, profile, members)
+    seconds = time.perf_counter() - begun
+    assert len(made.rings) == replicas
+    return {"stages": stages, "rings": replicas, "nodes": len(members), "seconds": round(seconds, 3)}
+
+
+def run(options: argparse.Namespace) -> Result:
+    gc.freeze()
+    scale = options.scale
+    found: Result = {"stages": [], "rows": [], "waiting": [], "rings": [], "routing": [], "planning": []}
+    for stages in (1, 2, 4, 8, 16, 32, 64, 128, 200):
+        progress(f"{stages} stages")
+        found["stages"].append(one_ring(stages, 2 * max(stages, 8), int(2000 * scale), options))
+    for rows in (4, 16, 64, 256):
+        progress(f"{rows} rows")
+        found["rows"].append(one_ring(4, rows, int(2000 * scale), options))
+    for requests in (1000, 10_000, int(100_000 * scale)):
+        progress(f"{requests} requests on one ring")
+        found["waiting"].append(one_ring(4, 64, requests, options))
+    for rings in (1, 10, 100, 1000):
+        progress(f"{rings} rings")
+        found["rings"].append(many_rings(rings, int(100 * rings * scale), options))
+        found["routing"].append(routing(rings))
+    for stages, replicas in ((2, 10), (2, 64), (3, 64), (20, 10), (200, 1)):
+        progress(f"planning {replicas} rings of {stages}")
+        found["planning"].append(planning(stages, replicas))
+    return found
+
+
+def checks(result: Result) -> list[Check]:
+    waiting = result["waiting"]
+    growth = waiting[-1]["microseconds_per_step"] / waiting[0]["microseconds_per_step"]
+    rows = result["rows"]
+    per_token = rows[-1]["microseconds_per_token"] / rows[0]["microseconds_per_token"]
+    return [
+        Check("cost a step, longest queue against shortest", round(growth, 2), 1.25),
+        Check("cost a token, most rows a step against fewest (1: linear)", round(per_token, 2), 1.25),
+    ]
+
+
+def tables(result: Result) -> list[Table]:
+    titles = {
+        "stages": "stages",
+        "rows": "rows, 4 stages",
+        "waiting": "requests waiting, 4 stages, 64 rows",
+        "rings": "rings of 2 stages, 16 rows",
+        "routing": "choosing a ring",
+        "planning": "planning",
+    }
+    return [
+        Table(title, list(result[key][0]), [list(one.values()) for one in result[key]])
+        for key, title in titles.items()
+    ]
+
+
+def chart(result: Result, figure: Any) -> None:
+    (a, b), (c, d) = figure.subplots(2, 2)
+    stages = [one["stages"] for one in result["stages"]]
+    a.plot(stages, [one["stages_busy"] for one in result["stages"]], marker="o")
+    a.set(xlabel="stages", ylabel="part of time that stages work", ylim=(0, 1))
+    b.plot(stages, [one["microseconds_per_step"] for one in result["stages"]], marker="o")
+    b.set(xlabel="stages", ylabel="scheduler, us a step")
+    waiting = [one["requests"] for one in result["waiting"]]
+    c.plot(waiting, [one["microseconds_per_step"] for one in result["waiting"]], marker="o")
+    c.set(xlabel="requests", ylabel="scheduler, us a step", xscale="log", ylim=(0, None))
+    rows = [one["rows_per_step"] for one in result["rows"]]
+    d.plot(rows, [one["microseconds_per_step"] for one in result["rows"]], marker="o")
+    d.set(xlabel="rows a step", ylabel="scheduler, us a step", ylim=(0, None))
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--step-ms", type=float, default=20.0, help="a decode step of the whole model")
+    parser.add_argument("--token-us", type=float, default=500.0, help="a prompt token of the whole model")
+    parser.add_argument("--link-ms", type=float, default=0.5)
+    parser.add_argument("--tokens", type=int, default=32, help="mean length of answers")
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the requests")
+
+
+BENCHMARK = Benchmark(
+    "simulate",
+    (__doc__ or "").splitlines()[0],
+    options,
+    run,
+    tables,
+    chart,
+    checks,
+    quick=("--scale", "0.1"),
+)
