@@ -112,11 +112,16 @@ def _places(node: ast.AST, scope: str) -> Iterator[tuple[str, ast.AST, Iterator[
             yield scope, child, _variants(child, put)
             if isinstance(child, ast.Raise) or _logs(child):
                 continue
-            inner = f"{scope}.{child.name}".lstrip(".") if isinstance(child, _NAMED) else scope
-            yield from _places(child, inner)
+            yield from _places(child, _scope(child, scope))
 
 
-_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+def _scope(node: ast.AST, outer: str) -> str:
+    """Where the inside of `node` is: in a function, a class, or the value of a constant of the module."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return f"{outer}.{node.name}".lstrip(".")
+    if not outer and isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id
+    return outer
 
 
 def _documents(node: ast.AST) -> bool:

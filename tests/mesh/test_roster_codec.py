@@ -533,6 +533,7 @@ def test_a_roster_may_fill_its_cap_and_not_pass_it(cluster: Any) -> None:
     assert 0 < room < 256
     full = _unbounded(cluster, revoked, room)
     assert len(full) == size_cap(3)
+    assert _unbounded(cluster, revoked, room, bounded=True) == full
     assert read(cluster, full).rings[0].model == "m" * room
     with pytest.raises(RosterError) as error:
         _unbounded(cluster, revoked, room + 1, bounded=True)

@@ -1,0 +1,105 @@
+"""What must not be in the source at all: switches that turn trust off, and ways of reading that run code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from cli.settings import CliSettings
+from coordinator.settings import CoordinatorSettings
+from gateway.settings import GatewaySettings
+from mesh.addresses import is_loopback, parse_address
+from mesh.labels import Label
+from node.settings import NodeSettings
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("mesh", "coordinator", "node", "gateway", "cli", "sealring")
+SETTINGS: tuple[type[BaseModel], ...] = (CliSettings, CoordinatorSettings, GatewaySettings, NodeSettings)
+REVIEWED_SWITCHES = {"software_identity_allowed", "allow_downloads"}
+"""What a setting can switch on: identities that say what they are, and the fetching of models."""
+
+REVIEWED_READERS = {
+    "mesh/config.py",
+    "mesh/paths.py",
+    "node/carrier/ring.py",  # sets what MLX reads
+    "node/models.py",  # where the Hugging Face library keeps models
+    "node/supervisor.py",  # what children inherit
+}
+RUNS_CODE = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "jsonpickle"}
+
+
+def trees() -> Iterator[tuple[Path, ast.Module]]:
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            if not file.name.endswith(("_pb2.py", "_pb2_grpc.py")):
+                yield file.relative_to(ROOT), ast.parse(file.read_text("utf-8"))
+
+
+def test_no_setting_turns_trust_off() -> None:
+    switches = {
+        name
+        for model in SETTINGS
+        for name, field in model.model_fields.items()
+        if field.annotation in (bool, bool | None)
+    }
+    assert switches <= REVIEWED_SWITCHES
+    assert not any(getattr(model(), name, False) for model in SETTINGS for name in REVIEWED_SWITCHES)
+
+
+def test_everything_listens_on_loopback_unless_told_otherwise() -> None:
+    for model in SETTINGS:
+        settings: Any = model()
+        for name in model.model_fields:
+            if name == "listen" or name.endswith("_listen"):
+                assert is_loopback(parse_address(getattr(settings, name))[0]), (model, name)
+
+
+def test_nothing_that_is_read_can_run_code() -> None:
+    """Requests shared by pickle over the ring were a way to run code on every member."""
+    found = []
+    for file, tree in trees():
+        for node in ast.walk(tree):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                names = [node.func.id] if node.func.id in ("eval", "exec") else []
+            found += [
+                (str(file), name) for name in names if name.split(".")[0] in RUNS_CODE | {"eval", "exec"}
+            ]
+    assert found == []
+
+
+def test_tls_is_left_unverified_only_where_the_root_is_checked_instead() -> None:
+    places = {str(file) for file, tree in trees() for node in ast.walk(tree) if _is_cert_none(node)}
+    assert places == {"mesh/bootstrap.py"}
+
+
+def _is_cert_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "CERT_NONE"
+
+
+def test_every_signature_is_made_under_a_label_of_its_own() -> None:
+    values = [label.value for label in Label]
+    assert len(set(values)) == len(values)
+    assert not any(one != other and other.startswith(one) for one in values for other in values)
+
+
+@pytest.mark.parametrize("package", ["mesh", "coordinator", "node", "gateway"])
+def test_nothing_reads_a_switch_from_the_environment(package: str) -> None:
+    """Settings come through `mesh.config`, which knows every name; nobody looks for others beside it."""
+    readers = set()
+    for file, tree in trees():
+        if file.parts[0] != package:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb"):
+                readers.add(str(file))
+    assert readers <= REVIEWED_READERS
