@@ -1,0 +1,68 @@
+"""The ten scenarios and how their outcome is judged."""
+
+import pytest
+
+from bench import scenarios
+from bench.sealed import Measured
+from sealring.client import Completion, Ring, Usage
+
+
+def measured(**milliseconds):
+    ring = Ring("ring-0", "demo", 10, 1, b"", ())
+    segments = {name: value / 1e3 for name, value in milliseconds.items()}
+    return Measured(segments, "", Completion("3", "stop", Usage(20, 2), "demo", "r", ring))
+
+
+GOOD = {"parse": 0.1, "reserve": 1, "encrypt": 1, "dispatch": 1, "ttft": 50, "total_e2e": 60}
+
+
+def report(many):
+    return scenarios._report(scenarios.SCENARIOS[0], ["demo"], many, 2.0)
+
+
+def test_the_table_is_that_of_the_published_benchmark():
+    assert len(scenarios.SCENARIOS) == 10
+    assert sum(one.requests for one in scenarios.SCENARIOS) == 450
+    heavy = scenarios.SCENARIOS[-1]
+    assert (heavy.concurrency, heavy.prompt_bytes) == (100, 10_240)
+
+
+@pytest.mark.parametrize("size", [0, 10_240])
+def test_prompts_end_with_their_question_and_have_their_size(size):
+    text = scenarios.prompt(7, size)
+    assert text.endswith("What is 7+8? Answer with just the number.")
+    assert len(text.encode()) == size or not size
+
+
+def test_quick_segments_pass():
+    found = report([measured(**GOOD)] * 3)
+    assert found["passed"]
+    assert found["segments_ms"]["parse"]["count"] == 3
+
+
+def test_a_slow_segment_fails():
+    assert not report([measured(**(GOOD | {"dispatch": 6}))] * 3)["passed"]
+
+
+def test_a_missing_segment_fails():
+    rest = {name: value for name, value in GOOD.items() if name != "encrypt"}
+    found = report([measured(**rest)])
+    assert not found["passed"]
+    broken = [one["assertion"] for one in found["assertions"] if not one["passed"]]
+    assert broken == ["encrypt:mean<=5ms", "encrypt:p95<=50ms"]
+
+
+def test_a_failed_request_fails():
+    found = report([measured(**GOOD), Measured(error="QUEUE_FULL")])
+    assert not found["passed"]
+    assert found["errors"] == {"QUEUE_FULL": 1}
+    assert any(
+        one.name.endswith("failed requests") and not one.met
+        for one in scenarios.checks({"scenarios": [found]})
+    )
+
+
+def test_the_gateways_header_is_read():
+    one = Measured()
+    one.set_timing("parse;dur=0.100, queue_wait;dur=12.500")
+    assert one.segments == pytest.approx({"parse": 0.0001, "queue_wait": 0.0125})

@@ -1,0 +1,30 @@
+"""The simulation serves every request, and rings do not beat what they are modelled on."""
+
+import argparse
+
+import pytest
+
+from bench import simulate
+
+
+@pytest.fixture
+def options():
+    parser = argparse.ArgumentParser()
+    simulate.options(parser)
+    return parser.parse_args(["--tokens", "8"])
+
+
+@pytest.mark.parametrize("stages", [1, 2, 7])
+def test_every_request_is_answered_in_simulated_time(options, stages):
+    found = simulate.one_ring(stages, 16, 40, options)
+    assert found["simulated_tokens_per_second"] > 0
+    assert 0 < found["stages_busy"] <= 1
+
+
+def test_more_stages_are_faster_while_links_are_cheap(options):
+    one, four = (simulate.one_ring(stages, 16, 60, options) for stages in (1, 4))
+    assert four["simulated_tokens_per_second"] > one["simulated_tokens_per_second"]
+
+
+def test_plans_are_made_by_the_real_planner():
+    assert simulate.planning(4, 8)["nodes"] == 32
