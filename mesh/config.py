@@ -94,8 +94,10 @@ def read_toml(file: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(
             f"the config file {file} is not TOML: {_lower_first(str(error))}", reason="BAD_CONFIG_FILE"
         ) from None
-    except RecursionError:
-        raise ConfigError(f"the config file {file} is nested too deeply", reason="BAD_CONFIG_FILE") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(
+            f"the config file {file} has too long a number or is nested too deeply", reason="BAD_CONFIG_FILE"
+        ) from None
     for name, table in tables.items():
         if name not in SECTIONS:
             raise unknown(f"section [{name[:40]}] in {file}", name, SECTIONS)

@@ -98,7 +98,7 @@ def read_config(path: Path) -> dict[str, Any]:
         )
     try:
         config = mlx_lm_import.import_utils().load_config(path)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(
             f"config.json of {path.name} is not JSON", reason="BAD_MODEL_CONFIG", hint=_REDOWNLOAD
         ) from error
