@@ -42,15 +42,16 @@ async def _cluster(options: argparse.Namespace) -> Result:
         plan = (await _deployment(made)).plan
         progress(f"watching it idle for {options.idle_seconds:g} s")
         idle = await _idle(made, options.idle_seconds)
+        memory = {name: _own_memory(made.processes[name]) / _MIB for name in made.node_names}
     # what is left of the KV caches once their rows are gone is part of the overhead
     members = []
     for stage in plan.rings[0].stages:
-        used = sum(one["rss_mib"] for one in idle if one["component"] == stage.member_name)
+        used = memory[stage.member_name]
         weights = stage.weight_bytes / _MIB
         members.append(
             {
                 "member": stage.member_name,
-                "rss_mib": round(used, 1),
+                "memory_mib": round(used, 1),
                 "weights_mib": round(weights, 1),
                 "above_mib": round(used - weights, 1),
             }
@@ -88,6 +89,21 @@ async def _idle(made: LocalCluster, seconds: float) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _own_memory(pid: int) -> int:
+    """Bytes of a member's processes together, what they share with each other (libraries) counted once."""
+    private = 0
+    shared: dict[str, int] = {}
+    for process in family(pid):
+        if not hasattr(process, "memory_maps"):
+            private += process.memory_info().rss
+            continue
+        for one in process.memory_maps(grouped=True):
+            common = one.shared_clean + one.shared_dirty
+            private += one.rss - common
+            shared[one.path] = max(shared.get(one.path, 0), common)
+    return private + sum(shared.values())
 
 
 def _kind(process: psutil.Process) -> str:

@@ -227,24 +227,23 @@ def tables(result: Result) -> list[Table]:
 
 def chart(result: Result, figure: Any) -> None:
     axes = figure.subplots()
-    names = [one["scenario"] for one in result["scenarios"]]
+    parts = [name for name in SEGMENTS if name not in ("total_e2e", "ttft")]
+    means = [
+        {part: one["segments_ms"][part].get("mean", 0.0) for part in parts} for one in result["scenarios"]
+    ]
+    totals = [max(sum(each.values()), 1e-9) for each in means]
+    names = [
+        f"{one['scenario']}, {total:,.0f} ms" for one, total in zip(result["scenarios"], totals, strict=True)
+    ]
     left = [0.0] * len(names)
-    for segment in (
-        "route",
-        "queue_wait",
-        "dispatch",
-        "open",
-        "reserve",
-        "encrypt",
-        "coordinator_to_provider",
-    ):
-        widths = [one["segments_ms"][segment].get("mean", 0.0) for one in result["scenarios"]]
-        axes.barh(names, widths, left=left, label=segment)
+    for part in parts:
+        widths = [each[part] / total * 100 for each, total in zip(means, totals, strict=True)]
+        axes.barh(names, widths, left=left, label=part)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
-    axes.set_xlabel("mean ms to the first token")
+    axes.set_xlabel("% of the mean time to the first token")
     axes.set_title("Ten load scenarios, sealed requests")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.3, -0.1))
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -243,7 +243,7 @@ def run(options: argparse.Namespace) -> Result:
         progress(f"{rings} rings")
         found["rings"].append(many_rings(rings, int(100 * rings * scale), options))
         found["routing"].append(routing(rings))
-    for stages, replicas in ((2, 10), (2, 64), (3, 64), (20, 10), (200, 1)):
+    for stages, replicas in ((2, 10), (2, 64), (3, 64), (20, 10), (64, 3)):
         progress(f"planning {replicas} rings of {stages}")
         found["planning"].append(planning(stages, replicas))
     return found
@@ -252,11 +252,14 @@ def run(options: argparse.Namespace) -> Result:
 def checks(result: Result) -> list[Check]:
     waiting = result["waiting"]
     growth = waiting[-1]["microseconds_per_step"] / waiting[0]["microseconds_per_step"]
+    by_stages = {one["stages"]: one["microseconds_per_step"] for one in result["stages"]}
+    deep = by_stages[64] / by_stages[8]
     rows = result["rows"]
     per_token = rows[-1]["microseconds_per_token"] / rows[0]["microseconds_per_token"]
     return [
         Check("cost a step, longest queue against shortest", round(growth, 2), 1.25),
         Check("cost a token, most rows a step against fewest (1: linear)", round(per_token, 2), 1.25),
+        Check("cost a step, 64 stages against 8, as many rows a step", round(deep, 2), 1.25),
     ]
 
 
