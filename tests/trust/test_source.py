@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,14 @@ def test_nothing_reads_a_switch_from_the_environment(package: str) -> None:
             if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb"):
                 readers.add(str(file))
     assert readers <= REVIEWED_READERS
+
+
+def test_the_table_names_tests_that_exist() -> None:
+    """Every file and every test of README.md is there."""
+    table = (ROOT / "tests/trust/README.md").read_text("utf-8")
+    words = set(re.findall(r"`([A-Za-z0-9_/]+(?:\.py)?)`", table))
+    files = {word for word in words if word.endswith(".py") and "/" in word and not word.startswith("bench")}
+    assert [name for name in sorted(files) if not (ROOT / "tests" / name).exists()] == []
+    source = "".join(file.read_text("utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    tests = {word for word in words if word.startswith("test_") and not word.endswith(".py")}
+    assert [name for name in sorted(tests) if f"def {name}" not in source] == []

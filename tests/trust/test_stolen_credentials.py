@@ -23,6 +23,7 @@ from mesh.enrolment import enrol
 from mesh.errors import SealringError
 from mesh.identity import SoftwareSigner
 from mesh.memberstate import load_member_state, save_tls
+from mesh.suites import DEFAULT_SUITES
 from mesh.tls import TlsMaterial
 from sealring.v1 import admin_pb2, inference_pb2_grpc, membership_pb2
 
@@ -137,6 +138,13 @@ def forged(folder: Path, genuine: Path) -> Path:
     shutil.copy(genuine / "member.json", folder / "member.json")
     save_tls(folder, material)
     return folder
+
+
+async def test_every_link_of_a_serving_ring_shook_hands(victim: Ring) -> None:
+    """The suites are those that the carriers' keys came with: the handshake is on the real path."""
+    links = (await status(victim)).links
+    assert {(link.from_rank, link.to_rank) for link in links} == {(0, 1), (1, 0)}
+    assert {link.suite for link in links} <= {suite.value for suite in DEFAULT_SUITES[:2]}
 
 
 @pytest.mark.parametrize("who", ["node-0", "gateway", "coordinator/operator"])
