@@ -1,7 +1,7 @@
 """`sealring root`: the keys that stand above the coordinator, which may be kept offline.
 
-A new version of the root metadata travels as a draft: made from the chain in use (`rotate`), signed by holders
-of old and new keys wherever they are (`sign`), and put into the coordinator's folder (`install`).
+A new version of the root metadata travels as a draft: made from the chain in use (`rotate`), signed by
+holders of old and new keys wherever they are (`sign`), and put into the coordinator's folder (`install`).
 """
 
 from __future__ import annotations

@@ -259,6 +259,7 @@ class Gateway:
             answer = (await self.next(self.calls[0])).done
             text += answer.outputs[0].text
         await self.step(changes=[control_pb2.Change(evict=control_pb2.Evict(row=row))])
+        assert not (await self.next(self.calls[0])).done.outputs
         return text
 
 
