@@ -157,6 +157,7 @@ def test_codes_and_bounds() -> None:
         "x25519mlkem768-chacha20poly1305": 3,
         "x25519mlkem768-aes256gcm": 4,
     }
+    assert [group.value for group in Group] == [1, 2]
     assert [group.initiator_share_bytes for group in Group] == [32, 32 + 1184]
     assert [group.responder_share_bytes for group in Group] == [32, 32 + 1088]
     assert [kind.value for kind in Kind] == [1, 2, 3, 4, 5]
