@@ -28,7 +28,7 @@ from mesh.records import (
     RecordHeader,
     record_spans,
 )
-from mesh.session import SessionKeys
+from mesh.session import MAX_U64, SessionKeys
 from mesh.suites import Suite
 
 SHARED = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -622,3 +622,21 @@ def test_a_peer_that_seals_more_than_it_announces_is_refused(pair: Any) -> None:
     assert refusal(receiver.opener.open_into, sealed, out, head) == "BAD_LENGTH"
     assert out == bytes(64)
     assert_dead(receiver)
+
+
+def test_a_digest_of_another_length_is_named_on_both_ends(pair: Any) -> None:
+    for length in (0, 31, 33):
+        sender, receiver = pair.link()
+        wrong = header(digest=bytes(length))
+        assert refusal(sender.sealer.seal_into, bytes(64), bytearray(80), wrong) == "BAD_HEADER"
+        assert refusal(receiver.opener.open_into, bytes(80), bytearray(64), wrong) == "BAD_HEADER"
+
+
+def test_the_largest_header_and_the_last_step_pass(pair: Any) -> None:
+    sender, receiver = pair.link()
+    largest = header(dtype="d" * 16, shape=(1,) * 8)
+    assert open_(receiver, seal(sender, bytes(64), largest), largest) == bytes(64)
+    for link, keys in zip((sender, receiver), pair.handshake(), strict=True):
+        link.install(keys, MAX_U64)
+    last = header(step=MAX_U64)
+    assert open_(receiver, seal(sender, bytes(64), last), last) == bytes(64)

@@ -550,3 +550,14 @@ def _unbounded(cluster: Any, revoked: Any, model: int, *, bounded: bool = False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mesh.roster_codec.BYTES_PER_HUNDRED", 1 << 20)
         return encode_roster(draft)
+
+
+def test_evidence_may_be_ahead_by_the_skew_and_no_more(cluster: Any) -> None:
+    first, *rest = complete_roster(cluster.draft).members
+    for name in ("attested_at", "challenged_at"):
+        for ahead, sound in ((60, True), (61, False)):
+            changed = (dataclasses.replace(first, **{name: NOW + ahead}), *rest)
+            if sound:
+                read(cluster, payload(cluster, members=changed))
+            else:
+                assert refusal(cluster, payload(cluster, members=changed)) == "ROSTER_MEMBERS"

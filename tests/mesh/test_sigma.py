@@ -605,3 +605,8 @@ def test_any_delivery_of_any_frames_gives_only_matching_sessions(
         if who < 3:
             (partner,) = [other for other in partners if other >= 3]
             assert sessions[partner].transcript_hash == session.transcript_hash
+
+
+@pytest.mark.parametrize("first", [b"", b"X", b"\x01", b"\x02", b"\x03", b"\x04"])
+def test_nothing_is_heard_before_the_start(pair: Any, first: bytes) -> None:
+    assert refusal(pair.initiator(), first + bytes(64)) == "OUT_OF_ORDER"

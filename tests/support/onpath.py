@@ -1,4 +1,4 @@
-"""Somebody on the path: TCP proxies between members that drop, delay, reorder, alter, replay or cut."""
+"""Somebody on the path: TCP proxies between members that delay, reorder, alter, replay, inject or cut."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ class Flow:
     def __init__(self, outward: bool) -> None:
         self.outward = outward
         self.previous = b""
-        self.held = b""
 
 
 class Proxy:
     """Listens on loopback and passes everything on to `target`, through the attack if there is one.
 
-    An attack is used for one chunk of bytes and then taken away, unless it says that it is not done.
+    An attack is used for one chunk of bytes and then taken away.
     """
 
     def __init__(self, target: tuple[str, int], listen: socket.socket | None = None) -> None:
@@ -86,11 +85,9 @@ class Proxy:
             attack = self.attack
             if attack is None or not flow.outward:
                 return data
-            passed = attack(flow, data)
-            if not flow.held:
-                self.attack = None
-                self.used.set()
-            return passed
+            self.attack = None
+            self.used.set()
+            return attack(flow, data)
 
 
 def _shut(one: socket.socket) -> None:
@@ -99,21 +96,14 @@ def _shut(one: socket.socket) -> None:
     one.close()
 
 
-def drop(flow: Flow, data: bytes) -> bytes:
-    return b""
-
-
 def delay(flow: Flow, data: bytes) -> bytes:
     time.sleep(1.0)
     return data
 
 
 def reorder(flow: Flow, data: bytes) -> bytes:
-    if not flow.held:
-        flow.held = data
-        return b""
-    held, flow.held = flow.held, b""
-    return data + held
+    middle = len(data) // 2
+    return data[middle:] + data[:middle]
 
 
 def alter(flow: Flow, data: bytes) -> bytes:

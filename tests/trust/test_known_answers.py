@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from mesh import envelope, records, rootmeta, roster_codec, roster_reader, sigma, suites
+from mesh import session as session_module
 from mesh.dsse import Ed25519Signer, key_id
 from mesh.encoding import pack_fields, unpack_fields
 from mesh.envelope import ReplayGuard, RequestInfo, SealingKey, seal_request
@@ -169,6 +170,7 @@ def test_codes_and_bounds() -> None:
         16,
     )
     assert (rootmeta._MAX_KEYS, rootmeta._MAX_AUTHORITIES, rootmeta._MAX_CERTIFICATE_BYTES) == (16, 4, 4096)
+    assert session_module.MAX_NOTE_BYTES == 4096
     assert (envelope.MAX_REQUEST_BYTES, envelope.MAX_CHUNK_BYTES) == (8388608, 1048576)
     assert envelope.MAX_LIFETIME_SECONDS == 3600
     assert (roster_codec.MAX_MEMBERS, roster_codec.BYTES_PER_HUNDRED) == (1000, 65536)
