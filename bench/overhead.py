@@ -11,6 +11,8 @@ import argparse
 import asyncio
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
@@ -92,18 +94,33 @@ async def _idle(made: LocalCluster, seconds: float) -> list[dict[str, Any]]:
 
 
 def _own_memory(pid: int) -> int:
-    """Bytes of a member's processes together, what they share with each other (libraries) counted once."""
+    """Bytes of a member's processes together; what they share with each other (libraries) counts once."""
     private = 0
     shared: dict[str, int] = {}
     for process in family(pid):
-        if not hasattr(process, "memory_maps"):
+        smaps = Path(f"/proc/{process.pid}/smaps")
+        if not smaps.exists():
             private += process.memory_info().rss
             continue
-        for one in process.memory_maps(grouped=True):
-            common = one.shared_clean + one.shared_dirty
-            private += one.rss - common
-            shared[one.path] = max(shared.get(one.path, 0), common)
+        for mapping, common, own in _mappings(smaps.read_text()):
+            private += own
+            shared[mapping] = max(shared.get(mapping, 0), common)
     return private + sum(shared.values())
+
+
+def _mappings(smaps: str) -> Iterator[tuple[str, int, int]]:
+    """(file and place in it, bytes shared, bytes private) of each mapping of a Linux process."""
+    name, common, own = "", 0, 0
+    for line in smaps.splitlines():
+        first, _, rest = line.partition(" ")
+        if not first.endswith(":"):
+            yield name, common, own
+            name, common, own = rest, 0, 0
+        elif first.startswith("Shared_") and "Hugetlb" not in first:
+            common += int(rest.split()[0]) * 1024
+        elif first.startswith("Private_") and "Hugetlb" not in first:
+            own += int(rest.split()[0]) * 1024
+    yield name, common, own
 
 
 def _kind(process: psutil.Process) -> str:
@@ -149,17 +166,11 @@ def checks(result: Result) -> list[Check]:
 
 
 def tables(result: Result) -> list[Table]:
-    members = [
-        [one[key] for key in ("member", "rss_mib", "weights_mib", "above_mib")] for one in result["members"]
-    ]
+    members = result["members"]
     keys = ("component", "process", "cpu_percent", "rss_mib", "uss_mib")
     return [
         *find("control").tables(result["gateway"]),
-        Table(
-            "memory of members (rss of daemon, engine, carrier), MiB",
-            ["member", "rss", "weights", "above"],
-            members,
-        ),
+        Table("memory of members", list(members[0]), [list(one.values()) for one in members]),
         Table(
             f"idle for {result['idle_seconds']:g} s",
             ["component", "process", "CPU %", "rss MiB", "uss MiB"],
