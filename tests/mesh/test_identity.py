@@ -194,3 +194,14 @@ def test_malleability_is_known_and_harmless() -> None:
 @given(st.binary(max_size=80))
 def test_garbage_signatures_are_refused_cleanly(signature: bytes) -> None:
     refused(signature)
+
+
+def test_the_longest_signature_verifies() -> None:
+    """72 bytes: both numbers have their highest bit set, as one signature in four."""
+    signer = SoftwareSigner.generate()
+    lengths = set()
+    for number in range(200):
+        signature = signer.sign(Label.JOIN, b"%d" % number)
+        verify(signer.public_key, Label.JOIN, b"%d" % number, signature)
+        lengths.add(len(signature))
+    assert max(lengths) == 72

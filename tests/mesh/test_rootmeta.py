@@ -181,3 +181,13 @@ def test_a_root_signed_by_other_keys_or_labels(authority: Any) -> None:
     assert refusal(follow_root, other, None) == "BAD_SIGNATURE"
     as_roster = seal_envelope("application/x", opened.payload, Label.ROOT, authority.root_signers)
     assert refusal(follow_root, as_roster, None) == "ENVELOPE_TYPE"
+
+
+def test_a_chain_may_be_as_long_as_its_limit(authority: Any) -> None:
+    root = authority.root
+    while len(root.chain) < MAX_CHAIN_LENGTH:
+        draft = dataclasses.replace(root, version=root.version + 1, chain=())
+        root = sign_root(draft, authority.root_signers, previous=root)
+    assert (
+        verify_root_chain(decode_chain(encode_chain(root.chain)), authority.root.fingerprint, now=NOW) == root
+    )
