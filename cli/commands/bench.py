@@ -11,7 +11,7 @@ import typer
 
 from cli.exit_codes import CHECK_FAILED
 from cli.output import print_json, print_table, say
-from mesh.errors import ConfigError
+from mesh.errors import ConfigError, InvalidInput
 
 if TYPE_CHECKING:
     from bench.frame import Benchmark, Result
@@ -46,18 +46,19 @@ def bench(
         rows = [[one, frame.find(one).summary] for one in frame.MODULES]
         print_table(["benchmark", "what it measures"], rows)
         return
+    if name == _EVERYTHING and (json_file or png or context.args):
+        raise InvalidInput("all takes --quick and --out only", hint="name one benchmark", reason="BAD_OPTION")
     names = [one for one in frame.MODULES if one != "serve"] if name == _EVERYTHING else [name]
     failed = []
     for one in names:
         found = frame.find(one)
-        arguments = [*(found.quick if quick else ()), *(context.args if name != _EVERYTHING else ())]
+        arguments = [*(found.quick if quick else ()), *context.args]
         say(f"{one}: {found.summary}")
         report = frame.measure(found, arguments)
         if found.gate and not report["passed"]:
             failed.append(one)
         _show(found, report, to_stdout=str(json_file) != "-")
-        files = (json_file, png) if name != _EVERYTHING else (None, None)
-        _write(found, report, files, out)
+        _write(found, report, (json_file, png), out)
     if failed:
         say(f"failed: {', '.join(failed)}")
         raise typer.Exit(CHECK_FAILED)
