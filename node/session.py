@@ -88,6 +88,7 @@ class CoordinatorSession:
         try:
             call = membership_pb2_grpc.MembershipStub(self._channel.get()).Session()
             writer = asyncio.get_running_loop().create_task(self._write(call))
+            writer.add_done_callback(lambda _: None if self._leaving else call.cancel())
             async for message in call:
                 await self._hear(message)
             log.info("coordinator ended the session")
