@@ -298,9 +298,11 @@ class Ring:
         """Gives a prompt to the head, unless the ring is trusted less than its sender demands."""
         request, serving = action.request, self.serving
         floor = self._answers[request.id].min_trust
-        if serving is None or serving.min_trust < floor:
-            error = below_floor(floor, serving.min_trust if serving else 0)
-            return self.scheduler.row_refused(action.row, error)
+        if serving is None:
+            down = Unavailable("the ring's epoch has just ended", hint="try again", reason="RING_DOWN")
+            return self.scheduler.row_refused(action.row, down)
+        if serving.min_trust < floor:
+            return self.scheduler.row_refused(action.row, below_floor(floor, serving.min_trust))
         if self._session is not None:
             self._expect_answer(self._session)
         timings = self._unstarted[action.row] = self._answers[request.id].answer.timings

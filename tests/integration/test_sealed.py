@@ -341,10 +341,6 @@ async def test_a_proxy_with_the_wrong_root_does_not_start(ring, tmp_path):
 async def test_a_head_with_a_new_sealing_key_is_found_by_itself(ring, pin):
     async with connect(ring, pin) as client:
         before = await client.chat(messages(QUESTION), max_tokens=20)
-        names = (
-            {one.member_id: one.member_name for one in ring.deployment.plan.rings[0].stages} if False else {}
-        )
-        del names
         name = node_of(ring.cluster, before.ring.members[0].id)
         await ring.cluster.kill_node(name)
         await ring.cluster.start_node(name)

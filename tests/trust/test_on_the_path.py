@@ -135,8 +135,8 @@ async def settled(ring: Ring) -> int:
             await asyncio.sleep(0.7)
 
 
-async def attacked(ring: Ring, proxy: Proxy, attack: str) -> None:
-    """One attack while a reply is under way: the reply is the right one, for one epoch at most."""
+async def attacked(ring: Ring, proxy: Proxy, attack: str, epochs: int = 1) -> None:
+    """One attack while a reply is under way: the reply is the right one, for so many epochs at most."""
     expected = await replied(ring)
     before = await settled(ring)
     proxy.arm(ATTACKS[attack])
@@ -144,7 +144,7 @@ async def attacked(ring: Ring, proxy: Proxy, attack: str) -> None:
     assert await asyncio.to_thread(proxy.used.wait, 30), "nothing came along the path"
     assert await replied(ring) == expected
     after = await settled(ring)
-    assert after - before <= (0 if attack == "delay" else 1)
+    assert after - before <= (0 if attack == "delay" else epochs)
     assert after > before or attack == "delay", "what was altered was not noticed"
 
 
@@ -158,8 +158,11 @@ async def test_the_ring_path(tapped: Ring, attack: str) -> None:
 
 @pytest.mark.parametrize("attack", ["alter", "truncate", "delay"])
 async def test_a_daemons_port(tapped: Ring, attack: str) -> None:
-    """Between gateway and member, and between members: TLS, with handshakes and control inside."""
-    await attacked(tapped, tapped.cluster.daemons["node-1"], attack)
+    """Between gateway and member, and between members: TLS, with handshakes and control inside.
+
+    What is hit may be the handshake of the epoch that the attack itself made necessary: then it costs two.
+    """
+    await attacked(tapped, tapped.cluster.daemons["node-1"], attack, epochs=2)
 
 
 @pytest.mark.parametrize("attack", ["alter", "truncate"])
