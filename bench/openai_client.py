@@ -17,6 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _LIMIT = 1 << 20
+ANSWER_SECONDS = 300.0
+"""After which an answer that has not ended counts as failed."""
 
 
 @dataclass
@@ -61,12 +63,16 @@ async def ask(
     path: str = "/v1/chat/completions",
     key: str = "",
     into: Reply | None = None,
+    seconds: float = ANSWER_SECONDS,
 ) -> Reply:
     """Streams one answer; what goes wrong is its `error`. `into` can be looked at while it comes."""
     reply = into or Reply(time.perf_counter())
     try:
-        async for event in _events(base_url, path, body | {"stream": True}, key):
-            _take(reply, event)
+        async with asyncio.timeout(seconds):
+            async for event in _events(base_url, path, body | {"stream": True}, key):
+                _take(reply, event)
+    except TimeoutError:
+        reply.error = "timeout"
     except (OSError, EOFError, ValueError, asyncio.IncompleteReadError) as error:
         reply.error = reply.error or type(error).__name__
     reply.ended = time.perf_counter()

@@ -20,6 +20,9 @@ from bench.serve import load
 from bench.summaries import median, summary
 from cli.cluster import LocalCluster
 
+ROUND_SECONDS = 90.0
+"""mlx_lm.server was seen to stop answering; that must not stop the others."""
+
 OURS, PIPELINE = "sealring, 2 stages", "mlx_lm.server --pipeline, 2 ranks"
 
 
@@ -54,7 +57,7 @@ async def _run(options: argparse.Namespace) -> Result:
         for number in range(options.rounds + 1):
             for name, system in systems.items():
                 progress(f"round {number} of {options.rounds}: {name}")
-                found = await _round(system, str(model), options)
+                found = await _round(system, str(model), options, number)
                 if number:
                     rounds.setdefault(name, []).append(found)
     return {"options": _given(options), "systems": {name: _sum_up(each) for name, each in rounds.items()}}
@@ -67,7 +70,8 @@ def _pin(made: LocalCluster, cores: list[int]) -> None:
         pin(made.processes[name], cores)
 
 
-async def _round(system: Any, model: str, options: argparse.Namespace) -> Result:
+async def _round(system: Any, model: str, options: argparse.Namespace, number: int) -> Result:
+    """Prompts are new in every round: no system finds them in a cache."""
     if isinstance(system, Process) and not system.url:
         found = await system.round()
         return {"tokens_per_second": found["tokens"] / found["seconds"], "ttft": found["ttft"], "failed": 0}
@@ -82,6 +86,8 @@ async def _round(system: Any, model: str, options: argparse.Namespace) -> Result
             rate=float("inf"),
             words=options.words,
             max_tokens=options.tokens,
+            seed=number,
+            seconds=ROUND_SECONDS,
         )
     finally:
         if not ours:

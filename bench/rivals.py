@@ -138,7 +138,7 @@ async def _wait(running: Process, model: Path) -> None:
     while loop.time() < deadline:
         if running.process.returncode is not None:
             raise Unavailable("mlx_lm.server ended", reason="COMPONENT_ENDED")
-        reply = await ask(running.url, body)
+        reply = await ask(running.url, body, seconds=15)
         if reply.ok:
             return
         await asyncio.sleep(0.5)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.frame import Benchmark, Result, Table, progress
-from bench.openai_client import Reply, ask, get_json
+from bench.openai_client import ANSWER_SECONDS, Reply, ask, get_json
 from bench.summaries import percentile
 
 _WORDS = ("ring", "stone", "river", "seven", "light", "quiet", "letter", "garden", "winter", "music")
@@ -49,6 +49,7 @@ async def load(
     concurrency: int = 0,
     path: str = "/v1/chat/completions",
     key: str = "",
+    seconds: float = ANSWER_SECONDS,
 ) -> tuple[list[Reply], float]:
     """Sends them all; the replies, and seconds from the first request to the last answer."""
     generator = random.Random(seed)
@@ -68,7 +69,7 @@ async def load(
         else:
             body["prompt"] = text
         async with limit:
-            return await ask(url, body, path=path, key=key)
+            return await ask(url, body, path=path, key=key, seconds=seconds)
 
     times = arrivals(generator, count, rate, burstiness)
     prompts = [prompt(generator, words) for _ in range(count)]
