@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import secrets
 import socket
 
 from mesh.errors import ConfigError, InvalidInput
@@ -60,10 +61,15 @@ def listen_error(address: str) -> ConfigError:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A port that was free a moment ago, below those that systems give to outgoing connections."""
+    while True:
+        port = 15000 + secrets.randbelow(17000)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
 
 
 def _bad(address: str) -> InvalidInput:
