@@ -191,7 +191,7 @@ class SealedRows:
 def _padded(delta: inference_pb2.SealedDelta) -> bytes:
     """The delta as bytes, their number a multiple of CHUNK_BYTES."""
     missing = -delta.ByteSize() % CHUNK_BYTES
-    if missing == 1:  # the field itself takes two bytes
+    if missing in (1, 2):  # the field itself takes two bytes, and is left out when it is empty
         missing += CHUNK_BYTES
     if missing:
         delta.padding = bytes(missing - 2)
