@@ -87,7 +87,9 @@ class Rings:
             lambda: self._store.deployments.next_epoch(ring.ring),
             self._timeouts,
         )
-        self._running[ring.ring] = RunningRing(ring, plan.spec, plan.profile.digest, machine)
+        self._running[ring.ring] = RunningRing(
+            ring, plan.spec, plan.profile.digest, plan.profile.model_type, machine
+        )
         self._watchers.tell(WatchResponse(ring=self._running[ring.ring].state()))
         for stage in ring.stages:
             if self._sessions.find(stage.member) is not None:

@@ -20,11 +20,12 @@ _PHASES = {
 
 @dataclass
 class RunningRing:
-    """`spec` and `digest` (hex) are the deployment's, with every default filled in."""
+    """`spec`, `digest` (hex) and `model_type` are the deployment's, with every default filled in."""
 
     plan: admin_pb2.RingPlan
     spec: admin_pb2.DeploymentSpec
     digest: str
+    model_type: str
     machine: RingEpochs
 
     def state(self) -> RingState:
@@ -38,6 +39,7 @@ class RunningRing:
             max_rows=self.spec.max_rows,
             context=self.spec.context,
             prefill_chunk=self.spec.prefill_chunk,
+            model_type=self.model_type,
         )
 
     def down(self, reason: str) -> RingState:

@@ -235,12 +235,18 @@ class Rings:
         serving = [ring for ring in rings if ring.attached and ring.serving]
         return inference.Model(
             name=name,
+            model_type=self._model_type(name),
             context=min((ring.context for ring in signed), default=0),
             min_trust=min((ring.min_trust for ring in signed), default=0),
             rings=len(serving),
             rows=sum(ring.serving.max_rows for ring in serving if ring.serving),
             created=self._created.get(name, 0),
         )
+
+    def _model_type(self, name: str) -> str:
+        """As the coordinator says; a ring that is on its way has one already."""
+        states = (state for state in self._states.values() if state.deployment == name)
+        return next((state.model_type for state in states if state.model_type), "")
 
     def _loads(self) -> dict[str, tuple[int, int, float]]:
         loads: dict[str, tuple[int, int, float]] = {}

@@ -10,6 +10,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from sealring.v1 import membership_pb2 as _membership_pb2
 from sealring.v1 import model_pb2 as _model_pb2
+from sealring.v1 import trace_pb2 as _trace_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -414,6 +415,7 @@ class DeploymentSpec(_message.Message):
     SPLIT_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
+    KV_BITS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """what clients call it; [A-Za-z0-9._/-], at most 128 characters"""
     model: _builtins.str
@@ -432,6 +434,8 @@ class DeploymentSpec(_message.Message):
     """0: as few as hold the model; else exactly this many per ring"""
     prefill_chunk: _builtins.int
     """tokens; 0: 256"""
+    kv_bits: _builtins.int
+    """of keys and values in the caches: 8 or 4; 0: the model's own precision"""
     @_builtins.property
     def split(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """layers per rank, by hand; excludes stages"""
@@ -454,10 +458,11 @@ class DeploymentSpec(_message.Message):
         split: _abc.Iterable[_builtins.int] | None = ...,
         members: _abc.Iterable[_builtins.str] | None = ...,
         prefill_chunk: _builtins.int = ...,
+        kv_bits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "prefill_chunk", b"prefill_chunk", "replicas", b"replicas", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kv_bits", b"kv_bits", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "prefill_chunk", b"prefill_chunk", "replicas", b"replicas", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -784,6 +789,115 @@ class DeleteDeploymentResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteDeploymentResponse: _TypeAlias = DeleteDeploymentResponse  # noqa: Y015
+
+@_typing.final
+class TraceRingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RING_FIELD_NUMBER: _builtins.int
+    MILLISECONDS_FIELD_NUMBER: _builtins.int
+    ring: _builtins.str
+    """may be empty when there is only one"""
+    milliseconds: _builtins.int
+    """at most 60,000"""
+    def __init__(
+        self,
+        *,
+        ring: _builtins.str = ...,
+        milliseconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["milliseconds", b"milliseconds", "ring", b"ring"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceRingRequest: _TypeAlias = TraceRingRequest  # noqa: Y015
+
+@_typing.final
+class TraceRingResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RING_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    ring: _builtins.str
+    epoch: _builtins.int
+    start: _builtins.int
+    """of the time traced, nanoseconds on the coordinator's monotonic clock"""
+    duration: _builtins.int
+    """nanoseconds"""
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberTrace]:
+        """by rank"""
+
+    def __init__(
+        self,
+        *,
+        ring: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        start: _builtins.int = ...,
+        duration: _builtins.int = ...,
+        members: _abc.Iterable[Global___MemberTrace] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "epoch", b"epoch", "members", b"members", "ring", b"ring", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceRingResponse: _TypeAlias = TraceRingResponse  # noqa: Y015
+
+@_typing.final
+class MemberTrace(_message.Message):
+    """One member's part of a trace. Times are on the coordinator's monotonic clock."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    CLOCK_OFFSET_FIELD_NUMBER: _builtins.int
+    CLOCK_ERROR_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    name: _builtins.str
+    rank: _builtins.int
+    since: _builtins.int
+    """nothing after this is missing"""
+    clock_offset: _builtins.int
+    """nanoseconds that were added to the member's times"""
+    clock_error: _builtins.int
+    """nanoseconds by which that may be wrong: half of the shortest round trip"""
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[_trace_pb2.Span]: ...
+    @_builtins.property
+    def problem(self) -> _membership_pb2.Problem:
+        """set when the member gave no trace"""
+
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        name: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        spans: _abc.Iterable[_trace_pb2.Span] | None = ...,
+        since: _builtins.int = ...,
+        clock_offset: _builtins.int = ...,
+        clock_error: _builtins.int = ...,
+        problem: _membership_pb2.Problem | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_error", b"clock_error", "clock_offset", b"clock_offset", "member", b"member", "name", b"name", "problem", b"problem", "rank", b"rank", "since", b"since", "spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberTrace: _TypeAlias = MemberTrace  # noqa: Y015
 
 @_typing.final
 class GetAdminRosterRequest(_message.Message):

@@ -26,67 +26,72 @@ from sealring.v1 import control_pb2 as sealring_dot_v1_dot_control__pb2
 from sealring.v1 import inference_pb2 as sealring_dot_v1_dot_inference__pb2
 from sealring.v1 import membership_pb2 as sealring_dot_v1_dot_membership__pb2
 from sealring.v1 import model_pb2 as sealring_dot_v1_dot_model__pb2
+from sealring.v1 import trace_pb2 as sealring_dot_v1_dot_trace__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18sealring/v1/engine.proto\x12\x0bsealring.v1\x1a\x19sealring/v1/control.proto\x1a\x1bsealring/v1/inference.proto\x1a\x1csealring/v1/membership.proto\x1a\x17sealring/v1/model.proto\"\xa7\x03\n\rEngineCommand\x12,\n\x07profile\x18\x01 \x01(\x0b\x32\x19.sealring.v1.ProfileModelH\x00\x12&\n\x04load\x18\x02 \x01(\x0b\x32\x16.sealring.v1.LoadStageH\x00\x12\x32\n\nopen_epoch\x18\x03 \x01(\x0b\x32\x1c.sealring.v1.OpenEngineEpochH\x00\x12\x34\n\x0b\x63lose_epoch\x18\x04 \x01(\x0b\x32\x1d.sealring.v1.CloseEngineEpochH\x00\x12.\n\x08open_row\x18\x05 \x01(\x0b\x32\x1a.sealring.v1.OpenEngineRowH\x00\x12*\n\x07\x64iscard\x18\x06 \x01(\x0b\x32\x17.sealring.v1.DiscardRowH\x00\x12!\n\x04step\x18\x07 \x01(\x0b\x32\x11.sealring.v1.StepH\x00\x12!\n\x04ping\x18\x08 \x01(\x0b\x32\x11.sealring.v1.PingH\x00\x12)\n\x08shutdown\x18\t \x01(\x0b\x32\x15.sealring.v1.ShutdownH\x00\x42\t\n\x07\x63ommand\"\xb0\x04\n\x0b\x45ngineEvent\x12)\n\x05ready\x18\x01 \x01(\x0b\x32\x18.sealring.v1.EngineReadyH\x00\x12.\n\x08profiled\x18\x02 \x01(\x0b\x32\x1a.sealring.v1.ModelProfiledH\x00\x12-\n\x08progress\x18\x03 \x01(\x0b\x32\x19.sealring.v1.LoadProgressH\x00\x12*\n\x06loaded\x18\x04 \x01(\x0b\x32\x18.sealring.v1.StageLoadedH\x00\x12-\n\x07problem\x18\x05 \x01(\x0b\x32\x1a.sealring.v1.EngineProblemH\x00\x12(\n\x06opened\x18\x06 \x01(\x0b\x32\x16.sealring.v1.RowOpenedH\x00\x12*\n\x07refused\x18\x07 \x01(\x0b\x32\x17.sealring.v1.RowRefusedH\x00\x12%\n\x04\x64one\x18\x08 \x01(\x0b\x32\x15.sealring.v1.StepDoneH\x00\x12)\n\x05\x66\x61ult\x18\t \x01(\x0b\x32\x18.sealring.v1.EngineFaultH\x00\x12\'\n\x04pong\x18\n \x01(\x0b\x32\x17.sealring.v1.EnginePongH\x00\x12\x30\n\x0c\x65poch_opened\x18\x0b \x01(\x0b\x32\x18.sealring.v1.EpochOpenedH\x00\x12\x30\n\x0c\x65poch_closed\x18\x0c \x01(\x0b\x32\x18.sealring.v1.EpochClosedH\x00\x42\x07\n\x05\x65vent\"#\n\x0b\x45ngineReady\x12\x14\n\x0cmemory_limit\x18\x01 \x01(\x04\"(\n\x0cProfileModel\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\"G\n\rModelProfiled\x12\n\n\x02id\x18\x01 \x01(\x04\x12*\n\x07profile\x18\x02 \x01(\x0b\x32\x19.sealring.v1.ModelProfile\"^\n\tLoadStage\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\n\n\x02lo\x18\x03 \x01(\r\x12\n\n\x02hi\x18\x04 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x05 \x01(\r\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\",\n\x0cLoadProgress\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x10\n\x08\x66raction\x18\x02 \x01(\x02\"e\n\x0bStageLoaded\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x14\n\x0cweight_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x03 \x01(\x04\x12\x18\n\x10kv_bytes_per_row\x18\x04 \x01(\x04\"B\n\rEngineProblem\x12\n\n\x02id\x18\x01 \x01(\x04\x12%\n\x07problem\x18\x02 \x01(\x0b\x32\x14.sealring.v1.Problem\"\x84\x01\n\x0fOpenEngineEpoch\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0c\n\x04size\x18\x04 \x01(\r\x12\x15\n\rprefill_chunk\x18\x05 \x01(\r\x12\x10\n\x08max_rows\x18\x06 \x01(\r\x12\x11\n\tkv_budget\x18\x07 \x01(\x04\"\x19\n\x0b\x45pochOpened\x12\n\n\x02id\x18\x01 \x01(\x04\"\x1e\n\x10\x43loseEngineEpoch\x12\n\n\x02id\x18\x01 \x01(\x04\"\x19\n\x0b\x45pochClosed\x12\n\n\x02id\x18\x01 \x01(\x04\"U\n\rOpenEngineRow\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.sealring.v1.Prompt\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\"C\n\x0b\x45ngineFault\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12%\n\x07problem\x18\x02 \x01(\x0b\x32\x14.sealring.v1.Problem\"R\n\nEnginePong\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x0e\n\x06memory\x18\x03 \x01(\x04\x12\x13\n\x0bpeak_memory\x18\x04 \x01(\x04\"\n\n\x08Shutdown\"\xea\x01\n\x0e\x43\x61rrierCommand\x12*\n\x05start\x18\x01 \x01(\x0b\x32\x19.sealring.v1.StartCarrierH\x00\x12&\n\x04\x66orm\x18\x02 \x01(\x0b\x32\x16.sealring.v1.FormGroupH\x00\x12+\n\x07install\x18\x03 \x01(\x0b\x32\x18.sealring.v1.InstallKeysH\x00\x12!\n\x04ping\x18\x04 \x01(\x0b\x32\x11.sealring.v1.PingH\x00\x12)\n\x08shutdown\x18\x05 \x01(\x0b\x32\x15.sealring.v1.ShutdownH\x00\x42\t\n\x07\x63ommand\"\xea\x01\n\x0c\x43\x61rrierEvent\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.sealring.v1.CarrierReadyH\x00\x12$\n\x02up\x18\x02 \x01(\x0b\x32\x16.sealring.v1.CarrierUpH\x00\x12*\n\x05\x66\x61ult\x18\x03 \x01(\x0b\x32\x19.sealring.v1.CarrierFaultH\x00\x12(\n\x04pong\x18\x04 \x01(\x0b\x32\x18.sealring.v1.CarrierPongH\x00\x12)\n\x05rekey\x18\x05 \x01(\x0b\x32\x18.sealring.v1.RekeyWantedH\x00\x42\x07\n\x05\x65vent\"\x9c\x01\n\x0cStartCarrier\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\x12\x13\n\x0bown_address\x18\x03 \x01(\t\x12\x14\n\x0cnext_address\x18\x04 \x01(\t\x12\x15\n\routgoing_keys\x18\x05 \x01(\x0c\x12\x15\n\rincoming_keys\x18\x06 \x01(\x0c\x12\x17\n\x0f\x66orm_timeout_ms\x18\x07 \x01(\r\"\x0e\n\x0c\x43\x61rrierReady\"\x0b\n\tFormGroup\"\x0b\n\tCarrierUp\"5\n\x0c\x43\x61rrierFault\x12%\n\x07problem\x18\x01 \x01(\x0b\x32\x14.sealring.v1.Problem\">\n\x0bInstallKeys\x12\x10\n\x08outgoing\x18\x01 \x01(\x08\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61t_step\x18\x03 \x01(\x04\"\x1f\n\x0bRekeyWanted\x12\x10\n\x08outgoing\x18\x01 \x01(\x08\"{\n\x0b\x43\x61rrierPong\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x16\n\x0erecords_sealed\x18\x02 \x01(\x04\x12\x16\n\x0erecords_opened\x18\x03 \x01(\x04\x12\x14\n\x0c\x62ytes_sealed\x18\x04 \x01(\x04\x12\x14\n\x0c\x62ytes_opened\x18\x05 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18sealring/v1/engine.proto\x12\x0bsealring.v1\x1a\x19sealring/v1/control.proto\x1a\x1bsealring/v1/inference.proto\x1a\x1csealring/v1/membership.proto\x1a\x17sealring/v1/model.proto\x1a\x17sealring/v1/trace.proto\"\xd0\x03\n\rEngineCommand\x12,\n\x07profile\x18\x01 \x01(\x0b\x32\x19.sealring.v1.ProfileModelH\x00\x12&\n\x04load\x18\x02 \x01(\x0b\x32\x16.sealring.v1.LoadStageH\x00\x12\x32\n\nopen_epoch\x18\x03 \x01(\x0b\x32\x1c.sealring.v1.OpenEngineEpochH\x00\x12\x34\n\x0b\x63lose_epoch\x18\x04 \x01(\x0b\x32\x1d.sealring.v1.CloseEngineEpochH\x00\x12.\n\x08open_row\x18\x05 \x01(\x0b\x32\x1a.sealring.v1.OpenEngineRowH\x00\x12*\n\x07\x64iscard\x18\x06 \x01(\x0b\x32\x17.sealring.v1.DiscardRowH\x00\x12!\n\x04step\x18\x07 \x01(\x0b\x32\x11.sealring.v1.StepH\x00\x12!\n\x04ping\x18\x08 \x01(\x0b\x32\x11.sealring.v1.PingH\x00\x12)\n\x08shutdown\x18\t \x01(\x0b\x32\x15.sealring.v1.ShutdownH\x00\x12\'\n\x05trace\x18\n \x01(\x0b\x32\x16.sealring.v1.TakeTraceH\x00\x42\t\n\x07\x63ommand\"\xda\x04\n\x0b\x45ngineEvent\x12)\n\x05ready\x18\x01 \x01(\x0b\x32\x18.sealring.v1.EngineReadyH\x00\x12.\n\x08profiled\x18\x02 \x01(\x0b\x32\x1a.sealring.v1.ModelProfiledH\x00\x12-\n\x08progress\x18\x03 \x01(\x0b\x32\x19.sealring.v1.LoadProgressH\x00\x12*\n\x06loaded\x18\x04 \x01(\x0b\x32\x18.sealring.v1.StageLoadedH\x00\x12-\n\x07problem\x18\x05 \x01(\x0b\x32\x1a.sealring.v1.EngineProblemH\x00\x12(\n\x06opened\x18\x06 \x01(\x0b\x32\x16.sealring.v1.RowOpenedH\x00\x12*\n\x07refused\x18\x07 \x01(\x0b\x32\x17.sealring.v1.RowRefusedH\x00\x12%\n\x04\x64one\x18\x08 \x01(\x0b\x32\x15.sealring.v1.StepDoneH\x00\x12)\n\x05\x66\x61ult\x18\t \x01(\x0b\x32\x18.sealring.v1.EngineFaultH\x00\x12\'\n\x04pong\x18\n \x01(\x0b\x32\x17.sealring.v1.EnginePongH\x00\x12\x30\n\x0c\x65poch_opened\x18\x0b \x01(\x0b\x32\x18.sealring.v1.EpochOpenedH\x00\x12\x30\n\x0c\x65poch_closed\x18\x0c \x01(\x0b\x32\x18.sealring.v1.EpochClosedH\x00\x12(\n\x05trace\x18\r \x01(\x0b\x32\x17.sealring.v1.TraceTakenH\x00\x42\x07\n\x05\x65vent\"#\n\x0b\x45ngineReady\x12\x14\n\x0cmemory_limit\x18\x01 \x01(\x04\"(\n\x0cProfileModel\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\"G\n\rModelProfiled\x12\n\n\x02id\x18\x01 \x01(\x04\x12*\n\x07profile\x18\x02 \x01(\x0b\x32\x19.sealring.v1.ModelProfile\"o\n\tLoadStage\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\n\n\x02lo\x18\x03 \x01(\r\x12\n\n\x02hi\x18\x04 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x05 \x01(\r\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\x12\x0f\n\x07kv_bits\x18\x07 \x01(\r\",\n\x0cLoadProgress\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x10\n\x08\x66raction\x18\x02 \x01(\x02\"e\n\x0bStageLoaded\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x14\n\x0cweight_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x03 \x01(\x04\x12\x18\n\x10kv_bytes_per_row\x18\x04 \x01(\x04\"B\n\rEngineProblem\x12\n\n\x02id\x18\x01 \x01(\x04\x12%\n\x07problem\x18\x02 \x01(\x0b\x32\x14.sealring.v1.Problem\"\x84\x01\n\x0fOpenEngineEpoch\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0c\n\x04size\x18\x04 \x01(\r\x12\x15\n\rprefill_chunk\x18\x05 \x01(\r\x12\x10\n\x08max_rows\x18\x06 \x01(\r\x12\x11\n\tkv_budget\x18\x07 \x01(\x04\"\x19\n\x0b\x45pochOpened\x12\n\n\x02id\x18\x01 \x01(\x04\"\x1e\n\x10\x43loseEngineEpoch\x12\n\n\x02id\x18\x01 \x01(\x04\"\x19\n\x0b\x45pochClosed\x12\n\n\x02id\x18\x01 \x01(\x04\"U\n\rOpenEngineRow\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.sealring.v1.Prompt\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\"C\n\x0b\x45ngineFault\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12%\n\x07problem\x18\x02 \x01(\x0b\x32\x14.sealring.v1.Problem\"R\n\nEnginePong\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x0e\n\x06memory\x18\x03 \x01(\x04\x12\x13\n\x0bpeak_memory\x18\x04 \x01(\x04\"&\n\tTakeTrace\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05since\x18\x02 \x01(\x04\"B\n\nTraceTaken\x12\n\n\x02id\x18\x01 \x01(\x04\x12(\n\x05trace\x18\x02 \x01(\x0b\x32\x19.sealring.v1.ProcessTrace\"\n\n\x08Shutdown\"\x93\x02\n\x0e\x43\x61rrierCommand\x12*\n\x05start\x18\x01 \x01(\x0b\x32\x19.sealring.v1.StartCarrierH\x00\x12&\n\x04\x66orm\x18\x02 \x01(\x0b\x32\x16.sealring.v1.FormGroupH\x00\x12+\n\x07install\x18\x03 \x01(\x0b\x32\x18.sealring.v1.InstallKeysH\x00\x12!\n\x04ping\x18\x04 \x01(\x0b\x32\x11.sealring.v1.PingH\x00\x12)\n\x08shutdown\x18\x05 \x01(\x0b\x32\x15.sealring.v1.ShutdownH\x00\x12\'\n\x05trace\x18\x06 \x01(\x0b\x32\x16.sealring.v1.TakeTraceH\x00\x42\t\n\x07\x63ommand\"\x94\x02\n\x0c\x43\x61rrierEvent\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.sealring.v1.CarrierReadyH\x00\x12$\n\x02up\x18\x02 \x01(\x0b\x32\x16.sealring.v1.CarrierUpH\x00\x12*\n\x05\x66\x61ult\x18\x03 \x01(\x0b\x32\x19.sealring.v1.CarrierFaultH\x00\x12(\n\x04pong\x18\x04 \x01(\x0b\x32\x18.sealring.v1.CarrierPongH\x00\x12)\n\x05rekey\x18\x05 \x01(\x0b\x32\x18.sealring.v1.RekeyWantedH\x00\x12(\n\x05trace\x18\x06 \x01(\x0b\x32\x17.sealring.v1.TraceTakenH\x00\x42\x07\n\x05\x65vent\"\x9c\x01\n\x0cStartCarrier\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\x12\x13\n\x0bown_address\x18\x03 \x01(\t\x12\x14\n\x0cnext_address\x18\x04 \x01(\t\x12\x15\n\routgoing_keys\x18\x05 \x01(\x0c\x12\x15\n\rincoming_keys\x18\x06 \x01(\x0c\x12\x17\n\x0f\x66orm_timeout_ms\x18\x07 \x01(\r\"\x0e\n\x0c\x43\x61rrierReady\"\x0b\n\tFormGroup\"\x0b\n\tCarrierUp\"5\n\x0c\x43\x61rrierFault\x12%\n\x07problem\x18\x01 \x01(\x0b\x32\x14.sealring.v1.Problem\">\n\x0bInstallKeys\x12\x10\n\x08outgoing\x18\x01 \x01(\x08\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61t_step\x18\x03 \x01(\x04\"\x1f\n\x0bRekeyWanted\x12\x10\n\x08outgoing\x18\x01 \x01(\x08\"{\n\x0b\x43\x61rrierPong\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x16\n\x0erecords_sealed\x18\x02 \x01(\x04\x12\x16\n\x0erecords_opened\x18\x03 \x01(\x04\x12\x14\n\x0c\x62ytes_sealed\x18\x04 \x01(\x04\x12\x14\n\x0c\x62ytes_opened\x18\x05 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sealring.v1.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENGINECOMMAND']._serialized_start=153
-  _globals['_ENGINECOMMAND']._serialized_end=576
-  _globals['_ENGINEEVENT']._serialized_start=579
-  _globals['_ENGINEEVENT']._serialized_end=1139
-  _globals['_ENGINEREADY']._serialized_start=1141
-  _globals['_ENGINEREADY']._serialized_end=1176
-  _globals['_PROFILEMODEL']._serialized_start=1178
-  _globals['_PROFILEMODEL']._serialized_end=1218
-  _globals['_MODELPROFILED']._serialized_start=1220
-  _globals['_MODELPROFILED']._serialized_end=1291
-  _globals['_LOADSTAGE']._serialized_start=1293
-  _globals['_LOADSTAGE']._serialized_end=1387
-  _globals['_LOADPROGRESS']._serialized_start=1389
-  _globals['_LOADPROGRESS']._serialized_end=1433
-  _globals['_STAGELOADED']._serialized_start=1435
-  _globals['_STAGELOADED']._serialized_end=1536
-  _globals['_ENGINEPROBLEM']._serialized_start=1538
-  _globals['_ENGINEPROBLEM']._serialized_end=1604
-  _globals['_OPENENGINEEPOCH']._serialized_start=1607
-  _globals['_OPENENGINEEPOCH']._serialized_end=1739
-  _globals['_EPOCHOPENED']._serialized_start=1741
-  _globals['_EPOCHOPENED']._serialized_end=1766
-  _globals['_CLOSEENGINEEPOCH']._serialized_start=1768
-  _globals['_CLOSEENGINEEPOCH']._serialized_end=1798
-  _globals['_EPOCHCLOSED']._serialized_start=1800
-  _globals['_EPOCHCLOSED']._serialized_end=1825
-  _globals['_OPENENGINEROW']._serialized_start=1827
-  _globals['_OPENENGINEROW']._serialized_end=1912
-  _globals['_ENGINEFAULT']._serialized_start=1914
-  _globals['_ENGINEFAULT']._serialized_end=1981
-  _globals['_ENGINEPONG']._serialized_start=1983
-  _globals['_ENGINEPONG']._serialized_end=2065
-  _globals['_SHUTDOWN']._serialized_start=2067
-  _globals['_SHUTDOWN']._serialized_end=2077
-  _globals['_CARRIERCOMMAND']._serialized_start=2080
-  _globals['_CARRIERCOMMAND']._serialized_end=2314
-  _globals['_CARRIEREVENT']._serialized_start=2317
-  _globals['_CARRIEREVENT']._serialized_end=2551
-  _globals['_STARTCARRIER']._serialized_start=2554
-  _globals['_STARTCARRIER']._serialized_end=2710
-  _globals['_CARRIERREADY']._serialized_start=2712
-  _globals['_CARRIERREADY']._serialized_end=2726
-  _globals['_FORMGROUP']._serialized_start=2728
-  _globals['_FORMGROUP']._serialized_end=2739
-  _globals['_CARRIERUP']._serialized_start=2741
-  _globals['_CARRIERUP']._serialized_end=2752
-  _globals['_CARRIERFAULT']._serialized_start=2754
-  _globals['_CARRIERFAULT']._serialized_end=2807
-  _globals['_INSTALLKEYS']._serialized_start=2809
-  _globals['_INSTALLKEYS']._serialized_end=2871
-  _globals['_REKEYWANTED']._serialized_start=2873
-  _globals['_REKEYWANTED']._serialized_end=2904
-  _globals['_CARRIERPONG']._serialized_start=2906
-  _globals['_CARRIERPONG']._serialized_end=3029
+  _globals['_ENGINECOMMAND']._serialized_start=178
+  _globals['_ENGINECOMMAND']._serialized_end=642
+  _globals['_ENGINEEVENT']._serialized_start=645
+  _globals['_ENGINEEVENT']._serialized_end=1247
+  _globals['_ENGINEREADY']._serialized_start=1249
+  _globals['_ENGINEREADY']._serialized_end=1284
+  _globals['_PROFILEMODEL']._serialized_start=1286
+  _globals['_PROFILEMODEL']._serialized_end=1326
+  _globals['_MODELPROFILED']._serialized_start=1328
+  _globals['_MODELPROFILED']._serialized_end=1399
+  _globals['_LOADSTAGE']._serialized_start=1401
+  _globals['_LOADSTAGE']._serialized_end=1512
+  _globals['_LOADPROGRESS']._serialized_start=1514
+  _globals['_LOADPROGRESS']._serialized_end=1558
+  _globals['_STAGELOADED']._serialized_start=1560
+  _globals['_STAGELOADED']._serialized_end=1661
+  _globals['_ENGINEPROBLEM']._serialized_start=1663
+  _globals['_ENGINEPROBLEM']._serialized_end=1729
+  _globals['_OPENENGINEEPOCH']._serialized_start=1732
+  _globals['_OPENENGINEEPOCH']._serialized_end=1864
+  _globals['_EPOCHOPENED']._serialized_start=1866
+  _globals['_EPOCHOPENED']._serialized_end=1891
+  _globals['_CLOSEENGINEEPOCH']._serialized_start=1893
+  _globals['_CLOSEENGINEEPOCH']._serialized_end=1923
+  _globals['_EPOCHCLOSED']._serialized_start=1925
+  _globals['_EPOCHCLOSED']._serialized_end=1950
+  _globals['_OPENENGINEROW']._serialized_start=1952
+  _globals['_OPENENGINEROW']._serialized_end=2037
+  _globals['_ENGINEFAULT']._serialized_start=2039
+  _globals['_ENGINEFAULT']._serialized_end=2106
+  _globals['_ENGINEPONG']._serialized_start=2108
+  _globals['_ENGINEPONG']._serialized_end=2190
+  _globals['_TAKETRACE']._serialized_start=2192
+  _globals['_TAKETRACE']._serialized_end=2230
+  _globals['_TRACETAKEN']._serialized_start=2232
+  _globals['_TRACETAKEN']._serialized_end=2298
+  _globals['_SHUTDOWN']._serialized_start=2300
+  _globals['_SHUTDOWN']._serialized_end=2310
+  _globals['_CARRIERCOMMAND']._serialized_start=2313
+  _globals['_CARRIERCOMMAND']._serialized_end=2588
+  _globals['_CARRIEREVENT']._serialized_start=2591
+  _globals['_CARRIEREVENT']._serialized_end=2867
+  _globals['_STARTCARRIER']._serialized_start=2870
+  _globals['_STARTCARRIER']._serialized_end=3026
+  _globals['_CARRIERREADY']._serialized_start=3028
+  _globals['_CARRIERREADY']._serialized_end=3042
+  _globals['_FORMGROUP']._serialized_start=3044
+  _globals['_FORMGROUP']._serialized_end=3055
+  _globals['_CARRIERUP']._serialized_start=3057
+  _globals['_CARRIERUP']._serialized_end=3068
+  _globals['_CARRIERFAULT']._serialized_start=3070
+  _globals['_CARRIERFAULT']._serialized_end=3123
+  _globals['_INSTALLKEYS']._serialized_start=3125
+  _globals['_INSTALLKEYS']._serialized_end=3187
+  _globals['_REKEYWANTED']._serialized_start=3189
+  _globals['_REKEYWANTED']._serialized_end=3220
+  _globals['_CARRIERPONG']._serialized_start=3222
+  _globals['_CARRIERPONG']._serialized_end=3345
 # @@protoc_insertion_point(module_scope)

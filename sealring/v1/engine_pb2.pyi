@@ -11,6 +11,7 @@ from sealring.v1 import control_pb2 as _control_pb2
 from sealring.v1 import inference_pb2 as _inference_pb2
 from sealring.v1 import membership_pb2 as _membership_pb2
 from sealring.v1 import model_pb2 as _model_pb2
+from sealring.v1 import trace_pb2 as _trace_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -35,6 +36,7 @@ class EngineCommand(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     PING_FIELD_NUMBER: _builtins.int
     SHUTDOWN_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def profile(self) -> Global___ProfileModel: ...
     @_builtins.property
@@ -55,6 +57,8 @@ class EngineCommand(_message.Message):
     def ping(self) -> _control_pb2.Ping: ...
     @_builtins.property
     def shutdown(self) -> Global___Shutdown: ...
+    @_builtins.property
+    def trace(self) -> Global___TakeTrace: ...
     def __init__(
         self,
         *,
@@ -67,12 +71,13 @@ class EngineCommand(_message.Message):
         step: _control_pb2.Step | None = ...,
         ping: _control_pb2.Ping | None = ...,
         shutdown: Global___Shutdown | None = ...,
+        trace: Global___TakeTrace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "shutdown", b"shutdown", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "shutdown", b"shutdown", "step", b"step", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "shutdown", b"shutdown", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "shutdown", b"shutdown", "step", b"step", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown", "trace"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -94,6 +99,7 @@ class EngineEvent(_message.Message):
     PONG_FIELD_NUMBER: _builtins.int
     EPOCH_OPENED_FIELD_NUMBER: _builtins.int
     EPOCH_CLOSED_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> Global___EngineReady:
         """first"""
@@ -124,6 +130,8 @@ class EngineEvent(_message.Message):
     def epoch_opened(self) -> Global___EpochOpened: ...
     @_builtins.property
     def epoch_closed(self) -> Global___EpochClosed: ...
+    @_builtins.property
+    def trace(self) -> Global___TraceTaken: ...
     def __init__(
         self,
         *,
@@ -139,12 +147,13 @@ class EngineEvent(_message.Message):
         pong: Global___EnginePong | None = ...,
         epoch_opened: Global___EpochOpened | None = ...,
         epoch_closed: Global___EpochClosed | None = ...,
+        trace: Global___TraceTaken | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "refused", b"refused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "profiled", "progress", "loaded", "problem", "opened", "refused", "done", "fault", "pong", "epoch_opened", "epoch_closed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "profiled", "progress", "loaded", "problem", "opened", "refused", "done", "fault", "pong", "epoch_opened", "epoch_closed", "trace"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -225,6 +234,7 @@ class LoadStage(_message.Message):
     HI_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    KV_BITS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     path: _builtins.str
     lo: _builtins.int
@@ -233,6 +243,8 @@ class LoadStage(_message.Message):
     """tokens"""
     digest: _builtins.str
     """the folder must have this one"""
+    kv_bits: _builtins.int
+    """8 or 4; 0: caches are not quantized"""
     def __init__(
         self,
         *,
@@ -242,10 +254,11 @@ class LoadStage(_message.Message):
         hi: _builtins.int = ...,
         context: _builtins.int = ...,
         digest: _builtins.str = ...,
+        kv_bits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "hi", b"hi", "id", b"id", "lo", b"lo", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "path", b"path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -500,6 +513,54 @@ class EnginePong(_message.Message):
 Global___EnginePong: _TypeAlias = EnginePong  # noqa: Y015
 
 @_typing.final
+class TakeTrace(_message.Message):
+    """What the process did in its epoch since then."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    since: _builtins.int
+    """nanoseconds on the machine's monotonic clock"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        since: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeTrace: _TypeAlias = TakeTrace  # noqa: Y015
+
+@_typing.final
+class TraceTaken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    @_builtins.property
+    def trace(self) -> _trace_pb2.ProcessTrace: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        trace: _trace_pb2.ProcessTrace | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trace", b"trace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceTaken: _TypeAlias = TraceTaken  # noqa: Y015
+
+@_typing.final
 class Shutdown(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -523,6 +584,7 @@ class CarrierCommand(_message.Message):
     INSTALL_FIELD_NUMBER: _builtins.int
     PING_FIELD_NUMBER: _builtins.int
     SHUTDOWN_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___StartCarrier: ...
     @_builtins.property
@@ -533,6 +595,8 @@ class CarrierCommand(_message.Message):
     def ping(self) -> _control_pb2.Ping: ...
     @_builtins.property
     def shutdown(self) -> Global___Shutdown: ...
+    @_builtins.property
+    def trace(self) -> Global___TakeTrace: ...
     def __init__(
         self,
         *,
@@ -541,12 +605,13 @@ class CarrierCommand(_message.Message):
         install: Global___InstallKeys | None = ...,
         ping: _control_pb2.Ping | None = ...,
         shutdown: Global___Shutdown | None = ...,
+        trace: Global___TakeTrace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "form", b"form", "install", b"install", "ping", b"ping", "shutdown", b"shutdown", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "form", b"form", "install", b"install", "ping", b"ping", "shutdown", b"shutdown", "start", b"start", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "form", b"form", "install", b"install", "ping", b"ping", "shutdown", b"shutdown", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "form", b"form", "install", b"install", "ping", b"ping", "shutdown", b"shutdown", "start", b"start", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["start", "form", "install", "ping", "shutdown"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["start", "form", "install", "ping", "shutdown", "trace"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -561,6 +626,7 @@ class CarrierEvent(_message.Message):
     FAULT_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
     REKEY_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> Global___CarrierReady:
         """started, not yet part of a group"""
@@ -577,6 +643,8 @@ class CarrierEvent(_message.Message):
     def pong(self) -> Global___CarrierPong: ...
     @_builtins.property
     def rekey(self) -> Global___RekeyWanted: ...
+    @_builtins.property
+    def trace(self) -> Global___TraceTaken: ...
     def __init__(
         self,
         *,
@@ -585,12 +653,13 @@ class CarrierEvent(_message.Message):
         fault: Global___CarrierFault | None = ...,
         pong: Global___CarrierPong | None = ...,
         rekey: Global___RekeyWanted | None = ...,
+        trace: Global___TraceTaken | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "fault", b"fault", "pong", b"pong", "ready", b"ready", "rekey", b"rekey", "up", b"up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "fault", b"fault", "pong", b"pong", "ready", b"ready", "rekey", b"rekey", "trace", b"trace", "up", b"up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "fault", b"fault", "pong", b"pong", "ready", b"ready", "rekey", b"rekey", "up", b"up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "fault", b"fault", "pong", b"pong", "ready", b"ready", "rekey", b"rekey", "trace", b"trace", "up", b"up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "up", "fault", "pong", "rekey"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "up", "fault", "pong", "rekey", "trace"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from sealring.v1 import model_pb2 as _model_pb2
+from sealring.v1 import trace_pb2 as _trace_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -261,6 +262,7 @@ class MemberMessage(_message.Message):
     ROSTER_SEEN_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
     CHALLENGE_ANSWER_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first"""
@@ -283,6 +285,8 @@ class MemberMessage(_message.Message):
     def goodbye(self) -> Global___Goodbye: ...
     @_builtins.property
     def challenge_answer(self) -> Global___ChallengeAnswer: ...
+    @_builtins.property
+    def trace(self) -> Global___TraceAnswer: ...
     def __init__(
         self,
         *,
@@ -296,12 +300,13 @@ class MemberMessage(_message.Message):
         roster_seen: Global___RosterSeen | None = ...,
         goodbye: Global___Goodbye | None = ...,
         challenge_answer: Global___ChallengeAnswer | None = ...,
+        trace: Global___TraceAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "roster_seen", b"roster_seen", "up", b"up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "roster_seen", b"roster_seen", "trace", b"trace", "up", b"up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "roster_seen", b"roster_seen", "up", b"up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "roster_seen", b"roster_seen", "trace", b"trace", "up", b"up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye", "challenge_answer"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye", "challenge_answer", "trace"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -318,6 +323,7 @@ class CoordinatorMessage(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
     CHALLENGE_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def roster(self) -> Global___RosterUpdate: ...
     @_builtins.property
@@ -332,6 +338,8 @@ class CoordinatorMessage(_message.Message):
     def goodbye(self) -> Global___Goodbye: ...
     @_builtins.property
     def challenge(self) -> Global___Challenge: ...
+    @_builtins.property
+    def trace(self) -> Global___TraceQuestion: ...
     def __init__(
         self,
         *,
@@ -342,12 +350,13 @@ class CoordinatorMessage(_message.Message):
         end: Global___EndEpoch | None = ...,
         goodbye: Global___Goodbye | None = ...,
         challenge: Global___Challenge | None = ...,
+        trace: Global___TraceQuestion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "roster", b"roster"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye", "challenge"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye", "challenge", "trace"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -398,6 +407,74 @@ class ChallengeAnswer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChallengeAnswer: _TypeAlias = ChallengeAnswer  # noqa: Y015
+
+@_typing.final
+class TraceQuestion(_message.Message):
+    """What a member did lately in one epoch; with a window of 0 only the time of day, to compare clocks by."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    RING_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    ring: _builtins.str
+    epoch: _builtins.int
+    window: _builtins.int
+    """nanoseconds back from now"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        ring: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        window: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "ring", b"ring", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceQuestion: _TypeAlias = TraceQuestion  # noqa: Y015
+
+@_typing.final
+class TraceAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    asked: _builtins.int
+    """when the question came, nanoseconds on the member's monotonic clock"""
+    answered: _builtins.int
+    """when the answer was given to the stream, likewise"""
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[_trace_pb2.ProcessTrace]: ...
+    @_builtins.property
+    def problem(self) -> Global___Problem:
+        """set when there is no trace"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        asked: _builtins.int = ...,
+        answered: _builtins.int = ...,
+        processes: _abc.Iterable[_trace_pb2.ProcessTrace] | None = ...,
+        problem: Global___Problem | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "asked", b"asked", "id", b"id", "problem", b"problem", "processes", b"processes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceAnswer: _TypeAlias = TraceAnswer  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
@@ -607,6 +684,7 @@ class PrepareEpoch(_message.Message):
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
+    KV_BITS_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     """of this ring, rising"""
@@ -622,6 +700,8 @@ class PrepareEpoch(_message.Message):
     """bytes this member may spend on KV caches"""
     prefill_chunk: _builtins.int
     """tokens at most in one prefill chunk"""
+    kv_bits: _builtins.int
+    """8 or 4; 0: caches are not quantized"""
     def __init__(
         self,
         *,
@@ -635,10 +715,11 @@ class PrepareEpoch(_message.Message):
         max_rows: _builtins.int = ...,
         kv_budget: _builtins.int = ...,
         prefill_chunk: _builtins.int = ...,
+        kv_bits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "epoch", b"epoch", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "prefill_chunk", b"prefill_chunk", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "epoch", b"epoch", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "prefill_chunk", b"prefill_chunk", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -958,6 +1039,7 @@ class RingState(_message.Message):
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
+    MODEL_TYPE_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     phase: Global___RingPhase.ValueType
@@ -967,6 +1049,7 @@ class RingState(_message.Message):
     max_rows: _builtins.int
     context: _builtins.int
     prefill_chunk: _builtins.int
+    model_type: _builtins.str
     def __init__(
         self,
         *,
@@ -978,10 +1061,11 @@ class RingState(_message.Message):
         max_rows: _builtins.int = ...,
         context: _builtins.int = ...,
         prefill_chunk: _builtins.int = ...,
+        model_type: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "deployment", b"deployment", "epoch", b"epoch", "max_rows", b"max_rows", "phase", b"phase", "prefill_chunk", b"prefill_chunk", "reason", b"reason", "ring", b"ring"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "deployment", b"deployment", "epoch", b"epoch", "max_rows", b"max_rows", "model_type", b"model_type", "phase", b"phase", "prefill_chunk", b"prefill_chunk", "reason", b"reason", "ring", b"ring"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

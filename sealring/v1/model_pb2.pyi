@@ -37,6 +37,8 @@ class ModelProfile(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     HANDOFF_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    QUANTIZED_FIELD_NUMBER: _builtins.int
+    NOT_QUANTIZABLE_FIELD_NUMBER: _builtins.int
     model_type: _builtins.str
     layers: _builtins.int
     embed_bytes: _builtins.int
@@ -53,6 +55,8 @@ class ModelProfile(_message.Message):
     dtype: _builtins.str
     handoff_bytes_per_token: _builtins.int
     """stage state on one link"""
+    not_quantizable: _builtins.str
+    """why there are none"""
     @_builtins.property
     def layer_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """weights, per layer"""
@@ -68,6 +72,10 @@ class ModelProfile(_message.Message):
     @_builtins.property
     def state_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """per layer, one row, whatever its length"""
+
+    @_builtins.property
+    def quantized(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedCaches]:
+        """one per number of bits that the caches can be kept in"""
 
     def __init__(
         self,
@@ -87,11 +95,40 @@ class ModelProfile(_message.Message):
         vocab_size: _builtins.int = ...,
         dtype: _builtins.str = ...,
         handoff_bytes_per_token: _builtins.int = ...,
+        quantized: _abc.Iterable[Global___QuantizedCaches] | None = ...,
+        not_quantizable: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "state_bytes", b"state_bytes", "tied", b"tied", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "not_quantizable", b"not_quantizable", "quantized", b"quantized", "state_bytes", b"state_bytes", "tied", b"tied", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelProfile: _TypeAlias = ModelProfile  # noqa: Y015
+
+@_typing.final
+class QuantizedCaches(_message.Message):
+    """kv_bytes_per_token of ModelProfile with the keys and values of plain caches quantized."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BITS_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    bits: _builtins.int
+    @_builtins.property
+    def kv_bytes_per_token(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """per layer, one row"""
+
+    def __init__(
+        self,
+        *,
+        bits: _builtins.int = ...,
+        kv_bytes_per_token: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "kv_bytes_per_token", b"kv_bytes_per_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuantizedCaches: _TypeAlias = QuantizedCaches  # noqa: Y015

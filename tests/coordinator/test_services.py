@@ -97,7 +97,7 @@ async def test_a_gateway_sees_roster_and_rings_come_and_go(cluster: Cluster, wat
     assert state.epoch == 1
     state = await watcher.phase(membership_pb2.RING_PHASE_SERVING)
     assert (state.ring, state.deployment, state.epoch) == ("demo-0", "demo", 1)
-    assert (state.max_rows, state.prefill_chunk) == (3, 64)
+    assert (state.max_rows, state.prefill_chunk, state.model_type) == (3, 64, "llama")
     assert state.context == plan.spec.context == 512
     node = cluster.nodes[0]
     await node.send(goodbye=membership_pb2.Goodbye(reason="off"))

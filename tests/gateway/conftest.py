@@ -371,6 +371,7 @@ class ActedCluster:
             max_rows=8,
             context=CONTEXT,
             prefill_chunk=CHUNK,
+            model_type="llama",
         )
         self.coordinator.tell("ring", membership.WatchResponse(ring=state))
 

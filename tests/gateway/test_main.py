@@ -118,6 +118,8 @@ async def test_answers_over_grpc_and_http(cluster: Any) -> None:
         roster = await gateway.stub.GetRoster(inference.GetRosterRequest(), timeout=5)
         assert roster.roster
         assert roster.root_metadata == encode_chain(cluster.root.chain)
+        (model,) = (await gateway.stub.ListModels(inference.ListModelsRequest(), timeout=5)).models
+        assert (model.name, model.model_type) == ("echo", "llama")
         metrics = (await gateway.http.get("/metrics")).text
         assert 'sealring_request_success_total{finished_reason="stop",model_name="echo"} 1.0' in metrics
         assert 'sealring_num_requests_running{model_name="echo"} 0.0' in metrics
