@@ -510,6 +510,7 @@ class RowOutput(_message.Message):
     SEALED_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     text: _builtins.str
     """what became printable with this step; may be empty"""
@@ -518,6 +519,10 @@ class RowOutput(_message.Message):
     """generated so far, counting the end of sequence"""
     finish: _inference_pb2.FinishReason.ValueType
     """set once; the gateway evicts the row"""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprob]:
+        """never beside sealed, which has them inside"""
+
     def __init__(
         self,
         *,
@@ -526,10 +531,11 @@ class RowOutput(_message.Message):
         sealed: _builtins.bytes = ...,
         tokens: _builtins.int = ...,
         finish: _inference_pb2.FinishReason.ValueType = ...,
+        logprobs: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "sealed", b"sealed", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish", b"finish", "row", b"row", "sealed", b"sealed", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish", b"finish", "logprobs", b"logprobs", "row", b"row", "sealed", b"sealed", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "sealed"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015

@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsealring/v1/inference.proto\x12\x0bsealring.v1\"\x84\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\'\n\x08\x65nvelope\x18\x03 \x01(\x0b\x32\x15.sealring.v1.Envelope\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x11\n\tmin_trust\x18\x05 \x01(\r\"y\n\x08\x45nvelope\x12$\n\x05\x63lear\x18\x01 \x01(\x0b\x32\x13.sealring.v1.PromptH\x00\x12\x10\n\x06sealed\x18\x02 \x01(\x0cH\x00\x12*\n\nsealed_for\x18\x03 \x01(\x0b\x32\x16.sealring.v1.SealedForB\t\n\x07\x63ontent\"S\n\tSealedFor\x12\x0c\n\x04ring\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x65xpires\x18\x03 \x01(\x03\x12\x13\n\x0broster_hash\x18\x04 \x01(\x0c\"Z\n\x0cSealedPrompt\x12#\n\x06prompt\x18\x01 \x01(\x0b\x32\x13.sealring.v1.Prompt\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x11\n\tmin_trust\x18\x03 \x01(\r\"~\n\x0bSealedDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12)\n\x06\x66inish\x18\x03 \x01(\x0e\x32\x19.sealring.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x0f\n\x07padding\x18\x05 \x01(\x0c\"{\n\x06Prompt\x12!\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x11.sealring.v1.ChatH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.sealring.v1.Sampling\x12\x0c\n\x04stop\x18\x04 \x03(\tB\x07\n\x05input\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.sealring.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x95\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x03\x88\x01\x01\x42\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seed\"\x94\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.sealring.v1.StartedH\x00\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x12.sealring.v1.DeltaH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.sealring.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"|\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04ring\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x11\n\tmin_trust\x18\x05 \x01(\r\x12\x16\n\x0eroster_version\x18\x06 \x01(\x04\"D\n\x05\x44\x65lta\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x10\n\x06sealed\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x06tokens\x18\x03 \x01(\rB\t\n\x07\x63ontent\"g\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.sealring.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.sealring.v1.Model\"{\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmodel_type\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x03 \x01(\r\x12\x11\n\tmin_trust\x18\x04 \x01(\r\x12\r\n\x05rings\x18\x05 \x01(\r\x12\x0f\n\x07\x63reated\x18\x06 \x01(\x03\x12\x0c\n\x04rows\x18\x07 \x01(\r\"\x12\n\x10GetRosterRequest\"b\n\x11GetRosterResponse\x12\x0e\n\x06roster\x18\x01 \x01(\x0c\x12\x15\n\rroot_metadata\x18\x02 \x01(\x0c\x12&\n\x07serving\x18\x03 \x03(\x0b\x32\x15.sealring.v1.RingLoad\"H\n\x08RingLoad\x12\x0c\n\x04ring\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xf1\x01\n\tInference\x12I\n\x08Generate\x12\x1c.sealring.v1.GenerateRequest\x1a\x1d.sealring.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.sealring.v1.ListModelsRequest\x1a\x1f.sealring.v1.ListModelsResponse\x12J\n\tGetRoster\x12\x1d.sealring.v1.GetRosterRequest\x1a\x1e.sealring.v1.GetRosterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsealring/v1/inference.proto\x12\x0bsealring.v1\"\x84\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\'\n\x08\x65nvelope\x18\x03 \x01(\x0b\x32\x15.sealring.v1.Envelope\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x11\n\tmin_trust\x18\x05 \x01(\r\"y\n\x08\x45nvelope\x12$\n\x05\x63lear\x18\x01 \x01(\x0b\x32\x13.sealring.v1.PromptH\x00\x12\x10\n\x06sealed\x18\x02 \x01(\x0cH\x00\x12*\n\nsealed_for\x18\x03 \x01(\x0b\x32\x16.sealring.v1.SealedForB\t\n\x07\x63ontent\"S\n\tSealedFor\x12\x0c\n\x04ring\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x65xpires\x18\x03 \x01(\x03\x12\x13\n\x0broster_hash\x18\x04 \x01(\x0c\"Z\n\x0cSealedPrompt\x12#\n\x06prompt\x18\x01 \x01(\x0b\x32\x13.sealring.v1.Prompt\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x11\n\tmin_trust\x18\x03 \x01(\r\"\xab\x01\n\x0bSealedDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12)\n\x06\x66inish\x18\x03 \x01(\x0e\x32\x19.sealring.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x0f\n\x07padding\x18\x05 \x01(\x0c\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.sealring.v1.TokenLogprob\"{\n\x06Prompt\x12!\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x11.sealring.v1.ChatH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.sealring.v1.Sampling\x12\x0c\n\x04stop\x18\x04 \x03(\tB\x07\n\x05input\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.sealring.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xd4\x03\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x04\x88\x01\x01\x12$\n\x17repetition_context_size\x18\x07 \x01(\rH\x05\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12\x38\n\nlogit_bias\x18\n \x03(\x0b\x32$.sealring.v1.Sampling.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x06\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x1a\n\x18_repetition_context_sizeB\x0b\n\t_logprobs\"\x94\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.sealring.v1.StartedH\x00\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x12.sealring.v1.DeltaH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.sealring.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"|\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04ring\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x11\n\tmin_trust\x18\x05 \x01(\r\x12\x16\n\x0eroster_version\x18\x06 \x01(\x04\"q\n\x05\x44\x65lta\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x10\n\x06sealed\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.sealring.v1.TokenLogprobB\t\n\x07\x63ontent\"c\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x10\n\x08spelling\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.sealring.v1.TopLogprob\";\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x10\n\x08spelling\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"g\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.sealring.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.sealring.v1.Model\"{\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmodel_type\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x03 \x01(\r\x12\x11\n\tmin_trust\x18\x04 \x01(\r\x12\r\n\x05rings\x18\x05 \x01(\r\x12\x0f\n\x07\x63reated\x18\x06 \x01(\x03\x12\x0c\n\x04rows\x18\x07 \x01(\r\"\x12\n\x10GetRosterRequest\"b\n\x11GetRosterResponse\x12\x0e\n\x06roster\x18\x01 \x01(\x0c\x12\x15\n\rroot_metadata\x18\x02 \x01(\x0c\x12&\n\x07serving\x18\x03 \x03(\x0b\x32\x15.sealring.v1.RingLoad\"H\n\x08RingLoad\x12\x0c\n\x04ring\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xf1\x01\n\tInference\x12I\n\x08Generate\x12\x1c.sealring.v1.GenerateRequest\x1a\x1d.sealring.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.sealring.v1.ListModelsRequest\x1a\x1f.sealring.v1.ListModelsResponse\x12J\n\tGetRoster\x12\x1d.sealring.v1.GetRosterRequest\x1a\x1e.sealring.v1.GetRosterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sealring.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1832
-  _globals['_FINISHREASON']._serialized_end=1927
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=2404
+  _globals['_FINISHREASON']._serialized_end=2499
   _globals['_GENERATEREQUEST']._serialized_start=45
   _globals['_GENERATEREQUEST']._serialized_end=177
   _globals['_ENVELOPE']._serialized_start=179
@@ -41,36 +43,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEALEDFOR']._serialized_end=385
   _globals['_SEALEDPROMPT']._serialized_start=387
   _globals['_SEALEDPROMPT']._serialized_end=477
-  _globals['_SEALEDDELTA']._serialized_start=479
-  _globals['_SEALEDDELTA']._serialized_end=605
-  _globals['_PROMPT']._serialized_start=607
-  _globals['_PROMPT']._serialized_end=730
-  _globals['_CHAT']._serialized_start=732
-  _globals['_CHAT']._serialized_end=782
-  _globals['_CHATMESSAGE']._serialized_start=784
-  _globals['_CHATMESSAGE']._serialized_end=828
-  _globals['_SAMPLING']._serialized_start=831
-  _globals['_SAMPLING']._serialized_end=980
-  _globals['_GENERATERESPONSE']._serialized_start=983
-  _globals['_GENERATERESPONSE']._serialized_end=1131
-  _globals['_STARTED']._serialized_start=1133
-  _globals['_STARTED']._serialized_end=1257
-  _globals['_DELTA']._serialized_start=1259
-  _globals['_DELTA']._serialized_end=1327
-  _globals['_FINISHED']._serialized_start=1329
-  _globals['_FINISHED']._serialized_end=1432
-  _globals['_LISTMODELSREQUEST']._serialized_start=1434
-  _globals['_LISTMODELSREQUEST']._serialized_end=1453
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1455
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1511
-  _globals['_MODEL']._serialized_start=1513
-  _globals['_MODEL']._serialized_end=1636
-  _globals['_GETROSTERREQUEST']._serialized_start=1638
-  _globals['_GETROSTERREQUEST']._serialized_end=1656
-  _globals['_GETROSTERRESPONSE']._serialized_start=1658
-  _globals['_GETROSTERRESPONSE']._serialized_end=1756
-  _globals['_RINGLOAD']._serialized_start=1758
-  _globals['_RINGLOAD']._serialized_end=1830
-  _globals['_INFERENCE']._serialized_start=1930
-  _globals['_INFERENCE']._serialized_end=2171
+  _globals['_SEALEDDELTA']._serialized_start=480
+  _globals['_SEALEDDELTA']._serialized_end=651
+  _globals['_PROMPT']._serialized_start=653
+  _globals['_PROMPT']._serialized_end=776
+  _globals['_CHAT']._serialized_start=778
+  _globals['_CHAT']._serialized_end=828
+  _globals['_CHATMESSAGE']._serialized_start=830
+  _globals['_CHATMESSAGE']._serialized_end=874
+  _globals['_SAMPLING']._serialized_start=877
+  _globals['_SAMPLING']._serialized_end=1345
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1194
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1242
+  _globals['_GENERATERESPONSE']._serialized_start=1348
+  _globals['_GENERATERESPONSE']._serialized_end=1496
+  _globals['_STARTED']._serialized_start=1498
+  _globals['_STARTED']._serialized_end=1622
+  _globals['_DELTA']._serialized_start=1624
+  _globals['_DELTA']._serialized_end=1737
+  _globals['_TOKENLOGPROB']._serialized_start=1739
+  _globals['_TOKENLOGPROB']._serialized_end=1838
+  _globals['_TOPLOGPROB']._serialized_start=1840
+  _globals['_TOPLOGPROB']._serialized_end=1899
+  _globals['_FINISHED']._serialized_start=1901
+  _globals['_FINISHED']._serialized_end=2004
+  _globals['_LISTMODELSREQUEST']._serialized_start=2006
+  _globals['_LISTMODELSREQUEST']._serialized_end=2025
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2027
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2083
+  _globals['_MODEL']._serialized_start=2085
+  _globals['_MODEL']._serialized_end=2208
+  _globals['_GETROSTERREQUEST']._serialized_start=2210
+  _globals['_GETROSTERREQUEST']._serialized_end=2228
+  _globals['_GETROSTERRESPONSE']._serialized_start=2230
+  _globals['_GETROSTERRESPONSE']._serialized_end=2328
+  _globals['_RINGLOAD']._serialized_start=2330
+  _globals['_RINGLOAD']._serialized_end=2402
+  _globals['_INFERENCE']._serialized_start=2502
+  _globals['_INFERENCE']._serialized_end=2743
 # @@protoc_insertion_point(module_scope)
