@@ -22,19 +22,20 @@ SIZES = (4 << 10, 64 << 10, 1 << 20)
 ROUNDS = 60
 
 
-def handshake(suite: Suite) -> tuple[SessionKeys, SessionKeys]:
-    """Both ends of a fresh handshake under one suite."""
+def handshake(suite: Suite, ranks: tuple[int, int] = (0, 1)) -> tuple[SessionKeys, SessionKeys]:
+    """Both ends of a fresh handshake under one suite, for the link that leads from one rank to another."""
     signers = (SoftwareSigner.generate(), SoftwareSigner.generate())
     ids = [member_id(signer.public_key) for signer in signers]
 
     def params(own: int) -> LinkParams:
         peer = signers[1 - own].public_key
         return LinkParams(
-            "bench", "ring-0", 1, 0, 1, own, 1, bytes(32), ids[own], ids[1 - own], peer, (suite,)
+            "bench", "ring-0", 1, *ranks, ranks[own], 1, bytes(32), ids[own], ids[1 - own], peer, (suite,)
         )
 
-    initiator = Initiator(params(0), signers[0])
-    responder = Responder(params(1), signers[1], EphemeralLedger())
+    low, high = sorted((0, 1), key=lambda end: ranks[end])
+    initiator = Initiator(params(low), signers[low])
+    responder = Responder(params(high), signers[high], EphemeralLedger())
     reply = responder.on_message(initiator.start()).message
     assert reply is not None
     proof = initiator.on_message(reply).message
@@ -42,9 +43,9 @@ def handshake(suite: Suite) -> tuple[SessionKeys, SessionKeys]:
     last = responder.on_message(proof)
     assert last.message is not None
     assert last.session is not None
-    first = initiator.on_message(last.message).session
-    assert first is not None
-    return first, last.session
+    done = initiator.on_message(last.message).session
+    assert done is not None
+    return (done, last.session) if low == 0 else (last.session, done)
 
 
 def linked(suite: Suite) -> tuple[Link, Link]:

@@ -1,0 +1,123 @@
+"""One engine of `bench.ring`: the product's engine process with random weights and a front without text.
+
+    python -m bench.ring_engine --control-fd N --handoff-fd M --config JSON --lo A --hi B --traces FOLDER
+
+At the end of an epoch it writes its step times, and at the head the tokens, to FOLDER/EPOCH-LO.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mesh import logging
+from mesh.composition import ResolvedStep
+from mesh.frames import FrameSocket
+from node.engine import device, params
+from node.engine.folder import Loaded, warm_up
+from node.engine.main import _SWITCH_SECONDS, Engine
+from node.engine.staging import random_stage
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import engine_pb2 as engine
+
+PARAMETERS = params.encode(params.RowParameters())
+
+
+def prompt(row: int, length: int, vocabulary: int) -> list[int]:
+    """The tokens of a row's prompt, the same in every process."""
+    drawn: list[int] = np.random.default_rng(row).integers(0, vocabulary, length).tolist()
+    return drawn
+
+
+class Front:
+    """As node.engine.front.Front, for rows whose prompts are drawn here; answers steps with empty texts."""
+
+    def __init__(self, emit: Callable[[engine.EngineEvent], None], length: int, vocabulary: int) -> None:
+        self._emit = emit
+        self._length, self._vocabulary = length, vocabulary
+        self.tokens: dict[int, list[int]] = {}
+
+    def prompt(self, row: int) -> Any:
+        return np.array(prompt(row, self._length, self._vocabulary), np.uint32)
+
+    def parameters(self, row: int) -> bytes:
+        return PARAMETERS
+
+    def prefilled(self, row: int) -> None: ...
+
+    def forget(self, row: int) -> None: ...
+
+    def close_rows(self) -> None: ...
+
+    def deliver(self, step: ResolvedStep, tokens: list[int]) -> None:
+        outputs = []
+        for row, token in zip(step.sampled, tokens, strict=True):
+            mine = self.tokens.setdefault(row, [])
+            mine.append(token)
+            outputs.append(control.RowOutput(row=row, tokens=len(mine)))
+        self._emit(engine.EngineEvent(done=control.StepDone(step=step.number, outputs=outputs)))
+
+
+class BenchEngine(Engine):
+    """Has its stage from the start, and keeps what an epoch leaves behind."""
+
+    def __init__(
+        self, frames: FrameSocket, handoff: socket.socket, options: argparse.Namespace, traces: Path
+    ) -> None:
+        super().__init__(frames, handoff)
+        config = json.loads(options.config)
+        lo, hi = options.lo, options.hi
+        dtype = getattr(mx, config["torch_dtype"])
+        stage = random_stage(config, lo, hi, seed=0, dtype=dtype)
+        warm_up(stage)
+        front: Any = Front(self._emit, options.prompt, config["vocab_size"]) if lo == 0 else None
+        self._loaded = Loaded(stage, front, engine.LoadStage(lo=lo, hi=hi), 0, 0)
+        self._traces, self._lo = traces, lo
+
+    def _close_epoch(self, number: int) -> None:
+        epoch, loaded = self._epoch, self._loaded
+        if epoch is not None and loaded is not None:
+            names = ("step", "started", "built", "fed", "launched", "ready", "sent")
+            front: Any = loaded.front
+            left = {
+                "trace": [
+                    {name: getattr(one, name) for name in names if hasattr(one, name)} for one in epoch.trace
+                ],
+                "tokens": front.tokens if front is not None else {},
+                "peak_memory": device.peak_memory(),
+            }
+            (self._traces / f"{epoch.number}-{self._lo}.json").write_text(json.dumps(left))
+            if front is not None:
+                front.tokens = {}
+        super()._close_epoch(number)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--handoff-fd", type=int, required=True)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--lo", type=int, required=True)
+    parser.add_argument("--hi", type=int, required=True)
+    parser.add_argument("--prompt", type=int, required=True)
+    parser.add_argument("--traces", type=Path, required=True)
+    options = parser.parse_args()
+    logging.configure("engine")
+    device.prepare()
+    frames = FrameSocket(socket.socket(fileno=options.control_fd))
+    handoff = socket.socket(fileno=options.handoff_fd)
+    handoff.settimeout(5)
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    BenchEngine(frames, handoff, options, options.traces).run()
+
+
+if __name__ == "__main__":
+    main()
