@@ -182,7 +182,9 @@ class Ring:
                 member.send(close_epoch=engine.CloseEngineEpoch(id=self.epoch))
                 member.event("epoch_closed")
         left = [json.loads((self.traces / f"{self.epoch}-{lo}.json").read_text()) for lo in self.lows]
-        return found | summary(left, found.pop("decode_from")) | {"lanes": lanes, "rows": rows, "sealed": sealed}
+        return (
+            found | summary(left, found.pop("decode_from")) | {"lanes": lanes, "rows": rows, "sealed": sealed}
+        )
 
     def _form(self, stack: ExitStack, ends: list[ChannelEnds], sealed: bool) -> None:
         suite = Suite(self.options.suite)
@@ -251,7 +253,9 @@ class Ring:
         numbers = range(1, lanes * rows + 1)
         for first in range(0, len(numbers), ROWS_PER_PREFILL):
             chunks = [
-                control.Chunk(row=row, start=0, end=length, prompt_tokens=length, params_bytes=PARAMETER_BYTES)
+                control.Chunk(
+                    row=row, start=0, end=length, prompt_tokens=length, params_bytes=PARAMETER_BYTES
+                )
                 for row in numbers[first : first + ROWS_PER_PREFILL]
             ]
             announce(prefill=control.Prefill(chunks=chunks))
@@ -315,7 +319,7 @@ def summary(left: list[dict[str, Any]], decode_from: int) -> dict[str, Any]:
 
 
 def hop(by_step: list[dict[int, Any]], rank: int) -> float | None:
-    """From the end of a step's compute on one stage to its input on the next, where that one waited for it."""
+    """From the end of a step's compute to its input on the next stage, where that one waited for it."""
     after = by_step[(rank + 1) % len(by_step)]
     ways = []
     if rank + 1 < len(by_step):
@@ -351,8 +355,9 @@ class Baseline:
     def __init__(self, options: argparse.Namespace, stack: ExitStack) -> None:
         config = json.dumps(configuration(options.shape, options.layers, options.dtype))
         self._options = options
+        command = [sys.executable, "-m", "bench.ring_baseline"]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.ring_baseline", "--config", config, "--prompt", str(options.prompt)],
+            [*command, "--config", config, "--prompt", str(options.prompt)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

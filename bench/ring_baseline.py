@@ -1,4 +1,4 @@
-"""The whole model of `bench.ring` in one process under mlx-lm's BatchGenerator, without any of our code's help.
+"""The whole model of `bench.ring` in one process, under mlx-lm's BatchGenerator.
 
     python -m bench.ring_baseline --config JSON --prompt N
 
@@ -17,9 +17,7 @@ from typing import Any
 from bench.ring_engine import prompt
 
 
-def measure(
-    model: Any, prompts: list[list[int]], steps: int, warm: int
-) -> dict[str, Any]:
+def measure(model: Any, prompts: list[list[int]], steps: int, warm: int) -> dict[str, Any]:
     """Tokens per second of `steps` steps after the first `warm`, all rows decoding together."""
     generate = importlib.import_module("mlx_lm.generate")
     rows = len(prompts)

@@ -1,4 +1,4 @@
-"""A carrier that does not seal: what sealing costs is measured against it. Nothing but `bench.ring` starts it.
+"""A carrier that does not seal, to measure what sealing costs. Nothing but `bench.ring` starts it.
 
 It is the real carrier in every other way; the AEAD is replaced by a copy and a tag of zeros.
 """

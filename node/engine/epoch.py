@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Protocol
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.composition import Chunk, Composition, Eviction, ResolvedStep
-from mesh.errors import Internal, InvalidInput
+from mesh.errors import EpochEnded, Internal, InvalidInput
 from mesh.records import RecordHeader
 from node.engine import params, records
 from node.engine.feedback import Feedback, LocalFeedback, RingFeedback
@@ -26,6 +27,7 @@ from node.engine.records import Incoming
 from node.engine.sampling import Sampler
 from node.engine.staging import Stage
 from node.engine.staging.caches import Cache
+from node.engine.transfer import Departure, Landing, SharedDeparture, transfer
 from sealring.v1 import control_pb2 as control
 
 RECORD_DEADLINE = 120.0
@@ -84,6 +86,8 @@ class Epoch:
         self._on_fault = on_fault
         self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
         self._lanes = Lanes()
+        self._transfer = transfer()
+        self._landings: SimpleQueue[Landing | None] = SimpleQueue()  # in the order of the announced states
         self._over = False
         self._over_lock = threading.Lock()
         self._feedback: Feedback | None = None
@@ -141,6 +145,7 @@ class Epoch:
         self._outbox.end()
         if self._inbox is not None:
             self._inbox.end()
+            self._landings.put(None)
         if self._feedback is not None:
             self._feedback.end()
         return True
@@ -155,6 +160,7 @@ class Epoch:
             self._inbox.join(_JOIN_SECONDS)
             self._channel.close()
         self.drop()
+        self._transfer.close()
 
     def drop(self) -> None:
         """Frees all rows."""
@@ -189,70 +195,89 @@ class Epoch:
                 self._prompts.forget(change.row)
 
     def _decode(self, step: ResolvedStep) -> None:
+        """Builds the step's graph while its input is still on the way, then waits for it and launches."""
         assert step.lane is not None
         times = StepTimes(step.number, time.perf_counter())
         lane = self._lanes.check(step.lane, step.rows)
-        inputs = self._tokens(step) if self._spec.is_head else self._state()
-        times.fed = time.perf_counter()
-        outputs = self._stage(inputs, lane.cache)
-        if lane.sampler is not None:
-            if not lane.sampler.greedy:
-                _launch(
-                    outputs
-                )  # the device starts while the sampler's many small operations are put together
-            self._launch_tokens(step, lane.sampler(outputs[0][:, -1, :]), times)
+        if self._channel is None:
+            landing, inputs = None, self._own_tokens(step, times)
         else:
+            landing = self._land(len(step.rows), 1)
+            inputs = landing.arrays
+        outputs = self._stage(inputs, lane.cache)
+        if lane.sampler is None:
+            departure = self._transfer.departure(outputs)
+            times.built = time.perf_counter()
+            self._await(landing, step, times)
             header = records.state_record(step, self._spec.hands_on, len(step.rows), 1)
-            self._launch_state(step, header, outputs, [], times)
+            self._launch_state(step, header, departure, [], times)
+        else:
+            if landing is None and not lane.sampler.greedy:
+                _launch(outputs)  # the device starts while the sampler's many operations are put together
+            tokens = lane.sampler(outputs[0][:, -1, :])
+            departure = self._transfer.departure([tokens])
+            times.built = time.perf_counter()
+            self._await(landing, step, times)
+            self._launch_tokens(step, tokens, departure, times)
         lane.age += 1
         if lane.age % _SETTLE_EVERY == 0:
             _launch(_states(lane.cache))
 
-    def _tokens(self, step: ResolvedStep) -> list[mx.array]:
-        assert self._feedback is not None
+    def _own_tokens(self, step: ResolvedStep, times: StepTimes) -> list[mx.array]:
+        """In a ring of one the last tokens never leave the device."""
+        assert isinstance(self._feedback, LocalFeedback)
+        times.fed = times.started
         return [self._feedback.inputs(step.rows)]
 
-    def _state(self) -> list[mx.array]:
-        assert self._inbox is not None
-        raw = self._inbox.take()
-        if not isinstance(raw, list):
-            raise Internal("a parameter record came where a stage state was announced")
-        return records.typed(raw, self._spec.receives)
+    def _land(self, rows: int, tokens: int) -> Landing:
+        """Where the next state of this member comes down."""
+        landing = self._transfer.landing(self._spec.receives, rows, tokens)
+        if not self._spec.is_head:
+            self._landings.put(landing)
+        return landing
+
+    def _await(self, landing: Landing | None, step: ResolvedStep, times: StepTimes) -> None:
+        """Waits until the step's input has landed."""
+        if landing is None:
+            return
+        if isinstance(self._feedback, RingFeedback):
+            landing.fill(memoryview(self._feedback.last(step.rows)))
+        else:
+            assert self._inbox is not None
+            if self._inbox.take() is not landing:
+                raise Internal("another record came where a stage state was announced")
+        times.fed = time.perf_counter()
 
     def _launch_state(
-        self,
-        step: ResolvedStep,
-        header: object,
-        outputs: list[mx.array],
-        caches: Cache,
-        times: StepTimes,
+        self, step: ResolvedStep, header: object, departure: Departure, caches: Cache, times: StepTimes
     ) -> None:
-        parts = records.as_bytes(outputs)
-        _launch(parts, _states(caches))
+        _launch(departure.pending, _states(caches))
         times.launched = time.perf_counter()
         if step.sampled and self._feedback is not None:
             self._feedback.launched(step, None)
-        self._outbox.put(header, parts, times)
+        self._outbox.put(header, departure, times)
 
-    def _launch_tokens(self, step: ResolvedStep, tokens: mx.array, times: StepTimes) -> None:
-        parts = records.as_bytes([tokens])
-        _launch(tokens, parts)
+    def _launch_tokens(
+        self, step: ResolvedStep, tokens: mx.array, departure: Departure, times: StepTimes
+    ) -> None:
+        _launch(tokens, departure.pending)
         times.launched = time.perf_counter()
         if self._feedback is not None:
             self._feedback.launched(step, tokens)
-        self._outbox.put(step if self._channel is None else records.tokens_record(step), parts, times)
+        self._outbox.put(step if self._channel is None else records.tokens_record(step), departure, times)
 
     def _prefill(self, step: ResolvedStep) -> None:
         sampled: list[tuple[params.RowParameters, mx.array]] = []
         for chunk in step.chunks:
             times = StepTimes(step.number, time.perf_counter())
             row = self._begin(step, chunk)
-            inputs = self._prompt(chunk) if self._spec.is_head else self._state()
+            inputs = self._prompt(chunk) if self._spec.is_head else self._state(step, chunk, times)
             times.fed = time.perf_counter()
             if not self._spec.is_tail:
-                outputs = self._stage(inputs, row.cache)
+                departure = self._transfer.departure(self._stage(inputs, row.cache))
+                times.built = time.perf_counter()
                 header = records.state_record(step, self._spec.hands_on, 1, chunk.tokens)
-                self._launch_state(step, header, outputs, row.cache, times)
+                self._launch_state(step, header, departure, row.cache, times)
             elif chunk.last:
                 assert row.parameters is not None
                 sampled.append((row.parameters, self._last_logits(inputs, row.cache)))
@@ -262,7 +287,14 @@ class Epoch:
             sampler = Sampler([parameters for parameters, _ in sampled], [0] * len(sampled))
             logits = [logits for _, logits in sampled]
             tokens = sampler(logits[0] if len(logits) == 1 else mx.concatenate(logits))
-            self._launch_tokens(step, tokens, times)
+            departure = self._transfer.departure([tokens])
+            times.built = time.perf_counter()
+            self._launch_tokens(step, tokens, departure, times)
+
+    def _state(self, step: ResolvedStep, chunk: Chunk, times: StepTimes) -> list[mx.array]:
+        landing = self._land(1, chunk.tokens)
+        self._await(landing, step, times)
+        return landing.arrays
 
     def _begin(self, step: ResolvedStep, chunk: Chunk) -> Row:
         """The chunk's row; its first chunk brings its parameters and passes them on."""
@@ -275,7 +307,7 @@ class Epoch:
             row.parameters = params.decode(record)
         elif record:
             times = StepTimes(step.number, time.perf_counter())
-            self._outbox.put(records.params_record(step, chunk), [record], times)
+            self._outbox.put(records.params_record(step, chunk), SharedDeparture([record]), times)
         return row
 
     def _parameter_record(self, chunk: Chunk) -> bytes:
@@ -306,6 +338,7 @@ class Epoch:
         """Runs tokens into the tail's caches; nobody evaluates their logits."""
         self._stage(inputs, cache)
         mx.eval(_states(cache))
+        self._transfer.settle()
 
     def _last_logits(self, inputs: list[mx.array], cache: Cache) -> mx.array:
         """Logits of the last token, [1, vocabulary]; the head's product over all the others is never made."""
@@ -328,7 +361,7 @@ class Epoch:
         self._prompts.deliver(label, np.frombuffer(buffers[0], np.uint32).tolist())
 
     def _unpack(self, record: Incoming, data: memoryview) -> object:
-        """A parameter record as bytes, a stage state as raw arrays; tokens go where they are waited for."""
+        """A parameter record as bytes, a stage state where it lands; tokens go where they are waited for."""
         if isinstance(self._feedback, RingFeedback):
             tokens = np.frombuffer(data, np.uint32).tolist()
             self._feedback.arrived(record.step, tokens)
@@ -337,7 +370,11 @@ class Epoch:
             return None
         if record.tokens == 0:
             return bytes(data)
-        return records.raw_arrays(data, self._spec.receives, record.rows, record.tokens)
+        landing = self._landings.get()
+        if landing is None:
+            raise EpochEnded("the epoch ended while a record was on its way")
+        landing.fill(data)
+        return landing
 
 
 def _launch(*arrays: object) -> None:

@@ -13,24 +13,22 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from mesh.composition import ResolvedStep
 from mesh.errors import DeadlineExceeded, EpochEnded
 
 
 class Feedback(Protocol):
-    """Last tokens of the rows."""
+    """Where the rows' last tokens are."""
 
     def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
         """A step with sampled rows was launched; `tokens`, uint32 [len(sampled)], if they are made here."""
 
-    def inputs(self, rows: Sequence[int]) -> mx.array:
-        """The last tokens of these rows, uint32 [rows, 1]."""
-
     def forget(self, row: int) -> None: ...
 
     def end(self) -> None:
-        """Wakes whoever waits in `inputs`, which then raises EpochEnded."""
+        """Wakes whoever waits for tokens, who then gets EpochEnded."""
 
 
 class LocalFeedback:
@@ -45,6 +43,7 @@ class LocalFeedback:
             self._last[row] = (tokens, index)
 
     def inputs(self, rows: Sequence[int]) -> mx.array:
+        """The last tokens of these rows, uint32 [rows, 1], lazily."""
         held = [self._last[row] for row in rows]
         first = held[0][0]
         if first.size == len(rows) and all(
@@ -83,13 +82,13 @@ class RingFeedback:
             self._arrived_step = step.number
             self._changed.notify_all()
 
-    def inputs(self, rows: Sequence[int]) -> mx.array:
-        """Raises EpochEnded, or DeadlineExceeded when the tokens do not come."""
+    def last(self, rows: Sequence[int]) -> bytes:
+        """The rows' last tokens, uint32. Raises EpochEnded, or DeadlineExceeded when they do not come."""
         needed = max(self._awaited[row] for row in rows)
         if self._arrived_step < needed:
             self._wait(needed)
         last = self._last
-        return mx.array([[last[row]] for row in rows], mx.uint32)
+        return np.array([last[row] for row in rows], np.uint32).tobytes()
 
     def _wait(self, needed: int) -> None:
         until = time.monotonic() + self._deadline

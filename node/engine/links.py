@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-import mlx.core as mx
-
 from mesh.errors import DeadlineExceeded, EpochEnded
 from mesh.records import RecordHeader
 from node.engine.records import Incoming
+from node.engine.transfer import Departure
 
 LAUNCHES = 4
 """Results under way at once; the compute loop waits before it launches more."""
@@ -57,6 +56,8 @@ class StepTimes:
 
     step: int
     started: float
+    built: float = 0.0
+    """Its graph was put together; a decode step's before its input is there."""
     fed: float = 0.0
     """Its input was there."""
     launched: float = 0.0
@@ -70,7 +71,7 @@ class Outbox:
     def __init__(self, sink: Callable[[object, list[memoryview]], None], on_error: OnError) -> None:
         self._sink = sink
         self._on_error = on_error
-        self._queue: SimpleQueue[tuple[object, Sequence[mx.array | bytes], StepTimes] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[object, Departure, StepTimes] | None] = SimpleQueue()
         self._credits: SimpleQueue[None] = SimpleQueue()
         for _ in range(LAUNCHES):
             self._credits.put(None)
@@ -79,12 +80,12 @@ class Outbox:
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
-    def put(self, label: object, parts: Sequence[mx.array | bytes], times: StepTimes) -> None:
-        """Hands over results under way: uint8 arrays that nobody else uses, or bytes."""
+    def put(self, label: object, results: Departure, times: StepTimes) -> None:
+        """Hands over results under way."""
         self._credits.get()
         if self._over:
             raise EpochEnded("the epoch ended while results were under way")
-        self._queue.put((label, parts, times))
+        self._queue.put((label, results, times))
 
     def end(self) -> None:
         """Lets everybody go; what is under way is dropped."""
@@ -98,13 +99,14 @@ class Outbox:
     def _run(self) -> None:
         try:
             while (item := self._queue.get()) is not None and not self._over:
-                label, parts, times = item
-                buffers = [memoryview(part) for part in parts]  # type: ignore[arg-type]
+                label, results, times = item
+                buffers = results.wait()
                 times.ready = time.perf_counter()
                 self._sink(label, buffers)
                 times.sent = time.perf_counter()
                 self.trace.append(times)
-                del item, parts, buffers
+                results.release()
+                del item, results, buffers
                 self._credits.put(None)
         except BaseException as error:
             self._on_error(error)

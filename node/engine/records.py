@@ -58,7 +58,7 @@ def tokens_record(step: ResolvedStep) -> RecordHeader:
 
 def state_record(step: ResolvedStep, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> RecordHeader:
     """The stage state of `rows` x `tokens`; several tensors, or one of many dimensions, are plain bytes."""
-    length = sum(_nbytes(tensor, rows, tokens) for tensor in tensors)
+    length = sum(state_bytes(tensor, rows, tokens) for tensor in tensors)
     dtype, shape = tensors[0].dtype, (rows, tokens, *tensors[0].tail)
     if len(tensors) > 1 or len(shape) > _MAX_DIMENSIONS:
         dtype, shape = "uint8", (length,)
@@ -69,7 +69,7 @@ def raw_arrays(data: memoryview, tensors: Sequence[TensorSpec], rows: int, token
     """Copies a state's payload into one array of words per tensor. Needs no stream, so any thread may."""
     arrays, start = [], 0
     for tensor in tensors:
-        end = start + _nbytes(tensor, rows, tokens)
+        end = start + state_bytes(tensor, rows, tokens)
         words = np.frombuffer(data[start:end], dtype=f"u{_ITEM_BYTES[tensor.dtype]}")
         arrays.append(mx.array(words.reshape(rows, tokens, *tensor.tail)))
         start = end
@@ -81,10 +81,6 @@ def typed(raw: Sequence[mx.array], tensors: Sequence[TensorSpec]) -> list[mx.arr
     return [array.view(getattr(mx, tensor.dtype)) for array, tensor in zip(raw, tensors, strict=True)]
 
 
-def as_bytes(arrays: Sequence[mx.array]) -> list[mx.array]:
-    """The arrays' bytes, lazily, as arrays of their own that another thread may wait for and read."""
-    return [array.view(mx.uint8) for array in arrays]
-
-
-def _nbytes(tensor: TensorSpec, rows: int, tokens: int) -> int:
+def state_bytes(tensor: TensorSpec, rows: int, tokens: int) -> int:
+    """The bytes of one tensor of a stage state."""
     return rows * tokens * math.prod(tensor.tail) * _ITEM_BYTES[tensor.dtype]

@@ -12,6 +12,7 @@ from mesh.errors import DeadlineExceeded, EpochEnded
 from mesh.records import Kind, RecordHeader
 from node.engine.links import LAUNCHES, Inbox, Outbox, StepTimes
 from node.engine.records import Incoming
+from node.engine.transfer import SharedDeparture
 
 STEP = ResolvedStep(1, bytes(32), (), (), None, (), ())
 
@@ -68,8 +69,9 @@ def test_results_come_out_in_order_with_their_times() -> None:
     outbox = Outbox(lambda label, buffers: got.put((label, [bytes(b) for b in buffers])), fail)
     for number in range(20):
         array = mx.full((3,), number, mx.uint8)
-        mx.async_eval(array)  # type: ignore[no-untyped-call]
-        outbox.put(number, [array, b"x"], StepTimes(number, time.perf_counter()))
+        results = SharedDeparture([array, b"x"])
+        mx.async_eval(results.pending)  # type: ignore[no-untyped-call]
+        outbox.put(number, results, StepTimes(number, time.perf_counter()))
     assert [got.get(timeout=5) for _ in range(20)] == [(n, [bytes([n] * 3), b"x"]) for n in range(20)]
     outbox.end()
     outbox.join(5)
@@ -83,7 +85,7 @@ def test_only_so_many_results_are_under_way() -> None:
 
     def put_all() -> None:
         for number in range(LAUNCHES + 2):
-            outbox.put(number, [b""], StepTimes(number, 0.0))
+            outbox.put(number, SharedDeparture([b""]), StepTimes(number, 0.0))
             done.append(number)
 
     thread = threading.Thread(target=put_all)
@@ -101,12 +103,12 @@ def test_the_end_wakes_whoever_puts() -> None:
     gate = threading.Event()
     outbox = Outbox(lambda label, buffers: gate.wait(5) and None, fail)
     for number in range(LAUNCHES):
-        outbox.put(number, [b""], StepTimes(number, 0.0))
+        outbox.put(number, SharedDeparture([b""]), StepTimes(number, 0.0))
     caught: list[BaseException] = []
 
     def put() -> None:
         try:
-            outbox.put(9, [b""], StepTimes(9, 0.0))
+            outbox.put(9, SharedDeparture([b""]), StepTimes(9, 0.0))
         except EpochEnded as error:
             caught.append(error)
 
@@ -125,7 +127,7 @@ def test_a_sink_that_fails_is_told() -> None:
     def sink(label: object, buffers: list[memoryview]) -> None:
         raise ValueError
 
-    Outbox(sink, errors.put).put(1, [b""], StepTimes(1, 0.0))
+    Outbox(sink, errors.put).put(1, SharedDeparture([b""]), StepTimes(1, 0.0))
     assert isinstance(errors.get(timeout=5), ValueError)
 
 

@@ -8,6 +8,7 @@ from mesh.records import Kind
 from node.engine import records
 from node.engine.staging import StageSpec, TensorSpec
 from node.engine.staging.spec import TOKENS
+from node.engine.transfer import SharedDeparture
 
 HIDDEN = TensorSpec("hidden", "bfloat16", (3,))
 EXTRA = TensorSpec("extra", "float32", (2, 2))
@@ -58,7 +59,7 @@ def test_states_come_back_from_their_bytes(rows: int, tokens: int) -> None:
         (mx.random.normal((rows, tokens, *tensor.tail)) * 9).astype(getattr(mx, tensor.dtype))
         for tensor in tensors
     ]
-    payload = b"".join(bytes(memoryview(part)) for part in records.as_bytes(arrays))  # type: ignore[arg-type]
+    payload = b"".join(SharedDeparture(arrays).wait())
     header = records.state_record(DECODE, tensors, rows, tokens)
     assert len(payload) == header.length
     back = records.typed(records.raw_arrays(memoryview(payload), tensors, rows, tokens), tensors)
@@ -69,5 +70,5 @@ def test_states_come_back_from_their_bytes(rows: int, tokens: int) -> None:
 
 def test_an_array_that_is_not_contiguous_has_its_bytes_in_order() -> None:
     array = mx.arange(12, dtype=mx.uint32).reshape(3, 4).T
-    (part,) = records.as_bytes([array])
-    assert bytes(memoryview(part)) == bytes(memoryview(mx.contiguous(array))).ljust(48)  # type: ignore[arg-type]
+    (part,) = SharedDeparture([array]).wait()
+    assert bytes(part) == bytes(memoryview(mx.contiguous(array))).ljust(48)  # type: ignore[arg-type]

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from node.engine.staging import TensorSpec
+from node.engine.transfer import SharedDeparture, SharedTransfer, transfer
+
+TENSORS = (TensorSpec("hidden", "bfloat16", (4, 3)), TensorSpec("ids", "int32", ()))
+
+
+def test_a_graph_is_built_on_what_is_not_there_yet() -> None:
+    made = transfer()
+    landing = made.landing(TENSORS, 2, 5)
+    hidden, ids = landing.arrays
+    assert (hidden.shape, hidden.dtype, ids.shape, ids.dtype) == ((2, 5, 4, 3), mx.bfloat16, (2, 5), mx.int32)
+    sums = mx.sum(hidden.astype(mx.float32), axis=(2, 3)) + ids
+    sent = mx.random.normal((2, 5, 4, 3)).astype(mx.bfloat16)
+    numbers = np.arange(10, dtype=np.int32)
+    payload = bytes(memoryview(sent.view(mx.uint8))) + numbers.tobytes()  # type: ignore[arg-type]
+    filler = threading.Thread(target=landing.fill, args=(memoryview(payload),))
+    filler.start()
+    filler.join()
+    departure = made.departure([sums])
+    mx.async_eval(departure.pending)  # type: ignore[no-untyped-call]
+    (out,) = departure.wait()
+    expected = mx.sum(sent.astype(mx.float32), axis=(2, 3)) + mx.array(numbers.reshape(2, 5))
+    assert bytes(out) == bytes(memoryview(expected.view(mx.uint8)))  # type: ignore[arg-type]
+    departure.release()
+    made.settle()
+    made.close()
+
+
+def test_landings_do_not_share_memory() -> None:
+    made = SharedTransfer()
+    first, second = (made.landing(TENSORS[1:], 1, 3) for _ in range(2))
+    doubled = [landing.arrays[0] * 2 for landing in (first, second)]
+    first.fill(memoryview(np.array([1, 2, 3], np.int32).tobytes()))
+    second.fill(memoryview(np.array([4, 5, 6], np.int32).tobytes()))
+    assert [each.tolist() for each in doubled] == [[[2, 4, 6]], [[8, 10, 12]]]
+
+
+def test_a_payload_that_is_too_short_is_not_taken() -> None:
+    landing = SharedTransfer().landing(TENSORS, 1, 1)
+    with pytest.raises(ValueError):
+        landing.fill(memoryview(bytes(27)))
+
+
+def test_bytes_depart_as_they_are() -> None:
+    departure = SharedDeparture([b"abc"])
+    assert departure.pending == []
+    assert [bytes(part) for part in departure.wait()] == [b"abc"]
