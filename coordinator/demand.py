@@ -16,6 +16,8 @@ HEADROOM_PERCENT = 10
 MAX_LAYERS = 1024
 MAX_CONTEXT = 1 << 24
 _MAX_BYTES = 1 << 50
+_MAX_QUANTIZED = 8
+_MAX_WHY = 1000
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
@@ -36,12 +38,15 @@ class Demand:
     tied: bool
 
     @classmethod
-    def of(cls, profile: model_pb2.ModelProfile, context: int) -> Demand:
-        """The demand of a checked profile; a windowed layer holds its window at most."""
+    def of(cls, profile: model_pb2.ModelProfile, context: int, kv_bits: int = 0) -> Demand:
+        """The demand of a checked profile; a windowed layer holds its window at most.
+
+        Raises ModelError (KV_BITS_UNSUPPORTED).
+        """
         row = tuple(
             per_token * (min(context, window) if window else context) + state
             for per_token, window, state in zip(
-                profile.kv_bytes_per_token, profile.kv_max_tokens, profile.state_bytes, strict=True
+                kv_bytes_per_token(profile, kv_bits), profile.kv_max_tokens, profile.state_bytes, strict=True
             )
         )
         return cls(tuple(profile.layer_bytes), row, profile.embed_bytes, profile.head_bytes, profile.tied)
@@ -71,16 +76,34 @@ class Demand:
         return sum(self.per_layer) + sum(self.extras(stages))
 
 
+def kv_bytes_per_token(profile: model_pb2.ModelProfile, kv_bits: int) -> Sequence[int]:
+    """Per layer, with caches of so many bits (0: as they are). Raises ModelError (KV_BITS_UNSUPPORTED)."""
+    if not kv_bits:
+        return profile.kv_bytes_per_token
+    for one in profile.quantized:
+        if one.bits == kv_bits:
+            return one.kv_bytes_per_token
+    raise ModelError(
+        profile.not_quantizable or f"the nodes do not keep the model's KV cache in {kv_bits} bits",
+        hint="deploy it without kv_bits",
+        reason="KV_BITS_UNSUPPORTED",
+        param="kv_bits",
+    )
+
+
 def check_profile(profile: model_pb2.ModelProfile) -> None:
     """Bound every number that a node reported. Raises ModelError (BAD_PROFILE)."""
     if not 1 <= profile.layers <= MAX_LAYERS:
         raise _bad("number of layers")
-    per_layer: Sequence[tuple[str, Sequence[int]]] = (
+    per_layer: list[tuple[str, Sequence[int]]] = [
         ("layer sizes", profile.layer_bytes),
         ("cache sizes", profile.kv_bytes_per_token),
         ("cache windows", profile.kv_max_tokens),
         ("state sizes", profile.state_bytes),
-    )
+    ]
+    if len(profile.quantized) > _MAX_QUANTIZED or len(profile.not_quantizable) > _MAX_WHY:
+        raise _bad("list of quantized cache sizes")
+    per_layer += [("quantized cache sizes", one.kv_bytes_per_token) for one in profile.quantized]
     for what, values in per_layer:
         if len(values) != profile.layers or any(value > _MAX_BYTES for value in values):
             raise _bad(what)

@@ -36,8 +36,9 @@ def plan(
 ) -> admin_pb2.DeploymentPlan:
     """The rings of a deployment, with every default of the specification filled in.
 
-    Raises InvalidInput (BAD_DEPLOYMENT), NotFound (UNKNOWN_NODE), ModelError (BAD_PROFILE),
-    FailedPrecondition (NOT_ENOUGH_NODES, NODE_NOT_USABLE), ResourceExhausted (DOES_NOT_FIT).
+    Raises InvalidInput (BAD_DEPLOYMENT), NotFound (UNKNOWN_NODE), ModelError (BAD_PROFILE,
+    KV_BITS_UNSUPPORTED), FailedPrecondition (NOT_ENOUGH_NODES, NODE_NOT_USABLE), ResourceExhausted
+    (DOES_NOT_FIT).
     """
     spec = check_spec(spec)
     check_profile(profile)
@@ -89,7 +90,7 @@ def _by_memory(
     places = preferred_places(spec, members)
 
     def attempt(context: int) -> list[Ring] | None:
-        demand = Demand.of(profile, context)
+        demand = Demand.of(profile, context, spec.kv_bits)
         found = (deal(demand, members, count, spec.replicas, places) for count in counts)
         return next((rings for rings in found if rings is not None), None)
 
@@ -100,7 +101,9 @@ def _by_memory(
     largest = _largest_context(wanted, lambda context: attempt(context) is not None)
     if spec.context or not largest:
         asked = members[: counts[-1] * spec.replicas]
-        raise does_not_fit(Demand.of(profile, wanted), wanted, asked, spec.replicas, counts[-1], largest)
+        raise does_not_fit(
+            Demand.of(profile, wanted, spec.kv_bits), wanted, asked, spec.replicas, counts[-1], largest
+        )
     rings = attempt(largest)
     if rings is None:
         raise AssertionError("a context that fitted a moment ago does not")
@@ -117,7 +120,7 @@ def _by_hand(
     places = preferred_places(spec, members)
 
     def rings_at(context: int) -> list[Ring]:
-        demand = Demand.of(profile, context)
+        demand = Demand.of(profile, context, spec.kv_bits)
         if spec.members:
             by_id = {member.id: member for member in members}
             order = [by_id[member] for member in spec.members]
@@ -130,12 +133,12 @@ def _by_hand(
         return [list(zip(group, spec.split, strict=True)) for group in groups]
 
     def fits(context: int) -> bool:
-        demand = Demand.of(profile, context)
+        demand = Demand.of(profile, context, spec.kv_bits)
         return all(shortfall(demand, ring) is None for ring in rings_at(context))
 
     context = wanted if fits(wanted) else _largest_context(wanted, fits)
     if not context or (spec.context and context != wanted):
-        demand = Demand.of(profile, wanted)
+        demand = Demand.of(profile, wanted, spec.kv_bits)
         missing = next(found for ring in rings_at(wanted) if (found := shortfall(demand, ring)) is not None)
         raise split_does_not_fit(*missing, wanted, context)
     return context, rings_at(context)
@@ -156,7 +159,7 @@ def _largest_context(wanted: int, fits: Callable[[int], bool]) -> int:
 def _finish(
     spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, rings: list[Ring]
 ) -> admin_pb2.DeploymentPlan:
-    demand = Demand.of(profile, spec.context)
+    demand = Demand.of(profile, spec.context, spec.kv_bits)
     planned = [_ring_plan(ring_id(spec.name, index), demand, ring) for index, ring in enumerate(rings)]
     rows = (kv_budget(stage) // max(1, stage.kv_bytes) for ring in planned for stage in ring.stages)
     spec.max_rows = spec.max_rows or max(1, min(DEFAULT_MAX_ROWS, *rows))
@@ -203,6 +206,7 @@ def plan_hash(
         "context": spec.context,
         "max_rows": spec.max_rows,
         "prefill_chunk": spec.prefill_chunk,
+        "kv_bits": spec.kv_bits,
         "rings": [
             {
                 "ring": ring.ring,

@@ -76,6 +76,7 @@ class RunningRing:
             max_rows=self.spec.max_rows,
             kv_budget=kv_budget(stage),
             prefill_chunk=self.spec.prefill_chunk,
+            kv_bits=self.spec.kv_bits,
         )
 
     def name_of(self, member: str) -> str:

@@ -14,6 +14,7 @@ MAX_PREFILL_CHUNK = 8192
 MAX_ROWS = 256
 MAX_REPLICAS = 64
 MAX_STAGES = 64
+KV_BITS = (8, 4)
 _MAX_MODEL = 256
 
 
@@ -38,6 +39,8 @@ def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
     _at_most("max_rows", spec.max_rows, MAX_ROWS)
     _at_most("stages", spec.stages, MAX_STAGES)
     _at_most("prefill_chunk", spec.prefill_chunk, MAX_PREFILL_CHUNK)
+    if spec.kv_bits not in (0, *KV_BITS):
+        raise _bad("kv_bits", f"kv_bits is {spec.kv_bits}", "8, 4, or 0 for the model's own precision")
     _check_split(checked)
     _check_members(checked)
     return checked

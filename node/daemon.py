@@ -292,7 +292,7 @@ class Daemon:
 
     async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> Engine:
         path = await self._engines.find(plan.model)
-        stage = StageKey(str(path), plan.model_digest, *plan.layers, plan.context)
+        stage = StageKey(str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits)
         return await self._engines.with_stage(stage, progress)
 
     def channel(self) -> ChannelEnds:

@@ -45,6 +45,7 @@ class StageKey:
     lo: int
     hi: int
     context: int
+    kv_bits: int = 0
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,7 @@ class Engine:
             hi=stage.hi,
             context=stage.context,
             digest=stage.digest,
+            kv_bits=stage.kv_bits,
         )
         if self._liveness is not None:
             self._liveness.watch(interval=_LOADING[0], deadline=_LOADING[1])

@@ -11,6 +11,7 @@ from sealring.v1 import membership_pb2
 
 MAX_PREFILL_CHUNK = 1 << 16
 MAX_ROWS = 4096
+KV_BITS = (0, 4, 8)
 _PIPELINE = "pipeline"
 
 
@@ -44,6 +45,7 @@ class EpochPlan:
     max_rows: int
     kv_budget: int
     prefill_chunk: int
+    kv_bits: int
     links: tuple[LinkPlan, ...]
 
     @property
@@ -87,6 +89,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         max_rows=prepare.max_rows,
         kv_budget=prepare.kv_budget,
         prefill_chunk=prepare.prefill_chunk,
+        kv_bits=prepare.kv_bits,
         links=_links(ring, prepare.epoch, own, roster),
     )
 
@@ -97,6 +100,7 @@ def _check_bounds(prepare: membership_pb2.PrepareEpoch) -> None:
         and 1 <= prepare.max_rows <= MAX_ROWS
         and 1 <= prepare.prefill_chunk <= MAX_PREFILL_CHUNK
         and prepare.kv_budget >= 1
+        and prepare.kv_bits in KV_BITS
     ):
         raise InvalidInput("the epoch's limits are out of bounds", reason="BAD_EPOCH")
 

@@ -36,6 +36,9 @@ Split = Annotated[str, typer.Option(metavar="A,B,...", help="layers per rank, by
 Members = Annotated[
     list[str] | None, typer.Option("--member", metavar="NODE", help="use only this node; may be repeated")
 ]
+KvBits = Annotated[
+    int, typer.Option("--kv-bits", help="keep the KV cache in 8 or 4 bits; 0 is the model's own precision")
+]
 PrefillChunk = Annotated[int, typer.Option(min=0, max=1 << 16, help="tokens of a prompt at once; 0 is 256")]
 
 
@@ -52,6 +55,7 @@ def deploy(
     split: Split = "",
     member: Members = None,
     prefill_chunk: PrefillChunk = 0,
+    kv_bits: KvBits = 0,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait until it serves")] = True,
     wait_seconds: Annotated[float, typer.Option(min=1, max=86400, help="how long at most")] = 600,
     as_json: AsJson = False,
@@ -63,7 +67,17 @@ def deploy(
     from sealring.v1 import admin_pb2
 
     spec = make_spec(
-        model, name, tokens, trust_floor, replicas, max_rows, stages, split, member or [], prefill_chunk
+        model,
+        name,
+        tokens,
+        trust_floor,
+        replicas,
+        max_rows,
+        stages,
+        split,
+        member or [],
+        prefill_chunk,
+        kv_bits,
     )
 
     async def work(admin: Admin) -> Any:
@@ -96,13 +110,24 @@ def plan(
     split: Split = "",
     member: Members = None,
     prefill_chunk: PrefillChunk = 0,
+    kv_bits: KvBits = 0,
     as_json: AsJson = False,
 ) -> None:
     """Show what deploy would do, and do nothing."""
     from sealring.v1 import admin_pb2
 
     spec = make_spec(
-        model, name, tokens, trust_floor, replicas, max_rows, stages, split, member or [], prefill_chunk
+        model,
+        name,
+        tokens,
+        trust_floor,
+        replicas,
+        max_rows,
+        stages,
+        split,
+        member or [],
+        prefill_chunk,
+        kv_bits,
     )
 
     async def work(admin: Admin) -> Any:
@@ -150,6 +175,7 @@ def make_spec(
     split: str,
     members: list[str],
     prefill_chunk: int,
+    kv_bits: int,
 ) -> Any:
     """The deployment that the options describe. Raises InvalidInput (BAD_SPLIT, BAD_DEPLOYMENT_NAME)."""
     from sealring.v1 import admin_pb2
@@ -169,6 +195,7 @@ def make_spec(
         split=parse_split(split),
         members=members,
         prefill_chunk=prefill_chunk,
+        kv_bits=kv_bits,
     )
 
 

@@ -44,7 +44,8 @@ class Loaded:
     def serves(self, command: engine.LoadStage) -> bool:
         """Whether `command` asks for what is loaded."""
         mine, theirs = (
-            (asked.path, asked.digest, asked.lo, asked.hi, asked.context) for asked in (self.command, command)
+            (asked.path, asked.digest, asked.lo, asked.hi, asked.context, asked.kv_bits)
+            for asked in (self.command, command)
         )
         return mine == theirs
 
@@ -74,12 +75,12 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             reason="MODEL_DIGEST_MISMATCH",
             hint="copy the same model to every member",
         )
-    measured = profile(path)
+    measured = with_kv_bits(profile(path), command.kv_bits)
     lo, hi = command.lo, command.hi
     front = Front(path, command.context, emit) if lo == 0 else None
     try:
         with _Progress(command.id, _expected_bytes(measured, lo, hi), emit):
-            stage = load_stage(path, lo, hi)
+            stage = load_stage(path, lo, hi, kv_bits=command.kv_bits)
             warm_up(stage)
         if front is not None:
             front.wait_loaded()
@@ -137,7 +138,22 @@ def profile_message(path: str) -> model.ModelProfile:
     del measured["eos_token_ids"]
     measured["kv_max_tokens"] = [tokens or 0 for tokens in measured["kv_max_tokens"]]
     measured["max_context"] = measured["max_context"] or 0
+    measured["quantized"] = [model.QuantizedCaches(**one) for one in measured["quantized"]]
     return model.ModelProfile(**measured)
+
+
+def with_kv_bits(measured: dict[str, Any], bits: int) -> dict[str, Any]:
+    """The profile with caches of so many bits; 0: as they are. Raises ModelError (KV_BITS_UNSUPPORTED)."""
+    if not bits:
+        return measured
+    for one in measured["quantized"]:
+        if one["bits"] == bits:
+            return measured | {"kv_bytes_per_token": one["kv_bytes_per_token"]}
+    raise ModelError(
+        measured["not_quantizable"] or f"caches are not kept in {bits} bits",
+        reason="KV_BITS_UNSUPPORTED",
+        hint="deploy it without kv_bits",
+    )
 
 
 def _expected_bytes(measured: dict[str, Any], lo: int, hi: int) -> int:

@@ -12,15 +12,17 @@ import hashlib
 import json
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mesh.errors import SealringError
+from mesh.errors import ModelError, SealringError
 from node.engine.staging.anatomy import Anatomy, dissect, full_cache, outer_modules
 from node.engine.staging.interception import leaves, own_arrays
+from node.engine.staging.quantization import BITS, cache_quantization
 from node.engine.weights import load_lazily, read_header, weight_files
 
 _LENGTHS = (256, 512)
@@ -59,7 +61,8 @@ def profile(path: Path) -> dict[str, Any]:
     needs. With `tied` the tail needs `embed_bytes` as well. A window bounds a layer's tokens to
     `kv_max_tokens` (None: unbounded). A layer that reads another layer's cache has none of its own here, but
     the first stage to hold such a layer without its donor keeps a copy of the donor's.
-    `handoff_bytes_per_token`: the most that crosses any boundary between two layers.
+    `handoff_bytes_per_token`: the most that crosses any boundary between two layers. `quantized`:
+    `kv_bytes_per_token` with caches of 8 and of 4 bits, or nothing and `not_quantizable`, which says why.
 
     Raises ModelError as `weights.load_stage` does.
     """
@@ -116,16 +119,41 @@ def _arrays(module: nn.Module) -> list[mx.array]:
 
 def _caches(model: nn.Module, anatomy: Anatomy) -> dict[str, Any]:
     count = len(anatomy.layers)
-    growing, fixed = [0] * count, [0] * count
     bounds: list[int | None] = [None] * count
     short, long = (_filled(model, tokens) for tokens in _LENGTHS)
+    for owners, one in zip(anatomy.owners, short, strict=True):
+        bounds[owners[0] if owners else 0] = getattr(one, "max_size", None) or getattr(
+            one, "chunk_size", None
+        )
+    growing, fixed = _growth(anatomy, short, long)
+    quantized: list[dict[str, Any]] = []
+    why = ""
+    try:
+        for bits in BITS:
+            how = cache_quantization(model, anatomy.model_type, bits, short)
+            fewer, _ = _growth(anatomy, [how.converted(one) for one in short], map(how.converted, long))
+            quantized.append({"bits": bits, "kv_bytes_per_token": fewer})
+    except ModelError as error:
+        quantized, why = [], error.message
+    return {
+        "kv_bytes_per_token": growing,
+        "kv_max_tokens": bounds,
+        "state_bytes": fixed,
+        "quantized": quantized,
+        "not_quantizable": why,
+    }
+
+
+def _growth(anatomy: Anatomy, short: Iterable[Any], long: Iterable[Any]) -> tuple[list[int], list[int]]:
+    """Bytes per token and bytes whatever the length, per layer, by the caches of the two runs."""
+    count = len(anatomy.layers)
+    growing, fixed = [0] * count, [0] * count
     for owners, one, two in zip(anatomy.owners, short, long, strict=True):
         layer = owners[0] if owners else 0
         slope = max(0, two.nbytes - one.nbytes) // (_LENGTHS[1] - _LENGTHS[0])
         growing[layer] += slope
         fixed[layer] += max(0, one.nbytes - slope * _LENGTHS[0])
-        bounds[layer] = getattr(one, "max_size", None) or getattr(one, "chunk_size", None)
-    return {"kv_bytes_per_token": growing, "kv_max_tokens": bounds, "state_bytes": fixed}
+    return growing, fixed
 
 
 def _filled(model: nn.Module, tokens: int) -> list[Any]:

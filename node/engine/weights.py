@@ -15,6 +15,7 @@ from mesh.errors import ModelError
 from node.engine import mlx_lm_import
 from node.engine.staging import Stage, build_skeleton
 from node.engine.staging.anatomy import dissect
+from node.engine.staging.quantization import cache_quantization
 from node.engine.staging.skeleton import model_classes
 
 _HEADER_LIMIT = 100 * 1024 * 1024
@@ -23,18 +24,23 @@ _BLOCK = 256 * 1024 * 1024
 _REDOWNLOAD = "download or convert the model again"
 
 
-def load_stage(path: Path, lo: int, hi: int, *, progress: Callable[[float], None] | None = None) -> Stage:
+def load_stage(
+    path: Path, lo: int, hi: int, *, kv_bits: int = 0, progress: Callable[[float], None] | None = None
+) -> Stage:
     """The layers [lo, hi) of the model in the folder `path`, with embedding, norm and head as they need.
 
     mlx-lm's `load_model` maps the complete weights lazily, converts and quantizes them and insists that they
     are exactly the model's parameters; only then is the stage cut out and its own parameters read, a block
-    at a time. No other layer's weights are read from the disk. `progress` is told the fraction read.
+    at a time. No other layer's weights are read from the disk. `progress` is told the fraction read. With
+    `kv_bits` (8 or 4) its caches are quantized.
 
     Raises ModelError for a missing, corrupt or unsupported model, InvalidInput for an impossible range.
     """
     model, config = load_lazily(path)
-    stage = Stage(model, dissect(model, config["model_type"]), lo, hi)
-    del model
+    anatomy = dissect(model, config["model_type"])
+    quantization = cache_quantization(model, anatomy.model_type, kv_bits) if kv_bits else None
+    stage = Stage(model, anatomy, lo, hi, quantization=quantization)
+    del model, anatomy
     try:
         _read(stage, progress or (lambda _: None))
     except (RuntimeError, ValueError) as error:

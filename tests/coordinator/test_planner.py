@@ -171,6 +171,7 @@ def test_the_same_input_has_the_same_hash_and_another_split_another() -> None:
         ({"replicas": 65}, "replicas"),
         ({"max_rows": 257}, "max_rows"),
         ({"prefill_chunk": 8193}, "prefill_chunk"),
+        ({"kv_bits": 6}, "kv_bits"),
     ],
 )
 def test_bad_specifications_name_the_field(changes: dict[str, object], param: str) -> None:
@@ -191,11 +192,42 @@ def test_bad_specifications_name_the_field(changes: dict[str, object], param: st
         {"model_type": "a b"},
         {"embed_bytes": 1 << 60},
         {"max_context": 1 << 30},
+        {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1])]},
+        {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1 << 51] * 9)]},
+        {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1] * 9)] * 9},
+        {"not_quantizable": "x" * 1001},
     ],
 )
 def test_bad_profiles_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ModelError):
         plan(spec(), profile(**changes), THREE)  # type: ignore[arg-type]
+
+
+def test_quantized_caches_leave_room_for_more_rows() -> None:
+    sizes = {0: 1024, 8: 576, 4: 320}
+    measured = profile(
+        quantized=[
+            model_pb2.QuantizedCaches(bits=bits, kv_bytes_per_token=[size] * 9)
+            for bits, size in sizes.items()
+            if bits
+        ]
+    )
+    rows, hashes = {}, set()
+    for bits, size in sizes.items():
+        made = plan(spec(kv_bits=bits, max_rows=3), measured, THREE)
+        assert made.spec.kv_bits == bits
+        assert sum(stage.kv_bytes for stage in made.rings[0].stages) == size * 9 * 2048
+        rows[bits] = plan(spec(kv_bits=bits), measured, [member(1, 1200 * MIB)]).spec.max_rows
+        hashes.add(made.plan_hash)
+    assert rows[0] < rows[8] < rows[4]
+    assert len(hashes) == 3
+
+
+def test_a_model_whose_caches_cannot_be_quantized_is_refused() -> None:
+    with pytest.raises(ModelError) as caught:
+        plan(spec(kv_bits=8), profile(not_quantizable="its keys are 16 wide"), THREE)
+    assert (caught.value.reason, caught.value.message) == ("KV_BITS_UNSUPPORTED", "its keys are 16 wide")
+    assert caught.value.metadata["param"] == "kv_bits"
 
 
 def test_who_cannot_serve_and_why() -> None:

@@ -53,7 +53,9 @@ def test_a_ring_of_two_has_two_links_between_the_same_members(cluster) -> None:
 def test_a_ring_of_one_has_no_links(cluster) -> None:
     party = cluster.party()
     _, roster = cluster.roster([party])
-    assert plan_epoch(prepare(roster), roster, party.id).links == ()
+    plan = plan_epoch(prepare(roster, kv_bits=4), roster, party.id)
+    assert plan.links == ()
+    assert plan.kv_bits == 4
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,7 @@ def test_a_ring_of_one_has_no_links(cluster) -> None:
         ({"max_rows": 1 << 20}, "BAD_EPOCH"),
         ({"prefill_chunk": 0}, "BAD_EPOCH"),
         ({"kv_budget": 0}, "BAD_EPOCH"),
+        ({"kv_bits": 3}, "BAD_EPOCH"),
     ],
 )
 def test_what_does_not_fit_the_roster_is_refused(cluster, changes: dict[str, Any], reason: str) -> None:

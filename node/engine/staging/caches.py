@@ -119,6 +119,10 @@ class Slots:
         """The stage's own caches out of a full list of the model's."""
         return [full[index] for index in (*self._present, *self._shadows)]
 
+    def is_present(self, place: int) -> bool:
+        """Whether the cache at this place of the stage's own is one of keys and values, not a shadow."""
+        return place < len(self._present)
+
     def spread(self, cache: Cache) -> Cache:
         """The list that the model's `__call__` expects."""
         return [

@@ -10,6 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from .anatomy import dissect
+from .quantization import cache_quantization
 from .skeleton import build_skeleton
 from .stage import Stage
 
@@ -44,11 +45,19 @@ def random_model(config: dict[str, Any], *, seed: int, dtype: mx.Dtype = mx.floa
 
 
 def random_stage(
-    config: dict[str, Any], lo: int, hi: int, *, seed: int, dtype: mx.Dtype = mx.float32
+    config: dict[str, Any],
+    lo: int,
+    hi: int,
+    *,
+    seed: int,
+    dtype: mx.Dtype = mx.float32,
+    kv_bits: int = 0,
 ) -> Stage:
     """A stage with random weights; a layer has the same parameters whatever the split."""
     model = random_model(config, seed=seed, dtype=dtype)
-    stage = Stage(model, dissect(model, config["model_type"]), lo, hi)
+    anatomy = dissect(model, config["model_type"])
+    quantization = cache_quantization(model, anatomy.model_type, kv_bits) if kv_bits else None
+    stage = Stage(model, anatomy, lo, hi, quantization=quantization)
     for array in stage.kept:
         mx.eval(array)
     return stage

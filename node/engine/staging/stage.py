@@ -16,6 +16,7 @@ from .caches import Batch, Cache, RowByRow, Slots, for_one_row
 from .interception import Call, intercept_call
 from .layout import Arguments, get_argument, set_argument
 from .pruning import prune
+from .quantization import CacheQuantization
 from .spec import TOKENS, StageSpec
 
 
@@ -37,10 +38,19 @@ class Stage:
     Not for use by several threads at a time.
     """
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy, lo: int, hi: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        anatomy: Anatomy,
+        lo: int,
+        hi: int,
+        *,
+        quantization: CacheQuantization | None = None,
+    ) -> None:
         """Takes the model over: its layers are intercepted and its other parameters dropped.
 
-        Raises InvalidInput for an impossible range, ModelError for a part of a model that does not split.
+        `quantization` is how its caches are kept. Raises InvalidInput for an impossible range, ModelError
+        for a part of a model that does not split.
         """
         count = len(anatomy.layers)
         if not 0 <= lo < hi <= count:
@@ -57,6 +67,7 @@ class Stage:
         self._anatomy = anatomy
         self._step = _Step([], [])
         self._slots = Slots(full_cache(model), anatomy.owners, lo, hi)
+        self._quantization = quantization
         self._followed = {donor for reader, donor in anatomy.donors.items() if donor < lo <= reader < hi}
         self._recorded = sorted(
             {donor for reader, donor in anatomy.donors.items() if lo <= donor < hi <= reader}
@@ -76,7 +87,13 @@ class Stage:
 
     def make_cache(self) -> Cache:
         """Empty caches for one row. Merge, extend, filter and extract them with `staging.caches`."""
-        return for_one_row(self._slots.select(full_cache(self.model)), self._anatomy.adapter.batches)
+        own = self._slots.select(full_cache(self.model))
+        if self._quantization is not None:
+            own = [
+                self._quantization.new_cache(cache) if self._slots.is_present(place) else cache
+                for place, cache in enumerate(own)
+            ]
+        return for_one_row(own, self._anatomy.adapter.batches)
 
     def __call__(self, inputs: list[mx.array], cache: Batch) -> list[mx.array]:
         """Runs the layers on arrays as `spec.receives` says and returns arrays as `spec.hands_on` says.

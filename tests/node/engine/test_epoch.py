@@ -50,6 +50,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "deepseek_v3": {"vocab_size": 300},
 }
+QUANTIZED = ["qwen3:8", "qwen3:4", "gemma3_text:8", "llama:sliding:4"]
+"""Families whose caches are kept in so many bits."""
 
 
 @cache
@@ -289,8 +291,14 @@ def _free_in_the_threads_that_made() -> Iterator[None]:
 @cache
 def config_of(family: str) -> dict[str, Any]:
     archs = json.loads((Path(__file__).parents[2] / "data" / "archs.json").read_bytes())
-    found: dict[str, Any] = archs[family] | FAMILIES[family]
+    family, _ = kv_bits_of(family)
+    found: dict[str, Any] = archs[family] | FAMILIES.get(family, {})
     return found
+
+
+def kv_bits_of(family: str) -> tuple[str, int]:
+    name, _, bits = family.rpartition(":")
+    return (name, int(bits)) if family in QUANTIZED else (family, 0)
 
 
 @cache
@@ -299,7 +307,9 @@ def stages_of(family: str, size: int) -> list[Stage]:
     layers = config["num_hidden_layers"]
     edges = [layers * rank // size for rank in range(size + 1)]
     made = [
-        compute_thread(rank).submit(random_stage, config, edges[rank], edges[rank + 1], seed=SEED)
+        compute_thread(rank).submit(
+            random_stage, config, edges[rank], edges[rank + 1], seed=SEED, kv_bits=kv_bits_of(family)[1]
+        )
         for rank in range(size)
     ]
     return [stage.result(30) for stage in made]
@@ -326,8 +336,24 @@ def generate_step() -> Callable[..., Iterator[tuple[Any, Any]]]:
 @cache
 def expected(family: str, prompt: tuple[int, ...], tokens: int) -> list[int]:
     """By mlx-lm alone, on the whole model."""
-    steps = generate_step()(mx.array(prompt), whole(family), max_tokens=tokens)
+    caches = quantized_prompt_cache(family) if family in QUANTIZED else None
+    steps = generate_step()(mx.array(prompt), whole(family), max_tokens=tokens, prompt_cache=caches)
     return [int(token) for token, _ in steps]
+
+
+def quantized_prompt_cache(family: str) -> list[Any]:
+    """mlx-lm's own quantized cache in the place of each plain one."""
+    from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+
+    name, bits = kv_bits_of(family)
+    group_size = 64 if config_of(family).get("head_dim", 32) % 64 == 0 else 32
+    made = make_prompt_cache(whole(family))
+    plain = [type(cache) is KVCache for cache in made]
+    assert any(plain), name
+    return [
+        QuantizedKVCache(group_size, bits) if is_plain else cache
+        for cache, is_plain in zip(made, plain, strict=True)
+    ]
 
 
 def prompt_of(family: str, number: int, length: int) -> list[int]:
@@ -366,7 +392,7 @@ def run_on(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *QUANTIZED])
 def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
     lengths = {
         row: (length, tokens)
@@ -387,7 +413,7 @@ def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
     choices=st.randoms(use_true_random=False),
     size=st.integers(1, 3),
     lanes=st.integers(1, 4),
-    family=st.sampled_from(["llama", "gpt_oss", "gemma3_text"]),
+    family=st.sampled_from(["llama", "gpt_oss", "gemma3_text", "qwen3:8", "qwen3:4"]),
 )
 def test_any_schedule_gives_the_same_tokens(
     lengths: list[tuple[int, int]], choices: random.Random, size: int, lanes: int, family: str

@@ -37,6 +37,27 @@ def test_a_stage_is_loaded_and_described(llama: dict[str, Any], model_folder: Wr
     assert not loaded.serves(command(path, 0, 5, digest=digest(path)))
 
 
+def test_a_stage_with_quantized_caches_asks_for_fewer_bytes(
+    llama: dict[str, Any], model_folder: Write
+) -> None:
+    path = model_folder(llama | {"head_dim": 32})
+    plain, eight, four = (load(command(path, 1, 5, kv_bits=bits)) for bits in (0, 8, 4))
+    per_layer = [2 * 2 * size for size in (32 * 4, 32 + 2 * 4, 16 + 2 * 4)]
+    found = [loaded.message(1).kv_bytes_per_token for loaded in (plain, eight, four)]
+    assert found == [4 * size for size in per_layer]
+    assert not plain.serves(command(path, 1, 5, kv_bits=8))
+    assert eight.serves(command(path, 1, 5, kv_bits=8))
+
+
+def test_caches_that_cannot_be_quantized_are_refused_before_the_load(
+    llama: dict[str, Any], model_folder: Write
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        load(command(model_folder(llama), 1, 5, kv_bits=8))
+    assert caught.value.reason == "KV_BITS_UNSUPPORTED"
+    assert "8 wide" in caught.value.message
+
+
 def test_another_digest_is_refused(llama: dict[str, Any], model_folder: Write) -> None:
     with pytest.raises(ModelError) as caught:
         load(command(model_folder(llama), 1, 5, digest="0" * 64))

@@ -43,11 +43,30 @@ def test_fields(llama: dict[str, Any], model_folder: Folder) -> None:
         "kv_bytes_per_token": [2 * 2 * 8 * 2] * 5,
         "kv_max_tokens": [None] * 5,
         "state_bytes": [0] * 5,
+        "quantized": [],
+        "not_quantizable": "the KV cache of llama cannot be quantized: its keys or values are 8 wide, "
+        "which no 32 divides",
         "max_context": 512,
         "eos_token_ids": [2],
         "handoff_bytes_per_token": 64,
         "digest": "",
     }
+
+
+def test_quantized_caches_have_the_bytes_that_they_take(llama: dict[str, Any], model_folder: Folder) -> None:
+    folder = model_folder(llama | {"head_dim": 64}, dtype=mx.bfloat16)
+    found = profile(folder)
+    assert found["not_quantizable"] == ""
+    heads, scale = 2 * 2, 2 * 2  # keys and values of two heads; a scale and a bias per 64 values
+    assert found["quantized"] == [
+        {"bits": bits, "kv_bytes_per_token": [heads * (64 * bits // 8 + scale)] * 5} for bits in (8, 4)
+    ]
+    cache = load_stage(folder, 0, 5, kv_bits=4).make_cache()
+    plain = load_stage(folder, 0, 5).make_cache()
+    for caches, expected in ((cache, found["quantized"][1]), (plain, found)):
+        for one, per_token in zip(caches, expected["kv_bytes_per_token"], strict=True):
+            one.update_and_fetch(*[mx.zeros((1, 2, 300, 64), mx.bfloat16)] * 2)
+            assert one.nbytes == 512 * per_token
 
 
 def test_nothing_is_materialised(llama: dict[str, Any], model_folder: Folder) -> None:

@@ -1,0 +1,189 @@
+"""Keys and values kept in 8 or 4 bits: mlx-lm's quantized cache for one row, and a batch of such rows.
+
+mlx-lm 0.32 can quantize the cache of one sequence but cannot batch it. `QuantizedBatchCache` is its
+`BatchKVCache` (rows are left-padded to one length) over the three arrays that `mx.quantize` makes of keys
+and of values: words, scales and biases. A model's attention finds `bits` on either cache and computes with
+`quantized_scaled_dot_product_attention`.
+
+Keys and values are quantized the moment that they are put into a cache. `mlx_lm.generate` computes a prompt's
+first chunk with the values as they were and quantizes after it; here what a row generates must not depend
+on how its prompt was cut into chunks, for that follows the load. The reference is mlx-lm with
+`QuantizedKVCache` objects as its `prompt_cache`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self, cast
+
+import mlx.core as mx
+from mlx.utils import tree_map
+
+from node.engine import mlx_lm_import
+
+mlx_lm_import.install()
+
+from mlx_lm.models.cache import BatchKVCache, QuantizedKVCache  # noqa: E402
+
+Quantized = list[mx.array]
+"""Words (uint32), scales and biases of [rows, heads, tokens, width]."""
+
+
+class QuantizedRowCache(QuantizedKVCache):  # type: ignore[misc]
+    """One row. As mlx-lm's, and `merge` makes a batch of several."""
+
+    @classmethod
+    def merge(cls, rows: Sequence[QuantizedRowCache]) -> QuantizedBatchCache:
+        return QuantizedBatchCache.merge(rows)
+
+    def size(self) -> int:
+        return int(self.offset)
+
+    @property
+    def nbytes(self) -> int:
+        return _nbytes(self.keys, self.values)
+
+
+class QuantizedBatchCache(BatchKVCache):  # type: ignore[misc]
+    """Several rows, left-padded; `keys` and `values` are `Quantized`, or None while there is nothing."""
+
+    keys: Quantized | None
+    values: Quantized | None
+    offset: mx.array
+    left_padding: mx.array
+    _idx: int
+
+    def __init__(self, left_padding: Sequence[int], group_size: int, bits: int) -> None:
+        super().__init__(list(left_padding))
+        self.group_size = group_size
+        self.bits = bits
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Quantized, Quantized]:
+        """Appends [rows, heads, tokens, width] and returns all that is held, quantized."""
+        added = keys.shape[2]
+        self.keys = self._append(self.keys, keys)
+        self.values = self._append(self.values, values)
+        self._idx += added
+        self.offset = self.offset + added
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Quantized, Quantized]:
+        return self._held(self.keys), self._held(self.values)
+
+    def _held(self, arrays: Quantized | None) -> Quantized:
+        return [array[..., : self._idx, :] for array in arrays or ()]
+
+    def _append(self, held: Quantized | None, new: mx.array) -> Quantized:
+        start, end = self._idx, self._idx + new.shape[2]
+        parts = mx.quantize(new, group_size=self.group_size, bits=self.bits)
+        if held is None or end > held[0].shape[2]:
+            room = (self.step + new.shape[2] - 1) // self.step * self.step
+            held = [
+                _joined(None if held is None else held[number][..., :start, :], part, room)
+                for number, part in enumerate(parts)
+            ]
+        for array, part in zip(held, parts, strict=True):
+            array[..., start:end, :] = part
+        return held
+
+    def prepare(self, **_: Any) -> None:
+        """Rows are prefilled alone and merged, so a batch never has padding of its own to prepare."""
+        raise NotImplementedError("a quantized batch is made by merge")
+
+    def finalize(self) -> None:
+        """Nothing was prepared."""
+
+    def filter(self, batch_indices: Sequence[int]) -> None:
+        """Keeps these rows, in this order, and drops padding that all of them have."""
+        keep = list(batch_indices)
+        self.offset = self.offset[keep]
+        self.left_padding = self.left_padding[keep]
+        spare = min(self._padding())
+        self._idx -= spare
+        self.left_padding = self.left_padding - spare
+        if self.keys is not None:
+            self.keys, self.values = tree_map(
+                lambda array: array[keep][..., spare:, :], (self.keys, self.values)
+            )
+
+    def extend(self, other: QuantizedBatchCache) -> None:
+        """Appends the rows of `other`; whichever is shorter is padded on its left."""
+        end = max(self._idx, other._idx)
+        if self.keys is not None or other.keys is not None:
+            example = self if self.keys is not None else other
+            mine, theirs = (cache._aligned(end, example) for cache in (self, other))
+            self.keys, self.values = (
+                [mx.concatenate(list(pair)) for pair in zip(*arrays, strict=True)]
+                for arrays in zip(mine, theirs, strict=True)
+            )
+        self.left_padding = mx.concatenate(
+            [self.left_padding + (end - self._idx), other.left_padding + (end - other._idx)]
+        )
+        self.offset = mx.concatenate([self.offset, other.offset])
+        self._idx = end
+
+    def _aligned(self, end: int, example: QuantizedBatchCache) -> tuple[Quantized, Quantized]:
+        """Keys and values that end at `end` and have no room beyond it."""
+        rows, left = self.offset.shape[0], end - self._idx
+
+        def align(own: Quantized | None, like: Quantized | None) -> Quantized:
+            if own is None:
+                return [mx.zeros((rows, one.shape[1], end, one.shape[3]), one.dtype) for one in like or ()]
+            return [mx.pad(one[..., : self._idx, :], [(0, 0), (0, 0), (left, 0), (0, 0)]) for one in own]
+
+        return align(self.keys, example.keys), align(self.values, example.values)
+
+    def extract(self, idx: int) -> QuantizedRowCache:
+        """A copy of one row."""
+        row = QuantizedRowCache(self.group_size, self.bits)
+        if self.keys is None:
+            return row
+        padding = self._padding()[idx]
+        row.keys, row.values = tree_map(
+            lambda array: mx.contiguous(array[idx : idx + 1, :, padding : self._idx]),
+            (self.keys, self.values),
+        )
+        row.offset = self._idx - padding
+        return row
+
+    @classmethod
+    def merge(cls, rows: Sequence[QuantizedRowCache]) -> Self:
+        """A batch of rows that are not to be used on."""
+        longest = max(row.offset for row in rows)
+        batch = cls([longest - row.offset for row in rows], rows[0].group_size, rows[0].bits)
+        filled = [row for row in rows if row.keys is not None]
+        if not longest or not filled:
+            return batch
+
+        def stack(arrays: Callable[[QuantizedRowCache], Quantized]) -> Quantized:
+            stacked = []
+            for number, like in enumerate(arrays(filled[0])):
+                whole = mx.zeros((len(rows), like.shape[1], longest, like.shape[3]), like.dtype)
+                for place, row in enumerate(rows):
+                    if row.offset:
+                        own = arrays(row)[number][..., : row.offset, :]
+                        whole[place : place + 1, :, longest - row.offset :] = own
+                stacked.append(whole)
+            return stacked
+
+        batch.keys, batch.values = stack(lambda row: row.keys), stack(lambda row: row.values)
+        batch.offset = batch.offset + longest
+        batch._idx = longest
+        return batch
+
+    @property
+    def nbytes(self) -> int:
+        return _nbytes(self.keys, self.values)
+
+    def _padding(self) -> list[int]:
+        return cast("list[int]", self.left_padding.tolist())
+
+
+def _joined(held: mx.array | None, like: mx.array, room: int) -> mx.array:
+    """What is held, and room for so many tokens more."""
+    empty = mx.zeros((*like.shape[:2], room, like.shape[3]), like.dtype)
+    return empty if held is None else mx.concatenate([held, empty], axis=2)
+
+
+def _nbytes(*held: Quantized | None) -> int:
+    return sum(int(array.nbytes) for arrays in held for array in arrays or ())
