@@ -19,9 +19,10 @@ QUESTIONS = [
 ]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(tmp_path, reference, size):
-    async with serving(tmp_path / "state", size, prefill_chunk=64) as ring:
+@pytest.mark.parametrize(("size", "kv_bits"), [(1, 0), (2, 0), (3, 0), (1, 8), (2, 4)])
+async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(tmp_path, reference, size, kv_bits):
+    async with serving(tmp_path / "state", size, prefill_chunk=64, kv_bits=kv_bits) as ring:
+        assert ring.deployment.plan.spec.kv_bits == kv_bits
 
         async def ask(contents, max_tokens, delay):
             await asyncio.sleep(delay)
@@ -33,4 +34,4 @@ async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(tmp_path,
             {"role": ("user", "assistant")[number % 2], "content": content}
             for number, content in enumerate(contents)
         ]
-        assert reply == reference.reply(messages, max_tokens)
+        assert reply == reference.reply(messages, max_tokens, kv_bits=kv_bits)

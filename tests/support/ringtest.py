@@ -79,14 +79,19 @@ class Reference:
 
         self.model, self.tokenizer = load(str(folder))
 
-    def reply(self, messages: list[dict[str, str]], max_tokens: int) -> Reply:
+    def reply(self, messages: list[dict[str, str]], max_tokens: int, *, kv_bits: int = 0) -> Reply:
+        """With `kv_bits` by mlx-lm's own quantized caches, from the first token on."""
         import mlx.core as mx
         from mlx_lm.generate import generate_step
+        from mlx_lm.models.cache import QuantizedKVCache
 
         prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         tokens: list[int] = []
         reason = "FINISH_REASON_LENGTH"
-        for token, _ in generate_step(mx.array(prompt), self.model, max_tokens=max_tokens):
+        cache = [QuantizedKVCache(32, kv_bits) for _ in self.model.layers] if kv_bits else None
+        for token, _ in generate_step(
+            mx.array(prompt), self.model, max_tokens=max_tokens, prompt_cache=cache
+        ):
             tokens.append(int(token))
             if token in self.tokenizer.eos_token_ids:
                 reason = "FINISH_REASON_STOP"
