@@ -12,6 +12,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
@@ -19,17 +20,26 @@ from sealring.v1 import control_pb2 as control
 MAX_LANES = 64
 MAX_CHUNKS = 64
 MAX_PARAMS_BYTES = 1 << 20
+MAX_PREFIXES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, end) of a row's prompt; `last` when they end it and a token is sampled."""
+    """Tokens [start, end) of a row's prompt; `last` when they end it and a token is sampled.
+
+    A row's first chunk that starts above 0 takes the first `start` tokens from the kept `prefix`.
+    """
 
     row: int
     start: int
     end: int
     last: bool
     params_bytes: int
+    prefix: int = 0
+
+    @property
+    def first(self) -> bool:
+        return self.start == 0 or self.prefix != 0
 
     @property
     def tokens(self) -> int:
@@ -54,17 +64,43 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class Keeping:
+    """The first of the `held` tokens of a row that are kept under a number.
+
+    `lane` is None while the row is in prefill, else `index` is its place.
+    """
+
+    prefix: int
+    row: int
+    tokens: int
+    held: int
+    lane: int | None
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropping:
+    """A kept prefix that goes."""
+
+    prefix: int
+
+
+Change: TypeAlias = Admission | Eviction | Keeping | Dropping
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedStep:
     """One step with everything that a member derives from it.
 
-    `changes` are in order. Exactly one of `chunks` and `rows` is non-empty, or neither. `sampled` are the
-    rows that get a token, in the order of the token record on the closing edge (uint32 [len(sampled)]).
+    `changes` are in order, keeps and drops before all others. Exactly one of `chunks` and `rows` is
+    non-empty, or neither. `sampled` are the rows that get a token, in the order of the token record on the
+    closing edge (uint32 [len(sampled)]).
     `digest` is 32 bytes over the composition after the changes and this step's work.
     """
 
     number: int
     digest: bytes
-    changes: tuple[Admission | Eviction, ...]
+    changes: tuple[Change, ...]
     chunks: tuple[Chunk, ...]
     lane: int | None
     rows: tuple[int, ...]
@@ -72,7 +108,7 @@ class ResolvedStep:
 
 
 class Composition:
-    """Rows in prefill and rows in lanes of one epoch. Not thread safe."""
+    """Rows in prefill, rows in lanes and kept prefixes of one epoch. Not thread safe."""
 
     def __init__(self, *, epoch: int, max_rows: int, prefill_chunk: int) -> None:
         self._epoch = epoch
@@ -82,8 +118,13 @@ class Composition:
         self._prefilling: dict[int, tuple[int, int]] = {}  # row -> (done, prompt tokens)
         self._lanes: dict[int, list[int]] = {}
         self._lane_of: dict[int, int] = {}
+        self._lane_steps: dict[int, int] = {}
+        self._lane_base: dict[int, int] = {}  # row in a lane -> its tokens less the steps of its lane
+        self._prefixes: dict[int, int] = {}  # prefix -> tokens
         self._highest_row = 0
+        self._highest_prefix = 0
         self._digest_of_rows: bytes | None = None
+        self._digest_of_prefixes: bytes | None = None
 
     @property
     def last_step(self) -> int:
@@ -100,6 +141,10 @@ class Composition:
         """Row -> (tokens done, tokens of the prompt), for rows not yet in a lane."""
         return dict(self._prefilling)
 
+    def prefixes(self) -> dict[int, int]:
+        """Kept prefix -> its tokens."""
+        return dict(self._prefixes)
+
     @property
     def rows(self) -> int:
         """Rows that hold memory."""
@@ -115,6 +160,7 @@ class Composition:
             raise _bad(f"step {step.number} follows step {self._last_step}")
         self._last_step = step.number
         changes = tuple(self._change(change) for change in step.changes)
+        _check_order(changes)
         work = step.WhichOneof("work")
         if changes or work == "prefill":
             self._digest_of_rows = None
@@ -129,19 +175,44 @@ class Composition:
             rows = self.lane_rows(lane)
             if not rows:
                 raise _bad(f"lane {lane} has no rows to decode")
+            self._lane_steps[lane] = self._lane_steps.get(lane, 0) + 1
             sampled = rows
         else:
             sampled = ()
         digest = self._digest(lane, chunks)
         return ResolvedStep(step.number, digest, changes, chunks, lane, rows, sampled)
 
-    def _change(self, change: control.Change) -> Admission | Eviction:
+    def _change(self, change: control.Change) -> Change:
         kind = change.WhichOneof("change")
         if kind == "admit":
             return self._admit(change.admit.row, change.admit.lane)
         if kind == "evict":
             return self._evict(change.evict.row)
+        self._digest_of_prefixes = None
+        if kind == "keep":
+            return self._keep(change.keep)
+        if kind == "drop":
+            if self._prefixes.pop(change.drop.prefix, None) is None:
+                raise _bad(f"prefix {change.drop.prefix} is not here to be dropped")
+            return Dropping(change.drop.prefix)
         raise _bad("a change says nothing")
+
+    def _keep(self, keep: control.Keep) -> Keeping:
+        if keep.prefix <= self._highest_prefix:
+            raise _bad(f"prefix {keep.prefix} is not a new prefix")
+        if len(self._prefixes) >= MAX_PREFIXES:
+            raise _bad(f"prefix {keep.prefix} is one more than {MAX_PREFIXES}")
+        lane = self._lane_of.get(keep.row)
+        if lane is None:
+            index, held = 0, self._prefilling.get(keep.row, (0, 0))[0]
+        else:
+            index = self._lanes[lane].index(keep.row)
+            held = self._lane_base[keep.row] + self._lane_steps.get(lane, 0)
+        if not 1 <= keep.tokens <= held:
+            raise _bad(f"row {keep.row} does not hold {keep.tokens} tokens")
+        self._highest_prefix = keep.prefix
+        self._prefixes[keep.prefix] = keep.tokens
+        return Keeping(keep.prefix, keep.row, keep.tokens, held, lane, index)
 
     def _admit(self, row: int, lane: int) -> Admission:
         done, total = self._prefilling.get(row, (0, -1))
@@ -152,6 +223,7 @@ class Composition:
         del self._prefilling[row]
         self._lanes.setdefault(lane, []).append(row)
         self._lane_of[row] = lane
+        self._lane_base[row] = total - self._lane_steps.get(lane, 0)
         return Admission(row, lane)
 
     def _evict(self, row: int) -> Eviction:
@@ -161,6 +233,7 @@ class Composition:
         lane = self._lane_of.pop(row, None)
         if lane is None:
             raise _bad(f"row {row} is not here to be evicted")
+        del self._lane_base[row]
         rows = self._lanes[lane]
         index = rows.index(row)
         rows.pop(index)
@@ -176,13 +249,8 @@ class Composition:
         return tuple(self._chunk(chunk) for chunk in chunks)
 
     def _chunk(self, chunk: control.Chunk) -> Chunk:
-        if chunk.start == 0:
-            if chunk.row <= self._highest_row:
-                raise _bad(f"row {chunk.row} is not a new row")
-            if self.rows >= self._max_rows:
-                raise _bad(f"row {chunk.row} is one more than the {self._max_rows} rows of this ring")
-            self._highest_row = chunk.row
-            self._prefilling[chunk.row] = (0, chunk.prompt_tokens)
+        if chunk.start == 0 or chunk.prefix:
+            self._begin(chunk)
         elif chunk.params_bytes:
             raise _bad("parameters travel with the first chunk only")
         done, total = self._prefilling.get(chunk.row, (-1, -1))
@@ -193,15 +261,29 @@ class Composition:
         if chunk.params_bytes > MAX_PARAMS_BYTES:
             raise _bad(f"parameters of row {chunk.row} are too long")
         self._prefilling[chunk.row] = (chunk.end, total)
-        return Chunk(chunk.row, chunk.start, chunk.end, chunk.end == total, chunk.params_bytes)
+        last = chunk.end == total
+        return Chunk(chunk.row, chunk.start, chunk.end, last, chunk.params_bytes, chunk.prefix)
+
+    def _begin(self, chunk: control.Chunk) -> None:
+        if chunk.row <= self._highest_row:
+            raise _bad(f"row {chunk.row} is not a new row")
+        if self.rows >= self._max_rows:
+            raise _bad(f"row {chunk.row} is one more than the {self._max_rows} rows of this ring")
+        if chunk.prefix and not 1 <= chunk.start <= self._prefixes.get(chunk.prefix, 0):
+            raise _bad(f"prefix {chunk.prefix} does not hold the first tokens of row {chunk.row}")
+        self._highest_row = chunk.row
+        self._prefilling[chunk.row] = (chunk.start, chunk.prompt_tokens)
 
     def _digest(self, lane: int | None, chunks: tuple[Chunk, ...]) -> bytes:
-        digest = hashlib.sha256(b"sealring composition v2")
+        digest = hashlib.sha256(b"sealring composition v3")
         head = (self._epoch, self._last_step, -1 if lane is None else lane, len(chunks))
         digest.update(struct.pack(">QQiI", *head))
         for chunk in chunks:
-            digest.update(struct.pack(">QIII", chunk.row, chunk.start, chunk.end, chunk.params_bytes))
+            digest.update(
+                struct.pack(">QIIIQ", chunk.row, chunk.start, chunk.end, chunk.params_bytes, chunk.prefix)
+            )
         digest.update(self._rows_digest())
+        digest.update(self._prefixes_digest())
         return digest.digest()
 
     def _rows_digest(self) -> bytes:
@@ -216,6 +298,22 @@ class Composition:
                 digest.update(struct.pack(">QII", row, *self._prefilling[row]))
             self._digest_of_rows = digest.digest()
         return self._digest_of_rows
+
+    def _prefixes_digest(self) -> bytes:
+        """Of what is kept."""
+        if self._digest_of_prefixes is None:
+            digest = hashlib.sha256(struct.pack(">I", len(self._prefixes)))
+            for prefix in sorted(self._prefixes):
+                digest.update(struct.pack(">QI", prefix, self._prefixes[prefix]))
+            self._digest_of_prefixes = digest.digest()
+        return self._digest_of_prefixes
+
+
+def _check_order(changes: Sequence[Change]) -> None:
+    """A keep is of the rows as the step before left them."""
+    kinds = [isinstance(change, Keeping | Dropping) for change in changes]
+    if kinds != sorted(kinds, reverse=True):
+        raise _bad("a prefix is kept or dropped after other changes of a step")
 
 
 def _bad(message: str) -> InvalidInput:

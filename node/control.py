@@ -27,11 +27,12 @@ from mesh.errors import (
     ResourceExhausted,
     SealringError,
 )
+from mesh.prefixes import clear_scope, sealed_scope
 from mesh.problem import to_problem
 from mesh.tls import peer_identity
 from node.daemon_epoch import Epoch
 from node.sealed_rows import SealedReply, SealedRows, Unsealer
-from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
+from sealring.v1 import control_pb2, engine_pb2, membership_pb2
 
 log = structlog.get_logger()
 
@@ -164,24 +165,29 @@ class GatewayStream:
     def _open(self, open_row: control_pb2.OpenRow) -> None:
         self._sealed.check(open_row.row)
         try:
-            prompt, reply = self._prompt(open_row)
+            command, reply = self._command(open_row)
             self._sealed.add(open_row.row, reply)
         except SealringError as error:
             refused = control_pb2.RowRefused(row=open_row.row, problem=to_problem(error))
             self._put(control_pb2.ScheduleResponse(refused=refused).SerializeToString())
             return
-        command = engine_pb2.OpenEngineRow(row=open_row.row, prompt=prompt, max_tokens=open_row.max_tokens)
         self._work(engine_pb2.EngineCommand(open_row=command).SerializeToString())
 
-    def _prompt(self, open_row: control_pb2.OpenRow) -> tuple[inference_pb2.Prompt, SealedReply | None]:
+    def _command(self, open_row: control_pb2.OpenRow) -> tuple[engine_pb2.OpenEngineRow, SealedReply | None]:
         if open_row.deployment != self._epoch.plan.deployment:
             raise InvalidInput("the request is for another deployment", reason="WRONG_DEPLOYMENT")
         content = open_row.envelope.WhichOneof("content")
         if content is None:
             raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE")
+        command = engine_pb2.OpenEngineRow(row=open_row.row, max_tokens=open_row.max_tokens)
         if content == "clear":
-            return open_row.envelope.clear, None
-        return self._unsealer.open(open_row, self._epoch.plan)
+            command.prompt.CopyFrom(open_row.envelope.clear)
+            command.prefix_scope = clear_scope(open_row.prefix_scope)
+            return command, None
+        body, reply = self._unsealer.open(open_row, self._epoch.plan)
+        command.prompt.CopyFrom(body.prompt)
+        command.prefix_scope = sealed_scope(body.prefix_salt)
+        return command, reply
 
     def _pong(self, ping: control_pb2.Ping) -> None:
         engine = self._epoch.engine
@@ -280,4 +286,5 @@ def _attached(epoch: Epoch) -> control_pb2.Attached:
         kv_bytes_per_token=loaded.kv_bytes_per_token,
         kv_bytes_per_row=loaded.kv_bytes_per_row,
         kv_budget=plan.kv_budget,
+        prefixes=loaded.prefixes,
     )

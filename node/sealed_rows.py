@@ -61,8 +61,8 @@ class Unsealer:
 
     def open(
         self, open_row: control_pb2.OpenRow, plan: EpochPlan
-    ) -> tuple[inference_pb2.Prompt, SealedReply]:
-        """The prompt, and what seals its answer.
+    ) -> tuple[inference_pb2.SealedPrompt, SealedReply]:
+        """What was sealed, and what seals its answer.
 
         Raises Unavailable (SEALED_BY_OTHER_ROSTER), EnvelopeError (ENVELOPE_*), ResourceExhausted
         (REPLAY_GUARD_FULL), FailedPrecondition (TRUST_BELOW_FLOOR), InvalidInput (BAD_REQUEST_INFO).
@@ -85,7 +85,7 @@ class Unsealer:
                 param="min_trust",
                 min_trust=trust,
             )
-        return body.prompt, SealedReply(opened.reply)
+        return body, SealedReply(opened.reply)
 
     def _current_trust(self, roster_hash: bytes, plan: EpochPlan) -> int:
         """The ring's trust by the newest roster, if those who serve are those of whom the sender knew."""

@@ -16,16 +16,17 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mesh.composition import Chunk, Composition, Eviction, ResolvedStep
+from mesh.composition import Admission, Chunk, Composition, Dropping, Eviction, Keeping, ResolvedStep
 from mesh.errors import EpochEnded, Internal, InvalidInput
 from mesh.records import RecordHeader
 from node.engine import params, records
 from node.engine.feedback import Feedback, LocalFeedback, RingFeedback
 from node.engine.lanes import Lanes, Row
 from node.engine.links import Channel, Inbox, Outbox, StepTimes
+from node.engine.prefixes import Prefixes, support
 from node.engine.records import Incoming
 from node.engine.sampling import Sampler
-from node.engine.staging import Stage
+from node.engine.staging import Stage, caches
 from node.engine.staging.caches import Cache
 from node.engine.transfer import Departure, Landing, SharedDeparture, transfer
 from sealring.v1 import control_pb2 as control
@@ -50,6 +51,15 @@ class Prompts(Protocol):
 
     def prefilled(self, row: int) -> None:
         """The row's prompt is not needed any more."""
+
+    def keep(self, keeping: Keeping) -> None:
+        """A row's first tokens are kept. Raises InvalidInput (BAD_STEP) unless they may be."""
+
+    def reuse(self, chunk: Chunk) -> None:
+        """A row begins with a kept prefix. Raises InvalidInput (BAD_STEP) unless it is the row's own."""
+
+    def drop(self, prefix: int) -> None:
+        """A prefix is not kept any more."""
 
     def forget(self, row: int) -> None:
         """The row was evicted; tokens of it may still come and are of no interest."""
@@ -88,6 +98,7 @@ class Epoch:
         self._lanes = Lanes()
         self._transfer = transfer()
         self._landings: SimpleQueue[Landing | None] = SimpleQueue()  # in the order of the announced states
+        self._prefixes = Prefixes(support(stage.make_cache()))
         self._over = False
         self._over_lock = threading.Lock()
         self._feedback: Feedback | None = None
@@ -102,7 +113,7 @@ class Epoch:
 
     @property
     def cache_bytes(self) -> int:
-        return self._lanes.nbytes
+        return self._lanes.nbytes + sum(caches.nbytes(cache) for cache in self._prefixes.held())
 
     @property
     def trace(self) -> list[StepTimes]:
@@ -165,6 +176,7 @@ class Epoch:
     def drop(self) -> None:
         """Frees all rows."""
         self._lanes.clear()
+        self._prefixes.clear()
         mx.clear_cache()
 
     def execute(self, step: ResolvedStep) -> None:
@@ -186,13 +198,25 @@ class Epoch:
             self.drop()
 
     def _change(self, step: ResolvedStep) -> None:
-        self._lanes.apply(step.changes)
+        self._keep_and_drop(step)
+        self._lanes.apply(change for change in step.changes if isinstance(change, Admission | Eviction))
         if self._feedback is None or self._prompts is None:
             return
         for change in step.changes:
             if isinstance(change, Eviction):
                 self._feedback.forget(change.row)
                 self._prompts.forget(change.row)
+
+    def _keep_and_drop(self, step: ResolvedStep) -> None:
+        for change in step.changes:
+            if isinstance(change, Keeping):
+                if self._prompts is not None:
+                    self._prompts.keep(change)
+                _launch(_states(self._prefixes.keep(change, self._lanes.cache_of(change))))
+            elif isinstance(change, Dropping):
+                if self._prompts is not None:
+                    self._prompts.drop(change.prefix)
+                self._prefixes.drop(change.prefix)
 
     def _decode(self, step: ResolvedStep) -> None:
         """Builds the step's graph while its input is still on the way, then waits for it and launches."""
@@ -298,9 +322,11 @@ class Epoch:
 
     def _begin(self, step: ResolvedStep, chunk: Chunk) -> Row:
         """The chunk's row; its first chunk brings its parameters and passes them on."""
-        if chunk.start > 0:
+        if not chunk.first:
             return self._lanes.prefilling(chunk.row)
-        row = Row(chunk.row, self._stage.make_cache())
+        if chunk.prefix and self._prompts is not None:
+            self._prompts.reuse(chunk)
+        row = Row(chunk.row, self._prefixes.start(chunk) if chunk.prefix else self._stage.make_cache())
         self._lanes.start(row)
         record = self._parameter_record(chunk)
         if self._spec.is_tail:

@@ -15,6 +15,7 @@ import structlog
 from mesh.errors import ModelError
 from node.engine import device
 from node.engine.front import Front
+from node.engine.prefixes import support
 from node.engine.profile import digest, profile
 from node.engine.staging import Stage
 from node.engine.weights import load_stage
@@ -55,6 +56,7 @@ class Loaded:
             weight_bytes=self.stage.weight_bytes,
             kv_bytes_per_token=self.kv_bytes_per_token,
             kv_bytes_per_row=self.kv_bytes_per_row,
+            prefixes=support(self.stage.make_cache()),
         )
 
     def free(self) -> None:

@@ -6,17 +6,20 @@ compute loop runs. Tokens become text in the thread in which they arrive (`deliv
 
 from __future__ import annotations
 
+import hmac
+import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
 
-from mesh.composition import ResolvedStep
+from mesh.composition import Chunk, Keeping, ResolvedStep
 from mesh.errors import FailedPrecondition, InvalidInput, SealringError
+from mesh.prefixes import KEY_BYTES, PrefixNames
 from mesh.problem import to_problem
 from mesh.prompt import validate_prompt
 from node.engine import params
@@ -72,6 +75,8 @@ class OpenRow:
     prompt: Tokens | None
     parameters: bytes
     answer: Answer
+    names: PrefixNames | None
+    generated: list[int] = field(default_factory=list)
 
 
 class Front:
@@ -81,6 +86,8 @@ class Front:
         self._context = context
         self._emit = emit
         self._rows: dict[int, OpenRow] = {}
+        self._kept: dict[int, dict[int, bytes]] = {}  # the names of a prefix and of all that it begins with
+        self._prefix_key = os.urandom(KEY_BYTES)
         self._queue: SimpleQueue[tuple[int, engine.OpenEngineRow | int] | None] = SimpleQueue()
         self._generation = 0
         self._lock = threading.Lock()
@@ -111,10 +118,12 @@ class Front:
         self._queue.put((self._generation, row))
 
     def close_rows(self) -> None:
-        """Forgets all rows, also those that wait to be opened."""
+        """Forgets all rows, also those that wait to be opened, and under what names prefixes were kept."""
         with self._lock:
             self._generation += 1
             self._rows.clear()
+            self._kept.clear()
+            self._prefix_key = os.urandom(KEY_BYTES)
 
     # The front's own thread
 
@@ -167,10 +176,16 @@ class Front:
         max_tokens = min(command.max_tokens or room, room)
         answer = Answer(tokenizer.detokenizer(), StopStrings(prompt.stop), tokenizer.end_tokens, max_tokens)
         record = params.encode(params.from_sampling(prompt.sampling))
+        tokens = np.array(ids, np.uint32)
+        names = PrefixNames(self._prefix_key, command.prefix_scope) if command.prefix_scope else None
         opened = control.RowOpened(
-            row=command.row, prompt_tokens=len(ids), params_bytes=len(record), max_tokens=max_tokens
+            row=command.row,
+            prompt_tokens=len(ids),
+            params_bytes=len(record),
+            max_tokens=max_tokens,
+            prefixes=names.extend(tokens.tobytes()) if names else b"",
         )
-        return opened, OpenRow(np.array(ids, np.uint32), record, answer)
+        return opened, OpenRow(tokens, record, answer, names)
 
     def _room(self, prompt_tokens: int, param: str) -> int:
         """Tokens that the context leaves for the answer, at least one."""
@@ -207,6 +222,27 @@ class Front:
         if (opened := self._rows.get(row)) is not None:
             opened.prompt = None
 
+    def keep(self, keeping: Keeping) -> None:
+        names = self._names(keeping.row)
+        if keeping.tokens not in names:
+            raise _not_kept(keeping.prefix)
+        self._kept[keeping.prefix] = {
+            length: name for length, name in list(names.items()) if length <= keeping.tokens
+        }
+
+    def reuse(self, chunk: Chunk) -> None:
+        kept = self._kept.get(chunk.prefix, {}).get(chunk.start, b"")
+        own = self._names(chunk.row).get(chunk.start, b"")
+        if not kept or not hmac.compare_digest(kept, own):
+            raise _not_kept(chunk.prefix)
+
+    def drop(self, prefix: int) -> None:
+        self._kept.pop(prefix, None)
+
+    def _names(self, row: int) -> dict[int, bytes]:
+        opened = self._rows.get(row)
+        return opened.names.names if opened is not None and opened.names is not None else {}
+
     def forget(self, row: int) -> None:
         self._rows.pop(row, None)
 
@@ -219,7 +255,12 @@ class Front:
                 continue
             answer = opened.answer
             text = answer.add(token)
-            outputs.append(control.RowOutput(row=row, text=text, tokens=answer.tokens, finish=answer.finish))
+            output = control.RowOutput(row=row, text=text, tokens=answer.tokens, finish=answer.finish)
+            if opened.names is not None:
+                if answer.finish:  # the last token was not computed on
+                    output.prefixes = opened.names.extend(np.array(opened.generated, np.uint32).tobytes())
+                opened.generated.append(token)
+            outputs.append(output)
         self._emit(engine.EngineEvent(done=control.StepDone(step=step.number, outputs=outputs)))
 
 
@@ -232,6 +273,15 @@ def refusal(row: int, error: BaseException) -> engine.EngineEvent:
             hint="check it for unusual characters",
         )
     return engine.EngineEvent(refused=control.RowRefused(row=row, problem=to_problem(error)))
+
+
+def _not_kept(prefix: int) -> InvalidInput:
+    """The gateway may ask for no prefix but a row's own: else an answer would tell of another's prompt."""
+    return InvalidInput(
+        f"prefix {prefix} is not one of the row's own",
+        reason="BAD_STEP",
+        hint="gateway and head disagree; the epoch must end",
+    )
 
 
 def _not_open(row: int) -> InvalidInput:

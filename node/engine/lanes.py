@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mesh.composition import Admission, Eviction
+from mesh.composition import Admission, Eviction, Keeping
 from mesh.errors import Internal
 from node.engine.params import RowParameters
 from node.engine.sampling import Sampler
@@ -76,6 +76,13 @@ class Lanes:
 
     def prefilling(self, row: int) -> Row:
         return self._prefilling[row]
+
+    def cache_of(self, keeping: Keeping) -> Cache:
+        """The cache of one row, to look at."""
+        if keeping.lane is None:
+            return self._prefilling[keeping.row].cache
+        lane = self._lanes[keeping.lane]
+        return lane.cache if len(lane.rows) == 1 else caches.look_at(lane.cache, keeping.index)
 
     def apply(self, changes: Iterable[Admission | Eviction]) -> None:
         """Carries out a step's changes; each lane's caches are touched once, whatever the changes' number."""

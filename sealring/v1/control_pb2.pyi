@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from sealring.v1 import inference_pb2 as _inference_pb2
 from sealring.v1 import membership_pb2 as _membership_pb2
 import builtins as _builtins
@@ -21,6 +22,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _PrefixSupport:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PrefixSupportEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PrefixSupport.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PREFIX_SUPPORT_UNSPECIFIED: _PrefixSupport.ValueType  # 0
+    """not at all"""
+    PREFIX_SUPPORT_EXACT: _PrefixSupport.ValueType  # 1
+    """as they are when they hold just these tokens; reused as a whole"""
+    PREFIX_SUPPORT_ANY: _PrefixSupport.ValueType  # 2
+    """the first tokens of any row; the first of them reused"""
+
+class PrefixSupport(_PrefixSupport, metaclass=_PrefixSupportEnumTypeWrapper):
+    """How the caches of a stage can be kept for later rows that begin with the same tokens."""
+
+PREFIX_SUPPORT_UNSPECIFIED: PrefixSupport.ValueType  # 0
+"""not at all"""
+PREFIX_SUPPORT_EXACT: PrefixSupport.ValueType  # 1
+"""as they are when they hold just these tokens; reused as a whole"""
+PREFIX_SUPPORT_ANY: PrefixSupport.ValueType  # 2
+"""the first tokens of any row; the first of them reused"""
+Global___PrefixSupport: _TypeAlias = PrefixSupport  # noqa: Y015
 
 @_typing.final
 class ScheduleRequest(_message.Message):
@@ -154,6 +179,7 @@ class Attached(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_ROW_FIELD_NUMBER: _builtins.int
     KV_BUDGET_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     rank: _builtins.int
@@ -163,6 +189,8 @@ class Attached(_message.Message):
     """whatever its length"""
     kv_budget: _builtins.int
     """bytes"""
+    prefixes: Global___PrefixSupport.ValueType
+    """what this member's caches allow"""
     def __init__(
         self,
         *,
@@ -172,10 +200,11 @@ class Attached(_message.Message):
         kv_bytes_per_token: _builtins.int = ...,
         kv_bytes_per_row: _builtins.int = ...,
         kv_budget: _builtins.int = ...,
+        prefixes: Global___PrefixSupport.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "rank", b"rank", "ring", b"ring"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,12 +221,15 @@ class OpenRow(_message.Message):
     DEPLOYMENT_FIELD_NUMBER: _builtins.int
     ENVELOPE_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFIX_SCOPE_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """chosen by the gateway, never used twice in an epoch"""
     request_id: _builtins.str
     deployment: _builtins.str
     max_tokens: _builtins.int
     """0: as many as the context holds"""
+    prefix_scope: _builtins.str
+    """Prompts in clear of one scope may share prefixes; a sealed prompt brings a scope of its own."""
     @_builtins.property
     def envelope(self) -> _inference_pb2.Envelope: ...
     def __init__(
@@ -208,10 +240,11 @@ class OpenRow(_message.Message):
         deployment: _builtins.str = ...,
         envelope: _inference_pb2.Envelope | None = ...,
         max_tokens: _builtins.int = ...,
+        prefix_scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "envelope", b"envelope", "max_tokens", b"max_tokens", "request_id", b"request_id", "row", b"row"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "envelope", b"envelope", "max_tokens", b"max_tokens", "prefix_scope", b"prefix_scope", "request_id", b"request_id", "row", b"row"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -225,12 +258,17 @@ class RowOpened(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     PARAMS_BYTES_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     prompt_tokens: _builtins.int
     params_bytes: _builtins.int
     """length of the row's parameter record, padded"""
     max_tokens: _builtins.int
     """what is left of the context, or the request's own limit"""
+    prefixes: _builtins.bytes
+    """Keyed hashes of the prompt's first tokens, 16 bytes for each boundary (mesh.prefixes) up to its length;
+    empty when nothing of this row may be kept.
+    """
     def __init__(
         self,
         *,
@@ -238,10 +276,11 @@ class RowOpened(_message.Message):
         prompt_tokens: _builtins.int = ...,
         params_bytes: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
+        prefixes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "params_bytes", b"params_bytes", "prompt_tokens", b"prompt_tokens", "row", b"row"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "params_bytes", b"params_bytes", "prefixes", b"prefixes", "prompt_tokens", b"prompt_tokens", "row", b"row"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -331,21 +370,31 @@ class Change(_message.Message):
 
     ADMIT_FIELD_NUMBER: _builtins.int
     EVICT_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    DROP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admit(self) -> Global___Admit: ...
     @_builtins.property
     def evict(self) -> Global___Evict: ...
+    @_builtins.property
+    def keep(self) -> Global___Keep:
+        """keeps and drops come before the other changes of their step"""
+
+    @_builtins.property
+    def drop(self) -> Global___Drop: ...
     def __init__(
         self,
         *,
         admit: Global___Admit | None = ...,
         evict: Global___Evict | None = ...,
+        keep: Global___Keep | None = ...,
+        drop: Global___Drop | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "change", b"change", "evict", b"evict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "change", b"change", "evict", b"evict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict", "keep", "drop"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -397,6 +446,57 @@ class Evict(_message.Message):
 Global___Evict: _TypeAlias = Evict  # noqa: Y015
 
 @_typing.final
+class Keep(_message.Message):
+    """The first tokens of a row, in prefill or in a lane, are kept beyond its life. At the head their number must be
+    a boundary (mesh.prefixes).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    ROW_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.int
+    """chosen by the gateway, rising, never used twice in an epoch"""
+    row: _builtins.int
+    tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.int = ...,
+        row: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "row", b"row", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Keep: _TypeAlias = Keep  # noqa: Y015
+
+@_typing.final
+class Drop(_message.Message):
+    """A kept prefix is given up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.int
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drop: _TypeAlias = Drop  # noqa: Y015
+
+@_typing.final
 class Prefill(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -429,13 +529,18 @@ class Chunk(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     PARAMS_BYTES_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     start: _builtins.int
     end: _builtins.int
     prompt_tokens: _builtins.int
     """of the whole prompt"""
     params_bytes: _builtins.int
-    """with start 0 only: the parameter record that travels ahead of the chunk"""
+    """with the row's first chunk: the parameter record that travels ahead of it"""
+    prefix: _builtins.int
+    """With the row's first chunk: the row begins with the first `start` tokens of this kept prefix. The head
+    refuses any that are not the prompt's own.
+    """
     def __init__(
         self,
         *,
@@ -444,10 +549,11 @@ class Chunk(_message.Message):
         end: _builtins.int = ...,
         prompt_tokens: _builtins.int = ...,
         params_bytes: _builtins.int = ...,
+        prefix: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "params_bytes", b"params_bytes", "prompt_tokens", b"prompt_tokens", "row", b"row", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "params_bytes", b"params_bytes", "prefix", b"prefix", "prompt_tokens", b"prompt_tokens", "row", b"row", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -511,6 +617,7 @@ class RowOutput(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     text: _builtins.str
     """what became printable with this step; may be empty"""
@@ -519,6 +626,8 @@ class RowOutput(_message.Message):
     """generated so far, counting the end of sequence"""
     finish: _inference_pb2.FinishReason.ValueType
     """set once; the gateway evicts the row"""
+    prefixes: _builtins.bytes
+    """with finish: hashes of prompt and answer at the boundaries beyond the prompt's length"""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprob]:
         """never beside sealed, which has them inside"""
@@ -532,10 +641,11 @@ class RowOutput(_message.Message):
         tokens: _builtins.int = ...,
         finish: _inference_pb2.FinishReason.ValueType = ...,
         logprobs: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
+        prefixes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "sealed", b"sealed", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish", b"finish", "logprobs", b"logprobs", "row", b"row", "sealed", b"sealed", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish", b"finish", "logprobs", b"logprobs", "prefixes", b"prefixes", "row", b"row", "sealed", b"sealed", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "sealed"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015

@@ -294,10 +294,12 @@ class StageLoaded(_message.Message):
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_ROW_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     weight_bytes: _builtins.int
     kv_bytes_per_token: _builtins.int
     kv_bytes_per_row: _builtins.int
+    prefixes: _control_pb2.PrefixSupport.ValueType
     def __init__(
         self,
         *,
@@ -305,10 +307,11 @@ class StageLoaded(_message.Message):
         weight_bytes: _builtins.int = ...,
         kv_bytes_per_token: _builtins.int = ...,
         kv_bytes_per_row: _builtins.int = ...,
+        prefixes: _control_pb2.PrefixSupport.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -439,8 +442,11 @@ class OpenEngineRow(_message.Message):
     ROW_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFIX_SCOPE_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     max_tokens: _builtins.int
+    prefix_scope: _builtins.bytes
+    """rows of one scope may share prefixes; empty: this row shares none"""
     @_builtins.property
     def prompt(self) -> _inference_pb2.Prompt:
         """the daemon has opened the envelope"""
@@ -451,10 +457,11 @@ class OpenEngineRow(_message.Message):
         row: _builtins.int = ...,
         prompt: _inference_pb2.Prompt | None = ...,
         max_tokens: _builtins.int = ...,
+        prefix_scope: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "prompt", b"prompt", "row", b"row"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "prefix_scope", b"prefix_scope", "prompt", b"prompt", "row", b"row"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

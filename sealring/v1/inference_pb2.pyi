@@ -153,10 +153,13 @@ class SealedPrompt(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_TRUST_FIELD_NUMBER: _builtins.int
+    PREFIX_SALT_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """as in GenerateRequest"""
     min_trust: _builtins.int
     """as in GenerateRequest"""
+    prefix_salt: _builtins.bytes
+    """Sealed prompts of the same salt may share prefixes; empty: this one shares none. Up to 64 bytes, secret."""
     @_builtins.property
     def prompt(self) -> Global___Prompt: ...
     def __init__(
@@ -165,10 +168,11 @@ class SealedPrompt(_message.Message):
         prompt: Global___Prompt | None = ...,
         max_tokens: _builtins.int = ...,
         min_trust: _builtins.int = ...,
+        prefix_salt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "min_trust", b"min_trust", "prompt", b"prompt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "min_trust", b"min_trust", "prefix_salt", b"prefix_salt", "prompt", b"prompt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -575,19 +579,23 @@ class Finished(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
+    cached_tokens: _builtins.int
+    """of the prompt, not computed anew"""
     def __init__(
         self,
         *,
         reason: Global___FinishReason.ValueType = ...,
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

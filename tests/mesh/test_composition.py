@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.composition import MAX_LANES, Admission, Composition, Eviction, ResolvedStep
+from mesh.composition import (
+    MAX_LANES,
+    MAX_PREFIXES,
+    Admission,
+    Composition,
+    Dropping,
+    Eviction,
+    Keeping,
+    ResolvedStep,
+)
 from mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
 
@@ -102,7 +111,7 @@ def test_changes_tell_where_rows_were(steps: list[control.Step]) -> None:
         for change in composition.apply(step).changes:
             if isinstance(change, Admission):
                 mine.setdefault(change.lane, []).append(change.row)
-            elif change.lane is not None:
+            elif isinstance(change, Eviction) and change.lane is not None:
                 assert mine[change.lane].pop(change.index) == change.row
         assert {lane: tuple(rows) for lane, rows in mine.items() if rows} == composition.lanes()
         for lane, rows in mine.items():
@@ -228,3 +237,125 @@ def test_rows_are_limited_after_the_changes_of_the_step() -> None:
     composition.apply(step)
     with pytest.raises(InvalidInput, match="one more than"):
         composition.apply(prefill(MAX_ROWS + 2, MAX_ROWS + 2, 0, 1, 2))
+
+
+def kept(number: int, *prefixes: tuple[int, int, int], drop: int = 0) -> control.Step:
+    step = control.Step(number=number)
+    for prefix, row, tokens in prefixes:
+        step.changes.add().keep.CopyFrom(control.Keep(prefix=prefix, row=row, tokens=tokens))
+    if drop:
+        step.changes.add().drop.prefix = drop
+    return step
+
+
+def with_prefix(number: int, row: int, start: int, end: int, total: int, prefix: int) -> control.Step:
+    step = prefill(number, row, start, end, total)
+    step.prefill.chunks[0].prefix = prefix
+    step.prefill.chunks[0].params_bytes = 64
+    return step
+
+
+def test_a_row_begins_with_a_kept_prefix() -> None:
+    composition = make()
+    composition.apply(prefill(1, 1, 0, 8, 20))
+    (change,) = composition.apply(kept(2, (1, 1, 6))).changes
+    assert change == Keeping(1, 1, 6, 8, None, 0)
+    (chunk,) = composition.apply(with_prefix(3, 2, 5, 9, 9, 1)).chunks
+    assert chunk.first
+    assert chunk.last
+    assert chunk.tokens == 4
+    assert composition.prefilling() == {1: (8, 20), 2: (9, 9)}
+    assert composition.prefixes() == {1: 6}
+    assert composition.apply(kept(4, drop=1)).changes == (Dropping(1),)
+    assert composition.prefixes() == {}
+
+
+def test_a_row_in_a_lane_holds_the_tokens_that_were_computed() -> None:
+    """Whoever joined when: of prompt and answer, without the token that no step has been given yet."""
+    composition = make()
+    composition.apply(prefill(1, 1, 0, 4, 4))
+    composition.apply(prefill(2, 2, 0, 6, 6))
+    number = 3
+    for row, steps in ((1, 3), (2, 2)):
+        first = control.Step(number=number)
+        first.changes.add().admit.CopyFrom(control.Admit(row=row, lane=1))
+        for offset in range(steps):
+            step = first if offset == 0 else control.Step(number=number)
+            step.decode.lane = 1
+            composition.apply(step)
+            number += 1
+    changes = composition.apply(kept(number, (1, 1, 9), (2, 2, 8))).changes
+    assert changes == (Keeping(1, 1, 9, 9, 1, 0), Keeping(2, 2, 8, 8, 1, 1))
+    with pytest.raises(InvalidInput, match="does not hold"):
+        composition.apply(kept(number + 1, (3, 1, 10)))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        kept(3, (1, 1, 4)),  # a number that was used
+        kept(3, (2, 1, 9)),  # more than the row has
+        kept(3, (2, 1, 0)),
+        kept(3, (2, 7, 1)),  # of a row that is not there
+        kept(3, drop=2),
+        with_prefix(3, 2, 6, 9, 9, 1),  # more than was kept
+        with_prefix(3, 2, 0, 9, 9, 1),  # nothing of it
+        with_prefix(3, 2, 5, 9, 9, 2),  # of a prefix that is not there
+        with_prefix(3, 1, 8, 9, 9, 1),  # by a row that is there already
+        prefill(3, 2, 5, 8, 9),
+    ],
+)
+def test_prefixes_that_do_not_follow_are_refused(step: control.Step) -> None:
+    composition = make()
+    composition.apply(prefill(1, 1, 0, 8, 9))
+    composition.apply(kept(2, (1, 1, 5)))
+    with pytest.raises(InvalidInput) as caught:
+        composition.apply(step)
+    assert caught.value.reason == "BAD_STEP"
+
+
+def test_keeps_and_drops_come_before_other_changes() -> None:
+    composition = make()
+    composition.apply(prefill(1, 1, 0, 8, 8))
+    step = control.Step(number=2)
+    step.changes.add().admit.CopyFrom(control.Admit(row=1, lane=0))
+    step.changes.add().keep.CopyFrom(control.Keep(prefix=1, row=1, tokens=4))
+    with pytest.raises(InvalidInput, match="after other changes"):
+        composition.apply(step)
+
+
+def test_no_more_is_kept_than_the_limit() -> None:
+    composition = make()
+    composition.apply(prefill(1, 1, 0, 8, 8))
+    composition.apply(kept(2, *((number, 1, 1) for number in range(1, MAX_PREFIXES + 1))))
+    with pytest.raises(InvalidInput, match="one more than"):
+        composition.apply(kept(3, (MAX_PREFIXES + 1, 1, 1)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        kept(2, (1, 1, 4)),
+        kept(2, (2, 1, 5)),
+        kept(2, (1, 1, 5), (2, 1, 5)),
+        control.Step(number=2),
+    ],
+)
+def test_members_that_disagree_about_a_prefix_have_other_digests(other: control.Step) -> None:
+    """At once, and still at a later step that has nothing to do with it."""
+    one, two = make(), make()
+    for composition, step in ((one, kept(2, (1, 1, 5))), (two, other)):
+        composition.apply(prefill(1, 1, 0, 8, 8))
+        composition.digest = composition.apply(step).digest  # type: ignore[attr-defined]
+    assert one.digest != two.digest  # type: ignore[attr-defined]
+    assert one.apply(prefill(3, 2, 0, 8, 8)).digest != two.apply(prefill(3, 2, 0, 8, 8)).digest
+
+
+def test_members_that_begin_a_row_with_other_prefixes_have_other_digests() -> None:
+    digests = set()
+    for prefix in (1, 2):
+        composition = make()
+        composition.apply(prefill(1, 1, 0, 8, 8))
+        composition.apply(kept(2, (1, 1, 5), (2, 1, 5)))
+        digests.add(composition.apply(with_prefix(3, 2, 5, 8, 8, prefix)).digest)
+    assert len(digests) == 2

@@ -60,12 +60,12 @@ class Head:
 
 def test_a_prompt_is_opened_for_the_ring_that_was_verified() -> None:
     head = Head()
-    prompt, _ = head.unsealer.open(head.seal()[0], head.plan)
-    assert prompt.text == SECRET
+    body, _ = head.unsealer.open(head.seal()[0], head.plan)
+    assert body.prompt.text == SECRET
     older = head.cluster.roster
     head.unsealer.learn(head.cluster.publish())
-    assert head.unsealer.open(head.seal(roster=older)[0], head.plan)[0].text == SECRET
-    assert head.unsealer.open(head.seal()[0], head.plan)[0].text == SECRET
+    assert head.unsealer.open(head.seal(roster=older)[0], head.plan)[0].prompt.text == SECRET
+    assert head.unsealer.open(head.seal()[0], head.plan)[0].prompt.text == SECRET
 
 
 def refused(head: Head, reason: str, **changes: Any) -> None:

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_map
+
+from mesh.errors import Internal
 
 Cache = list[Any]
 
@@ -66,11 +69,58 @@ def filter(batch: Batch, keep: Sequence[int]) -> Batch:
     return batch
 
 
+def look_at(batch: Batch, row: int) -> Cache:
+    """One row as a cache of one sequence that must not be changed."""
+    return batch[row] if isinstance(batch, RowByRow) else extract(batch, row)
+
+
 def extract(batch: Batch, row: int) -> Cache:
     """A copy of one row as a cache of one sequence."""
     if isinstance(batch, RowByRow):
         return copy.deepcopy(batch[row])
     return [cache.extract(row) for cache in batch]
+
+
+def trimmable(cache: Cache) -> bool:
+    """Whether rows with caches like this empty one can be cut to fewer tokens, however long they are."""
+    parts = [part for entry in cache for part in getattr(entry, "caches", (entry,))]
+    return all(
+        part.is_trimmable() and not any(hasattr(part, bound) for bound in ("max_size", "chunk_size"))
+        for part in parts
+    )
+
+
+def first_tokens(cache: Cache, tokens: int) -> Cache:
+    """A lazy copy of the first tokens of one row's cache, with arrays no longer than they need be.
+
+    A cache that is not `trimmable` must hold just as many. Raises Internal where it does not.
+    """
+    copies: Cache = copy.deepcopy(list(cache))
+    for entry in copies:
+        for part in getattr(entry, "caches", (entry,)):
+            _cut(part, tokens)
+    return OneRow(copies) if isinstance(cache, OneRow) else copies
+
+
+def _cut(part: Any, tokens: int) -> None:
+    if not hasattr(part, "offset"):
+        return  # a state, which is as it was after the last token
+    surplus = int(part.offset) - tokens
+    if surplus and (surplus < 0 or not part.is_trimmable() or part.trim(surplus) != surplus):
+        raise Internal("a cache was to be cut and cannot")
+    if getattr(part, "start_position", 0) or getattr(part, "_idx", tokens) != tokens:
+        return  # it does not begin with the row's first token
+    if getattr(part, "keys", None) is not None:
+        part.keys, part.values = tree_map(lambda array: array[..., :tokens, :], (part.keys, part.values))
+
+
+def detached(cache: Cache) -> Cache:
+    """The cache, lazily, in arrays that share no memory with what they were cut from."""
+    for entry in cache:
+        for part in getattr(entry, "caches", (entry,)):
+            if getattr(part, "keys", None) is not None:
+                part.keys, part.values = tree_map(mx.contiguous, (part.keys, part.values))
+    return cache
 
 
 def nbytes(cache: Batch) -> int:

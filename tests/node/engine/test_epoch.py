@@ -23,12 +23,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mesh.composition import Composition, ResolvedStep
+from mesh.composition import Chunk, Composition, Keeping, ResolvedStep
 from mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput
 from mesh.records import Kind, RecordHeader
 from node.engine import params
 from node.engine.epoch import Epoch
 from node.engine.params import RowParameters
+from node.engine.prefixes import support
 from node.engine.staging import Stage, random_model, random_stage
 from sealring.v1 import control_pb2 as control
 
@@ -48,6 +49,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": {"vocab_size": 300},
     "mixtral": {},
+    "mamba2": {"vocab_size": 300},
     "deepseek_v3": {"vocab_size": 300},
 }
 QUANTIZED = ["qwen3:8", "qwen3:4", "gemma3_text:8", "llama:sliding:4"]
@@ -117,6 +119,7 @@ class Prompts:
         self.steps: list[int] = []
         self.without_tokens: list[int] = []
         self.forgotten: list[int] = []
+        self.reused: list[int] = []
         self.delivered = threading.Condition()
 
     def prompt(self, row: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
@@ -129,6 +132,13 @@ class Prompts:
 
     def forget(self, row: int) -> None:
         self.forgotten.append(row)
+
+    def keep(self, keeping: Keeping) -> None: ...
+
+    def reuse(self, chunk: Chunk) -> None:
+        self.reused.append(chunk.start)
+
+    def drop(self, prefix: int) -> None: ...
 
     def deliver(self, step: ResolvedStep, tokens: list[int]) -> None:
         with self.delivered:
@@ -405,6 +415,134 @@ def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
     answers = run(family, size, steps, rows).answers
     for row, (_, tokens) in lengths.items():
         assert answers[row][:tokens] == expected(family, tuple(rows[row][0]), 21)[:tokens], row
+
+
+class PrefixSteps:
+    """A run in which prefixes of rows are kept, dropped and reused at any time that the composition allows.
+
+    `texts` are prompts with the tokens that follow them, so that a prefix may reach into an answer.
+    """
+
+    def __init__(
+        self, choices: random.Random, prompts: dict[int, list[int]], texts: dict[int, list[int]], exact: bool
+    ) -> None:
+        self.choices, self.prompts, self.texts, self.exact = choices, prompts, texts, exact
+        self.steps: list[control.Step] = []
+        self.waiting = sorted(prompts)
+        self.held: dict[int, int] = {}
+        self.lanes: dict[int, list[int]] = {}
+        self.kept: dict[int, list[int]] = {}
+        self.prefixes = 0
+
+    def make(self) -> list[control.Step]:
+        while self.waiting or self.held:
+            step = control.Step(number=len(self.steps) + 1)
+            self._keep_and_drop(step)
+            self._move(step)
+            self._work(step)
+            self.steps.append(step)
+        return self.steps
+
+    def _keep_and_drop(self, step: control.Step) -> None:
+        for row in list(self.held):
+            if self.choices.random() < 0.3 and self.held[row] <= len(self.texts[row]):
+                self.prefixes += 1
+                tokens = self.held[row] if self.exact else self.choices.randint(1, self.held[row])
+                step.changes.add().keep.CopyFrom(control.Keep(prefix=self.prefixes, row=row, tokens=tokens))
+                self.kept[self.prefixes] = self.texts[row][:tokens]
+        for prefix in list(self.kept):
+            if self.choices.random() < 0.1:
+                step.changes.add().drop.prefix = prefix
+                del self.kept[prefix]
+
+    def _move(self, step: control.Step) -> None:
+        laned = {row for rows in self.lanes.values() for row in rows}
+        for row in list(self.held):
+            over = self.held[row] >= len(self.texts[row])
+            if over or self.choices.random() < 0.03:
+                step.changes.add().evict.row = row
+                del self.held[row]
+                lanes = {lane: [each for each in rows if each != row] for lane, rows in self.lanes.items()}
+                self.lanes = {lane: rows for lane, rows in lanes.items() if rows}
+            elif row not in laned and self.held[row] == len(self.prompts[row]):
+                lane = self.choices.randrange(2)
+                step.changes.add().admit.CopyFrom(control.Admit(row=row, lane=lane))
+                self.lanes.setdefault(lane, []).append(row)
+
+    def _work(self, step: control.Step) -> None:
+        if self.lanes and self.choices.random() < 0.6:
+            step.decode.lane = self.choices.choice(sorted(self.lanes))
+            for row in self.lanes[step.decode.lane]:
+                self.held[row] += 1
+            return
+        for row in [row for row in self.held if self.held[row] < len(self.prompts[row])]:
+            self._chunk(step, row, self.held[row], 0, 0)
+        if self.waiting:
+            row = self.waiting.pop(0)
+            self._chunk(step, row, *self._reuse(self.prompts[row]), params.BLOCK)
+
+    def _reuse(self, prompt: list[int]) -> tuple[int, int]:
+        found = [(0, 0)]
+        for prefix, tokens in self.kept.items():
+            common = 0
+            while common < min(len(tokens), len(prompt) - 1) and tokens[common] == prompt[common]:
+                common += 1
+            if common and (common == len(tokens) or not self.exact):
+                found.append((common if self.exact else self.choices.randint(1, common), prefix))
+        return max(found)
+
+    def _chunk(self, step: control.Step, row: int, start: int, prefix: int, size: int) -> None:
+        total = len(self.prompts[row])
+        end = min(total, start + self.choices.randint(1, CHUNK))
+        step.prefill.chunks.add(
+            row=row, start=start, end=end, prompt_tokens=total, params_bytes=size, prefix=prefix
+        )
+        self.held[row] = end
+
+
+PREFIX_FAMILIES = ["llama", "qwen3", "gemma3_text", "mixtral", "gpt_oss", "deepseek_v3", "mamba2"]
+
+
+def check_prefixes(family: str, tails: list[tuple[int, int]], choices: random.Random, size: int) -> int:
+    """Rows share a system prompt, or go on with the answer of an earlier one. Returns the tokens reused."""
+    prompts: dict[int, list[int]] = {}
+    texts: dict[int, list[int]] = {}
+    for row, (turn, length) in enumerate(tails, start=1):
+        begin = prompt_of(family, 0, 14) if row < 3 or not turn else texts[row - turn]
+        prompts[row] = begin + prompt_of(family, row, length)
+        texts[row] = prompts[row] + expected(family, tuple(prompts[row]), 5)
+    stages = stages_of(family, size)
+    allowed = compute_thread(0).submit(lambda: support(stages[0].make_cache())).result(10)
+    assert (allowed == control.PREFIX_SUPPORT_ANY) == (family in TRIMMABLE)
+    steps = PrefixSteps(choices, prompts, texts, allowed != control.PREFIX_SUPPORT_ANY).make()
+    done = run_on(stages, steps, {row: (prompt, RowParameters()) for row, prompt in prompts.items()})
+    for row, got in done.answers.items():
+        assert got[:5] == texts[row][len(prompts[row]) :][: len(got)]
+    return sum(done.reused)
+
+
+TRIMMABLE = {"llama", "qwen3", "mixtral", "deepseek_v3"}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("family", PREFIX_FAMILIES)
+def test_kept_prefixes_are_reused(family: str, size: int) -> None:
+    tails = [(0, 3), (0, 2), (1, 4), (0, 1), (2, 1), (0, 6), (1, 2), (0, 2)]
+    reused = check_prefixes(family, tails, random.Random(7), size)
+    assert reused >= 10
+
+
+@pytest.mark.parametrize("family", PREFIX_FAMILIES)
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    tails=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=4, max_size=8),
+    choices=st.randoms(use_true_random=False),
+    size=st.integers(1, 3),
+)
+def test_a_row_that_begins_with_a_kept_prefix_gives_the_same_tokens(
+    family: str, tails: list[tuple[int, int]], choices: random.Random, size: int
+) -> None:
+    check_prefixes(family, tails, choices, size)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

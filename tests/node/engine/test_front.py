@@ -10,8 +10,9 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from mesh.composition import ResolvedStep
+from mesh.composition import Chunk, Keeping, ResolvedStep
 from mesh.errors import InvalidInput, ModelError
+from mesh.prefixes import split
 from node.engine import params
 from node.engine.front import Answer, Front
 from node.engine.text import BytesDetokenizer, StopStrings
@@ -53,8 +54,11 @@ class Desk:
         self.front.wait_loaded()
         self._step = 0
 
-    def open(self, row: int, prompt: inference.Prompt, max_tokens: int = 0) -> engine.EngineEvent:
-        self.front.open(engine.OpenEngineRow(row=row, prompt=prompt, max_tokens=max_tokens))
+    def open(
+        self, row: int, prompt: inference.Prompt, max_tokens: int = 0, scope: bytes = b""
+    ) -> engine.EngineEvent:
+        command = engine.OpenEngineRow(row=row, prompt=prompt, max_tokens=max_tokens, prefix_scope=scope)
+        self.front.open(command)
         return self.events.get(timeout=10)
 
     def deliver(self, rows: dict[int, int]) -> dict[int, tuple[str, int, int]]:
@@ -203,3 +207,78 @@ def test_a_row_that_was_being_opened_when_its_epoch_closed_is_gone(
     assert closed.wait(10)
     assert desk.open(2, text_prompt("next")).opened.row == 2
     assert desk.deliver({1: 65}) == {}
+
+
+@pytest.fixture
+def long_desk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.setattr(f"{__name__}.CONTEXT", 400)
+    made = Desk(folder)
+    yield made
+    made.front.stop()
+
+
+def names_of(event: engine.EngineEvent) -> tuple[bytes, ...]:
+    return tuple(name for _, name in split(event.opened.prefixes, event.opened.prompt_tokens))
+
+
+def test_prefixes_are_named_by_scope_and_not_across(long_desk: Desk) -> None:
+    begin = "a" * 100
+    mine = names_of(long_desk.open(1, text_prompt(begin + "b" * 60), scope=b"me"))
+    again = names_of(long_desk.open(2, text_prompt(begin + "c" * 60), scope=b"me"))
+    theirs = names_of(long_desk.open(3, text_prompt(begin + "b" * 60), scope=b"you"))
+    assert len(mine) == 2
+    assert mine[0] == again[0]
+    assert mine[1] != again[1]
+    assert not set(mine) & set(theirs)
+    assert names_of(long_desk.open(4, text_prompt(begin))) == ()
+    long_desk.front.close_rows()
+    assert not set(mine) & set(names_of(long_desk.open(1, text_prompt(begin + "b" * 60), scope=b"me")))
+
+
+def test_the_head_refuses_a_prefix_that_is_not_the_rows_own(long_desk: Desk) -> None:
+    """Whatever a gateway commands: a row of another scope, or with other tokens, never begins with it."""
+    front = long_desk.front
+    long_desk.open(1, text_prompt("a" * 140), scope=b"me")
+    front.keep(Keeping(1, 1, 128, 140, None, 0))
+    for row, (text, scope) in enumerate(
+        [("a" * 140, b"you"), ("a" * 70 + "b" * 70, b"me"), ("a" * 140, b""), ("a" * 65, b"me")], start=2
+    ):
+        long_desk.open(row, text_prompt(text), scope=scope)
+    front.reuse(Chunk(3, 64, 70, False, 0, 1))
+    front.reuse(Chunk(5, 64, 65, False, 0, 1))
+    for row, start in ((2, 64), (2, 128), (3, 128), (4, 64), (5, 63), (9, 64)):
+        with pytest.raises(InvalidInput) as caught:
+            front.reuse(Chunk(row, start, start + 1, False, 0, 1))
+        assert caught.value.reason == "BAD_STEP"
+    front.drop(1)
+    with pytest.raises(InvalidInput):
+        front.reuse(Chunk(3, 64, 70, False, 0, 1))
+
+
+def test_only_named_lengths_of_named_rows_are_kept(long_desk: Desk) -> None:
+    long_desk.open(1, text_prompt("a" * 140), scope=b"me")
+    long_desk.open(2, text_prompt("a" * 140))
+    for keeping in (
+        Keeping(1, 1, 100, 140, None, 0),
+        Keeping(1, 2, 64, 140, None, 0),
+        Keeping(1, 7, 64, 64, None, 0),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            long_desk.front.keep(keeping)
+        assert caught.value.reason == "BAD_STEP"
+
+
+def test_an_answer_goes_on_with_its_prompts_names(long_desk: Desk) -> None:
+    """Of the last token no cache knows, so 64 tokens are named only once there is a 65th."""
+    front = long_desk.front
+    long_desk.open(1, text_prompt("a" * 60), 6, scope=b"me")
+    step = ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,))
+    for _ in range(6):
+        front.deliver(step, [ord("b")])
+        (output,) = long_desk.events.get(timeout=10).done.outputs
+        assert bool(output.prefixes) == bool(output.finish)
+    follow = long_desk.open(2, text_prompt("a" * 60 + "b" * 5 + "c"), scope=b"me")
+    assert output.finish
+    assert output.prefixes == follow.opened.prefixes
+    front.keep(Keeping(1, 1, 64, 66, 0, 0))
+    front.reuse(Chunk(2, 64, 66, True, 0, 1))

@@ -1,0 +1,74 @@
+"""Caches that outlive their rows, for later rows that begin with the same tokens. Compute thread only.
+
+A kept cache shares no array with the row that it was taken from: a row's arrays are as long as the row, and
+what is kept has to cost no more than the gateway counts for it. Rows that start from it share its arrays
+until their first chunk, which writes into arrays of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mesh.composition import Chunk, Keeping
+from mesh.errors import InvalidInput
+from node.engine.staging import caches
+from node.engine.staging.caches import Cache
+from sealring.v1 import control_pb2 as control
+
+
+def support(cache: Cache) -> control.PrefixSupport.ValueType:
+    """What the caches of a stage allow, by an empty one for one row."""
+    if caches.trimmable(cache):
+        return control.PREFIX_SUPPORT_ANY
+    return control.PREFIX_SUPPORT_EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    tokens: int
+    cache: Cache
+
+
+class Prefixes:
+    """The kept prefixes of one epoch on one member."""
+
+    def __init__(self, allowed: control.PrefixSupport.ValueType) -> None:
+        self._allowed = allowed
+        self._kept: dict[int, Kept] = {}
+
+    def keep(self, keeping: Keeping, row: Cache) -> Cache:
+        """Keeps the first tokens of a row's cache; returns the copy, which is lazy.
+
+        Raises InvalidInput (BAD_STEP) for less than the row holds, of caches that cannot be cut.
+        """
+        if keeping.tokens != keeping.held and self._allowed != control.PREFIX_SUPPORT_ANY:
+            raise _not_allowed(keeping.prefix)
+        cache = caches.detached(caches.first_tokens(row, keeping.tokens))
+        self._kept[keeping.prefix] = Kept(keeping.tokens, cache)
+        return cache
+
+    def start(self, chunk: Chunk) -> Cache:
+        """The cache of a row that begins with a kept prefix. Raises InvalidInput (BAD_STEP), as `keep`."""
+        kept = self._kept[chunk.prefix]
+        if chunk.start != kept.tokens and self._allowed != control.PREFIX_SUPPORT_ANY:
+            raise _not_allowed(chunk.prefix)
+        return caches.first_tokens(kept.cache, chunk.start)
+
+    def drop(self, prefix: int) -> None:
+        del self._kept[prefix]
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+    def held(self) -> Sequence[Cache]:
+        """All kept caches."""
+        return [kept.cache for kept in self._kept.values()]
+
+
+def _not_allowed(prefix: int) -> InvalidInput:
+    return InvalidInput(
+        f"the caches of this stage cannot be cut to prefix {prefix}",
+        reason="BAD_STEP",
+        hint="the gateway must go by what the member said it allows",
+    )
