@@ -22,6 +22,7 @@ from cli.commands import (
     model,
     node,
     nodes,
+    operators,
     proxy,
     service,
     token,
@@ -34,7 +35,8 @@ from mesh.errors import SealringError
 
 _GROUPS = (
     *(demo.app, chat.app, proxy.app, coordinator.app, token.app, node.app, nodes.app, gateway.app, keys.app),
-    *(deployments.app, trust.app, root_commands.app, model.app, config_commands.app, service.app, bench.app),
+    *(operators.app, deployments.app, trust.app, root_commands.app, model.app, config_commands.app),
+    *(service.app, bench.app),
 )
 
 app = typer.Typer(

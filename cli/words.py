@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,3 +25,26 @@ def read_token(text: str) -> str:
     if not found or len(found) > _MAX_TOKEN or not found.isascii():
         raise InvalidInput("the join token is empty or not one", hint="copy all of it", reason="BAD_TOKEN")
     return found
+
+
+def read_file(file: Path, *, max_bytes: int) -> bytes:
+    """What is in a file of the user's. Raises InvalidInput (BAD_FILE)."""
+    from mesh.statefiles import read_bounded
+
+    try:
+        return read_bounded(file, max_bytes=max_bytes)
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be read: {error.strerror}", reason="BAD_FILE") from None
+
+
+def public_keys(values: Sequence[str]) -> tuple[bytes, ...]:
+    """Ed25519 public keys from their hex digits. Raises InvalidInput (BAD_KEY)."""
+    try:
+        keys = tuple(bytes.fromhex(value) for value in values)
+    except ValueError:
+        keys = (b"",)
+    if any(len(key) != 32 for key in keys):
+        raise InvalidInput(
+            "a public key is not 64 hex digits", hint="as `sealring root init` prints it", reason="BAD_KEY"
+        )
+    return keys

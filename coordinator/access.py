@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from coordinator.keys import OPERATOR_ID
 from coordinator.store import Store
 from mesh.certificates import PeerIdentity, Role
 from mesh.errors import PermissionDenied, Unauthenticated
@@ -17,10 +16,24 @@ class Access:
         self._store = store
 
     def require(self, context: AuthenticatedContext, *roles: Role) -> PeerIdentity:
-        """The caller, if it is of this cluster, has one of the roles and is still enrolled.
+        """The calling member or gateway, if it has one of the roles and is still enrolled.
 
-        Raises Unauthenticated (NO_CLIENT_CERTIFICATE, OTHER_CLUSTER), PermissionDenied (WRONG_ROLE,
-        NOT_ENROLLED).
+        Raises as `identify`, and PermissionDenied (NOT_ENROLLED).
+        """
+        peer = self.identify(context, *roles)
+        member = self._store.members.find(peer.id)
+        if member is None or member.role is not peer.role:
+            raise PermissionDenied(
+                "caller is not enrolled any more",
+                hint="it was evicted or banned; ask the operator for a new join token",
+                reason="NOT_ENROLLED",
+            )
+        return peer
+
+    def identify(self, context: AuthenticatedContext, *roles: Role) -> PeerIdentity:
+        """The caller as its certificate names it, if it is of this cluster and has one of the roles.
+
+        Raises Unauthenticated (NO_CLIENT_CERTIFICATE, OTHER_CLUSTER), PermissionDenied (WRONG_ROLE).
         """
         peer = peer_identity(context)
         if peer.cluster != self._cluster:
@@ -31,16 +44,4 @@ class Access:
                 hint=f"it is for: {', '.join(roles)}",
                 reason="WRONG_ROLE",
             )
-        if not self._enrolled(peer):
-            raise PermissionDenied(
-                "caller is not enrolled any more",
-                hint="it was evicted or banned; ask the operator for a new join token",
-                reason="NOT_ENROLLED",
-            )
         return peer
-
-    def _enrolled(self, peer: PeerIdentity) -> bool:
-        if peer.role is Role.OPERATOR:
-            return peer.id == OPERATOR_ID
-        member = self._store.members.find(peer.id)
-        return member is not None and member.role is peer.role

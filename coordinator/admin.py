@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from coordinator.access import Access
 from coordinator.authority import Authority
 from coordinator.deployments import DeploymentService
 from coordinator.expulsion import Expulsion
 from coordinator.keys import ClusterKeys
 from coordinator.moves import Moves
 from coordinator.nodes import describe_node
+from coordinator.operators import OperatorAccess, needs
 from coordinator.sessions import Sessions
 from coordinator.standing import Standing
-from coordinator.store import Store, StoredToken
+from coordinator.store import OperatorRole, Store, StoredToken
 from mesh.bootstrap import JoinToken
-from mesh.certificates import Role
+from mesh.certificates import Role, to_pem
 from mesh.clock import Clock
 from mesh.errors import InvalidInput
 from mesh.identity import check_member_id
@@ -30,14 +29,19 @@ MAX_AUDIT_ENTRIES = 1000
 _MAX_NOTE = 200
 _ROLES = {membership_pb2.ROLE_NODE: Role.MEMBER, membership_pb2.ROLE_GATEWAY: Role.GATEWAY}
 _PROTO_ROLES = {role: number for number, role in _ROLES.items()}
+_PROTO_OPERATOR_ROLES: dict[OperatorRole | None, admin_pb2.OperatorRole.ValueType] = {
+    OperatorRole.READ: admin_pb2.OPERATOR_ROLE_READ,
+    OperatorRole.ADMIN: admin_pb2.OPERATOR_ROLE_ADMIN,
+}
+_OPERATOR_ROLES = {number: role for role, number in _PROTO_OPERATOR_ROLES.items()}
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """Role operator."""
+    """Role operator, and of the operators those whose own role a handler `needs`."""
 
     def __init__(
         self,
-        access: Access,
+        operators: OperatorAccess,
         store: Store,
         keys: ClusterKeys,
         authority: Authority,
@@ -49,7 +53,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         *,
         clock: Clock,
     ) -> None:
-        self._access = access
+        self.operators = operators
         self._store = store
         self._keys = keys
         self._authority = authority
@@ -62,11 +66,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     # Join tokens
 
+    @needs(OperatorRole.ADMIN)
     async def CreateJoinToken(  # noqa: N802
-        self, request: admin_pb2.CreateJoinTokenRequest, context: Any
+        self, request: admin_pb2.CreateJoinTokenRequest, actor: str
     ) -> admin_pb2.CreateJoinTokenResponse:
         """Raises InvalidInput (BAD_ROLE, BAD_TTL, BAD_NOTE, TOO_MANY_TOKENS)."""
-        actor = self._operator(context)
         role = _ROLES.get(request.role)
         if role is None:
             raise _bad("role", "role is neither node nor gateway", "BAD_ROLE")
@@ -89,11 +93,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             token=token.format(), token_id=token.token_id, expires=expires
         )
 
+    @needs(OperatorRole.READ)
     async def ListJoinTokens(  # noqa: N802
-        self, request: admin_pb2.ListJoinTokensRequest, context: Any
+        self, request: admin_pb2.ListJoinTokensRequest, actor: str
     ) -> admin_pb2.ListJoinTokensResponse:
         """Those that can still be used; never their secrets."""
-        self._operator(context)
         return admin_pb2.ListJoinTokensResponse(
             tokens=[
                 admin_pb2.JoinTokenInfo(
@@ -107,11 +111,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             ]
         )
 
+    @needs(OperatorRole.ADMIN)
     async def RevokeJoinToken(  # noqa: N802
-        self, request: admin_pb2.RevokeJoinTokenRequest, context: Any
+        self, request: admin_pb2.RevokeJoinTokenRequest, actor: str
     ) -> admin_pb2.RevokeJoinTokenResponse:
         """Raises NotFound (UNKNOWN_TOKEN)."""
-        actor = self._operator(context)
         with self._store.transaction():
             self._store.tokens.revoke(request.token_id)
             self._store.audit.append(self._clock(), actor, "revoke_join_token", request.token_id, {})
@@ -119,11 +123,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     # Nodes
 
+    @needs(OperatorRole.READ)
     async def ListNodes(  # noqa: N802
-        self, request: admin_pb2.ListNodesRequest, context: Any
+        self, request: admin_pb2.ListNodesRequest, actor: str
     ) -> admin_pb2.ListNodesResponse:
         """Every enrolled node, online or not, by name."""
-        self._operator(context)
         places = {
             stage.member: (ring.ring, stage)
             for deployment in self._store.deployments.all()
@@ -143,11 +147,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             ]
         )
 
+    @needs(OperatorRole.ADMIN)
     async def DrainNode(  # noqa: N802
-        self, request: admin_pb2.DrainNodeRequest, context: Any
+        self, request: admin_pb2.DrainNodeRequest, actor: str
     ) -> admin_pb2.DrainNodeResponse:
         """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
-        actor = self._operator(context)
         member = self._store.members.get(_member_id(request.id))
         if member.role is not Role.MEMBER:
             raise _bad("id", "a gateway cannot be drained", "NOT_A_NODE")
@@ -161,20 +165,20 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             self._store.audit.append(self._clock(), actor, action, member.id, {"name": member.name})
         return admin_pb2.DrainNodeResponse()
 
+    @needs(OperatorRole.ADMIN)
     async def EvictNode(  # noqa: N802
-        self, request: admin_pb2.EvictNodeRequest, context: Any
+        self, request: admin_pb2.EvictNodeRequest, actor: str
     ) -> admin_pb2.EvictNodeResponse:
         """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
-        actor = self._operator(context)
         member = self._store.members.get(_member_id(request.id))
         self._expulsion.evict(member.id, member.identity_key, actor)
         return admin_pb2.EvictNodeResponse()
 
+    @needs(OperatorRole.ADMIN)
     async def BanNode(  # noqa: N802
-        self, request: admin_pb2.BanNodeRequest, context: Any
+        self, request: admin_pb2.BanNodeRequest, actor: str
     ) -> admin_pb2.BanNodeResponse:
         """Also one that was evicted. Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
-        actor = self._operator(context)
         identifier = _member_id(request.id)
         revoked = self._store.members.find_revocation(identifier)
         key = revoked.identity_key if revoked else self._store.members.get(identifier).identity_key
@@ -183,52 +187,52 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     # Deployments
 
+    @needs(OperatorRole.ADMIN)
     async def CreateDeployment(  # noqa: N802
-        self, request: admin_pb2.CreateDeploymentRequest, context: Any
+        self, request: admin_pb2.CreateDeploymentRequest, actor: str
     ) -> admin_pb2.CreateDeploymentResponse:
         """Raises what `DeploymentService.create` raises."""
-        actor = self._operator(context)
         made = await self._deployments.create(request.spec, actor)
         return admin_pb2.CreateDeploymentResponse(plan=made)
 
+    @needs(OperatorRole.ADMIN)
     async def PlanDeployment(  # noqa: N802
-        self, request: admin_pb2.PlanDeploymentRequest, context: Any
+        self, request: admin_pb2.PlanDeploymentRequest, actor: str
     ) -> admin_pb2.PlanDeploymentResponse:
         """Raises what `DeploymentService.plan` raises."""
-        self._operator(context)
         return admin_pb2.PlanDeploymentResponse(plan=await self._deployments.plan(request.spec))
 
+    @needs(OperatorRole.READ)
     async def ListDeployments(  # noqa: N802
-        self, request: admin_pb2.ListDeploymentsRequest, context: Any
+        self, request: admin_pb2.ListDeploymentsRequest, actor: str
     ) -> admin_pb2.ListDeploymentsResponse:
         """With the state of every ring."""
-        self._operator(context)
         return admin_pb2.ListDeploymentsResponse(deployments=self._deployments.list())
 
+    @needs(OperatorRole.ADMIN)
     async def DeleteDeployment(  # noqa: N802
-        self, request: admin_pb2.DeleteDeploymentRequest, context: Any
+        self, request: admin_pb2.DeleteDeploymentRequest, actor: str
     ) -> admin_pb2.DeleteDeploymentResponse:
         """Raises NotFound (UNKNOWN_DEPLOYMENT)."""
-        actor = self._operator(context)
         await self._deployments.delete(request.name, actor)
         return admin_pb2.DeleteDeploymentResponse()
 
     # What can be verified
 
+    @needs(OperatorRole.READ)
     async def GetRoster(  # noqa: N802
-        self, request: admin_pb2.GetAdminRosterRequest, context: Any
+        self, request: admin_pb2.GetAdminRosterRequest, actor: str
     ) -> admin_pb2.GetAdminRosterResponse:
         """The newest signed roster and the chain of root metadata."""
-        self._operator(context)
         return admin_pb2.GetAdminRosterResponse(
             roster=self._authority.current.envelope, root_metadata=self._keys.root_chain
         )
 
+    @needs(OperatorRole.READ)
     async def ListAuditLog(  # noqa: N802
-        self, request: admin_pb2.ListAuditLogRequest, context: Any
+        self, request: admin_pb2.ListAuditLogRequest, actor: str
     ) -> admin_pb2.ListAuditLogResponse:
         """Raises InvalidInput (BAD_LIMIT)."""
-        self._operator(context)
         if request.limit > MAX_AUDIT_ENTRIES or request.after >= 1 << 63:
             raise _bad("limit", f"limit is above {MAX_AUDIT_ENTRIES}, or after is no number", "BAD_LIMIT")
         limit = request.limit or DEFAULT_AUDIT_ENTRIES
@@ -236,8 +240,56 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             entries=self._store.audit.entries(after=request.after, limit=limit)
         )
 
-    def _operator(self, context: Any) -> str:
-        return self._access.require(context, Role.OPERATOR).id
+    # Operators
+
+    @needs(OperatorRole.READ)
+    async def ListOperators(  # noqa: N802
+        self, request: admin_pb2.ListOperatorsRequest, actor: str
+    ) -> admin_pb2.ListOperatorsResponse:
+        """By name; those who were revoked stand in the audit log alone."""
+        return admin_pb2.ListOperatorsResponse(
+            operators=[
+                admin_pb2.Operator(
+                    name=one.name,
+                    role=_PROTO_OPERATOR_ROLES.get(one.role, admin_pb2.OPERATOR_ROLE_UNSPECIFIED),
+                    added=one.added,
+                    expires=one.expires,
+                    key_hash=one.key_hash,
+                )
+                for one in self._store.operators.all()
+            ]
+        )
+
+    @needs(OperatorRole.ADMIN)
+    async def AddOperator(  # noqa: N802
+        self, request: admin_pb2.AddOperatorRequest, actor: str
+    ) -> admin_pb2.AddOperatorResponse:
+        """Raises InvalidInput (BAD_ROLE), and what `OperatorAccess.add` raises."""
+        role = _OPERATOR_ROLES.get(request.role)
+        if role is None:
+            raise _bad("role", "role is neither read nor admin", "BAD_ROLE")
+        certificate = self.operators.add(request.name, role, request.csr, request.ttl_seconds, actor)
+        return admin_pb2.AddOperatorResponse(
+            certificate_chain=to_pem(certificate), root_metadata=self._keys.root_chain
+        )
+
+    @needs(OperatorRole.ADMIN)
+    async def RotateOperator(  # noqa: N802
+        self, request: admin_pb2.RotateOperatorRequest, actor: str
+    ) -> admin_pb2.RotateOperatorResponse:
+        """Raises what `OperatorAccess.rotate` raises."""
+        certificate = self.operators.rotate(request.name, request.csr, request.ttl_seconds, actor)
+        return admin_pb2.RotateOperatorResponse(
+            certificate_chain=to_pem(certificate), root_metadata=self._keys.root_chain
+        )
+
+    @needs(OperatorRole.ADMIN)
+    async def RevokeOperator(  # noqa: N802
+        self, request: admin_pb2.RevokeOperatorRequest, actor: str
+    ) -> admin_pb2.RevokeOperatorResponse:
+        """Also itself, and the coordinator's own. Raises NotFound (UNKNOWN_OPERATOR)."""
+        self.operators.revoke(request.name, actor)
+        return admin_pb2.RevokeOperatorResponse()
 
 
 def _member_id(identifier: str) -> str:

@@ -105,7 +105,7 @@ class Authority:
 
     def _sign(self) -> tuple[Roster, StoredRoster]:
         draft = complete_roster(self._draft(self._store.rosters.latest()))
-        envelope = sign_roster(draft, [self._keys.roster])
+        envelope = sign_roster(draft, self._keys.rosters)
         stored = StoredRoster(draft.version, roster_hash(encode_roster(draft)), envelope)
         self._store.rosters.add(stored)
         return draft, stored

@@ -1,75 +1,181 @@
-"""Makes a new cluster: keys, certificate authority, root metadata, database and the operator's bundle."""
+"""Makes a new cluster: keys, certificate authority, root metadata, database and the operator's bundle.
+
+Either in one go, with a root key made here (`init`), or under root keys that never come here: `prepare` makes
+everything else and a draft of the root metadata, which their holders sign, and `complete` takes it back.
+"""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.keys import OPERATOR_DIR, OPERATOR_ID, ROOT_KEY, ROOT_METADATA, ROSTER_KEY, ClusterKeys
+from coordinator.keys import (
+    OPERATOR_DIR,
+    OPERATOR_ID,
+    ROOT_KEY,
+    ROOT_METADATA,
+    ClusterKeys,
+    roster_key_files,
+)
+from coordinator.operators import MAX_OPERATOR_SECONDS, stored_operator
 from coordinator.settings import CoordinatorSettings
-from coordinator.store import Store
+from coordinator.store import DATABASE_NAME, OperatorRole, Store
 from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
 from mesh.clock import Clock, wall_clock
 from mesh.dsse import Ed25519Signer
 from mesh.encoding import encode_base32
-from mesh.errors import AlreadyExists, ConfigError
+from mesh.errors import AlreadyExists, ConfigError, InvalidInput, RosterError
 from mesh.memberstate import MemberState, save_description, save_member_state
-from mesh.rootmeta import RootMetadata, encode_chain, sign_root
-from mesh.statefiles import write_atomic
+from mesh.rootmeta import (
+    RootMetadata,
+    check_root_times,
+    draft_root,
+    encode_chain,
+    follow_root,
+    read_root_draft,
+    sign_root,
+)
+from mesh.statefiles import read_bounded, write_atomic
 from mesh.tls import TlsMaterial
 
-OPERATOR_CERTIFICATE_SECONDS = 30 * 24 * 3600
-"""Of the operator's bundle; a running coordinator renews it in place at half its life."""
-
-OPERATOR_CSR = "operator_csr"
+ROOT_DRAFT = "root.draft"
+_OPERATOR_CSR = "operator_csr"
 _ROOT_SECONDS = 10 * 365 * 24 * 3600
-_FILES = (ROOT_KEY, ROSTER_KEY, "ca.key", "ca.pem", ROOT_METADATA, OPERATOR_DIR)
+_CA_FILES = ("ca.key", "ca.pem")
+_LATER_FILES = (ROOT_KEY, ROOT_METADATA, OPERATOR_DIR, DATABASE_NAME)
 
 
-def init(settings: CoordinatorSettings, *, clock: Clock = wall_clock) -> None:
-    """Make the state folder of a new cluster.
+def init(settings: CoordinatorSettings, *, roster_threshold: int = 1, clock: Clock = wall_clock) -> None:
+    """Make the state folder of a new cluster, root key included.
 
     Raises AlreadyExists (STATE_EXISTS) when there is any of it already, ConfigError (STATE_IN_USE,
-    STATE_UNWRITABLE).
+    STATE_UNWRITABLE), InvalidInput (BAD_THRESHOLD).
     """
-    folder = settings.state_dir
     now = clock()
-    cluster = settings.cluster or f"ring-{encode_base32(secrets.token_bytes(5))}"
+    _check_threshold("roster", roster_threshold, len(roster_key_files(settings)))
+    _make_folder(settings, _every_file(settings))
+    root_signer = Ed25519Signer.create(settings.state_dir / ROOT_KEY)
+    draft = _make_keys(settings, (root_signer.public_key,), 1, roster_threshold, now)
+    _finish(settings, sign_root(draft, [root_signer]), now)
+
+
+def prepare(
+    settings: CoordinatorSettings,
+    root_keys: Sequence[bytes],
+    root_threshold: int,
+    *,
+    roster_threshold: int = 1,
+    clock: Clock = wall_clock,
+) -> bytes:
+    """Make everything but the root's signature; returns the draft that the holders of `root_keys` sign.
+
+    Raises as `init`.
+    """
+    _check_threshold("roster", roster_threshold, len(roster_key_files(settings)))
+    _check_threshold("root", root_threshold, len(set(root_keys)))
+    _make_folder(settings, _every_file(settings))
+    root = _make_keys(settings, tuple(root_keys), root_threshold, roster_threshold, clock())
+    draft = draft_root(root)
+    read_root_draft(draft)
+    write_atomic(settings.state_dir / ROOT_DRAFT, draft, mode=0o644)
+    return draft
+
+
+def complete(settings: CoordinatorSettings, signed: bytes, *, clock: Clock = wall_clock) -> None:
+    """Finish what `prepare` began, with the same root metadata, signed.
+
+    Raises ConfigError (NOT_PREPARED, OTHER_ROOT_METADATA, STATE_IN_USE, STATE_UNWRITABLE), AlreadyExists
+    (STATE_EXISTS), RosterError (ROOT_*, THRESHOLD_NOT_MET, ENVELOPE_*).
+    """
+    now = clock()
+    folder = settings.state_dir
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        _refuse_existing(folder)
-        store = Store.create(folder)
-    except OSError as error:
+        drafted = read_root_draft(read_bounded(folder / ROOT_DRAFT, max_bytes=1 << 17))[0]
+    except (FileNotFoundError, RosterError):
         raise ConfigError(
-            f"cannot make the state folder {folder}: {error.strerror}",
-            hint="choose a folder that this user can write to",
-            reason="STATE_UNWRITABLE",
+            f"nothing was prepared in {folder} that root metadata could complete",
+            hint="begin with: sealring coordinator prepare",
+            reason="NOT_PREPARED",
         ) from None
+    _make_folder(settings, [folder / name for name in _LATER_FILES])
+    if read_root_draft(signed)[0] != drafted:
+        raise ConfigError(
+            "the root metadata is not what was drafted here",
+            hint="have the draft signed that `sealring coordinator prepare` wrote, and nothing else",
+            reason="OTHER_ROOT_METADATA",
+        )
+    root = follow_root(signed, None)
+    check_root_times(root, now=now)
+    _finish(settings, root, now)
+    (folder / ROOT_DRAFT).unlink()
+
+
+def new_operator(settings: CoordinatorSettings, *, clock: Clock = wall_clock) -> None:
+    """Replace the bundle in the state folder by one with a fresh key, whatever became of the old one.
+
+    The coordinator must not run. Raises ConfigError (STATE_*), RosterError (ROOT_EXPIRED).
+    """
+    store = Store.open(settings.state_dir)
     try:
-        keys = _make_keys(folder, cluster, now)
-        leaf = LeafKey()
-        store.set_meta(OPERATOR_CSR, leaf.csr())
-        _save_bundle(folder / OPERATOR_DIR, keys, leaf, settings.main_address(), now)
-        store.audit.append(now, "init", "create_cluster", cluster, {"root": keys.pin.hex()})
+        keys = ClusterKeys.load(settings, now=clock())
+        with store.transaction():
+            _make_operator(settings, store, keys, clock())
+            store.audit.append(clock(), "coordinator", "new_operator", OPERATOR_ID, {})
     finally:
         store.close()
 
 
-def renew_operator_bundle(folder: Path, keys: ClusterKeys, csr: bytes, address: str, *, now: float) -> bytes:
-    """A new certificate for the operator's own key and the current address, put into the bundle.
+def renew_operator_bundle(
+    folder: Path, store: Store, keys: ClusterKeys, address: str, *, now: float
+) -> bytes | None:
+    """A new certificate for the key of the folder's own operator, and the current address, in its bundle.
 
     Each file is replaced as a whole, and they fit the old ones, so a reader in between is never misled.
-    Returns the certificate (DER).
+    Returns the certificate (DER), or None for an operator that was revoked. Raises ConfigError
+    (STATE_CORRUPT).
     """
+    known = store.operators.find(OPERATOR_ID)
+    if known is None:
+        return None
+    csr = store.get_meta(_OPERATOR_CSR)
+    if csr is None or known.role is None:
+        raise ConfigError(
+            "the coordinator's database lacks the operator's role or signing request",
+            hint="restore it from a backup",
+            reason="STATE_CORRUPT",
+        )
     certificate = _operator_certificate(keys, csr, now)
+    store.operators.save(stored_operator(OPERATOR_ID, known.role, certificate, now))
     write_atomic(folder / OPERATOR_DIR / "tls.pem", to_pem(certificate))
     save_description(folder / OPERATOR_DIR, _operator(keys), OPERATOR_ID, address, keys.pin)
     return certificate
 
 
-def _refuse_existing(folder: Path) -> None:
-    found = [name for name in (*_FILES, "coordinator.db") if (folder / name).exists()]
+def _every_file(settings: CoordinatorSettings) -> list[Path]:
+    names = (*_CA_FILES, ROOT_DRAFT, *_LATER_FILES)
+    return [*roster_key_files(settings), *(settings.state_dir / name for name in names)]
+
+
+def _check_threshold(what: str, threshold: int, keys: int) -> None:
+    if not 1 <= threshold <= keys:
+        raise InvalidInput(
+            f"the {what} threshold is {threshold} and there are {keys} {what} keys",
+            hint="name further keys, or lower the threshold",
+            reason="BAD_THRESHOLD",
+            param=f"{what}_threshold",
+        )
+
+
+def _make_folder(settings: CoordinatorSettings, absent: Sequence[Path]) -> None:
+    """The folder, private, with none of these in it."""
+    folder = settings.state_dir
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        found = [file.name for file in absent if file.exists()]
+    except OSError as error:
+        raise _unwritable(folder, error) from None
     if found:
         raise AlreadyExists(
             f"there is coordinator state in {folder} already ({', '.join(found)})",
@@ -78,37 +184,72 @@ def _refuse_existing(folder: Path) -> None:
         )
 
 
-def _make_keys(folder: Path, cluster: str, now: float) -> ClusterKeys:
-    root_signer = Ed25519Signer.create(folder / ROOT_KEY)
-    roster_signer = Ed25519Signer.create(folder / ROSTER_KEY)
-    ca = ClusterCA.create(folder, cluster, now=now)
-    draft = RootMetadata(
+def _make_keys(
+    settings: CoordinatorSettings,
+    root_keys: tuple[bytes, ...],
+    root_threshold: int,
+    roster_threshold: int,
+    now: float,
+) -> RootMetadata:
+    """Roster keys and certificate authority, and the root metadata that names them, not signed."""
+    folder = settings.state_dir
+    cluster = settings.cluster or f"ring-{encode_base32(secrets.token_bytes(5))}"
+    try:
+        signers = [Ed25519Signer.create(file) for file in roster_key_files(settings)]
+        ca = ClusterCA.create(folder, cluster, now=now)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    return RootMetadata(
         cluster=cluster,
         version=1,
-        root_keys=(root_signer.public_key,),
-        root_threshold=1,
-        roster_keys=(roster_signer.public_key,),
-        roster_threshold=1,
+        root_keys=root_keys,
+        root_threshold=root_threshold,
+        roster_keys=tuple(signer.public_key for signer in signers),
+        roster_threshold=roster_threshold,
         authorities=(ca.certificate,),
         issued=int(now),
         expires=int(now) + _ROOT_SECONDS,
     )
-    root = sign_root(draft, [root_signer])
+
+
+def _finish(settings: CoordinatorSettings, root: RootMetadata, now: float) -> None:
+    """Root metadata, database and operator bundle, once the keys are there."""
+    folder = settings.state_dir
     write_atomic(folder / ROOT_METADATA, encode_chain(root.chain), mode=0o644)
-    return ClusterKeys(ca, roster_signer, root)
+    keys = ClusterKeys.load(settings, now=now)
+    try:
+        store = Store.create(folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    try:
+        _make_operator(settings, store, keys, now)
+        store.audit.append(now, "init", "create_cluster", root.cluster, {"root": keys.pin.hex()})
+    finally:
+        store.close()
 
 
-def _save_bundle(folder: Path, keys: ClusterKeys, leaf: LeafKey, address: str, now: float) -> None:
+def _make_operator(settings: CoordinatorSettings, store: Store, keys: ClusterKeys, now: float) -> None:
+    leaf = LeafKey()
     certificate = _operator_certificate(keys, leaf.csr(), now)
+    store.set_meta(_OPERATOR_CSR, leaf.csr())
+    store.operators.save(stored_operator(OPERATOR_ID, OperatorRole.ADMIN, certificate, now))
     material = TlsMaterial(leaf.private_pem(), certificate, keys.root.authorities)
-    save_member_state(
-        folder, MemberState(_operator(keys), OPERATOR_ID, address, keys.pin, keys.root, material)
-    )
+    bundle = MemberState(_operator(keys), OPERATOR_ID, settings.main_address(), keys.pin, keys.root, material)
+    save_member_state(settings.state_dir / OPERATOR_DIR, bundle)
 
 
 def _operator_certificate(keys: ClusterKeys, csr: bytes, now: float) -> bytes:
-    return keys.ca.issue(csr, _operator(keys), lifetime=OPERATOR_CERTIFICATE_SECONDS, now=now)
+    """Of the bundle in the coordinator's folder, which a running coordinator renews at half its life."""
+    return keys.ca.issue(csr, _operator(keys), lifetime=MAX_OPERATOR_SECONDS, now=now)
 
 
 def _operator(keys: ClusterKeys) -> PeerIdentity:
     return PeerIdentity(keys.root.cluster, Role.OPERATOR, OPERATOR_ID)
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot make the state folder {folder}: {error.strerror}",
+        hint="choose a folder that this user can write to",
+        reason="STATE_UNWRITABLE",
+    )

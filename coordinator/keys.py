@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from coordinator.settings import CoordinatorSettings
 from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role
 from mesh.dsse import Ed25519Signer
 from mesh.errors import ConfigError, SealringError
@@ -23,22 +24,23 @@ OPERATOR_ID = "operator"
 
 @dataclass(frozen=True)
 class ClusterKeys:
-    """What a running coordinator signs with. The root key is not among it."""
+    """What a running coordinator signs with, every roster key that it holds. The root key is not among it."""
 
     ca: ClusterCA
-    roster: Ed25519Signer
+    rosters: tuple[Ed25519Signer, ...]
     root: RootMetadata
 
     @classmethod
-    def load(cls, folder: Path, *, now: float) -> Self:
-        """Load and check that everything belongs together.
+    def load(cls, settings: CoordinatorSettings, *, now: float) -> Self:
+        """Load and check that everything belongs together and is enough to sign rosters.
 
-        Raises ConfigError (STATE_MISSING, STATE_CORRUPT, BAD_CA, BAD_KEY, SECRET_FILE_UNSAFE), RosterError
-        (ROOT_EXPIRED).
+        Raises ConfigError (STATE_MISSING, STATE_CORRUPT, BAD_CA, BAD_KEY, SECRET_FILE_UNSAFE,
+        TOO_FEW_ROSTER_KEYS), RosterError (ROOT_EXPIRED).
         """
+        folder = settings.state_dir
         try:
             ca = ClusterCA.load(folder)
-            roster = Ed25519Signer.load(folder / ROSTER_KEY)
+            rosters = tuple(Ed25519Signer.load(file) for file in roster_key_files(settings))
             root = _follow(read_bounded(folder / ROOT_METADATA))
         except FileNotFoundError as error:
             raise ConfigError(
@@ -46,14 +48,21 @@ class ClusterKeys:
                 hint="restore it from a backup, or make a new one with: sealring coordinator init",
                 reason="STATE_MISSING",
             ) from None
-        if ca.certificate not in root.authorities or roster.public_key not in root.roster_keys:
+        held = {signer.public_key for signer in rosters}
+        if ca.certificate not in root.authorities or not held <= set(root.roster_keys):
             raise ConfigError(
                 f"the keys in {folder} are not those of its root metadata",
                 hint="restore the whole folder from one backup",
                 reason="STATE_CORRUPT",
             )
+        if len(held) < root.roster_threshold:
+            raise ConfigError(
+                f"rosters need the signatures of {root.roster_threshold} keys, and {len(held)} are here",
+                hint="name the files of the others: roster_key_files",
+                reason="TOO_FEW_ROSTER_KEYS",
+            )
         check_root_times(root, now=now)
-        return cls(ca, roster, root)
+        return cls(ca, rosters, root)
 
     @property
     def root_chain(self) -> bytes:
@@ -77,6 +86,11 @@ class ClusterKeys:
             root_chain=self.root_chain,
         )
         return TlsMaterial(leaf.private_pem(), certificate, self.root.authorities)
+
+
+def roster_key_files(settings: CoordinatorSettings) -> tuple[Path, ...]:
+    """Where the coordinator's roster keys are: one in its folder, and those that the settings name."""
+    return (settings.state_dir / ROSTER_KEY, *settings.roster_key_files)
 
 
 def _follow(data: bytes) -> RootMetadata:

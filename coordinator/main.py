@@ -17,10 +17,11 @@ from coordinator.challenges import Challenges
 from coordinator.deployments import DeploymentService
 from coordinator.enrolment import EnrolmentService
 from coordinator.expulsion import Expulsion
-from coordinator.init import OPERATOR_CSR, renew_operator_bundle
+from coordinator.init import renew_operator_bundle
 from coordinator.keys import ClusterKeys
 from coordinator.membership import MembershipService
 from coordinator.moves import Moves
+from coordinator.operators import OperatorAccess
 from coordinator.profiles import Profiles
 from coordinator.rings import Rings
 from coordinator.sessions import Sessions
@@ -32,7 +33,6 @@ from coordinator.watchers import SchedulingService, Watchers
 from mesh.certificates import needs_rotation
 from mesh.clock import Clock, wall_clock
 from mesh.device import APPLE_ROOT
-from mesh.errors import ConfigError
 from mesh.rpc import Server
 from mesh.tls import MAX_CONNECTION_AGE_MILLISECONDS, TlsStore, server_credentials
 from sealring.v1 import membership_pb2_grpc as rpc
@@ -64,7 +64,7 @@ class Coordinator:
 
     def _build(self) -> None:
         settings, clock, store = self.settings, self._clock, self.store
-        self.keys = keys = ClusterKeys.load(settings.state_dir, now=clock())
+        self.keys = keys = ClusterKeys.load(settings, now=clock())
         cluster = keys.root.cluster
         self.access = access = Access(cluster, store)
         self.authority = authority = Authority(store, keys, settings, clock=clock)
@@ -99,7 +99,7 @@ class Coordinator:
             keys.server_material(settings.hosts(), lifetime=settings.certificate_lifetime, now=clock())
         )
         self._admin = AdminService(
-            access,
+            OperatorAccess(access, store, keys, clock=clock),
             store,
             keys,
             authority,
@@ -212,20 +212,13 @@ class Coordinator:
                     )
                 )
                 log.info("server_certificate_rotated")
-            if needs_rotation(self._operator_certificate, now):
+            if self._operator_certificate and needs_rotation(self._operator_certificate, now):
                 self._operator_certificate = self._renew_operator()
             await asyncio.sleep(min(_ROTATION_CHECK_SECONDS, self.settings.certificate_lifetime / 8))
 
-    def _renew_operator(self) -> bytes:
-        csr = self.store.get_meta(OPERATOR_CSR)
-        if csr is None:
-            raise ConfigError(
-                "the coordinator's database lacks the operator's signing request",
-                hint="restore it from a backup",
-                reason="STATE_CORRUPT",
-            )
+    def _renew_operator(self) -> bytes | None:
         return renew_operator_bundle(
-            self.settings.state_dir, self.keys, csr, self.main_address(), now=self._clock()
+            self.settings.state_dir, self.store, self.keys, self.main_address(), now=self._clock()
         )
 
 

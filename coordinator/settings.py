@@ -61,6 +61,11 @@ class CoordinatorSettings(BaseModel):
     cluster: Annotated[str, AfterValidator(_check_cluster)] = Field(
         default="", description="name of the cluster, used by init only; empty: one is made up"
     )
+    roster_key_files: list[Path] = Field(
+        default_factory=list,
+        max_length=15,
+        description="further roster keys, where the root asks for more than one signature; mode 0600",
+    )
     listen: Address = Field(default="127.0.0.1:7700", description="host:port of the main address (mTLS)")
     join_listen: Address = Field(default="127.0.0.1:7701", description="host:port for joining (TLS)")
     advertise: list[Host] = Field(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import enum
+import hashlib
 import ipaddress
 import re
 from collections.abc import Iterable
@@ -246,6 +247,13 @@ def needs_rotation(certificate: bytes, now: float) -> bool:
 def expires_at(certificate: bytes) -> float:
     """When a DER certificate ends, in seconds since 1970."""
     return load_certificate(certificate).not_valid_after_utc.timestamp()
+
+
+def key_hash(certificate: bytes) -> bytes:
+    """SHA-256 of the SubjectPublicKeyInfo of a DER certificate's key (RFC 5280 section 4.1), 32 bytes."""
+    key = load_certificate(certificate).public_key()
+    spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(spki).digest()
 
 
 def to_pem(*certificates: bytes) -> bytes:

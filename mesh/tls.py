@@ -16,6 +16,8 @@ from typing import Protocol
 
 import grpc
 import grpc.aio
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from mesh.certificates import PeerIdentity, Role, expires_at, role_server_name, to_pem
 from mesh.clock import Clock
@@ -172,6 +174,22 @@ def peer_identity(context: AuthenticatedContext) -> PeerIdentity:
             hint="connect with mTLS",
         )
     return PeerIdentity.parse(uris[0].decode("ascii", errors="replace"))
+
+
+def peer_certificate(context: AuthenticatedContext) -> bytes:
+    """The caller's verified client certificate, DER.
+
+    Raises Unauthenticated (NO_CLIENT_CERTIFICATE).
+    """
+    found = list(context.auth_context().get("x509_pem_cert", []))
+    try:
+        (pem,) = found
+        certificate = x509.load_pem_x509_certificate(pem)
+    except (ValueError, x509.InvalidVersion):
+        raise Unauthenticated(
+            "caller presented no certificate of this cluster", reason="NO_CLIENT_CERTIFICATE"
+        ) from None
+    return certificate.public_bytes(Encoding.DER)
 
 
 async def _close(channel: grpc.aio.Channel, grace: float) -> None:

@@ -1,11 +1,13 @@
 """`sealring root`: the keys that stand above the coordinator, which may be kept offline.
 
-A new version of the root metadata travels as a draft: made from the chain in use (`rotate`), signed by
-holders of old and new keys wherever they are (`sign`), and put into the coordinator's folder (`install`).
+A version of the root metadata travels as a draft: the first is made by `sealring coordinator prepare`, later
+ones from the chain in use (`rotate`). The holders of the keys sign it wherever they are (`sign`). It goes
+into the coordinator's folder by `sealring coordinator init --root-metadata`, later ones by `install`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.output import moment, print_data, print_json, say
-from cli.words import AsJson
-from mesh.errors import InvalidInput
+from cli.words import AsJson, public_keys, read_file
 
 if TYPE_CHECKING:
     from mesh.rootmeta import RootMetadata
@@ -34,10 +35,17 @@ def init(
     key: Annotated[Path, typer.Option(metavar="FILE", help="where the new key goes, mode 0600")],
 ) -> None:
     """Make a root key; prints its public half."""
-    from mesh.dsse import Ed25519Signer
-
-    print_data(Ed25519Signer.create(key).public_key.hex())
+    print_data(_make_key(key))
     say(f"made the root key {key}; keep it off the coordinator, and keep a copy")
+
+
+@root.command()
+def roster_key(
+    key: Annotated[Path, typer.Option(metavar="FILE", help="where the new key goes, mode 0600")],
+) -> None:
+    """Make a further roster key for the coordinator; prints its public half."""
+    print_data(_make_key(key))
+    say(f"made the roster key {key}; it signs once the root names it and roster_key_files does")
 
 
 @root.command()
@@ -53,6 +61,8 @@ def show(chain: Chain, as_json: AsJson = False) -> None:
     for kind in ("root_keys", "roster_keys"):
         for value in found[kind]:
             print_data(f"{kind.removesuffix('s').replace('_', ' ')} {value}")
+    for value in found["authorities_sha256"]:
+        print_data(f"authority with certificate hash {value}")
     for value in found["signed_by"]:
         print_data(f"signed by key id {value}")
 
@@ -68,6 +78,9 @@ def rotate(
     roster_key: Annotated[
         list[str] | None, typer.Option(metavar="HEX", help="public roster keys of the new version")
     ] = None,
+    roster_threshold: Annotated[
+        int, typer.Option(min=0, max=16, help="roster signatures needed; 0: as before")
+    ] = 0,
     days: Annotated[int, typer.Option(min=1, max=3650, help="life of the new version")] = 3650,
 ) -> None:
     """Draft the next version: other keys, or the same for longer."""
@@ -81,9 +94,10 @@ def rotate(
     draft = dataclasses.replace(
         current,
         version=current.version + 1,
-        root_keys=_keys(root_key) or current.root_keys,
-        root_threshold=threshold or (1 if root_key else current.root_threshold),
-        roster_keys=_keys(roster_key) or current.roster_keys,
+        root_keys=public_keys(root_key or ()) or current.root_keys,
+        root_threshold=threshold or current.root_threshold,
+        roster_keys=public_keys(roster_key or ()) or current.roster_keys,
+        roster_threshold=roster_threshold or current.roster_threshold,
         issued=now,
         expires=now + days * _DAY,
         chain=(),
@@ -104,7 +118,7 @@ def sign(
     from mesh.statefiles import write_atomic
 
     signer = Ed25519Signer.load(key)
-    write_atomic(draft, cosign_root(_read(draft), signer), mode=0o644)
+    write_atomic(draft, cosign_root(read_file(draft, max_bytes=_MAX_FILE), signer), mode=0o644)
     print_data(key_id(signer.public_key))
 
 
@@ -115,10 +129,16 @@ def install(draft: Draft, chain: Chain) -> None:
     from mesh.statefiles import write_atomic
 
     current = _load_chain(chain)
-    following = follow_root(_read(draft), current)
+    following = follow_root(read_file(draft, max_bytes=_MAX_FILE), current)
     check_root_times(following, now=time.time())
     write_atomic(chain, encode_chain(following.chain), mode=0o644)
     say(f"installed version {following.version}; restart the coordinator")
+
+
+def _make_key(file: Path) -> str:
+    from mesh.dsse import Ed25519Signer
+
+    return Ed25519Signer.create(file).public_key.hex()
 
 
 def _describe(file: Path) -> dict[str, Any]:
@@ -131,7 +151,7 @@ def _describe(file: Path) -> dict[str, Any]:
     except RosterError as error:
         if error.reason not in ("ROOT_MALFORMED", "ROOT_CHAIN_LENGTH"):
             raise
-        found, signed_by = read_root_draft(_read(file))
+        found, signed_by = read_root_draft(read_file(file, max_bytes=_MAX_FILE))
         state = "draft, not verified"
     return {
         "cluster": found.cluster,
@@ -142,6 +162,7 @@ def _describe(file: Path) -> dict[str, Any]:
         "roster_threshold": found.roster_threshold,
         "root_keys": [key.hex() for key in found.root_keys],
         "roster_keys": [key.hex() for key in found.roster_keys],
+        "authorities_sha256": [hashlib.sha256(der).hexdigest() for der in found.authorities],
         "issued": found.issued,
         "expires": found.expires,
         "signed_by": list(signed_by),
@@ -153,29 +174,8 @@ def _load_chain(file: Path) -> RootMetadata:
     from mesh.rootmeta import decode_chain, follow_root
 
     found = None
-    for envelope in decode_chain(_read(file)):
+    for envelope in decode_chain(read_file(file, max_bytes=_MAX_FILE)):
         found = follow_root(envelope, found)
     if found is None:
         raise RosterError("root metadata chain is empty", reason="ROOT_CHAIN_LENGTH")
     return found
-
-
-def _read(file: Path) -> bytes:
-    from mesh.statefiles import read_bounded
-
-    try:
-        return read_bounded(file, max_bytes=_MAX_FILE)
-    except OSError as error:
-        raise InvalidInput(f"{file} cannot be read: {error.strerror}", reason="BAD_FILE") from None
-
-
-def _keys(values: list[str] | None) -> tuple[bytes, ...]:
-    try:
-        keys = tuple(bytes.fromhex(value) for value in values or ())
-    except ValueError:
-        keys = (b"",)
-    if any(len(key) != 32 for key in keys):
-        raise InvalidInput(
-            "a public key is not 64 hex digits", hint="as `sealring root init` prints it", reason="BAD_KEY"
-        )
-    return keys

@@ -12,7 +12,7 @@ from typing import Self
 
 from mesh.errors import AlreadyExists, ConfigError, Unavailable
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _APPLICATION_ID = 0x73726331  # "src1"
 
 _SCHEMA = """
@@ -30,6 +30,9 @@ CREATE TABLE members (
 CREATE TABLE revocations (
   id TEXT PRIMARY KEY, identity_key BLOB NOT NULL, at INTEGER NOT NULL, banned INTEGER NOT NULL)
   WITHOUT ROWID;
+CREATE TABLE operators (
+  name TEXT PRIMARY KEY, role TEXT NOT NULL, key_hash BLOB NOT NULL, added INTEGER NOT NULL,
+  expires INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE deployments (
   name TEXT PRIMARY KEY, asked BLOB NOT NULL, plan BLOB NOT NULL, created INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (ring TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;

@@ -11,6 +11,7 @@ from coordinator.store.audit import AuditLog
 from coordinator.store.database import Database
 from coordinator.store.deployments import Deployments
 from coordinator.store.members import Members
+from coordinator.store.operators import Operators
 from coordinator.store.rosters import Rosters
 from coordinator.store.tokens import Tokens
 
@@ -24,6 +25,7 @@ class Store:
         self._database = database
         self.tokens = Tokens(database)
         self.members = Members(database)
+        self.operators = Operators(database)
         self.deployments = Deployments(database)
         self.rosters = Rosters(database)
         self.audit = AuditLog(database)

@@ -99,6 +99,26 @@ class AdminStub:
                 request_serializer=sealring_dot_v1_dot_admin__pb2.ListAuditLogRequest.SerializeToString,
                 response_deserializer=sealring_dot_v1_dot_admin__pb2.ListAuditLogResponse.FromString,
                 _registered_method=True)
+        self.ListOperators = channel.unary_unary(
+                '/sealring.v1.Admin/ListOperators',
+                request_serializer=sealring_dot_v1_dot_admin__pb2.ListOperatorsRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_admin__pb2.ListOperatorsResponse.FromString,
+                _registered_method=True)
+        self.AddOperator = channel.unary_unary(
+                '/sealring.v1.Admin/AddOperator',
+                request_serializer=sealring_dot_v1_dot_admin__pb2.AddOperatorRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_admin__pb2.AddOperatorResponse.FromString,
+                _registered_method=True)
+        self.RotateOperator = channel.unary_unary(
+                '/sealring.v1.Admin/RotateOperator',
+                request_serializer=sealring_dot_v1_dot_admin__pb2.RotateOperatorRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_admin__pb2.RotateOperatorResponse.FromString,
+                _registered_method=True)
+        self.RevokeOperator = channel.unary_unary(
+                '/sealring.v1.Admin/RevokeOperator',
+                request_serializer=sealring_dot_v1_dot_admin__pb2.RevokeOperatorRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_admin__pb2.RevokeOperatorResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -187,6 +207,32 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListOperators(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddOperator(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateOperator(self, request, context):
+        """Another key and certificate for the same name and role; the old ones are refused from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeOperator(self, request, context):
+        """Refused from now on, and what it has running ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -254,6 +300,26 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListAuditLog,
                     request_deserializer=sealring_dot_v1_dot_admin__pb2.ListAuditLogRequest.FromString,
                     response_serializer=sealring_dot_v1_dot_admin__pb2.ListAuditLogResponse.SerializeToString,
+            ),
+            'ListOperators': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOperators,
+                    request_deserializer=sealring_dot_v1_dot_admin__pb2.ListOperatorsRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_admin__pb2.ListOperatorsResponse.SerializeToString,
+            ),
+            'AddOperator': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddOperator,
+                    request_deserializer=sealring_dot_v1_dot_admin__pb2.AddOperatorRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_admin__pb2.AddOperatorResponse.SerializeToString,
+            ),
+            'RotateOperator': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateOperator,
+                    request_deserializer=sealring_dot_v1_dot_admin__pb2.RotateOperatorRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_admin__pb2.RotateOperatorResponse.SerializeToString,
+            ),
+            'RevokeOperator': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeOperator,
+                    request_deserializer=sealring_dot_v1_dot_admin__pb2.RevokeOperatorRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_admin__pb2.RevokeOperatorResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -607,6 +673,114 @@ class Admin:
             '/sealring.v1.Admin/ListAuditLog',
             sealring_dot_v1_dot_admin__pb2.ListAuditLogRequest.SerializeToString,
             sealring_dot_v1_dot_admin__pb2.ListAuditLogResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOperators(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Admin/ListOperators',
+            sealring_dot_v1_dot_admin__pb2.ListOperatorsRequest.SerializeToString,
+            sealring_dot_v1_dot_admin__pb2.ListOperatorsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddOperator(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Admin/AddOperator',
+            sealring_dot_v1_dot_admin__pb2.AddOperatorRequest.SerializeToString,
+            sealring_dot_v1_dot_admin__pb2.AddOperatorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateOperator(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Admin/RotateOperator',
+            sealring_dot_v1_dot_admin__pb2.RotateOperatorRequest.SerializeToString,
+            sealring_dot_v1_dot_admin__pb2.RotateOperatorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeOperator(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Admin/RevokeOperator',
+            sealring_dot_v1_dot_admin__pb2.RevokeOperatorRequest.SerializeToString,
+            sealring_dot_v1_dot_admin__pb2.RevokeOperatorResponse.FromString,
             options,
             channel_credentials,
             insecure,

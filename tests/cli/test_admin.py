@@ -209,3 +209,29 @@ async def test_a_cluster_is_checked_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         LocalCluster(tmp_path, MODEL)._choose_ports()
     assert caught.value.reason == "BAD_CLUSTER_FILE"
+
+
+async def test_operators_are_added_rotated_and_revoked(run: Run, tmp_path: Path) -> None:
+    folder, newer = tmp_path / "reader", tmp_path / "newer"
+    added = await run("operator", "add", "reader", "--role", "read", "--out", str(folder))
+    assert added.status == 0, added.err
+    assert {(file.stat().st_mode & 0o777) for file in folder.iterdir()} == {0o600}
+    as_reader = ("--operator", str(folder))
+    assert (await run("nodes", "list", *as_reader)).status == 0
+    assert (await run("roster", "show", *as_reader)).status == 0
+    assert (await run("audit", "verify", *as_reader)).status == 0
+    refused = await run("token", "create", *as_reader)
+    assert (refused.status, "OPERATOR_ROLE" in refused.err) == (6, True)
+    listed = {one["name"]: one["role"] for one in (await run("operator", "list", "--json")).data}
+    assert listed == {"operator": "admin", "reader": "read"}
+
+    taken = await run("operator", "rotate", "reader", "--out", str(folder))
+    assert "BUNDLE_EXISTS" in taken.err
+    assert (await run("nodes", "list", *as_reader)).status == 0, "nothing was asked for"
+    assert (await run("operator", "rotate", "reader", "--out", str(newer), "--days", "1")).status == 0
+    assert "OPERATOR_REVOKED" in (await run("nodes", "list", *as_reader)).err
+    assert (await run("nodes", "list", "--operator", str(newer))).status == 0
+    assert (await run("operator", "revoke", "reader")).status == 0
+    assert "OPERATOR_REVOKED" in (await run("nodes", "list", "--operator", str(newer))).err
+    assert (await run("operator", "revoke", "reader")).status == 3
+    assert "reader" not in (await run("operator", "list")).out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -189,3 +190,53 @@ def test_a_key_is_never_overwritten_and_has_to_be_one(here: Sealring, offline: O
     assert "KEY_EXISTS" in here("root", "init", "--key", "a.key").err
     done = here("root", "rotate", "root.dsse", "--out", "draft", "--root-key", "abc")
     assert "BAD_KEY" in done.err
+
+
+def coordinator(here: Sealring, verb: str, *more: str) -> Any:
+    return here("coordinator", verb, "--state-dir", "c", "--cluster", "attic", *more)
+
+
+def test_a_cluster_is_begun_under_offline_root_keys(here: Sealring, home: Path) -> None:
+    """Two holders of three, two roster keys: prepare, look, sign, complete."""
+    holders = [here("root", "init", "--key", f"{name}.key").out.strip() for name in "abc"]
+    keys = [part for key in holders for part in ("--root-key", key)]
+    rosters = ("--roster-key-files", "second.key")
+    thresholds = ("--root-threshold", "2", "--roster-threshold", "2")
+    done = coordinator(here, "prepare", *keys, *thresholds, *rosters, "--out", "draft")
+    assert done.status == 0, done.err
+    assert done.out.strip() == hashlib.sha256((home / "draft").read_bytes()).hexdigest()
+    shown = here("root", "show", "draft", "--json").data
+    assert (shown["root_threshold"], shown["roster_threshold"], len(shown["roster_keys"])) == (2, 2, 2)
+    (authority,) = shown["authorities_sha256"]
+    assert authority in here("root", "show", "draft").out
+    complete = ("init", "--root-metadata", "draft", *rosters)
+    assert here("root", "sign", "draft", "--key", "a.key").status == 0
+    assert "THRESHOLD_NOT_MET" in coordinator(here, *complete).err
+    assert here("root", "sign", "draft", "--key", "c.key").status == 0
+    done = coordinator(here, *complete, "--json")
+    assert done.status == 0, done.err
+    assert not (home / "c" / "root.key").exists()
+    found = here("root", "show", "c/root.dsse", "--json").data
+    assert (found["state"], found["root_keys"], found["cluster"]) == ("valid chain", holders, "attic")
+    again = coordinator(here, *complete)
+    assert "NOT_PREPARED" in again.err
+    assert coordinator(here, "new-operator", *rosters).status == 0
+    assert "TOO_FEW_ROSTER_KEYS" in coordinator(here, "new-operator").err
+
+
+def test_the_roster_threshold_is_raised_by_rotation(offline: Offline) -> None:
+    second = offline.here("root", "roster-key", "--key", "second.key").out.strip()
+    known = offline.here("root", "show", "root.dsse", "--json").data["roster_keys"]
+    keys = [part for key in (*known, second) for part in ("--roster-key", key)]
+    offline.rotate(*keys, "--roster-threshold", "2")
+    offline.sign("root", "a", "b")
+    assert offline.install().status == 0
+    shown = offline.here("root", "show", "root.dsse", "--json").data
+    assert (shown["roster_threshold"], shown["roster_keys"]) == (2, [*known, second])
+    done = offline.here("root", "rotate", "root.dsse", "--out", "next", "--roster-key", second)
+    assert "ROOT_MALFORMED" in done.err, "a threshold stays what it was unless it is named"
+
+
+def test_prepare_wants_real_keys(here: Sealring) -> None:
+    assert "BAD_KEY" in coordinator(here, "prepare", "--root-key", "abc", "--out", "draft").err
+    assert "BAD_FILE" in coordinator(here, "init", "--root-metadata", "nowhere").err

@@ -35,7 +35,7 @@ class Bench:
         self.settings = CoordinatorSettings(state_dir=folder, cluster="demo", software_identity_allowed=True)
         init(self.settings, clock=self.clock)
         self.store = Store.open(folder)
-        self.keys = ClusterKeys.load(folder, now=NOW)
+        self.keys = ClusterKeys.load(self.settings, now=NOW)
         self.published: list[StoredRoster] = []
         self.authority = self.restart()
 

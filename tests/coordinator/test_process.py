@@ -51,13 +51,13 @@ def test_init_makes_a_private_state_with_an_operator_bundle(tmp_path: Path) -> N
     for path in made.state_dir.rglob("*"):
         allowed = 0o700 if path.is_dir() else 0o644 if path.name in ("ca.pem", "root.dsse") else 0o600
         assert stat.S_IMODE(path.stat().st_mode) in (allowed, 0o600), path
-    keys = ClusterKeys.load(made.state_dir, now=wall_clock())
+    keys = ClusterKeys.load(made, now=wall_clock())
     assert bundle.root_sha256 == keys.pin == keys.root.fingerprint
 
 
 def test_init_makes_up_a_name_and_refuses_to_run_twice(tmp_path: Path) -> None:
     init(settings(tmp_path))
-    cluster = ClusterKeys.load(tmp_path / "c", now=wall_clock()).root.cluster
+    cluster = ClusterKeys.load(settings(tmp_path), now=wall_clock()).root.cluster
     assert cluster.startswith("ring-")
     with pytest.raises(AlreadyExists) as caught:
         init(settings(tmp_path))

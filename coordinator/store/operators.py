@@ -1,0 +1,79 @@
+"""Who may call the Admin service, by which key, and how far."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from coordinator.store.database import Database
+from mesh.errors import NotFound
+
+
+class OperatorRole(enum.StrEnum):
+    """How far an operator may go: look, or look and change."""
+
+    READ = "read"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True)
+class StoredOperator:
+    """An operator. `key_hash` is SHA-256 of its TLS key's SubjectPublicKeyInfo; times are unix seconds.
+
+    A role that this release does not know is None, and may do nothing.
+    """
+
+    name: str
+    role: OperatorRole | None
+    key_hash: bytes
+    added: int
+    expires: int
+
+
+class Operators:
+    """The operators, one key each. Who is not in here is refused, whatever certificate it holds."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def save(self, operator: StoredOperator) -> None:
+        """Add an operator, or replace its role and key."""
+        values = (operator.name, operator.role, operator.key_hash, operator.added, operator.expires)
+        with self._database.transaction() as connection:
+            connection.execute("REPLACE INTO operators VALUES (?, ?, ?, ?, ?)", values)
+
+    def all(self) -> list[StoredOperator]:
+        """Every operator, by name."""
+        rows = self._database.rows("SELECT * FROM operators ORDER BY name")
+        known = set(OperatorRole)
+        return [
+            StoredOperator(
+                row["name"],
+                OperatorRole(row["role"]) if row["role"] in known else None,
+                row["key_hash"],
+                row["added"],
+                row["expires"],
+            )
+            for row in rows
+        ]
+
+    def find(self, name: str) -> StoredOperator | None:
+        """The operator of this name, if there is one."""
+        return next((one for one in self.all() if one.name == name), None)
+
+    def get(self, name: str) -> StoredOperator:
+        """The operator of this name. Raises NotFound (UNKNOWN_OPERATOR)."""
+        found = self.find(name)
+        if found is None:
+            raise NotFound(
+                f"there is no operator {name[:64]!r}",
+                hint="see: sealring operator list",
+                reason="UNKNOWN_OPERATOR",
+                param="name",
+            )
+        return found
+
+    def remove(self, name: str) -> None:
+        """Forget an operator: its certificate counts for nothing from now on."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM operators WHERE name = ?", (name,))

@@ -1,0 +1,233 @@
+"""A cluster under root keys that are kept elsewhere, and rosters that take the signatures of several keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from coordinator.init import ROOT_DRAFT, complete, init, prepare
+from coordinator.keys import ClusterKeys
+from coordinator.settings import CoordinatorSettings
+from coordinator.store import Store
+from mesh.clock import wall_clock
+from mesh.dsse import Ed25519Signer, encode_envelope, key_id, open_envelope
+from mesh.errors import AlreadyExists, ConfigError, InvalidInput, RosterError, SealringError
+from mesh.memberstate import load_member_state
+from mesh.rootmeta import (
+    PAYLOAD_TYPE,
+    check_root_times,
+    cosign_root,
+    decode_chain,
+    draft_root,
+    encode_chain,
+    follow_root,
+    read_root_draft,
+    root_fingerprint,
+)
+from mesh.roster_codec import MAX_PAYLOAD_BYTES
+from mesh.roster_codec import PAYLOAD_TYPE as ROSTER_TYPE
+from mesh.roster_reader import check_roster
+
+if TYPE_CHECKING:
+    from tests.coordinator.conftest import Cluster
+
+HOLDERS = [Ed25519Signer(bytes([number]) * 32) for number in (1, 2, 3)]
+
+
+def settings(folder: Path, **changes: Any) -> CoordinatorSettings:
+    values: dict[str, Any] = {"state_dir": folder / "coordinator", "cluster": "test"}
+    return CoordinatorSettings(**(values | changes))
+
+
+def drafted(made: CoordinatorSettings, *, threshold: int = 2, roster_threshold: int = 1) -> bytes:
+    keys = [holder.public_key for holder in HOLDERS]
+    return prepare(made, keys, threshold, roster_threshold=roster_threshold)
+
+
+def signed(draft: bytes, *holders: Ed25519Signer) -> bytes:
+    for holder in holders:
+        draft = cosign_root(draft, holder)
+    return draft
+
+
+def test_a_cluster_is_made_under_a_root_that_is_elsewhere(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    draft = drafted(made)
+    assert not (made.state_dir / "coordinator.db").exists()
+    complete(made, signed(draft, *HOLDERS[:2]))
+    keys = ClusterKeys.load(made, now=wall_clock())
+    assert (keys.root.root_threshold, len(keys.root.root_keys)) == (2, 3)
+    assert keys.pin == root_fingerprint([holder.public_key for holder in HOLDERS], 2)
+    assert load_member_state(made.state_dir / "operator").root_sha256 == keys.pin
+    assert not (made.state_dir / "root.key").exists()
+    assert not (made.state_dir / ROOT_DRAFT).exists()
+    every = b"".join(file.read_bytes() for file in made.state_dir.rglob("*") if file.is_file())
+    assert all(bytes(holder._key) not in every for holder in HOLDERS)
+    with pytest.raises(ConfigError, match="nothing was prepared"):
+        complete(made, signed(draft, *HOLDERS))
+
+
+@pytest.mark.parametrize("signers", [[], HOLDERS[:1], [HOLDERS[0], Ed25519Signer(bytes(32))]])
+def test_too_few_root_signatures_complete_nothing(tmp_path: Path, signers: list[Ed25519Signer]) -> None:
+    made = settings(tmp_path)
+    draft = drafted(made)
+    with pytest.raises(RosterError) as caught:
+        complete(made, signed(draft, *signers))
+    assert caught.value.reason in ("THRESHOLD_NOT_MET", "ENVELOPE_MALFORMED")
+    assert not (made.state_dir / "root.dsse").exists()
+    complete(made, signed(draft, *HOLDERS))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: {"roster_keys": (*root.roster_keys, bytes(31) + b"\x07")},
+        lambda root: {"roster_keys": (bytes(31) + b"\x07",)},
+        lambda root: {"authorities": (*root.authorities, root.authorities[0])},
+        lambda root: {"cluster": "other"},
+        lambda root: {"expires": root.expires + 1},
+        lambda root: {"root_threshold": 1},
+    ],
+)
+def test_metadata_that_was_changed_on_the_way_is_refused(
+    tmp_path: Path, change: Callable[[Any], dict[str, Any]]
+) -> None:
+    made = settings(tmp_path)
+    root = read_root_draft(drafted(made))[0]
+    other = draft_root(dataclasses.replace(root, **change(root)))
+    with pytest.raises(ConfigError) as caught:
+        complete(made, signed(other, *HOLDERS))
+    assert caught.value.reason == "OTHER_ROOT_METADATA"
+    assert not (made.state_dir / "root.dsse").exists()
+
+
+def test_a_draft_that_lay_too_long_is_refused(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    draft = signed(drafted(made), *HOLDERS)
+    with pytest.raises(RosterError) as caught:
+        complete(made, draft, clock=lambda: wall_clock() + 11 * 365 * 86400)
+    assert caught.value.reason == "ROOT_EXPIRED"
+    check_root_times(follow_root(draft, None), now=wall_clock())
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", encode_chain([b"x"])])
+def test_what_is_no_metadata_is_refused(tmp_path: Path, content: bytes) -> None:
+    made = settings(tmp_path)
+    drafted(made)
+    with pytest.raises(SealringError):
+        complete(made, content)
+    assert not (made.state_dir / "root.dsse").exists()
+
+
+def test_each_step_happens_once_and_in_order(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        complete(made, b"")
+    assert caught.value.reason == "NOT_PREPARED"
+    draft = drafted(made)
+    for again in (lambda: drafted(made), lambda: init(made)):
+        with pytest.raises(AlreadyExists):
+            again()
+    complete(made, signed(draft, *HOLDERS))
+    (made.state_dir / ROOT_DRAFT).write_bytes(draft)
+    with pytest.raises(AlreadyExists):
+        complete(made, signed(draft, *HOLDERS))
+
+
+def test_a_threshold_above_the_keys_is_refused(tmp_path: Path) -> None:
+    for number, work in enumerate(
+        [
+            lambda made: drafted(made, threshold=4),
+            lambda made: drafted(made, threshold=0),
+            lambda made: prepare(made, [HOLDERS[0].public_key] * 2, 2),
+            lambda made: drafted(made, roster_threshold=2),
+            lambda made: init(made, roster_threshold=2),
+        ]
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            work(settings(tmp_path / str(number)))
+        assert caught.value.reason == "BAD_THRESHOLD"
+        assert not (tmp_path / str(number)).exists(), "nothing was made that would be in the way"
+
+
+async def test_two_roster_keys_sign_every_roster(
+    tmp_path: Path, start_cluster: Callable[..., Awaitable[Cluster]]
+) -> None:
+    """End to end: a real node believes the rosters, and would not if one signature were gone."""
+    files = [tmp_path / "elsewhere" / "second.key"]
+    files[0].parent.mkdir()
+    made = settings(tmp_path, roster_key_files=files)
+    complete(made, signed(drafted(made, roster_threshold=2), *HOLDERS[1:]))
+    cluster = await start_cluster(roster_key_files=files)
+    try:
+        node = await cluster.node("alpha")
+        envelope = cluster.coordinator.authority.current.envelope
+        opened = open_envelope(envelope, payload_type=ROSTER_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+        root = cluster.coordinator.keys.root
+        assert {name for name, _ in opened.signatures} == {key_id(key) for key in root.roster_keys}
+        assert (len(opened.signatures), root.roster_threshold) == (2, 2)
+        assert node.roster.version == cluster.coordinator.authority.current.version
+        for kept in opened.signatures:
+            with pytest.raises(RosterError) as caught:
+                one = encode_envelope(dataclasses.replace(opened, signatures=(kept,)))
+                check_roster(one, root, now=time.time())
+            assert caught.value.reason == "THRESHOLD_NOT_MET"
+    finally:
+        await cluster.close()
+
+
+def test_a_coordinator_without_enough_roster_keys_does_not_start(tmp_path: Path) -> None:
+    made = settings(tmp_path, roster_key_files=[tmp_path / "second.key"])
+    init(made, roster_threshold=2)
+    with pytest.raises(ConfigError) as caught:
+        ClusterKeys.load(settings(tmp_path), now=wall_clock())
+    assert caught.value.reason == "TOO_FEW_ROSTER_KEYS"
+    (tmp_path / "second.key").rename(tmp_path / "gone")
+    with pytest.raises(ConfigError) as caught:
+        ClusterKeys.load(made, now=wall_clock())
+    assert caught.value.reason == "STATE_MISSING"
+    Ed25519Signer.create(tmp_path / "second.key")
+    with pytest.raises(ConfigError) as caught:
+        ClusterKeys.load(made, now=wall_clock())
+    assert caught.value.reason == "STATE_CORRUPT"
+
+
+def test_the_same_key_twice_is_one_signature(tmp_path: Path) -> None:
+    made = settings(tmp_path, roster_key_files=[tmp_path / "second.key"])
+    init(made, roster_threshold=2)
+    (tmp_path / "second.key").write_bytes((made.state_dir / "roster.key").read_bytes())
+    with pytest.raises(ConfigError) as caught:
+        ClusterKeys.load(made, now=wall_clock())
+    assert caught.value.reason == "TOO_FEW_ROSTER_KEYS"
+
+
+def test_a_key_file_that_is_there_already_is_never_overwritten(tmp_path: Path) -> None:
+    other = Ed25519Signer.create(tmp_path / "second.key")
+    made = settings(tmp_path, roster_key_files=[tmp_path / "second.key"])
+    with pytest.raises(AlreadyExists):
+        init(made)
+    assert Ed25519Signer.load(tmp_path / "second.key").public_key == other.public_key
+    assert not (made.state_dir / "roster.key").exists()
+
+
+def test_the_first_version_is_a_chain_of_one(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    complete(made, signed(drafted(made), *HOLDERS))
+    (only,) = decode_chain((made.state_dir / "root.dsse").read_bytes())
+    assert len(open_envelope(only, payload_type=PAYLOAD_TYPE, max_payload=1 << 15).signatures) == 3
+    Store.open(made.state_dir).close()
+
+
+def test_relative_paths_mean_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = settings(Path("."), roster_key_files=[Path("second.key")])
+    init(made, roster_threshold=2)
+    assert (tmp_path / "second.key").exists()
+    assert len(ClusterKeys.load(made, now=wall_clock()).rosters) == 2
+    with pytest.raises(AlreadyExists, match=r"roster\.key, second\.key"):
+        init(made)
