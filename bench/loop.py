@@ -14,6 +14,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -26,6 +27,7 @@ from bench.models import by_name
 from mesh.composition import ResolvedStep
 from node.engine import device, params
 from node.engine.epoch import Epoch
+from node.engine.logprobs import Asking, TokenLogprobs
 from node.engine.staging import Stage, random_stage
 from node.engine.staging.anatomy import dissect
 from node.engine.weights import load_lazily
@@ -51,7 +53,10 @@ class Prompts:
 
     def forget(self, row: int) -> None: ...
 
-    def deliver(self, step: ResolvedStep, tokens: list[int]) -> None:
+    def asking(self, rows: Sequence[int]) -> Asking:
+        return ()
+
+    def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
         self.done.put((step.number, tokens, time.perf_counter()))
 
 

@@ -11,7 +11,7 @@ import argparse
 import json
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from mesh.composition import ResolvedStep
 from mesh.frames import FrameSocket
 from node.engine import device, params
 from node.engine.folder import Loaded, warm_up
+from node.engine.logprobs import Asking, TokenLogprobs
 from node.engine.main import _SWITCH_SECONDS, Engine
 from node.engine.staging import random_stage
 from sealring.v1 import control_pb2 as control
@@ -57,7 +58,10 @@ class Front:
 
     def close_rows(self) -> None: ...
 
-    def deliver(self, step: ResolvedStep, tokens: list[int]) -> None:
+    def asking(self, rows: Sequence[int]) -> Asking:
+        return ()
+
+    def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
         outputs = []
         for row, token in zip(step.sampled, tokens, strict=True):
             mine = self.tokens.setdefault(row, [])

@@ -20,6 +20,15 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_TEMPERATURE = 2.0
 MAX_TOP_K = 1 << 20
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.1, 10.0
+MAX_REPETITION_CONTEXT_SIZE = 4096
+MAX_PENALTY = 2.0
+"""Of presence and frequency, either way."""
+
+MAX_LOGIT_BIASES = 300
+MAX_BIAS = 100.0
+MAX_TOKEN_ID = (1 << 31) - 1
+MAX_LOGPROBS = 20
 MAX_TOKENS = (1 << 31) - 1
 MAX_ENVELOPE_BYTES = 8 << 20
 
@@ -130,6 +139,40 @@ def _check_sampling(sampling: inference.Sampling) -> None:
         raise _bad_sampling("min_p", "from 0 to 1")
     if sampling.HasField("top_k") and sampling.top_k > MAX_TOP_K:
         raise _bad_sampling("top_k", f"from 0 to {MAX_TOP_K}")
+    if sampling.HasField("logprobs") and sampling.logprobs > MAX_LOGPROBS:
+        raise _bad_sampling("logprobs", f"from 0 to {MAX_LOGPROBS}")
+    _check_penalties(sampling)
+    _check_biases(sampling)
+
+
+def _check_penalties(sampling: inference.Sampling) -> None:
+    if sampling.HasField("repetition_penalty") and not (
+        MIN_REPETITION_PENALTY <= sampling.repetition_penalty <= MAX_REPETITION_PENALTY
+    ):
+        allowed = f"from {MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}"
+        raise _bad_sampling("repetition_penalty", allowed)
+    if sampling.HasField("repetition_context_size") and not (
+        1 <= sampling.repetition_context_size <= MAX_REPETITION_CONTEXT_SIZE
+    ):
+        raise _bad_sampling("repetition_context_size", f"from 1 to {MAX_REPETITION_CONTEXT_SIZE}")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not abs(getattr(sampling, name)) <= MAX_PENALTY:
+            raise _bad_sampling(name, f"from -{MAX_PENALTY:g} to {MAX_PENALTY:g}")
+
+
+def _check_biases(sampling: inference.Sampling) -> None:
+    biases = sampling.logit_bias
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise InvalidInput(
+            f"logit_bias has more than {MAX_LOGIT_BIASES} entries",
+            reason="BAD_SAMPLING",
+            param="logit_bias",
+            limit=MAX_LOGIT_BIASES,
+        )
+    if not all(abs(bias) <= MAX_BIAS for bias in biases.values()):
+        raise _bad_sampling("logit_bias", f"from -{MAX_BIAS:g} to {MAX_BIAS:g} for each token")
+    if max(biases, default=0) > MAX_TOKEN_ID:
+        raise _bad_sampling("logit_bias", f"from 0 to {MAX_TOKEN_ID} as a token id")
 
 
 def _bad_sampling(param: str, allowed: str) -> InvalidInput:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from node.engine import params, records
 from node.engine.feedback import Feedback, LocalFeedback, RingFeedback
 from node.engine.lanes import Lanes, Row
 from node.engine.links import Channel, Inbox, Outbox, StepTimes
+from node.engine.logprobs import Asking, TokenLogprobs, unpack
 from node.engine.prefixes import Prefixes, support
 from node.engine.records import Incoming
 from node.engine.sampling import Sampler
@@ -64,8 +65,14 @@ class Prompts(Protocol):
     def forget(self, row: int) -> None:
         """The row was evicted; tokens of it may still come and are of no interest."""
 
-    def deliver(self, step: ResolvedStep, tokens: list[int]) -> None:
-        """A step's tokens have come round, or it was executed and has none: as many as `step.sampled`."""
+    def asking(self, rows: Sequence[int]) -> Asking:
+        """Which of a step's sampled rows ask for log-probabilities."""
+
+    def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
+        """A step's tokens have come round, or it was executed and has none: as many as `step.sampled`.
+
+        `logprobs` by the index among them, of the rows that ask.
+        """
 
 
 class Epoch:
@@ -129,7 +136,8 @@ class Epoch:
         try:
             resolved = self._composition.apply(step)
             if self._inbox is not None:
-                self._inbox.announce(records.incoming(resolved, self._spec))
+                asking = () if self._prompts is None else self._prompts.asking(resolved.sampled)
+                self._inbox.announce(records.incoming(resolved, self._spec, asking))
         except Exception as error:
             self.fail(error)
             return None
@@ -192,7 +200,7 @@ class Epoch:
                 self._prefill(step)
             self.steps = step.number
             if not step.sampled and self._prompts is not None:
-                self._prompts.deliver(step, [])  # nothing comes round that would tell the gateway to go on
+                self._prompts.deliver(step, [], {})  # nothing comes round to tell the gateway to go on
         except BaseException as error:
             self.fail(error)
             self.drop()
@@ -238,11 +246,10 @@ class Epoch:
         else:
             if landing is None and not lane.sampler.greedy:
                 _launch(outputs)  # the device starts while the sampler's many operations are put together
-            tokens = lane.sampler(outputs[0][:, -1, :])
-            departure = self._transfer.departure([tokens])
+            tokens, departure = self._sampled(lane.sampler, outputs[0][:, -1, :])
             times.built = time.perf_counter()
             self._await(landing, step, times)
-            self._launch_tokens(step, tokens, departure, times)
+            self._launch_tokens(step, lane.sampler.asking, tokens, departure, times)
         lane.age += 1
         if lane.age % _SETTLE_EVERY == 0:
             _launch(_states(lane.cache))
@@ -282,16 +289,22 @@ class Epoch:
         self._outbox.put(header, departure, times)
 
     def _launch_tokens(
-        self, step: ResolvedStep, tokens: mx.array, departure: Departure, times: StepTimes
+        self,
+        step: ResolvedStep,
+        asking: Asking,
+        tokens: mx.array,
+        departure: Departure,
+        times: StepTimes,
     ) -> None:
         _launch(tokens, departure.pending)
         times.launched = time.perf_counter()
         if self._feedback is not None:
             self._feedback.launched(step, tokens)
-        self._outbox.put(step if self._channel is None else records.tokens_record(step), departure, times)
+        label = (step, asking) if self._channel is None else records.tokens_record(step, asking)
+        self._outbox.put(label, departure, times)
 
     def _prefill(self, step: ResolvedStep) -> None:
-        sampled: list[tuple[params.RowParameters, mx.array]] = []
+        sampled: list[tuple[Row, mx.array]] = []
         for chunk in step.chunks:
             times = StepTimes(step.number, time.perf_counter())
             row = self._begin(step, chunk)
@@ -303,17 +316,29 @@ class Epoch:
                 header = records.state_record(step, self._spec.hands_on, 1, chunk.tokens)
                 self._launch_state(step, header, departure, row.cache, times)
             elif chunk.last:
-                assert row.parameters is not None
-                sampled.append((row.parameters, self._last_logits(inputs, row.cache)))
+                sampled.append((row, self._last_logits(inputs, row.cache)))
             else:
                 self._fill(inputs, row.cache)
         if sampled:
-            sampler = Sampler([parameters for parameters, _ in sampled], [0] * len(sampled))
-            logits = [logits for _, logits in sampled]
-            tokens = sampler(logits[0] if len(logits) == 1 else mx.concatenate(logits))
-            departure = self._transfer.departure([tokens])
-            times.built = time.perf_counter()
-            self._launch_tokens(step, tokens, departure, times)
+            self._first_tokens(step, sampled, times)
+
+    def _first_tokens(
+        self, step: ResolvedStep, sampled: list[tuple[Row, mx.array]], times: StepTimes
+    ) -> None:
+        parameters = [row.parameters for row, _ in sampled if row.parameters is not None]
+        sampler = Sampler(parameters, [0] * len(sampled))
+        logits = [logits for _, logits in sampled]
+        tokens, departure = self._sampled(sampler, logits[0] if len(logits) == 1 else mx.concatenate(logits))
+        times.built = time.perf_counter()
+        self._launch_tokens(step, sampler.asking, tokens, departure, times)
+        for index, (row, _) in enumerate(sampled):
+            row.sampler = sampler.extract(index)
+
+    def _sampled(self, sampler: Sampler, logits: mx.array) -> tuple[mx.array, Departure]:
+        """Tokens, uint32 [rows], and with what is told beside them on their way out."""
+        tokens = sampler(logits)
+        told = sampler.report(logits, tokens)
+        return tokens, self._transfer.departure([tokens] if told is None else [tokens, told])
 
     def _state(self, step: ResolvedStep, chunk: Chunk, times: StepTimes) -> list[mx.array]:
         landing = self._land(1, chunk.tokens)
@@ -383,16 +408,21 @@ class Epoch:
 
     def _deliver_own(self, label: object, buffers: list[memoryview]) -> None:
         assert self._prompts is not None
-        assert isinstance(label, ResolvedStep)
-        self._prompts.deliver(label, np.frombuffer(buffers[0], np.uint32).tolist())
+        assert isinstance(label, tuple)
+        step, asking = label
+        tokens = np.frombuffer(buffers[0], np.uint32).tolist()
+        told = unpack(asking, np.frombuffer(buffers[1], np.uint32)) if asking else {}
+        self._prompts.deliver(step, tokens, told)
 
     def _unpack(self, record: Incoming, data: memoryview) -> object:
         """A parameter record as bytes, a stage state where it lands; tokens go where they are waited for."""
         if isinstance(self._feedback, RingFeedback):
-            tokens = np.frombuffer(data, np.uint32).tolist()
+            words = np.frombuffer(data, np.uint32)
+            tokens = words[: record.rows].tolist()
             self._feedback.arrived(record.step, tokens)
+            told = unpack(record.asking, words[record.rows :]) if record.asking else {}
             assert self._prompts is not None
-            self._prompts.deliver(record.step, tokens)
+            self._prompts.deliver(record.step, tokens, told)
             return None
         if record.tokens == 0:
             return bytes(data)

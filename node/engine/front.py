@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,8 +23,10 @@ from mesh.prefixes import KEY_BYTES, PrefixNames
 from mesh.problem import to_problem
 from mesh.prompt import validate_prompt
 from node.engine import params
+from node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from node.engine.text import Detokenizer, StopStrings
 from node.engine.tokenizer import Tokenizer, load_tokenizer
+from node.engine.tokenlog import TokenLog
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -34,15 +36,22 @@ Tokens = npt.NDArray[np.uint32]
 
 
 class Answer:
-    """One row's text: counts its tokens and tells when it ends."""
+    """One row's text: counts its tokens and tells when it ends. `log` is for a row that asks for one."""
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: StopStrings, end_tokens: frozenset[int], max_tokens: int
+        self,
+        detokenizer: Detokenizer,
+        stops: StopStrings,
+        end_tokens: frozenset[int],
+        max_tokens: int,
+        log: TokenLog | None = None,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._end_tokens = end_tokens
         self._max_tokens = max_tokens
+        self._log = log
+        self._certain = self._told = 0  # characters
         self.tokens = 0
         self.finish: inference.FinishReason.ValueType = inference.FINISH_REASON_UNSPECIFIED
 
@@ -52,7 +61,9 @@ class Answer:
         if token in self._end_tokens:
             self.finish = inference.FINISH_REASON_STOP
             return self._rest()
-        text = self._stops.add(self._detokenizer.add(token))
+        piece = self._detokenizer.add(token)
+        self._certain += len(piece)
+        text = self._stops.add(piece)
         if self._stops.stopped:
             self.finish = inference.FINISH_REASON_STOP
         elif self.tokens >= self._max_tokens:
@@ -61,6 +72,18 @@ class Answer:
                 inference.FINISH_REASON_STOP if self._stops.stopped else inference.FINISH_REASON_LENGTH
             )
         return text
+
+    def add_logged(self, token: int, told: TokenLogprobs) -> tuple[str, list[inference.TokenLogprob]]:
+        """As `add`, with the tokens that are to be told beside the text."""
+        assert self._log is not None
+        start = self._certain
+        text = self.add(token)
+        self._told += len(text)
+        if token not in self._end_tokens:
+            self._log.add(token, told, start, self._certain)
+        if self.finish:
+            return text, self._log.rest(self._told, stopped=self._stops.stopped)
+        return text, self._log.take(self._told)
 
     def _rest(self) -> str:
         """What was withheld. Whatever follows the last certain character may still complete a stop string."""
@@ -88,6 +111,7 @@ class Front:
         self._rows: dict[int, OpenRow] = {}
         self._kept: dict[int, dict[int, bytes]] = {}  # the names of a prefix and of all that it begins with
         self._prefix_key = os.urandom(KEY_BYTES)
+        self._asking: dict[int, int] = {}  # of open rows, those that ask for log-probabilities
         self._queue: SimpleQueue[tuple[int, engine.OpenEngineRow | int] | None] = SimpleQueue()
         self._generation = 0
         self._lock = threading.Lock()
@@ -124,6 +148,7 @@ class Front:
             self._rows.clear()
             self._kept.clear()
             self._prefix_key = os.urandom(KEY_BYTES)
+            self._asking.clear()
 
     # The front's own thread
 
@@ -140,7 +165,7 @@ class Front:
             if generation != self._generation:
                 continue
             if isinstance(command, int):
-                self._rows.pop(command, None)
+                self.forget(command)
             else:
                 self._open(self._tokenizer, command, generation)
 
@@ -156,6 +181,9 @@ class Front:
                 return
             if row is not None:
                 self._rows[command.row] = row
+                sampling = command.prompt.sampling
+                if sampling.HasField("logprobs"):
+                    self._asking[command.row] = sampling.logprobs
         self._emit(event)
 
     def _prepare(
@@ -174,8 +202,11 @@ class Front:
             ids, param = tokenizer.encode_text(prompt.text), "prompt"
         room = self._room(len(ids), param)
         max_tokens = min(command.max_tokens or room, room)
-        answer = Answer(tokenizer.detokenizer(), StopStrings(prompt.stop), tokenizer.end_tokens, max_tokens)
-        record = params.encode(params.from_sampling(prompt.sampling))
+        _check_biases(prompt.sampling, tokenizer.size)
+        log = TokenLog(tokenizer.spelling) if prompt.sampling.HasField("logprobs") else None
+        stops = StopStrings(prompt.stop)
+        answer = Answer(tokenizer.detokenizer(), stops, tokenizer.end_tokens, max_tokens, log)
+        record = params.encode(params.from_sampling(prompt.sampling, ids))
         tokens = np.array(ids, np.uint32)
         names = PrefixNames(self._prefix_key, command.prefix_scope) if command.prefix_scope else None
         opened = control.RowOpened(
@@ -245,17 +276,28 @@ class Front:
 
     def forget(self, row: int) -> None:
         self._rows.pop(row, None)
+        self._asking.pop(row, None)
 
-    def deliver(self, step: ResolvedStep, tokens: list[int]) -> None:
+    def asking(self, rows: Sequence[int]) -> Asking:
+        if not self._asking:
+            return ()
+        return asking_of(map(self._asking.get, rows))
+
+    def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
         """Tells the gateway what a step brought. Rows that have finished or are gone are left out."""
         outputs = []
-        for row, token in zip(step.sampled, tokens, strict=True):
+        for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
             opened = self._rows.get(row)
             if opened is None or opened.answer.finish:
                 continue
             answer = opened.answer
-            text = answer.add(token)
-            output = control.RowOutput(row=row, text=text, tokens=answer.tokens, finish=answer.finish)
+            output = control.RowOutput(row=row)
+            if index in logprobs:
+                output.text, told = answer.add_logged(token, logprobs[index])
+                output.logprobs.extend(told)
+            else:
+                output.text = answer.add(token)
+            output.tokens, output.finish = answer.tokens, answer.finish
             if opened.names is not None:
                 if answer.finish:  # the last token was not computed on
                     output.prefixes = opened.names.extend(np.array(opened.generated, np.uint32).tobytes())
@@ -282,6 +324,17 @@ def _not_kept(prefix: int) -> InvalidInput:
         reason="BAD_STEP",
         hint="gateway and head disagree; the epoch must end",
     )
+
+
+def _check_biases(sampling: inference.Sampling, size: int) -> None:
+    if max(sampling.logit_bias, default=0) >= size:
+        raise InvalidInput(
+            "logit_bias names a token that the model does not have",
+            hint=f"its token ids are 0 to {size - 1}",
+            reason="BAD_SAMPLING",
+            param="logit_bias",
+            limit=size,
+        )
 
 
 def _not_open(row: int) -> InvalidInput:

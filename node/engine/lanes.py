@@ -19,11 +19,12 @@ from node.engine.staging.caches import Cache
 
 @dataclass(slots=True)
 class Row:
-    """A row in prefill. Only the tail knows its parameters."""
+    """A row in prefill. Only the tail knows its parameters, and its sampler from the first token on."""
 
     number: int
     cache: Cache
     parameters: RowParameters | None = None
+    sampler: Sampler | None = None
 
 
 @dataclass(slots=True)
@@ -43,13 +44,11 @@ class Lane:
             if self.sampler is not None:
                 self.sampler.filter(keep)
         self.rows += [row.number for row in joining]
-        parameters = [row.parameters for row in joining if row.parameters is not None]
-        if parameters:
-            joined = Sampler(parameters, [1] * len(parameters))
+        for row in joining:
             if self.sampler is None:
-                self.sampler = joined
-            else:
-                self.sampler.extend(joined)
+                self.sampler = row.sampler
+            elif row.sampler is not None:
+                self.sampler.extend(row.sampler)
 
     def _recomposed(self, keep: Sequence[int], joining: Sequence[Row]) -> Cache:
         arriving = [row.cache for row in joining]

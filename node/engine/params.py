@@ -1,7 +1,8 @@
 """The parameter record: what the tail must know of a row in order to sample it.
 
 Made by the head, sealed along the ring like everything else, read by the tail only; members in between pass
-its bytes on unread. Its length is a multiple of 256 bytes, so that it tells nothing of its content.
+its bytes on unread. Its length is a multiple of 256 bytes, one block unless biases or a repetition penalty
+are asked for, so that it tells next to nothing of its content.
 """
 
 from __future__ import annotations
@@ -9,39 +10,108 @@ from __future__ import annotations
 import math
 import os
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
+from mesh import prompt as limits
 from mesh.errors import InvalidInput
 from sealring.v1 import inference_pb2 as inference
 
-VERSION = 1
+VERSION = 2
 BLOCK = 256
-_FIELDS = struct.Struct("<BxxxfffIQ")  # version, temperature, top_p, min_p, top_k, seed
+DEFAULT_CONTEXT_SIZE = 20
+"""Tokens that a repetition penalty looks at where the request does not say; mlx-lm's own default."""
+
+_FIELDS = struct.Struct("<BxxxfffIQfIffiII")
+"""Version, temperature, top_p, min_p, top_k, seed, repetition penalty and context size, presence and
+frequency penalty, logprobs (-1 for none), numbers of biases and of prompt tokens. The biases (<If) and the
+tokens (<I) follow.
+"""
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "top_k",
+    "seed",
+    "repetition_penalty",
+    "repetition_context_size",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""The fields of RowParameters that the record begins with."""
+
+_BIAS = struct.Struct("<If")
 
 
 @dataclass(frozen=True, slots=True)
 class RowParameters:
-    """How one row is sampled. `temperature` 0 is greedy, `top_p` 1, `min_p` 0 and `top_k` 0 are off."""
+    """How one row is sampled, and which log-probabilities are told of it.
+
+    `temperature` 0 is greedy; `top_p` 1, `min_p` 0, `top_k` 0, `repetition_penalty` 1 and the other penalties
+    at 0 are off. `logit_bias` has rising token ids. `prompt_tail` holds the prompt's last tokens, as many as
+    the repetition penalty looks at. `logprobs` is the number of likeliest tokens told beside each one, None
+    for no log-probabilities at all.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     min_p: float = 0.0
     top_k: int = 0
     seed: int = 0
+    repetition_penalty: float = 1.0
+    repetition_context_size: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    prompt_tail: tuple[int, ...] = ()
+    logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def repeats(self) -> bool:
+        """Whether there is a repetition penalty."""
+        return self.repetition_penalty != 1
 
-def from_sampling(sampling: inference.Sampling) -> RowParameters:
-    """The parameters of a validated request; a request without a seed gets a random one."""
+    @property
+    def counts(self) -> bool:
+        """Whether there is a presence or a frequency penalty."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before a token is chosen."""
+        return self.repeats or self.counts or bool(self.logit_bias)
+
+
+def from_sampling(sampling: inference.Sampling, prompt: Sequence[int] = ()) -> RowParameters:
+    """The parameters of a validated request; a request without a seed gets a random one.
+
+    Of the prompt's tokens only those are taken that the repetition penalty asks for.
+    """
+    penalty = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+    size = 0
+    if penalty != 1:
+        named = sampling.HasField("repetition_context_size")
+        size = sampling.repetition_context_size if named else DEFAULT_CONTEXT_SIZE
     return RowParameters(
         temperature=sampling.temperature,
         top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
         min_p=sampling.min_p,
         top_k=min(sampling.top_k, 0x7FFFFFFF),
         seed=sampling.seed if sampling.HasField("seed") else int.from_bytes(os.urandom(8), "little"),
+        repetition_penalty=penalty,
+        repetition_context_size=size,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=tuple(sorted((token, bias) for token, bias in sampling.logit_bias.items() if bias)),
+        prompt_tail=tuple(prompt[-size:]) if size else (),
+        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
     )
 
 
@@ -49,36 +119,63 @@ def encode(parameters: RowParameters) -> bytes:
     """The record, padded with zeros to a multiple of BLOCK bytes."""
     fields = _FIELDS.pack(
         VERSION,
-        parameters.temperature,
-        parameters.top_p,
-        parameters.min_p,
-        parameters.top_k,
-        parameters.seed,
+        *(getattr(parameters, name) for name in _NUMBERS),
+        -1 if parameters.logprobs is None else parameters.logprobs,
+        len(parameters.logit_bias),
+        len(parameters.prompt_tail),
     )
-    return fields.ljust(-(-len(fields) // BLOCK) * BLOCK, b"\0")
+    biases = b"".join(_BIAS.pack(token, bias) for token, bias in parameters.logit_bias)
+    tail = struct.pack(f"<{len(parameters.prompt_tail)}I", *parameters.prompt_tail)
+    content = fields + biases + tail
+    return content.ljust(_padded(len(content)), b"\0")
 
 
 def decode(record: bytes | memoryview) -> RowParameters:
     """Raises InvalidInput (reason BAD_PARAMETERS) for any record that `encode` does not make."""
-    if len(record) != BLOCK or any(record[_FIELDS.size :]):
-        raise _bad("has a wrong length or padding")
-    version, temperature, top_p, min_p, top_k, seed = _FIELDS.unpack(record[: _FIELDS.size])
+    if len(record) < BLOCK:
+        raise _bad("is too short")
+    version, *values, told, biases, tail = _FIELDS.unpack(record[: _FIELDS.size])
     if version != VERSION or any(record[1:4]):
         raise _bad("is of an unknown version")
-    parameters = RowParameters(temperature, top_p, min_p, top_k, seed)
-    if not _sane(parameters):
+    if biases > limits.MAX_LOGIT_BIASES or tail > limits.MAX_REPETITION_CONTEXT_SIZE or told < -1:
+        raise _bad("holds values out of range")
+    middle = _FIELDS.size + biases * _BIAS.size
+    end = middle + tail * 4
+    if len(record) != _padded(end) or any(record[end:]):
+        raise _bad("has a wrong length or padding")
+    named: dict[str, Any] = dict(zip(_NUMBERS, values, strict=True))
+    parameters = RowParameters(
+        **named,
+        logit_bias=tuple(_BIAS.iter_unpack(record[_FIELDS.size : middle])),
+        prompt_tail=struct.unpack(f"<{tail}I", record[middle:end]),
+        logprobs=None if told < 0 else told,
+    )
+    if not all(check(parameters) for check in _CHECKS):
         raise _bad("holds values out of range")
     return parameters
 
 
-def _sane(parameters: RowParameters) -> bool:
-    return (
-        math.isfinite(parameters.temperature)
-        and parameters.temperature >= 0
-        and 0 < parameters.top_p <= 1
-        and 0 <= parameters.min_p <= 1
-        and parameters.top_k <= 0x7FFFFFFF
-    )
+_CHECKS: tuple[Callable[[RowParameters], bool], ...] = (
+    lambda row: math.isfinite(row.temperature) and row.temperature >= 0,
+    lambda row: 0 < row.top_p <= 1,
+    lambda row: 0 <= row.min_p <= 1,
+    lambda row: row.top_k <= 0x7FFFFFFF,
+    lambda row: math.isfinite(row.repetition_penalty) and row.repetition_penalty > 0,
+    lambda row: row.repetition_context_size <= limits.MAX_REPETITION_CONTEXT_SIZE,
+    lambda row: row.repeats == (row.repetition_context_size > 0),
+    lambda row: len(row.prompt_tail) <= row.repetition_context_size,
+    lambda row: max(row.prompt_tail, default=0) <= 0x7FFFFFFF,
+    lambda row: abs(row.presence_penalty) <= limits.MAX_PENALTY,
+    lambda row: abs(row.frequency_penalty) <= limits.MAX_PENALTY,
+    lambda row: row.logprobs is None or row.logprobs <= limits.MAX_LOGPROBS,
+    lambda row: all(bias and abs(bias) <= limits.MAX_BIAS for _, bias in row.logit_bias),
+    lambda row: all(one < two for (one, _), (two, _) in pairwise(row.logit_bias)),
+    lambda row: max((token for token, _ in row.logit_bias), default=0) <= 0x7FFFFFFF,
+)
+
+
+def _padded(length: int) -> int:
+    return -(-length // BLOCK) * BLOCK
 
 
 def _bad(why: str) -> InvalidInput:

@@ -11,6 +11,7 @@ import numpy as np
 
 from mesh.composition import Chunk, ResolvedStep
 from mesh.records import Kind, RecordHeader
+from node.engine.logprobs import Asking, words_of
 from node.engine.staging import StageSpec, TensorSpec
 
 _ITEM_BYTES = {
@@ -22,18 +23,24 @@ _MAX_DIMENSIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A record that will come: in a step, of so many rows x tokens."""
+    """A record that will come: in a step, of so many rows x tokens. `asking` is for records of tokens."""
 
     header: RecordHeader
     step: ResolvedStep
     rows: int
     tokens: int
+    asking: Asking = ()
 
 
-def incoming(step: ResolvedStep, spec: StageSpec) -> list[Incoming]:
-    """The records that a member of a ring of several is sent in a step, in order."""
+def incoming(step: ResolvedStep, spec: StageSpec, asking: Asking = ()) -> list[Incoming]:
+    """The records that a member of a ring of several is sent in a step, in order.
+
+    `asking`: at the head, which of the sampled rows ask for log-probabilities.
+    """
     if spec.is_head:
-        return [Incoming(tokens_record(step), step, len(step.sampled), 1)] if step.sampled else []
+        if not step.sampled:
+            return []
+        return [Incoming(tokens_record(step, asking), step, len(step.sampled), 1, asking)]
     if step.rows:
         rows = len(step.rows)
         return [Incoming(state_record(step, spec.receives, rows, 1), step, rows, 1)]
@@ -51,8 +58,9 @@ def params_record(step: ResolvedStep, chunk: Chunk) -> RecordHeader:
     return RecordHeader(Kind.SAMPLING, step.number, step.digest, "uint8", (size,), size)
 
 
-def tokens_record(step: ResolvedStep) -> RecordHeader:
-    count = len(step.sampled)
+def tokens_record(step: ResolvedStep, asking: Asking) -> RecordHeader:
+    """A word for each token, then what is told beside them (node.engine.logprobs)."""
+    count = len(step.sampled) + words_of(asking)
     return RecordHeader(Kind.TOKENS, step.number, step.digest, "uint32", (count,), 4 * count)
 
 

@@ -1,22 +1,24 @@
 """Samples one token for every row of a lane at once, each row by its own parameters.
 
-The filters mean what they mean in mlx_lm.sample_utils.make_sampler: on log-probabilities, before the
-temperature, and in its order (top_p, min_p, top_k); each only removes tokens, and none renormalises for the
-next. A token is drawn by inverting the cumulative distribution in the order of the vocabulary at one uniform
-number per row, which depends on the row's seed and the token's position in the row only, so a seed gives
-the same text whatever else is in the batch.
+Bias and penalties come first (node.engine.penalties). The filters mean what they mean in
+mlx_lm.sample_utils.make_sampler: on log-probabilities, before the temperature, and in its order (top_p,
+min_p, top_k); each only removes tokens, and none renormalises for the next. A token is drawn by inverting the
+cumulative distribution in the order of the vocabulary at one uniform number per row, which depends on the
+row's seed and the token's position in the row only, so a seed gives the same text whatever else is in the
+batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from node.engine.logprobs import Asking, Reporter, asking_of
 from node.engine.params import RowParameters
+from node.engine.penalties import History, Penalties
 
 Words = npt.NDArray[np.uint64]
 
@@ -28,45 +30,72 @@ _AHEAD = 64
 
 
 class Sampler:
-    """The parameters and positions of a lane's rows, in the lane's order."""
+    """The parameters, positions and histories of a lane's rows, in the lane's order."""
 
     def __init__(self, rows: Sequence[RowParameters], positions: Sequence[int]) -> None:
         self._rows = list(rows)
-        self._positions = np.array(positions, dtype=_U64)
-        self._taken = 0
-        self._prepare()
+        self._history = History.of_prompts(self._rows)
+        self._restart(np.array(positions, dtype=_U64))
 
     @property
     def greedy(self) -> bool:
-        """Whether all rows are, so that sampling costs next to nothing."""
+        """Whether all rows are and none has penalties, so that sampling costs next to nothing."""
         return self._greedy
 
-    def extend(self, other: Self) -> None:
+    @property
+    def asking(self) -> Asking:
+        """The rows that ask for log-probabilities."""
+        return self._asking
+
+    def extend(self, other: Sampler) -> None:
+        """Appends the rows of `other`, which is not to be used on."""
+        positions = np.concatenate([self._now(), other._now()])
         self._rows += other._rows
-        self._positions = np.concatenate([self._now(), other._now()])
-        self._prepare()
+        self._history = self._history.extended(other._history)
+        self._restart(positions)
 
     def filter(self, keep: Sequence[int]) -> None:
         """Keeps the rows with these indices, in this order."""
+        positions = self._now()[list(keep)]
         self._rows = [self._rows[index] for index in keep]
-        self._positions = self._now()[list(keep)]
-        self._prepare()
+        self._history = self._history.kept(keep, self._rows)
+        self._restart(positions)
+
+    def extract(self, index: int) -> Sampler:
+        """One row as a sampler of its own, which goes on where this one is; this one stays as it is."""
+        one = Sampler([self._rows[index]], [int(self._now()[index])])
+        one._history = self._history.kept([index], one._rows)
+        return one
 
     def _now(self) -> Words:
         return self._positions + _U64(self._taken)
 
-    def _prepare(self) -> None:
-        rows = self._rows
+    def _restart(self, positions: Words) -> None:
+        self._positions = positions
         self._taken = 0
-        self._greedy = all(row.greedy for row in rows)
+        self._adjusts = any(row.adjusts for row in self._rows)
+        self._greedy = not self._adjusts and all(row.greedy for row in self._rows)
+        self._asking = asking_of(row.logprobs for row in self._rows)
+        self._ready = False
+
+    def _prepare(self, vocabulary: int) -> None:
+        """Puts the rows' parameters on the device; once for all changes of rows between two tokens."""
+        rows = self._rows
+        self._ready = True
+        self._reporter = Reporter(self._asking) if self._asking else None
         if self._greedy:
             return
-        self._is_greedy = (
-            None if not any(row.greedy for row in rows) else mx.array([row.greedy for row in rows])
-        )
+        self._penalties = Penalties(rows, vocabulary) if self._adjusts else None
+        self._adjusted: mx.array | None = None
+        if self._adjusts and not all(row.adjusts for row in rows):
+            self._adjusted = mx.array([[row.adjusts] for row in rows])
+        self._is_greedy: mx.array | None = None
+        if any(row.greedy for row in rows):
+            self._is_greedy = mx.array([row.greedy for row in rows])
+        filtered = [row for row in rows if not row.greedy]
+        self._draws = bool(filtered)
         self._scale = _column([1.0 if row.greedy else 1.0 / row.temperature for row in rows])
         self._seeds = _mix(np.array([row.seed for row in rows], dtype=_U64))
-        filtered = [row for row in rows if not row.greedy]
         self._top_p: mx.array | None = None
         self._min_p: mx.array | None = None
         self._top_k: mx.array | None = None
@@ -80,11 +109,32 @@ class Sampler:
 
     def __call__(self, logits: mx.array) -> mx.array:
         """Logits [rows, vocabulary] to tokens uint32 [rows], lazily; every row's position advances."""
+        if not self._ready:
+            self._prepare(logits.shape[-1])
         self._taken += 1
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._greedy:
             return mx.argmax(logprobs, axis=-1)
-        drawn = self._draw(logprobs.astype(mx.float32))
+        tokens = self._choose(self._adjust(logits, logprobs.astype(mx.float32)))
+        self._history.add(tokens)
+        return tokens
+
+    def report(self, logits: mx.array, tokens: mx.array) -> mx.array | None:
+        """What rows that ask are told beside the tokens of the last call, uint32, lazily; None if none do."""
+        return None if self._reporter is None else self._reporter(logits, tokens)
+
+    def _adjust(self, logits: mx.array, logprobs: mx.array) -> mx.array:
+        """Log-probabilities after bias and penalties; those of rows without stay as they are, to the bit."""
+        if self._penalties is None:
+            return logprobs
+        adjusted = self._penalties(logits, self._history)
+        adjusted = adjusted - mx.logsumexp(adjusted, axis=-1, keepdims=True)
+        return adjusted if self._adjusted is None else mx.where(self._adjusted, adjusted, logprobs)
+
+    def _choose(self, logprobs: mx.array) -> mx.array:
+        if not self._draws:
+            return mx.argmax(logprobs, axis=-1)
+        drawn = self._draw(logprobs)
         if self._is_greedy is None:
             return drawn
         return mx.where(self._is_greedy, mx.argmax(logprobs, axis=-1), drawn)
@@ -99,6 +149,8 @@ class Sampler:
 
     def kept(self, logprobs: mx.array) -> mx.array | None:
         """Which tokens the filters leave, bool [rows, vocabulary]; None where they leave all."""
+        if not self._ready:
+            self._prepare(logprobs.shape[-1])
         kept = None
         sorts = self._top_p is not None or self._top_k is not None
         descending = -mx.sort(-logprobs, axis=-1) if sorts else logprobs

@@ -32,6 +32,9 @@ class Tokenizer(Protocol):
     end_tokens: frozenset[int]
     """Tokens that end an answer."""
 
+    size: int
+    """Token ids are below this."""
+
     def encode_chat(self, messages: Messages) -> list[int]:
         """Tokens of the messages in the model's chat template, ready for the assistant's answer.
 
@@ -43,6 +46,9 @@ class Tokenizer(Protocol):
 
     def detokenizer(self) -> Detokenizer:
         """A new one, for one answer."""
+
+    def spelling(self, token: int) -> bytes:
+        """A token as it is spelt by itself, special ones by their name; may be a part of a character."""
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -61,6 +67,7 @@ class FileTokenizer:
     def __init__(self, path: Path, settings: dict[str, Any], backend: Any) -> None:
         self._backend = backend
         self._spelling = Spelling(backend)
+        self.size = backend.get_vocab_size(with_added_tokens=True)
         special = _special_tokens(path, settings)
         self._begin: int | None = self._backend.token_to_id(special.get("bos_token", ""))
         end = self._backend.token_to_id(special.get("eos_token", ""))
@@ -85,6 +92,9 @@ class FileTokenizer:
     def detokenizer(self) -> Detokenizer:
         return self._spelling.detokenizer()
 
+    def spelling(self, token: int) -> bytes:
+        return self._spelling.of(token)
+
 
 class LoadedTokenizer:
     """Whatever mlx-lm's loader makes of a folder; imports transformers."""
@@ -102,6 +112,7 @@ class LoadedTokenizer:
         self.end_tokens = frozenset(_end_tokens(path) | set(self._wrapper.eos_token_ids))
         backend = getattr(self._wrapper, "backend_tokenizer", None)
         self._spelling = None if backend is None else Spelling(backend)
+        self.size = len(self._wrapper)
 
     def encode_chat(self, messages: Messages) -> list[int]:
         if not self._wrapper.has_chat_template:
@@ -128,6 +139,12 @@ class LoadedTokenizer:
             return self._spelling.detokenizer()
         return WindowDetokenizer(lambda tokens: self._wrapper.decode(list(tokens), skip_special_tokens=True))
 
+    def spelling(self, token: int) -> bytes:
+        if self._spelling is not None:
+            return self._spelling.of(token)
+        text: str = self._wrapper.decode([token])
+        return text.encode()
+
 
 class Spelling:
     """How the tokens of a `tokenizers` backend are spelt. Special tokens have no text."""
@@ -143,6 +160,16 @@ class Spelling:
         if self.kind is None:
             return WindowDetokenizer(lambda tokens: self._backend.decode(tokens, skip_special_tokens=True))
         return BytesDetokenizer(self._token_bytes, strip_space=self.kind == "sentencepiece strip")
+
+    def of(self, token: int) -> bytes:
+        """The token by itself, special ones by their name."""
+        if (added := self._added.get(token)) is not None:
+            content: str = added.content
+            return content.encode()
+        if self.kind is None:
+            text: str = self._backend.decode([token], skip_special_tokens=False)
+            return text.encode()
+        return self._token_bytes(token)
 
     def _uncached_bytes(self, token: int) -> bytes:
         if (added := self._added.get(token)) is not None:

@@ -15,7 +15,9 @@ from mesh.errors import InvalidInput, ModelError
 from mesh.prefixes import split
 from node.engine import params
 from node.engine.front import Answer, Front
+from node.engine.logprobs import TokenLogprobs
 from node.engine.text import BytesDetokenizer, StopStrings
+from node.engine.tokenlog import TokenLog
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
@@ -65,7 +67,7 @@ class Desk:
         """Row -> (text, tokens, finish) after a step that brought these tokens."""
         self._step += 1
         step = ResolvedStep(self._step, bytes(32), (), (), 0, tuple(rows), tuple(rows))
-        self.front.deliver(step, list(rows.values()))
+        self.front.deliver(step, list(rows.values()), {})
         done = self.events.get(timeout=10).done
         assert done.step == self._step
         return {output.row: (output.text, output.tokens, output.finish) for output in done.outputs}
@@ -274,7 +276,7 @@ def test_an_answer_goes_on_with_its_prompts_names(long_desk: Desk) -> None:
     long_desk.open(1, text_prompt("a" * 60), 6, scope=b"me")
     step = ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,))
     for _ in range(6):
-        front.deliver(step, [ord("b")])
+        front.deliver(step, [ord("b")], {})
         (output,) = long_desk.events.get(timeout=10).done.outputs
         assert bool(output.prefixes) == bool(output.finish)
     follow = long_desk.open(2, text_prompt("a" * 60 + "b" * 5 + "c"), scope=b"me")
@@ -282,3 +284,81 @@ def test_an_answer_goes_on_with_its_prompts_names(long_desk: Desk) -> None:
     assert output.prefixes == follow.opened.prefixes
     front.keep(Keeping(1, 1, 64, 66, 0, 0))
     front.reuse(Chunk(2, 64, 66, True, 0, 1))
+
+
+def told_of(token: int, *top: int) -> TokenLogprobs:
+    return TokenLogprobs(-0.5, tuple((each, -1.0) for each in top))
+
+
+def spelt(entries: list[inference.TokenLogprob]) -> bytes:
+    return b"".join(entry.spelling for entry in entries)
+
+
+def logged(stops: list[str], content: bytes, max_tokens: int = 100) -> list[tuple[str, bytes]]:
+    """What is told with each token: text, and the tokens beside it."""
+    spelling = BytesDetokenizer(lambda token: bytes([token]), strip_space=False)
+    log = TokenLog(lambda token: bytes([token]))
+    made = Answer(spelling, StopStrings(stops), frozenset({0}), max_tokens, log)
+    found = []
+    for token in content:
+        text, entries = made.add_logged(token, told_of(token))
+        found.append((text, spelt(entries)))
+        if made.finish:
+            break
+    return found
+
+
+def test_tokens_are_told_with_their_text() -> None:
+    assert logged([], b"ab\0") == [("a", b"a"), ("b", b"b"), ("", b"")]
+    assert logged([], "é!".encode(), max_tokens=3) == [("", b"\xc3"), ("é", b"\xa9"), ("!", b"!")]
+
+
+def test_tokens_are_withheld_with_their_text() -> None:
+    assert logged(["cd"], b"abcx\0") == [("a", b"a"), ("b", b"b"), ("", b""), ("cx", b"cx"), ("", b"")]
+    assert logged(["cd"], b"abc\0") == [("a", b"a"), ("b", b"b"), ("", b""), ("c", b"c")]
+
+
+def test_tokens_of_a_stop_string_are_not_told() -> None:
+    assert logged(["bc"], b"abcd") == [("a", b"a"), ("", b""), ("", b"")]
+    found = logged(["cde"], b"abcdcde")
+    assert "".join(text for text, _ in found).encode() == b"".join(told for _, told in found) == b"abcd"
+
+
+def test_an_answer_that_is_cut_off_tells_all_of_its_tokens() -> None:
+    assert logged(["cd"], b"abc", max_tokens=3)[-1] == ("c", b"c")
+    assert logged([], "é".encode(), max_tokens=1) == [("", b"\xc3")]
+
+
+def test_a_row_that_asks_is_told_log_probabilities(desk: Desk) -> None:
+    desk.open(1, text_prompt("a"))
+    desk.open(2, text_prompt("a", sampling=inference.Sampling(logprobs=2)))
+    assert desk.front.asking((1,)) == ()
+    assert desk.front.asking((2, 1, 2)) == ((0, 2), (2, 2))
+    step = ResolvedStep(1, bytes(32), (), (), 0, (1, 2), (1, 2))
+    desk.front.deliver(step, [65, 66], {1: told_of(66, 67, END)})
+    plain, asked = desk.events.get(timeout=10).done.outputs
+    assert (plain.text, list(plain.logprobs)) == ("A", [])
+    (entry,) = asked.logprobs
+    assert (asked.text, entry.id, entry.spelling, entry.logprob) == ("B", 66, b"B", -0.5)
+    assert [(each.id, each.spelling) for each in entry.top] == [(67, b"C"), (END, b"<end>")]
+    desk.front.forget(2)
+    assert desk.front.asking((2,)) == ()
+    desk.open(3, text_prompt("a", sampling=inference.Sampling(logprobs=0)))
+    desk.front.close_rows()
+    assert desk.front.asking((3,)) == ()
+
+
+def test_a_repetition_penalty_takes_the_prompts_end_along(desk: Desk) -> None:
+    sampling = inference.Sampling(repetition_penalty=1.5, repetition_context_size=2)
+    opened = desk.open(1, text_prompt("abc", sampling=sampling)).opened
+    record = desk.front.parameters(1)
+    assert opened.params_bytes == len(record)
+    assert params.decode(record).prompt_tail == (98, 99)
+
+
+def test_a_bias_on_a_token_that_is_not_there_is_refused(desk: Desk) -> None:
+    last = inference.Sampling(logit_bias={END: 1.0})
+    assert desk.open(1, text_prompt("a", sampling=last)).opened.row == 1
+    beyond = inference.Sampling(logit_bias={END + 1: 1.0})
+    problem = desk.open(2, text_prompt("a", sampling=beyond)).refused.problem
+    assert (problem.reason, problem.metadata["param"]) == ("BAD_SAMPLING", "logit_bias")

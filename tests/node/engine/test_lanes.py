@@ -13,6 +13,7 @@ from mesh.composition import Composition
 from mesh.errors import Internal
 from node.engine.lanes import Lanes, Row
 from node.engine.params import RowParameters
+from node.engine.sampling import Sampler
 from node.engine.staging import caches
 from sealring.v1 import control_pb2 as control
 
@@ -59,7 +60,7 @@ def test_caches_follow_the_composition(choices: random.Random) -> None:
         chunk = control.Chunk(row=number, start=0, end=length, prompt_tokens=length)
         step = control.Step(number=number, changes=changes, prefill=control.Prefill(chunks=[chunk]))
         lanes.apply(composition.apply(step).changes)
-        lanes.start(Row(number, filled(number, length), RowParameters(seed=number)))
+        lanes.start(Row(number, filled(number, length), sampler=Sampler([RowParameters(seed=number)], [1])))
         for lane, rows in composition.lanes().items():
             found = lanes.check(lane, rows)
             assert lane_contents(found.cache, len(rows)) == [

@@ -1,0 +1,107 @@
+"""Log-probabilities for the rows that ask for them: made at the tail, packed into the tokens record, read at
+the head.
+
+They are the log-softmax of the model's own logits in float32: before bias, penalties, temperature and
+filters, as OpenAI and vLLM tell them. How many a row is told is fixed for its life, so both ends of the
+closing edge know the record's length before it comes.
+
+Behind the step's tokens the record has, for each row that asks, in the order of the tokens, uint32 words: the
+sampled token's log-probability, the ids of the likeliest tokens, and their log-probabilities; the likeliest
+comes first, and of equal ones the one that comes first in the vocabulary. Log-probabilities are the bits of
+a float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+LOWEST = -9999.0
+"""Told instead of anything lower, or of what is no number: JSON has no infinities. OpenAI's own figure."""
+
+Asking: TypeAlias = tuple[tuple[int, int], ...]
+"""Of the rows that ask: (index among the step's sampled rows, likeliest tokens told beside each one)."""
+
+Words: TypeAlias = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Of one token, and the likeliest in its place as (id, log-probability)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def asking_of(logprobs: Iterable[int | None]) -> Asking:
+    """From what each of the sampled rows asks for, None for nothing."""
+    return tuple((index, count) for index, count in enumerate(logprobs) if count is not None)
+
+
+def words_of(asking: Asking) -> int:
+    """Length of their part of the tokens record, in words."""
+    return sum(1 + 2 * count for _, count in asking)
+
+
+class Reporter:
+    """Makes the rows' part of the record; at least one row must ask."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._rows = mx.array([index for index, _ in asking], mx.uint32)
+        self._width = max(count for _, count in asking)
+        self._picked: mx.array | None = None
+        if any(count != self._width for _, count in asking):
+            self._picked = mx.array(_places([count for _, count in asking], self._width), mx.uint32)
+
+    def __call__(self, logits: mx.array, tokens: mx.array) -> mx.array:
+        """Logits [rows, vocabulary] and the rows' sampled tokens to uint32 [words], lazily."""
+        logits = logits[self._rows].astype(mx.float32)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        width = min(self._width, logits.shape[-1])
+        columns = [_chosen(logprobs, tokens[self._rows, None])]
+        if self._width:
+            best = mx.argsort(-logprobs, axis=-1)[:, :width].astype(mx.uint32)
+            columns += [_filled(best, self._width), _filled(_chosen(logprobs, best), self._width)]
+        table = mx.concatenate(columns, axis=1).flatten()
+        return table if self._picked is None else table[self._picked]
+
+
+def unpack(asking: Asking, words: Words) -> dict[int, TokenLogprobs]:
+    """By the index among the sampled rows."""
+    found, start = {}, 0
+    for index, count in asking:
+        middle, end = start + 1 + count, start + 1 + 2 * count
+        values = [_told(value) for value in words[middle:end].view(np.float32).tolist()]
+        top = tuple(zip(words[start + 1 : middle].tolist(), values, strict=True))
+        found[index] = TokenLogprobs(_told(float(words[start : start + 1].view(np.float32)[0])), top)
+        start = end
+    return found
+
+
+def _chosen(logprobs: mx.array, tokens: mx.array) -> mx.array:
+    return mx.take_along_axis(logprobs, tokens, axis=-1).view(mx.uint32)
+
+
+def _filled(columns: mx.array, width: int) -> mx.array:
+    """As wide as it was announced, also where the vocabulary is smaller: the last column is repeated."""
+    missing = width - columns.shape[1]
+    return mx.concatenate([columns, *[columns[:, -1:]] * missing], axis=1) if missing else columns
+
+
+def _places(counts: Sequence[int], width: int) -> list[int]:
+    """Where the words of rows that ask for fewer lie in a table of rows of 1 + 2 * width."""
+    found: list[int] = []
+    for row, count in enumerate(counts):
+        start = row * (1 + 2 * width)
+        found += range(start, start + 1 + count)
+        found += range(start + 1 + width, start + 1 + width + count)
+    return found
+
+
+def _told(value: float) -> float:
+    return value if value >= LOWEST else LOWEST
