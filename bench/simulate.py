@@ -1,7 +1,7 @@
 """The real scheduler and planner against modelled stages and links: how their cost grows, what rings reach.
 
-Nothing computes here. A decode step takes `--step-ms` whatever its rows, as where memory is the bound, and a
-prompt token `--token-us`, each divided by the number of stages; a link takes `--link-ms`.
+Nothing computes here. A decode step takes `--step-ms` and `--row-ms` for each of its rows, a prefill step
+`--prefill-ms` and `--token-us` for each of its tokens, divided by the number of stages; a link `--link-ms`.
 What is real is the scheduler, which is timed, and the planner of the coordinator.
 """
 
@@ -13,6 +13,7 @@ import heapq
 import itertools
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 from bench.frame import Benchmark, Check, Result, Table, progress
@@ -47,8 +48,10 @@ class SimulatedRing:
         self.steps = self.sampled = 0
         self.finished = self.failed = 0
         self.busy = 0.0
-        self._step = options.step_ms / 1e3 / stages
-        self._token = options.token_us / 1e6 / stages
+        self._step: float = options.step_ms / 1e3 / stages
+        self._row: float = options.row_ms / 1e3 / stages
+        self._prefill: float = options.prefill_ms / 1e3 / stages
+        self._token: float = options.token_us / 1e6 / stages
         self._link = options.link_ms / 1e3 if stages > 1 else 0.0
         self._free = [0.0] * stages
         self._lane_ready: dict[int, float] = {}
@@ -65,9 +68,12 @@ class SimulatedRing:
         self.cpu += time.thread_time() - begun
         self._do(actions)
 
-    def run(self) -> None:
-        """Until nothing is left to do."""
-        while self._events:
+    def prompt_tokens(self, request: Request) -> int:
+        return 64
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Until nothing is left to do, or `until` holds."""
+        while self._events and not until():
             self.now, _, kind, payload = heapq.heappop(self._events)
             begun = time.thread_time()
             if kind == "done":
@@ -76,7 +82,10 @@ class SimulatedRing:
                 actions = self._scheduler.steps_executed(payload)
             else:
                 actions = self._scheduler.row_opened(
-                    payload.row, prompt_tokens=64, params_bytes=64, max_tokens=payload.request.max_tokens
+                    payload.row,
+                    prompt_tokens=self.prompt_tokens(payload.request),
+                    params_bytes=64,
+                    max_tokens=payload.request.max_tokens,
                 )
             self.cpu += time.thread_time() - begun
             self._do(actions)
@@ -98,7 +107,7 @@ class SimulatedRing:
         self.steps += 1
         self._rows.step(step)
         tokens = sum(chunk.end - chunk.start for chunk in step.prefill.chunks)
-        cost = self._token * tokens if tokens else self._step * step.HasField("decode")
+        cost = self._cost(step, tokens)
         at = self.now + ANNOUNCE_SECONDS
         if step.HasField("decode"):
             at = max(at, self._lane_ready.get(step.decode.lane, 0.0))
@@ -120,6 +129,14 @@ class SimulatedRing:
             return
         self.sampled += len(done.outputs)
         self._at(at + ANNOUNCE_SECONDS, "done", done)
+
+    def _cost(self, step: control.Step, tokens: int) -> float:
+        """Seconds in one stage."""
+        if tokens:
+            return self._prefill + self._token * tokens
+        if step.HasField("decode"):
+            return self._step + self._row * len(self._rows.lanes[step.decode.lane])
+        return 0.0
 
     def _at(self, when: float, kind: str, payload: Any) -> None:
         heapq.heappush(self._events, (when, next(self._sequence), kind, payload))
@@ -296,6 +313,8 @@ def chart(result: Result, figure: Any) -> None:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-ms", type=float, default=20.0, help="a decode step of the whole model")
     parser.add_argument("--token-us", type=float, default=500.0, help="a prompt token of the whole model")
+    parser.add_argument("--row-ms", type=float, default=0.0, help="each row of a decode step")
+    parser.add_argument("--prefill-ms", type=float, default=0.0, help="a prefill step beside its tokens")
     parser.add_argument("--link-ms", type=float, default=0.5)
     parser.add_argument("--tokens", type=int, default=32, help="mean length of answers")
     parser.add_argument("--scale", type=float, default=1.0, help="part of the requests")

@@ -23,6 +23,7 @@ EXTEND_AHEAD = 256
 
 class Lane:
     """`steps` counts the decode steps announced. `ready` rows are prefilled and wait to be admitted.
+    `done_at` and `prefills` are of its last step that is done: when that was, and what prefill was before it.
 
     Nothing here looks at every row at every step: `_limits` is a heap of (lane step, row number), where an
     entry that its row no longer agrees with counts for nothing, and `_wants_from` is a lane step before which
@@ -35,7 +36,8 @@ class Lane:
         self.ready: list[Row] = []
         self.outstanding = 0
         self.steps = 0
-        self.last_step = 0
+        self.done_at = 0.0
+        self.prefills = (0, 0)
         self._closed: dict[int, Row] = {}
         self._ended: dict[int, Row] = {}
         self._changed_at = 0
@@ -101,11 +103,10 @@ class Lane:
         self._ended.pop(row.number, None)
         self._expect(row)
 
-    def count_step(self, number: int) -> list[Row]:
-        """Notes an announced decode; returns the rows whose last allowed token it samples."""
+    def count_step(self) -> list[Row]:
+        """Counts an announced decode; returns the rows whose last allowed token it samples."""
         self.steps += 1
         self.outstanding += 1
-        self.last_step = number
         while self._limits and self._limits[0][0] <= self.steps:
             limit, row_number = heappop(self._limits)
             row = self.rows.get(row_number)

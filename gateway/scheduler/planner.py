@@ -1,7 +1,8 @@
 """The steps of one epoch: which rows are prefilled, stepped, admitted and evicted, and in what order.
 
-Lanes take turns, and each has at most two steps announced. Between two prefill steps every running lane gets
-a decode step; when nothing decodes, prefill steps go back to back, as many as fill the pipeline and one more.
+Lanes take turns, and each has at most two steps announced. While any run, prefill keeps to a budget
+(gateway.scheduler.budget); when nothing decodes, prefill steps go back to back, as many as fill the pipeline
+and one more.
 Evictions that belong to no lane's own step ride on the next step of any kind.
 
 A row at its limit is not stepped again, and not evicted before its last token is there: its lane waits for
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway.scheduler.actions import RingFacts
+from gateway.scheduler.budget import PrefillBudget
 from gateway.scheduler.lane import ANNOUNCED, Lane
 from gateway.scheduler.memory import Ledger
 from gateway.scheduler.prefill import PrefillLine
@@ -26,6 +28,9 @@ from sealring.v1 import control_pb2 as control
 
 EXTENSION = 1024
 """Tokens that a row without a limit of its own reserves at a time."""
+
+BURST = 8
+"""Prefill steps under way at most beside running lanes, in a ring of fewer stages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +42,8 @@ class Announced:
     lane_step: int
     first: list[Row]
     ending: list[Row]
+    follows: bool = False  # a step of the same lane that was under way, so that they are a round apart
+    prefills: tuple[int, int] = (0, 0)  # steps and tokens of prefill announced before it
 
     @property
     def sampled(self) -> bool:
@@ -44,20 +51,26 @@ class Announced:
 
 
 class StepPlanner:
-    """Rows enter by `start` once they are tokenized and leave by `close`; `steps` yields what to announce."""
+    """Rows enter by `start` once they are tokenized and leave by `close`; `steps` yields what to announce.
+
+    `waiting` is for the scheduler to set: requests that have no memory yet.
+    """
 
     def __init__(self, ring: RingFacts) -> None:
         self.ledger = Ledger(ring)
         self.pressed = False
+        self.waiting = 0
         self._max_rows = ring.max_rows
-        self._prefills_ahead = ring.stages + 1
         self._stages = ring.stages
         self._lanes = [Lane(number) for number in range(self.ledger.lanes)]
-        self._line = PrefillLine(ring.prefill_chunk)
+        self._line = PrefillLine()
+        self._budget = PrefillBudget(ring.prefill_chunk)
+        self._prefill_chunk = ring.prefill_chunk
+        self._prefills = (0, 0)
+        self._rounds = 0.0
         self._dropped: list[int] = []
         self._outstanding: dict[int, Announced] = {}
         self._prefills_outstanding = 0
-        self._last_prefill = 0
         self._number = 0
         self._turn = 0
 
@@ -112,8 +125,8 @@ class StepPlanner:
             self._lanes[row.lane].close(row)
         return False
 
-    def done(self, number: int) -> Announced | None:
-        """Takes a step as done, and with it all earlier ones that sample nothing.
+    def done(self, number: int, now: float) -> Announced | None:
+        """Takes a step as done, and with it all earlier ones that sample nothing; `now` is in seconds.
 
         None for one that was taken as done already. Raises InvalidInput (BAD_STEP) for one that was never
         announced, or out of order.
@@ -131,7 +144,15 @@ class StepPlanner:
             if earliest.sampled:
                 raise InvalidInput(f"step {number} was done before step {earliest.number}", reason="BAD_STEP")
             self._settle(self._outstanding.pop(earliest.number))
+        if step.lane is not None:
+            self._measure(step, step.lane, now)
         return step
+
+    def _measure(self, step: Announced, lane: Lane, now: float) -> None:
+        if step.follows:
+            steps, tokens = step.prefills[0] - lane.prefills[0], step.prefills[1] - lane.prefills[1]
+            self._budget.measure(now - lane.done_at, steps, tokens)
+        lane.done_at, lane.prefills = now, step.prefills
 
     def _settle(self, step: Announced) -> None:
         if step.lane is not None:
@@ -178,17 +199,20 @@ class StepPlanner:
                 lane.extend(row, limit)
 
     def _next_prefill(self) -> control.Step | None:
-        if not len(self._line) or self._prefills_outstanding >= self._prefills_ahead:
+        if not len(self._line):
             return None
-        running = [lane for lane in self._lanes if lane.running and not lane.stuck]
-        if any(lane.last_step <= self._last_prefill for lane in running):
+        running = sum(1 for lane in self._lanes if lane.running)
+        if self._prefills_outstanding >= max(self._stages + 1, BURST if running else 0):
             return None
-        chunks = self._line.take()
+        tokens = self._prefill_tokens() if running else self._prefill_chunk
+        if not tokens:
+            return None
+        chunks = self._line.take(tokens)
         step = self._step([])
         step.prefill.chunks.extend(chunk for _, chunk in chunks)
+        self._count_prefill(sum(chunk.end - chunk.start for _, chunk in chunks), bool(running))
         first = [row for row, _ in chunks if not row.remaining]
         ending = [row for row in first if row.limit == 1]
-        self._last_prefill = step.number
         self._prefills_outstanding += 1
         self._outstanding[step.number] = Announced(step.number, None, 0, first, ending)
         # a decode step that has to wait for these rows' first token stalls the stages behind the head,
@@ -199,6 +223,17 @@ class StepPlanner:
             if early and row.limit > 1:
                 self._ready(row)
         return step
+
+    def _prefill_tokens(self) -> int:
+        """What the next prefill step may have beside running lanes."""
+        line = len(self._line)
+        return self._budget.tokens(self._rounds, (line + self.waiting) / max(1, self.ledger.rows - line))
+
+    def _count_prefill(self, tokens: int, beside: bool) -> None:
+        steps, before = self._prefills
+        self._prefills = steps + 1, before + tokens
+        if beside:
+            self._budget.spend(tokens)
 
     def _next_decode(self) -> control.Step | None:
         lanes = self._lanes
@@ -226,8 +261,12 @@ class StepPlanner:
             lane.change(leaving, joining)
             step = self._step(leaving, joining)
         step.decode.lane = lane.number
-        ending = lane.count_step(step.number)
-        self._outstanding[step.number] = Announced(step.number, lane, lane.steps, [], ending)
+        follows = lane.outstanding > 0
+        ending = lane.count_step()
+        self._rounds += 1 / sum(1 for lane in self._lanes if lane.running)
+        self._outstanding[step.number] = Announced(
+            step.number, lane, lane.steps, [], ending, follows, self._prefills
+        )
         return step
 
     def _step(self, leaving: list[Row], joining: list[Row] | None = None) -> control.Step:

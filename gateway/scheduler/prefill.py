@@ -1,10 +1,10 @@
 """Which chunks go into the next prefill step.
 
-Chunks end at multiples of the chunk length, so that where a prompt is cut depends on nothing but the prompt.
-Chunks of several prompts share a step as long as they are together no longer than one chunk. Every other
-step begins with the oldest prompt and the others with the one that has least to go, so short prompts do not
-wait behind long ones and long ones get at least half of the steps. A row's first chunk goes only after those
-of all rows with lower numbers (mesh.composition demands it).
+A step has a budget of tokens (gateway.scheduler.budget); no chunk is longer, and chunks end at its multiples.
+Chunks of several prompts share a step as long as they keep to it together. Every other step begins with the
+oldest prompt and the others with the one that has least to go, so short prompts do not wait behind long ones
+and long ones get at least half of the steps. A row's first chunk goes only after those of all rows with lower
+numbers (mesh.composition demands it).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from sealring.v1 import control_pb2 as control
 class PrefillLine:
     """Rows with chunks to come, by rising number. Those whose first chunk went are always in front."""
 
-    def __init__(self, chunk: int) -> None:
-        self._chunk = chunk
+    def __init__(self) -> None:
         self._rows: dict[int, Row] = {}
         self._oldest_turn = True
 
@@ -37,30 +36,30 @@ class PrefillLine:
     def unstarted(self) -> int:
         return sum(1 for row in self._rows.values() if not row.prefilled)
 
-    def take(self) -> list[tuple[Row, control.Chunk]]:
+    def take(self, tokens: int) -> list[tuple[Row, control.Chunk]]:
         """The chunks of the next step, by rising row number. Rows that end with it leave the line."""
-        picked = sorted(self._pick(), key=lambda row: row.number)
+        picked = sorted(self._pick(tokens), key=lambda row: row.number)
         chunks = []
         for row in picked:
-            chunks.append((row, self._cut(row)))
+            chunks.append((row, self._cut(row, tokens)))
             if not row.remaining:
                 del self._rows[row.number]
         self._oldest_turn = not self._oldest_turn
         return chunks
 
-    def _pick(self) -> Iterator[Row]:
+    def _pick(self, tokens: int) -> Iterator[Row]:
         first = self._first()
         yield first
-        budget = self._chunk - self._length(first)
+        budget = tokens - _length(first, tokens)
         picked = 1
         for row in self._rows.values():
             if row is first:
                 continue
-            if self._length(row) > budget or picked == MAX_CHUNKS:
+            if _length(row, tokens) > budget or picked == MAX_CHUNKS:
                 if not row.prefilled:
                     return
                 continue
-            budget -= self._length(row)
+            budget -= _length(row, tokens)
             picked += 1
             yield row
 
@@ -74,12 +73,10 @@ class PrefillLine:
             return shortest
         return next(row for row in rows if not row.prefilled)
 
-    def _length(self, row: Row) -> int:
-        return min(self._chunk, row.remaining)
-
-    def _cut(self, row: Row) -> control.Chunk:
+    @staticmethod
+    def _cut(row: Row, tokens: int) -> control.Chunk:
         start = row.prefilled
-        row.prefilled += self._length(row)
+        row.prefilled += _length(row, tokens)
         return control.Chunk(
             row=row.number,
             start=start,
@@ -87,3 +84,8 @@ class PrefillLine:
             prompt_tokens=row.prompt_tokens,
             params_bytes=0 if start else row.params_bytes,
         )
+
+
+def _length(row: Row, tokens: int) -> int:
+    """Up to the end of the prompt, or to the next multiple of `tokens`."""
+    return min(tokens - row.prefilled % tokens, row.remaining)

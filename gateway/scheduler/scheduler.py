@@ -69,7 +69,8 @@ class _Epoch:
 class Scheduler:
     """Every method is one event and returns what has to be done, in order. Not thread safe.
 
-    `now` is a monotonic time in seconds, used only to estimate how long a refused request should wait.
+    `now` is a monotonic time in seconds: of steps, to see what prefill costs the rows that run, and of
+    finished requests, to estimate how long a refused one should wait.
     """
 
     def __init__(self, *, queue_limit: int) -> None:
@@ -159,7 +160,7 @@ class Scheduler:
     def step_done(self, done: control.StepDone, now: float) -> list[Action]:
         """A step has come round. Raises InvalidInput (BAD_STEP) when it cannot have: the epoch must end."""
         epoch = self._running_epoch()
-        step = epoch.planner.done(done.step)
+        step = epoch.planner.done(done.step, now)
         if step is None:
             return self._take()
         self._outputs(epoch.rows, done, now)
@@ -247,6 +248,7 @@ class Scheduler:
             epoch.planner.sweep()
             self._start(epoch)
             self._open(epoch)
+            epoch.planner.waiting = len(self._queue) + len(epoch.opened)
             self._actions.extend(AnnounceStep(step) for step in epoch.planner.steps())
         return self._take()
 

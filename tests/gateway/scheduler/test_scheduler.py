@@ -26,7 +26,8 @@ from sealring.v1 import inference_pb2 as inference
 
 
 class Driver:
-    """A ring that answers when it is told to; every answer is as long as it may be."""
+    """A ring that answers when it is told to; every answer is as long as it may be. A decode step takes it a
+    millisecond, a prompt token a microsecond."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Driver:
         self.tokens: dict[int, int] = {}
         self.finished: dict[str, int] = {}
         self.failed: dict[str, str] = {}
+        self.now = 0.0
         self.take(self.scheduler.attach(self.facts))
 
     def take(self, actions: list[Action]) -> None:
@@ -101,8 +103,10 @@ class Driver:
                 return
             step = self.under_way.popleft()
             if step.HasField("decode"):
+                self.now += 1e-3
                 rows = self.sampled.pop(step.number)
             else:
+                self.now += sum(chunk.end - chunk.start for chunk in step.prefill.chunks) * 1e-6
                 rows = [chunk.row for chunk in step.prefill.chunks if chunk.end == chunk.prompt_tokens]
             done = control.StepDone(step=step.number)
             for row in rows:
@@ -110,7 +114,7 @@ class Driver:
                 output = done.outputs.add(row=row, text="x", tokens=self.tokens[row])
                 if row in stop:
                     output.finish = inference.FINISH_REASON_STOP
-            self.take(self.scheduler.step_done(done, 0.0))
+            self.take(self.scheduler.step_done(done, self.now))
 
     def finish(self) -> None:
         for _ in range(100_000):
@@ -180,18 +184,19 @@ def test_chunks_go_back_to_back_when_nothing_decodes() -> None:
     assert [chunk.params_bytes for chunk in chunks] == [64] + [0] * 9
 
 
-def test_every_running_lane_steps_between_two_chunks() -> None:
+def test_running_lanes_step_between_chunks() -> None:
     driver = Driver(2, chunk=100)
     driver.ask("a", max_tokens=1000)
     driver.ask("b", max_tokens=1000)
     driver.done(20)
     before = len(driver.steps)
-    driver.ask("long", prompt=2000, max_tokens=2)
-    driver.done(100)
-    work = "".join(driver.work()[before:]).strip("01")
-    assert work.count("p") == 20
-    gaps = work.split("p")[1:-1]
-    assert all(set(gap) == {"0", "1"} and len(gap) == 2 for gap in gaps)
+    driver.ask("long", prompt=20000, max_tokens=2)
+    driver.done(700)
+    work = "".join(driver.work()[before:])
+    assert work.count("p") >= 200
+    gaps = [gap for gap in work.split("p")[1:-1] if gap]
+    assert all(set(gap) == {"0", "1"} and gap.count("0") == gap.count("1") for gap in gaps)
+    assert "ppppppppppp" not in work  # ten chunks of 100 us are what two rounds may be longer by
 
 
 def test_short_prompts_share_a_step_and_pass_a_long_one() -> None:
@@ -208,14 +213,13 @@ def test_short_prompts_share_a_step_and_pass_a_long_one() -> None:
     assert "long" in driver.finished
 
 
-def test_cuts_depend_on_the_prompt_alone() -> None:
+def test_chunks_end_at_multiples_of_the_budget() -> None:
     driver = Driver(2, chunk=64)
     for number, prompt in enumerate([50, 200, 10, 64, 65, 500, 1]):
         driver.ask(f"r{number}", prompt=prompt, max_tokens=2)
     driver.finish()
     for step in driver.steps:
         for chunk in step.prefill.chunks:
-            assert chunk.start % 64 == 0
             assert chunk.end % 64 == 0 or chunk.end == chunk.prompt_tokens
         assert sum(chunk.end - chunk.start for chunk in step.prefill.chunks) <= 64
 

@@ -22,6 +22,7 @@ from gateway.scheduler import (
     Scheduler,
 )
 from gateway.scheduler.memory import rounded
+from gateway.scheduler.planner import BURST
 from mesh.composition import Composition
 from mesh.errors import EpochEnded, InvalidInput
 from sealring.v1 import control_pb2 as control
@@ -72,7 +73,7 @@ class ModelRing:
             outstanding = sum(1 for _, _, lane in self.running if lane == resolved.lane)
             assert outstanding <= 2
         else:
-            assert sum(1 for _, _, lane in self.running if lane is None) <= self.facts.stages + 1
+            assert sum(1 for _, _, lane in self.running if lane is None) <= max(self.facts.stages + 1, BURST)
 
     def check_memory(self) -> None:
         lanes = [[rounded(self.lengths[row]) for row in rows] for rows in self.composition.lanes().values()]
@@ -176,13 +177,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.ring is not None and self.ring.running)
-    @rule(count=st.integers(1, 120))
-    def steps_done(self, count: int) -> None:
+    @rule(count=st.integers(1, 120), seconds=st.sampled_from([0.0, 0.01, 0.01, 1.0]))
+    def steps_done(self, count: int, seconds: float = 0.01) -> None:
         assert self.ring is not None
         for _ in range(count):
             if not self.ring.running:
                 return
-            self.now += 0.01
+            self.now += seconds
             number, sampled, _ = self.ring.running[0]
             done = self.ring.finish_one()
             if not sampled and number % 2:
