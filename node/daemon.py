@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Coroutine
 from importlib import metadata
@@ -13,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from mesh.addresses import listen_error
 from mesh.attestation import sign_sealing_key
 from mesh.certificate_keeper import CertificateKeeper
 from mesh.certificates import Role, role_server_name
@@ -40,7 +42,7 @@ from node.daemon_engine import Engine, StageKey
 from node.daemon_engines import EngineKeeper
 from node.daemon_epoch import Epoch, LinkSecrets, Phase
 from node.daemon_plan import EpochPlan, LinkPlan, plan_epoch
-from node.link_setup import establish
+from node.link_setup import LinkSetup
 from node.links import Links
 from node.memory import MemoryMeter
 from node.rotation import KeyTaker, Rotation, StepGate
@@ -52,6 +54,7 @@ from sealring.v1 import membership_pb2
 log = structlog.get_logger()
 
 _LOOK_SECONDS = 2.0
+_RING_BACKLOG = 128
 
 
 class Daemon:
@@ -69,6 +72,8 @@ class Daemon:
         self._epoch: Epoch | None = None
         self._newest_epoch: dict[str, int] = {}
         self._folders: dict[EpochPlan, Path] = {}
+        self._listeners: dict[EpochPlan, tuple[socket.socket, str]] = {}
+        self._setups: dict[EpochPlan, LinkSetup] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._removed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._run_folder = settings.state_dir / "run"
@@ -304,10 +309,34 @@ class Daemon:
         self._run_folder.mkdir(mode=0o700, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="carrier-", dir=self._run_folder))
         self._folders[plan] = folder
-        return await Carrier.start(channel, folder=folder, on_fault=on_fault)
+        listener, _ = self._listener(plan)
+        carrier = await Carrier.start(channel, listener.fileno(), folder=folder, on_fault=on_fault)
+        listener.close()  # the carrier's own is the one that counts
+        return carrier
 
-    async def handshakes(self, plan: EpochPlan) -> LinkSecrets:
-        return await establish(self.links, plan, self._settings.ring_host)
+    def _listener(self, plan: EpochPlan) -> tuple[socket.socket, str]:
+        """Where the ring's previous member is awaited, and the address; drawn anew for every epoch.
+
+        Raises ConfigError (CANNOT_LISTEN).
+        """
+        if plan not in self._listeners:
+            host = self._settings.ring_host
+            try:
+                listener = socket.create_server((host, 0), backlog=_RING_BACKLOG)
+            except OSError:
+                raise listen_error(f"{host}:0") from None
+            self._listeners[plan] = listener, f"{host}:{listener.getsockname()[1]}"
+        return self._listeners[plan]
+
+    async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
+        _, address = self._listener(plan)
+        self._setups[plan] = LinkSetup(self.links, plan, address, again)
+        return await self._setups[plan].establish()
+
+    def settled(self, plan: EpochPlan) -> None:
+        setup = self._setups.pop(plan, None)
+        if setup is not None:
+            setup.close()
 
     async def rotate(self, plan: EpochPlan, gate: StepGate, carrier: KeyTaker) -> None:
         def params(link: LinkPlan) -> LinkParams:
@@ -319,6 +348,9 @@ class Daemon:
         await Rotation(plan, self.links, gate, carrier, params).run()
 
     def release(self, plan: EpochPlan) -> None:
+        self.settled(plan)
+        if plan in self._listeners:
+            self._listeners.pop(plan)[0].close()
         folder = self._folders.pop(plan, None)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

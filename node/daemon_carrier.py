@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,8 @@ _UP_GRACE_SECONDS = 2.0
 _PING_INTERVAL = 2.0
 _PING_DEADLINE = 8.0
 _INSTALL_SECONDS = 5.0
+_KNOCK_SECONDS = 10.0
+_KNOCK_PAUSE = 0.005
 _INSTALL_PINGS = 1 << 32
 """Above every number that liveness gives its pings."""
 
@@ -37,26 +40,37 @@ class Carrier:
         self._rekey_outgoing, self._rekey_incoming = asyncio.Event(), asyncio.Event()
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._installs = 0
+        self._knocking: asyncio.Task[None] | None = None
         self._child: Child | None = None
         self._liveness: Liveness | None = None
 
     @classmethod
     async def start(
-        cls, channel: tuple[int, ...], *, folder: Path, on_fault: Callable[[SealringError], None]
+        cls,
+        channel: tuple[int, ...],
+        listener: int,
+        *,
+        folder: Path,
+        on_fault: Callable[[SealringError], None],
     ) -> Carrier:
         """Spawns a carrier with its ends of the data channel and waits until it is ready.
 
-        The caller closes its own copies. `folder` takes the carrier's temporary files. Raises EpochEnded,
-        DeadlineExceeded, OSError.
+        `listener` is the descriptor of the socket on which the previous member is awaited. The caller closes
+        its own copies. `folder` takes the carrier's temporary files. Raises EpochEnded, DeadlineExceeded,
+        OSError.
         """
         carrier = cls(on_fault)
         try:
             carrier._child = await Child.spawn(
                 "carrier",
-                ["-m", CARRIER_MODULE, "--channel-fds", ",".join(map(str, channel))],
+                [
+                    *("-m", CARRIER_MODULE),
+                    *("--channel-fds", ",".join(map(str, channel))),
+                    *("--listen-fd", str(listener)),
+                ],
                 on_message=carrier._message,
                 on_end=carrier._ended,
-                descriptors=channel,
+                descriptors=(*channel, listener),
                 environment={"TMPDIR": str(folder)},
             )
             await _within(carrier._ready, _START_SECONDS, "the start of a carrier")
@@ -70,7 +84,10 @@ class Carrier:
         return self._child.pid if self._child is not None else 0
 
     def give(self, start: engine_pb2.StartCarrier) -> None:
-        """Hands over rank, addresses and link keys; the caller forgets the keys. Raises EpochEnded."""
+        """Hands over rank, address and link keys; the caller forgets the keys. Raises EpochEnded.
+
+        Given again before the group is formed, what is set replaces what was given before.
+        """
         self._send(engine_pb2.CarrierCommand(start=start))
 
     async def form(self, seconds: float) -> None:
@@ -79,7 +96,11 @@ class Carrier:
         Raises EpochEnded, DeadlineExceeded, or what the carrier says.
         """
         self._send(engine_pb2.CarrierCommand(form=engine_pb2.FormGroup()))
-        await _within(self._up, seconds + _UP_GRACE_SECONDS, "the forming of the ring")
+        try:
+            await _within(self._up, seconds + _UP_GRACE_SECONDS, "the forming of the ring")
+        finally:
+            if self._knocking is not None:
+                self._knocking.cancel()
         assert self._child is not None
         self._liveness = Liveness(self._child, _ping, self._frozen)
         self._liveness.watch(interval=_PING_INTERVAL, deadline=_PING_DEADLINE)
@@ -109,6 +130,8 @@ class Carrier:
         self._on_fault = None
         if self._liveness is not None:
             self._liveness.stop()
+        if self._knocking is not None:
+            self._knocking.cancel()
         for future in (self._ready, self._up):
             if not future.done():
                 future.cancel()
@@ -135,6 +158,8 @@ class Carrier:
             self._fault(from_problem(event.fault.problem))
         elif kind == "pong" and event.pong.sequence in self._answers:
             _resolve(self._answers[event.pong.sequence])
+        elif kind == "knock" and self._knocking is None:
+            self._knocking = asyncio.get_running_loop().create_task(_knock(event.knock.port))
         elif kind == "rekey":
             self.rekey_wanted(outgoing=event.rekey.outgoing).set()
 
@@ -163,6 +188,20 @@ class Carrier:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+async def _knock(port: int) -> None:
+    """Connects to a port of loopback as soon as somebody listens there, and stays until it is cancelled."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _KNOCK_SECONDS
+    while 0 < port < 65536 and loop.time() < until:
+        with socket.socket() as visitor:
+            visitor.setblocking(False)
+            try:
+                await loop.sock_connect(visitor, ("127.0.0.1", port))
+                await loop.create_future()
+            except OSError:
+                await asyncio.sleep(_KNOCK_PAUSE)
 
 
 def _ping(sequence: int) -> bytes:

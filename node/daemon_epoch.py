@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import enum
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -74,13 +74,28 @@ class RingCarrier(KeyTaker, Protocol):
 
 @dataclass
 class LinkSecrets:
-    """What the handshakes on both links brought: keys for the carrier, addresses, and what to report."""
+    """What the handshakes on both links brought: for the carrier, and what to report.
 
-    outgoing_keys: bytes
-    incoming_keys: bytes
-    own_address: str
-    next_address: str
-    infos: list[membership_pb2.LinkInfo]
+    A repeated handshake brings one link anew; what belongs to the other is empty then.
+    """
+
+    outgoing_keys: bytes = b""
+    incoming_keys: bytes = b""
+    outgoing_pass: bytes = b""
+    incoming_pass: bytes = b""
+    next_address: str = ""
+    infos: list[membership_pb2.LinkInfo] = field(default_factory=list)
+
+    def renewed(self, newer: LinkSecrets) -> LinkSecrets:
+        """With what a repeated handshake has brought in place of what was there."""
+        return LinkSecrets(
+            outgoing_keys=newer.outgoing_keys or self.outgoing_keys,
+            incoming_keys=newer.incoming_keys or self.incoming_keys,
+            outgoing_pass=newer.outgoing_pass or self.outgoing_pass,
+            incoming_pass=newer.incoming_pass or self.incoming_pass,
+            next_address=newer.next_address or self.next_address,
+            infos=self.infos,
+        )
 
 
 class Gateway(Protocol):
@@ -111,7 +126,14 @@ class Workshop(Protocol):
         self, plan: EpochPlan, channel: tuple[int, ...], on_fault: Callable[[SealringError], None]
     ) -> RingCarrier: ...
 
-    async def handshakes(self, plan: EpochPlan) -> LinkSecrets: ...
+    async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
+        """Shakes hands on both links.
+
+        Until `settled`, a neighbour that missed the end of its handshake may repeat it: told to `again`.
+        """
+
+    def settled(self, plan: EpochPlan) -> None:
+        """All members are prepared: no handshake is repeated any more."""
 
     async def rotate(self, plan: EpochPlan, gate: StepGate, carrier: KeyTaker) -> None:
         """Renews the links' keys until it is cancelled."""
@@ -126,7 +148,7 @@ class Epoch:
     """The state machine. All methods but `closed` return at once; use it from one event loop."""
 
     def __init__(self, plan: EpochPlan, workshop: Workshop, *, after: Epoch | None = None) -> None:
-        """Begins nothing before the epoch `after`, which has ended, has left nothing behind."""
+        """Takes no engine or carrier before the epoch `after`, which has ended, has left nothing behind."""
         self.plan = plan
         self._after = after
         self.phase = Phase.PREPARING
@@ -136,6 +158,8 @@ class Epoch:
         self._workshop = workshop
         self._carrier: RingCarrier | None = None
         self._engine_open = False
+        self._keys_given = False
+        self._repeated: list[LinkSecrets] = []
         self._channel: ChannelEnds | None = None
         self._work: asyncio.Task[None] | None = None
         self._rotation: asyncio.Task[None] | None = None
@@ -150,6 +174,7 @@ class Epoch:
         """Begins phase two; EpochUp or EpochFault is reported when it is over."""
         if self.phase is Phase.PREPARED:
             self.phase = Phase.FORMING
+            self._workshop.settled(self.plan)
             self._begin(self._form, FORM_SECONDS + 5.0)
         elif self.phase is Phase.PREPARING:
             self.fault(FailedPrecondition("the epoch was committed before it was prepared"))
@@ -237,16 +262,11 @@ class Epoch:
             self.fault(error)
 
     async def _prepare(self) -> None:
-        plan, after = self.plan, self._after
-        self._after = None
-        if after is not None:
-            await after.closed()
-        self._progress("loading", 0.0)
+        plan = self.plan
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._get_engine())
-            if plan.size > 1:
-                handshakes = group.create_task(self._workshop.handshakes(plan))
-                group.create_task(self._get_carrier())
+            group.create_task(self._get_parts())
+            if plan.size > 1:  # the neighbours need not wait for what the epoch before has left
+                handshakes = group.create_task(self._workshop.handshakes(plan, self._give_again))
         await self._open_engine()
         infos: list[membership_pb2.LinkInfo] = []
         if plan.size > 1:
@@ -269,6 +289,16 @@ class Epoch:
             self._rotation = asyncio.get_running_loop().create_task(rotation)
         up = membership_pb2.EpochUp(ring=self.plan.ring, epoch=self.plan.epoch)
         self._workshop.report(membership_pb2.MemberMessage(up=up))
+
+    async def _get_parts(self) -> None:
+        after, self._after = self._after, None
+        if after is not None:
+            await after.closed()
+        self._progress("loading", 0.0)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._get_engine())
+            if self.plan.size > 1:
+                group.create_task(self._get_carrier())
 
     async def _get_engine(self) -> None:
         self.engine = await self._workshop.engine(self.plan, lambda done: self._progress("loading", done))
@@ -294,19 +324,37 @@ class Epoch:
 
     def _give_keys(self, secrets: LinkSecrets) -> list[membership_pb2.LinkInfo]:
         assert self._carrier is not None
+        while self._repeated:
+            secrets = secrets.renewed(self._repeated.pop(0))
+        self._keys_given = True
         self._carrier.give(
             engine_pb2.StartCarrier(
                 rank=self.plan.rank,
                 size=self.plan.size,
-                own_address=secrets.own_address,
                 next_address=secrets.next_address,
                 outgoing_keys=secrets.outgoing_keys,
                 incoming_keys=secrets.incoming_keys,
+                outgoing_pass=secrets.outgoing_pass,
+                incoming_pass=secrets.incoming_pass,
                 form_timeout_ms=int(FORM_SECONDS * 1000),
             )
         )
-        secrets.outgoing_keys = secrets.incoming_keys = b""
         return secrets.infos
+
+    def _give_again(self, secrets: LinkSecrets) -> None:
+        """A neighbour has repeated its handshake: the newer keys of that link count."""
+        if not self._keys_given:
+            self._repeated.append(secrets)
+        elif self.phase is Phase.PREPARED and self._carrier is not None:
+            self._carrier.give(
+                engine_pb2.StartCarrier(
+                    next_address=secrets.next_address,
+                    outgoing_keys=secrets.outgoing_keys,
+                    incoming_keys=secrets.incoming_keys,
+                    outgoing_pass=secrets.outgoing_pass,
+                    incoming_pass=secrets.incoming_pass,
+                )
+            )
 
     def _progress(self, what: str, fraction: float) -> None:
         if self.phase is Phase.PREPARING:

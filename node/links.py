@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -69,19 +69,32 @@ class Conversation:
         return self.session.open_note(label, await self._frames.sealed())
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Expected:
-    """A link on which the neighbour is to call, for its first session or a later one."""
+    """A link on which the neighbour is to call, for its first session or a later one.
+
+    `done` and `failed` are told how an attempt ended, before the neighbour learns of it.
+    """
 
     params: Callable[[], LinkParams]
     peer_id: str
     session: int
     talk: Talk[Any]
-    result: asyncio.Future[Any]
+    done: Callable[[Any], None]
+    failed: Callable[[SealringError], None]
+    repeatable: bool = False
+    limit: asyncio.Timeout | None = None
 
     def takes(self, number: int) -> bool:
         """First keys have the number 0; later ones any above what was used before."""
         return number == 0 if self.session == 0 else number >= self.session
+
+    def begin(self, limit: asyncio.Timeout) -> None:
+        """A new attempt ends the one before it, which the neighbour has given up."""
+        if self.limit is not None and not self.limit.expired():
+            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                self.limit.reschedule(asyncio.get_running_loop().time())
+        self.limit = limit
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,19 +121,29 @@ class Links(links_pb2_grpc.LinksServicer):
         self._arrived = asyncio.Condition()
         self._open: list[_Open] = []
 
-    async def call(self, params: LinkParams, addresses: Sequence[str], session: int, talk: Talk[T]) -> T:
+    async def call(
+        self,
+        params: LinkParams,
+        addresses: Sequence[str],
+        session: int,
+        talk: Talk[T],
+        *,
+        seconds: float = DEADLINE_SECONDS + EARLY_SECONDS,
+    ) -> T:
         """Shakes hands as the initiator, then talks. `session` is 0 for the first keys of the epoch.
 
-        Raises HandshakeError, Unavailable (PEER_UNREACHABLE), and what `talk` raises.
+        Raises HandshakeError, Unavailable (PEER_UNREACHABLE), and what `talk` raises; after an error that
+        `is_broken_off`, another call, with another ephemeral key and on another connection, may succeed.
         """
         channel = await self._connect(params.peer_id, addresses)
         try:
-            async with asyncio.timeout(DEADLINE_SECONDS + EARLY_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await self._initiate(params, session, talk, channel)
         except TimeoutError:
             raise HandshakeError("handshake took too long", reason="HANDSHAKE_TIMEOUT") from None
-        except grpc.RpcError as error:
-            log.warning("handshake failed", peer=params.peer_id, code=error.code().name)
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:  # the latter: it had ended before a write
+            code = error.code().name if isinstance(error, grpc.RpcError) else "ENDED"
+            log.warning("handshake failed", peer=params.peer_id, code=code)
             raise HandshakeError(
                 "the neighbour broke the handshake off",
                 hint="see the log of the other node",
@@ -138,17 +161,42 @@ class Links(links_pb2_grpc.LinksServicer):
         `params` are asked for when it comes; by default they are those of `link`. The caller sets a deadline.
         Raises HandshakeError and what `talk` raises.
         """
-        key = _key(link, session)
-        loop = asyncio.get_running_loop()
-        expected = _Expected(params or (lambda: link), link.peer_id, session, talk, loop.create_future())
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        done, failed = _settle(result)
+        expected = _Expected(params or (lambda: link), link.peer_id, session, talk, done, failed)
+        async with self._expecting(_key(link, session), expected):
+            return await result
+
+    @contextlib.asynccontextmanager
+    async def answering(
+        self,
+        link: LinkParams,
+        talk: Talk[T],
+        done: Callable[[T], None],
+        failed: Callable[[SealringError], None],
+    ) -> AsyncIterator[None]:
+        """Within the block the neighbour may shake hands for the first keys of `link`, and again.
+
+        An attempt that breaks off, or that the neighbour repeats, counts for nothing. Anything else that is
+        wrong is told to `failed`, and ends the answering.
+        """
+        expected = _Expected(lambda: link, link.peer_id, 0, talk, done, failed, repeatable=True)
+        async with self._expecting(_key(link, 0), expected):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _expecting(self, key: LinkKey, expected: _Expected) -> AsyncIterator[None]:
         try:
             async with self._arrived:
                 self._expected[key] = expected
                 self._arrived.notify_all()
-            return cast(T, await expected.result)
+            yield
         finally:
-            if self._expected.get(key) is expected:
-                del self._expected[key]
+            self._forget(key, expected)
+
+    def _forget(self, key: LinkKey, expected: _Expected) -> None:
+        if self._expected.get(key) is expected:
+            del self._expected[key]
 
     def close_revoked(self) -> None:
         """Ends the open handshakes of callers that were thrown out; call it with every new roster."""
@@ -200,21 +248,25 @@ class Links(links_pb2_grpc.LinksServicer):
             hello = await frames.hello()
         expected = await self._claim(hello, caller)
         try:
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with asyncio.timeout(DEADLINE_SECONDS) as limit:
+                expected.begin(limit)
                 machine = Responder(expected.params(), self._signer, self._ledger)
                 session = await _agree(machine, frames, context.write)
                 result = await expected.talk(Conversation(session, frames, context.write))
                 await frames.end()
         except BaseException as error:
-            if not expected.result.done():
-                expected.result.set_exception(_own_view(error))
+            view = _own_view(error)
+            if not (expected.repeatable and is_broken_off(view)):
+                self._forget(_hello_key(hello), expected)
+                expected.failed(view)
             raise
-        if not expected.result.done():
-            expected.result.set_result(result)
+        if expected.limit is not limit:
+            raise HandshakeError("the caller has begun again meanwhile", reason="HANDSHAKE_TIMEOUT")
+        expected.done(result)
 
     async def _claim(self, hello: links_pb2.LinkHello, caller: str) -> _Expected:
-        """The expected link that a hello is for; nobody else can claim it afterwards."""
-        key = (hello.ring, hello.epoch, hello.from_rank, hello.to_rank, hello.session > 0)
+        """The expected link that a hello is for; unless it is repeatable nobody can claim it afterwards."""
+        key = _hello_key(hello)
         try:
             async with asyncio.timeout(EARLY_SECONDS), self._arrived:
                 await self._arrived.wait_for(lambda: key in self._expected)
@@ -223,7 +275,9 @@ class Links(links_pb2_grpc.LinksServicer):
                     raise HandshakeError("caller is not the member on this link", reason="WRONG_PEER")
                 if not expected.takes(hello.session):
                     raise HandshakeError("this session of the link was used before", reason="NOT_EXPECTED")
-                return self._expected.pop(key)
+                if not expected.repeatable:
+                    del self._expected[key]
+                return expected
         except TimeoutError:
             raise HandshakeError("no handshake is expected on this link", reason="NOT_EXPECTED") from None
 
@@ -321,6 +375,10 @@ def _key(params: LinkParams, session: int) -> LinkKey:
     return (params.ring, params.epoch, params.from_rank, params.to_rank, session > 0)
 
 
+def _hello_key(hello: links_pb2.LinkHello) -> LinkKey:
+    return (hello.ring, hello.epoch, hello.from_rank, hello.to_rank, hello.session > 0)
+
+
 def _hello(params: LinkParams, session: int) -> links_pb2.LinkHello:
     return links_pb2.LinkHello(
         ring=params.ring,
@@ -329,6 +387,25 @@ def _hello(params: LinkParams, session: int) -> links_pb2.LinkHello:
         to_rank=params.to_rank,
         session=session,
     )
+
+
+def is_broken_off(error: SealringError) -> bool:
+    """Whether a handshake ended on the way, without anybody having shown or claimed anything wrong."""
+    return error.reason in ("BROKEN_OFF", "HANDSHAKE_TIMEOUT", "HANDSHAKE_BROKEN_OFF", "PEER_UNREACHABLE")
+
+
+def _settle(result: asyncio.Future[T]) -> tuple[Callable[[T], None], Callable[[SealringError], None]]:
+    """Sets a future once, to a value or an error."""
+
+    def done(value: T) -> None:
+        if not result.done():
+            result.set_result(value)
+
+    def failed(error: SealringError) -> None:
+        if not result.done():
+            result.set_exception(error)
+
+    return done, failed
 
 
 def _own_view(error: BaseException) -> SealringError:

@@ -15,12 +15,14 @@ from collections.abc import Callable
 
 import structlog
 
+from mesh.addresses import parse_address
 from mesh.errors import EpochEnded, SealringError
 from mesh.frames import FrameSocket
 from mesh.logging import configure
 from mesh.problem import to_problem
 from mesh.records import Link
 from mesh.session import SessionKeys
+from node.carrier.neighbours import meet
 from node.carrier.pump import Counters, Pump
 from node.carrier.ring import RingGroup
 from node.channel import CarrierChannel
@@ -33,8 +35,8 @@ log = structlog.get_logger()
 class Carrier:
     """Main thread: control pipe. Two threads more for the two directions, one for the watchdog."""
 
-    def __init__(self, control: FrameSocket, channel: CarrierChannel) -> None:
-        self._control, self._channel = control, channel
+    def __init__(self, control: FrameSocket, channel: CarrierChannel, listener: socket.socket) -> None:
+        self._control, self._channel, self._listener = control, channel, listener
         self._pump: Pump | None = None
         self._start: engine_pb2.StartCarrier | None = None
         self._fault_lock = threading.Lock()
@@ -44,7 +46,7 @@ class Carrier:
         while (command := self._control.receive(engine_pb2.CarrierCommand)) is not None:
             kind = command.WhichOneof("command")
             if kind == "start":
-                self._start = command.start
+                self._take_start(command.start)
             elif kind == "form":
                 self._guarded("form", self._form)
             elif kind == "install":
@@ -54,6 +56,13 @@ class Carrier:
             elif kind == "shutdown":
                 return
 
+    def _take_start(self, start: engine_pb2.StartCarrier) -> None:
+        """What a later one leaves out stays: a link's handshake may have been repeated."""
+        if self._start is None:
+            self._start = start
+        else:
+            self._start.MergeFrom(start)
+
     def _form(self) -> None:
         start = self._start
         if start is None:
@@ -61,18 +70,29 @@ class Carrier:
         timeout = start.form_timeout_ms / 1000
         # MLX forms the group without a time limit and without letting go of the interpreter lock, so no
         # thread of ours can watch it: the kernel's timer ends the process.
-        signal.setitimer(signal.ITIMER_REAL, timeout)
+        signal.setitimer(signal.ITIMER_REAL, timeout + 1.0)
         outgoing = Link(SessionKeys.from_carrier(start.outgoing_keys))
         incoming = Link(SessionKeys.from_carrier(start.incoming_keys))
         self._start = None
-        group = RingGroup(start.rank, start.size, start.own_address, start.next_address)
-        self._pump = pump = Pump(group, self._channel, outgoing, incoming)
-        pump.confirm(timeout)
+        connections = meet(
+            self._listener,
+            parse_address(start.next_address),
+            confirmation=outgoing.sealer.seal_confirmation(),
+            outgoing_pass=start.outgoing_pass,
+            incoming_pass=start.incoming_pass,
+            open_confirmation=incoming.opener.open_confirmation,
+            seconds=timeout,
+        )
+        self._pump = pump = Pump(RingGroup(connections, self._knock), self._channel, outgoing, incoming)
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._control.send(engine_pb2.CarrierEvent(up=engine_pb2.CarrierUp()))
         self._guarded("send", pump.send_loop)
         self._guarded("receive", pump.receive_loop)
         self._guarded("watch", lambda: self._watch(pump))
+
+    def _knock(self, port: int) -> None:
+        """Has the daemon connect to a port of loopback; MLX waits for it and lets nobody else here work."""
+        self._control.send(engine_pb2.CarrierEvent(knock=engine_pb2.Knock(port=port)))
 
     def _guarded(self, name: str, loop: Callable[[], None]) -> None:
         def body() -> None:
@@ -87,6 +107,7 @@ class Carrier:
         asked = {True: False, False: False}
         while True:
             time.sleep(1)
+            pump.note_progress()
             _check_progress(pump.counters)
             for outgoing in asked:
                 wanted = pump.needs_rekey(outgoing=outgoing)
@@ -118,6 +139,7 @@ class Carrier:
         if counters:
             pong.records_sealed, pong.records_opened = counters.sealed, counters.opened
             pong.bytes_sealed, pong.bytes_opened = counters.bytes_sealed, counters.bytes_opened
+            pong.waiting_ms = int(counters.waiting_seconds() * 1000)
         self._control.send(engine_pb2.CarrierEvent(pong=pong))
 
 
@@ -134,11 +156,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="sealring carrier", description=__doc__)
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--channel-fds", required=True, help="four descriptors, comma-separated")
+    parser.add_argument(
+        "--listen-fd", type=int, required=True, help="a socket that listens for the neighbour"
+    )
     arguments = parser.parse_args()
     configure("carrier")
     descriptors = [int(part) for part in arguments.channel_fds.split(",")]
     channel = CarrierChannel(*descriptors)
-    carrier = Carrier(FrameSocket(socket.socket(fileno=arguments.control_fd)), channel)
+    control = FrameSocket(socket.socket(fileno=arguments.control_fd))
+    carrier = Carrier(control, channel, socket.socket(fileno=arguments.listen_fd))
     try:
         carrier.run()
     except Exception as error:

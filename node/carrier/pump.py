@@ -1,7 +1,6 @@
 """The two loops of a carrier: seal what the engine sends, open what the ring brings.
 
-The first record on each link is a confirmation, so a stranger that took the connection is found before any
-activation is sent. Any failure ends the epoch: no retry, no plaintext path.
+The confirmation records have been exchanged before. Any failure ends the epoch: no retry, no plaintext path.
 """
 
 from __future__ import annotations
@@ -9,8 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from mesh.errors import EpochEnded
-from mesh.records import CONFIRMATION_BYTES, Link, RecordHeader
+from mesh.records import Link, RecordHeader
 from mesh.session import SessionKeys
 from mesh.suites import TAG_BYTES
 from node.carrier.ring import RingGroup
@@ -19,8 +17,9 @@ from node.channel import CarrierChannel
 
 @dataclass(slots=True)
 class Counters:
-    """Work done. `sending_since` and `receiving_since` are the monotonic times at which a record that is
-    still under way was begun, or 0."""
+    """Work done; a record counts as sealed when its sending begins. Times are monotonic, 0 for none:
+    `sending_since` and `receiving_since` are when a record that is still under way was begun,
+    `waiting_since` is when the announced record was first waited for, `heard_at` when bytes last came."""
 
     sealed: int = 0
     opened: int = 0
@@ -28,6 +27,13 @@ class Counters:
     bytes_opened: int = 0
     sending_since: float = 0.0
     receiving_since: float = 0.0
+    waiting_since: float = 0.0
+    heard_at: float = 0.0
+
+    def waiting_seconds(self) -> float:
+        """How long no byte has come of a record that is waited for; 0 while none is."""
+        since = self.waiting_since
+        return time.monotonic() - max(since, self.heard_at) if since else 0.0
 
 
 class Pump:
@@ -37,14 +43,7 @@ class Pump:
         self._group, self._channel = group, channel
         self._outgoing, self._incoming = outgoing, incoming
         self.counters = Counters()
-
-    def confirm(self, timeout: float) -> None:
-        """Exchanges the confirmation records. Raises RecordError (a stranger) or EpochEnded."""
-        self._group.send_buffer(CONFIRMATION_BYTES)[:] = self._outgoing.sealer.seal_confirmation()
-        self._group.send(CONFIRMATION_BYTES)
-        if not self._group.wait_readable(timeout):
-            raise EpochEnded("the previous member sent no confirmation record", reason="NO_CONFIRMATION")
-        self._incoming.opener.open_confirmation(self._group.receive(CONFIRMATION_BYTES))
+        self._bytes_received = group.bytes_received()
 
     def install(self, keys: SessionKeys, *, outgoing: bool, at_step: int) -> None:
         """Prepares the next session of a link. Raises RecordError."""
@@ -64,11 +63,19 @@ class Pump:
         while True:
             self._wait_for_announcement()
             header = self._channel.next_expected()
+            slot, data = self._channel.free_slot(header.length)
+            self.counters.waiting_since = time.monotonic()
             while self._group.incoming.fileno() not in self._group.wait_readable(None):
                 pass
-            slot, data = self._channel.free_slot(header.length)
             self._receive_and_open(header, data)
             self._channel.deliver(header, slot, data)
+
+    def note_progress(self) -> None:
+        """Looks whether bytes have come since the last look; call it about every second."""
+        received = self._group.bytes_received()
+        if received != self._bytes_received:
+            self._bytes_received = received
+            self.counters.heard_at = time.monotonic()
 
     def _wait_for_announcement(self) -> None:
         """Returns when the engine has announced a record; finds a neighbour that leaves meanwhile."""
@@ -82,16 +89,18 @@ class Pump:
     def _seal_and_send(self, header: RecordHeader, data: memoryview) -> None:
         length = header.length + TAG_BYTES
         self._outgoing.sealer.seal_into(data, self._group.send_buffer(length), header)
+        self.counters.sealed += 1
+        self.counters.bytes_sealed += header.length
         self.counters.sending_since = time.monotonic()
         self._group.send(length)
         self.counters.sending_since = 0.0
-        self.counters.sealed += 1
-        self.counters.bytes_sealed += header.length
 
     def _receive_and_open(self, header: RecordHeader, out: memoryview) -> None:
         self.counters.receiving_since = time.monotonic()
+        if self._bytes_received is None:  # nobody can tell how the rest comes along
+            self.counters.waiting_since = 0.0
         ciphertext = self._group.receive(header.length + TAG_BYTES)
-        self.counters.receiving_since = 0.0
+        self.counters.receiving_since = self.counters.waiting_since = 0.0
         self._incoming.opener.open_into(ciphertext, out, header)
         self.counters.opened += 1
         self.counters.bytes_opened += header.length

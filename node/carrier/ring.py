@@ -1,8 +1,11 @@
 """The MLX ring group of one epoch, as a byte pipe to the next member and from the previous one.
 
+MLX forms its group over two connections inside this machine, which lead nowhere; then those to the
+neighbours, made and confirmed by `node.carrier.neighbours`, are put in their place, under the descriptors
+that MLX uses.
+
 A receive that MLX has begun can neither be given up nor timed out and burns a core while it waits, so none
-is begun before the socket has data: the sockets of the group are found by their addresses after `init`,
-and waited on with poll. The group cannot be left; the process ends with it.
+is begun before the socket has data. The group cannot be left; the process ends with it.
 """
 
 from __future__ import annotations
@@ -12,34 +15,40 @@ import json
 import os
 import select
 import socket
+import struct
+import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
-from mesh.addresses import parse_address
+from mesh.addresses import free_port
 from mesh.errors import EpochEnded, Unavailable
+from node.carrier.neighbours import Connections
 
-_LAST_RANK_DELAY = 0.1  # seconds; the last rank connects first, and a refused connection costs MLX a second
+_LOOPBACK = "127.0.0.1"
+_PREVIOUS, _OWN, _NEXT = range(3)
+"""Ranks in the group as MLX sees it: everybody is in the middle of three, whatever the ring's size."""
+
+_BYTES_RECEIVED = struct.Struct("128xQ")
+"""`tcpi_bytes_received` of Linux's struct tcp_info."""
 
 
 class RingGroup:
     """Point-to-point bytes along the ring. One thread may send while another receives."""
 
-    def __init__(self, rank: int, size: int, own_address: str, next_address: str) -> None:
-        """Forms the group; waits without limit, so the caller's watchdog must end the process.
+    def __init__(self, connections: Connections, knock: Callable[[int], None]) -> None:
+        """Takes the connections over. MLX waits without limit, and holds the interpreter, until somebody
+        connects to the port of loopback that `knock` is told: another process must, and the caller's
+        watchdog ends this one if none does.
 
-        Raises Unavailable when the next member cannot be reached.
+        Raises Unavailable (RING_FAILED).
         """
-        self._rank, self._size = rank, size
-        self._next, self._previous = (rank + 1) % size, (rank - 1) % size
-        before = _socket_descriptors()
-        self._group = _init(rank, size, own_address, next_address)
-        self._incoming = _incoming_socket(before, parse_address(own_address)[1])
+        self._group = _form(connections, knock)
+        self._incoming = connections.incoming
         self._send_buffers: dict[int, tuple[mx.array, memoryview]] = {}
         self._streams = threading.local()  # a stream can be used by the thread that made it only
 
@@ -62,16 +71,26 @@ class RingGroup:
         """Sends the buffer of that length; returns when the kernel has all of it. Raises EpochEnded."""
         array = self._send_buffers[length][0]
         with _losses():
-            mx.eval(mx.distributed.send(array, self._next, group=self._group, stream=self._stream()))
+            mx.eval(mx.distributed.send(array, _NEXT, group=self._group, stream=self._stream()))
 
     def receive(self, length: int) -> memoryview:
         """`length` bytes from the previous member, which must have begun to send. Raises EpochEnded."""
         with _losses():
             array = mx.distributed.recv(
-                (length,), mx.uint8, self._previous, group=self._group, stream=self._stream()
+                (length,), mx.uint8, _PREVIOUS, group=self._group, stream=self._stream()
             )
             mx.eval(array)
         return _bytes_of(array)
+
+    def bytes_received(self) -> int | None:
+        """Bytes that ever came from the previous member, or None where the system does not tell."""
+        if not sys.platform.startswith("linux"):
+            return None
+        try:
+            info = self._incoming.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+            return int(_BYTES_RECEIVED.unpack(info)[0])
+        except (OSError, struct.error):
+            return None
 
     def wait_readable(self, timeout: float | None, *others: int) -> set[int]:
         """Waits for bytes from the previous member or on other descriptors; the descriptors that are ready.
@@ -115,41 +134,57 @@ def _losses() -> Iterator[None]:
         raise
 
 
-def _init(rank: int, size: int, own_address: str, next_address: str) -> mx.distributed.Group:
-    addresses = ["127.0.0.1:1"] * size  # entries of other ranks are never used
-    addresses[rank], addresses[(rank + 1) % size] = own_address, next_address
+def _form(connections: Connections, knock: Callable[[int], None]) -> mx.distributed.Group:
+    before = _socket_descriptors()
+    with socket.create_server((_LOOPBACK, 0)) as decoy, _reserved_port() as own:
+        own_address, decoy_address = own.getsockname(), decoy.getsockname()
+        knock(own_address[1])
+        group = _init(f"{_LOOPBACK}:{own_address[1]}", f"{_LOOPBACK}:{decoy_address[1]}")
+        to_next, from_previous = [], []
+        for descriptor in _socket_descriptors() - before - {decoy.fileno(), own.fileno()}:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as made:
+                if made.getpeername() == decoy_address:
+                    to_next.append(descriptor)
+                elif made.getsockname() == own_address:
+                    from_previous.append(descriptor)
+        if len(to_next) != 1 or len(from_previous) != 1:
+            raise Unavailable("the connections of the ring's group were not found", reason="RING_FAILED")
+        _replace(to_next[0], connections.outgoing)
+        _replace(from_previous[0], connections.incoming)
+    connections.outgoing.close()
+    return group
+
+
+def _init(own_address: str, next_address: str) -> mx.distributed.Group:
+    addresses = {_PREVIOUS: f"{_LOOPBACK}:1", _OWN: own_address, _NEXT: next_address}  # the first is not used
     with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
         hostfile = Path(folder, "hosts.json")
-        hostfile.write_text(json.dumps([[address] for address in addresses]))
-        os.environ["MLX_RANK"], os.environ["MLX_HOSTFILE"] = str(rank), str(hostfile)
-        if rank == size - 1:
-            time.sleep(_LAST_RANK_DELAY)
+        hostfile.write_text(json.dumps([[addresses[rank]] for rank in sorted(addresses)]))
+        os.environ["MLX_RANK"], os.environ["MLX_HOSTFILE"] = str(_OWN), str(hostfile)
         try:
             return mx.distributed.init(strict=True, backend="ring")
         except (RuntimeError, ValueError):
-            raise Unavailable(
-                "the ring could not be formed",
-                hint="check that members reach each other",
-                reason="RING_FAILED",
-            ) from None
+            raise Unavailable("the ring could not be formed", reason="RING_FAILED") from None
+
+
+def _reserved_port() -> socket.socket:
+    """Holds a port of loopback that MLX, which asks for SO_REUSEPORT, can share."""
+    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        holder.setsockopt(socket.SOL_SOCKET, option, 1)
+    holder.bind((_LOOPBACK, free_port(_LOOPBACK)))
+    return holder
+
+
+def _replace(descriptor: int, connection: socket.socket) -> None:
+    """MLX goes on with another connection; it polls, so the connection must not block."""
+    connection.setblocking(False)
+    os.dup2(connection.fileno(), descriptor, inheritable=False)
 
 
 def _socket_descriptors() -> set[int]:
     folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
     return {int(name) for name in os.listdir(folder)}
-
-
-def _incoming_socket(before: set[int], own_port: int) -> socket.socket:
-    """A duplicate of the group's accepted socket: the new connection whose local port is our own."""
-    for descriptor in sorted(_socket_descriptors() - before):
-        with contextlib.suppress(OSError):
-            candidate = socket.socket(fileno=os.dup(descriptor))
-            with contextlib.suppress(OSError):
-                candidate.getpeername()
-                if candidate.getsockname()[1] == own_port:
-                    return candidate
-            candidate.close()
-    raise Unavailable("the ring has no connection from the previous member", reason="RING_FAILED")
 
 
 def _lost() -> EpochEnded:

@@ -21,6 +21,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
@@ -634,6 +639,7 @@ class CarrierEvent(_message.Message):
     PONG_FIELD_NUMBER: _builtins.int
     REKEY_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    KNOCK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> Global___CarrierReady:
         """started, not yet part of a group"""
@@ -652,6 +658,8 @@ class CarrierEvent(_message.Message):
     def rekey(self) -> Global___RekeyWanted: ...
     @_builtins.property
     def trace(self) -> Global___TraceTaken: ...
+    @_builtins.property
+    def knock(self) -> Global___Knock: ...
     def __init__(
         self,
         *,
@@ -661,12 +669,13 @@ class CarrierEvent(_message.Message):
         pong: Global___CarrierPong | None = ...,
         rekey: Global___RekeyWanted | None = ...,
         trace: Global___TraceTaken | None = ...,
+        knock: Global___Knock | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "fault", b"fault", "pong", b"pong", "ready", b"ready", "rekey", b"rekey", "trace", b"trace", "up", b"up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "fault", b"fault", "knock", b"knock", "pong", b"pong", "ready", b"ready", "rekey", b"rekey", "trace", b"trace", "up", b"up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "fault", b"fault", "pong", b"pong", "ready", b"ready", "rekey", b"rekey", "trace", b"trace", "up", b"up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "fault", b"fault", "knock", b"knock", "pong", b"pong", "ready", b"ready", "rekey", b"rekey", "trace", b"trace", "up", b"up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "up", "fault", "pong", "rekey", "trace"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "up", "fault", "pong", "rekey", "trace", "knock"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -683,16 +692,29 @@ class StartCarrier(_message.Message):
     OUTGOING_KEYS_FIELD_NUMBER: _builtins.int
     INCOMING_KEYS_FIELD_NUMBER: _builtins.int
     FORM_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    OUTGOING_PASS_FIELD_NUMBER: _builtins.int
+    INCOMING_PASS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     size: _builtins.int
-    own_address: _builtins.str
-    """ip:port where the left neighbour connects"""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def own_address(self) -> _builtins.str:
+        """the carrier is given a socket that listens"""
+
+    @own_address.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def own_address(self, value: _builtins.str) -> None:
+        """the carrier is given a socket that listens"""
+
     next_address: _builtins.str
     """ip:port of rank + 1"""
     outgoing_keys: _builtins.bytes
     """mesh.sigma SessionKeys.to_carrier()"""
     incoming_keys: _builtins.bytes
     form_timeout_ms: _builtins.int
+    outgoing_pass: _builtins.bytes
+    """64 bytes that both ends of the link derive: introduction and answer"""
+    incoming_pass: _builtins.bytes
     def __init__(
         self,
         *,
@@ -703,10 +725,12 @@ class StartCarrier(_message.Message):
         outgoing_keys: _builtins.bytes = ...,
         incoming_keys: _builtins.bytes = ...,
         form_timeout_ms: _builtins.int = ...,
+        outgoing_pass: _builtins.bytes = ...,
+        incoming_pass: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["form_timeout_ms", b"form_timeout_ms", "incoming_keys", b"incoming_keys", "next_address", b"next_address", "outgoing_keys", b"outgoing_keys", "own_address", b"own_address", "rank", b"rank", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["form_timeout_ms", b"form_timeout_ms", "incoming_keys", b"incoming_keys", "incoming_pass", b"incoming_pass", "next_address", b"next_address", "outgoing_keys", b"outgoing_keys", "outgoing_pass", b"outgoing_pass", "own_address", b"own_address", "rank", b"rank", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -824,6 +848,27 @@ class RekeyWanted(_message.Message):
 Global___RekeyWanted: _TypeAlias = RekeyWanted  # noqa: Y015
 
 @_typing.final
+class Knock(_message.Message):
+    """MLX waits for a connection to this port of loopback, whoever makes it; it carries nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Knock: _TypeAlias = Knock  # noqa: Y015
+
+@_typing.final
 class CarrierPong(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -832,11 +877,15 @@ class CarrierPong(_message.Message):
     RECORDS_OPENED_FIELD_NUMBER: _builtins.int
     BYTES_SEALED_FIELD_NUMBER: _builtins.int
     BYTES_OPENED_FIELD_NUMBER: _builtins.int
+    WAITING_MS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     records_sealed: _builtins.int
+    """and at least begun to be sent"""
     records_opened: _builtins.int
     bytes_sealed: _builtins.int
     bytes_opened: _builtins.int
+    waiting_ms: _builtins.int
+    """since when no byte has come of a record that is waited for; 0 while none is"""
     def __init__(
         self,
         *,
@@ -845,10 +894,11 @@ class CarrierPong(_message.Message):
         records_opened: _builtins.int = ...,
         bytes_sealed: _builtins.int = ...,
         bytes_opened: _builtins.int = ...,
+        waiting_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_opened", b"bytes_opened", "bytes_sealed", b"bytes_sealed", "records_opened", b"records_opened", "records_sealed", b"records_sealed", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_opened", b"bytes_opened", "bytes_sealed", b"bytes_sealed", "records_opened", b"records_opened", "records_sealed", b"records_sealed", "sequence", b"sequence", "waiting_ms", b"waiting_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -344,7 +344,7 @@ class Sampling(_message.Message):
     """[0, 1]"""
     seed: _builtins.int
     repetition_penalty: _builtins.float
-    """[0.01, 100]; 1: off. On tokens of prompt and answer alike"""
+    """[0.1, 10]; 1: off. On tokens of prompt and answer alike"""
     repetition_context_size: _builtins.int
     """[1, 4096] last tokens that it looks at; 20 when unset"""
     presence_penalty: _builtins.float

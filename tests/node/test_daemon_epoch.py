@@ -55,8 +55,12 @@ class Engine(Part):
 
 
 class Carrier(Part):
+    def __init__(self, workshop: "Workshop") -> None:
+        super().__init__(workshop)
+        self.start = engine_pb2.StartCarrier()
+
     def give(self, start: engine_pb2.StartCarrier) -> None:
-        assert (start.outgoing_keys, start.incoming_keys) == (b"out", b"in")
+        self.start.MergeFrom(start)
         self.log.append("give")
 
     async def form(self, seconds: float) -> None:
@@ -84,6 +88,8 @@ class Workshop:
         self.reports: list[str] = []
         self.channels: list[Any] = []
         self.released = 0
+        self.settlements = 0
+        self.again: Any = None
         self.close_fails = False
         self.on_fault: Any = None
 
@@ -111,9 +117,13 @@ class Workshop:
         self.made_carrier = Carrier(self)
         return self.made_carrier
 
-    async def handshakes(self, plan: Any) -> LinkSecrets:
+    async def handshakes(self, plan: Any, again: Any) -> LinkSecrets:
+        self.again = again
         await self.gate("handshakes")
-        return LinkSecrets(b"out", b"in", "a:1", "b:2", [])
+        return LinkSecrets(b"out", b"in", b"out pass", b"in pass", "b:2", [])
+
+    def settled(self, plan: Any) -> None:
+        self.settlements += 1
 
     async def rotate(self, plan: Any, gate: Any, carrier: Any) -> None:
         await self.gate("rotation")
@@ -162,6 +172,54 @@ async def test_the_whole_way(size: int) -> None:
     assert gateway.problems == ["EPOCH_ENDED"]
     assert shop.made_engine.log == ["open", "close"]
     assert shop.released == 1
+
+
+@pytest.mark.parametrize("when", ["before the keys are given", "when they have been"])
+async def test_a_repeated_handshake_brings_the_keys_that_count(when: str) -> None:
+    shop = Workshop()
+    epoch = Epoch(Plan(2), shop)
+    epoch.prepare()
+    for gate in ("engine", "carrier", "handshakes"):
+        shop.open(gate)
+        await settle()
+    newer = LinkSecrets(incoming_keys=b"newer in", incoming_pass=b"newer pass")
+    if when == "before the keys are given":
+        shop.again(newer)
+    shop.open("open")
+    await settle()
+    if when == "when they have been":
+        assert shop.made_carrier.start.incoming_keys == b"in"
+        shop.again(newer)
+    start = shop.made_carrier.start
+    assert (start.outgoing_keys, start.outgoing_pass, start.next_address) == (b"out", b"out pass", "b:2")
+    assert (start.incoming_keys, start.incoming_pass) == (b"newer in", b"newer pass")
+    assert shop.settlements == 0
+    epoch.commit()
+    assert shop.settlements == 1
+    shop.again(LinkSecrets(incoming_keys=b"too late"))
+    assert shop.made_carrier.start.incoming_keys == b"newer in"
+    epoch.end("done")
+    await epoch.closed()
+
+
+async def test_handshakes_do_not_wait_for_the_epoch_before() -> None:
+    first_shop, second_shop = Workshop(), Workshop()
+    first = Epoch(Plan(2), first_shop)
+    first.prepare()
+    await settle()
+    first.end("superseded")
+    blocked = asyncio.get_running_loop().create_future()
+    first._cleanup = asyncio.ensure_future(blocked)
+    second = Epoch(Plan(2), second_shop, after=first)
+    second.prepare()
+    await settle()
+    assert "handshakes" in second_shop.gates
+    assert not {"engine", "carrier"} & set(second_shop.gates)
+    blocked.set_result(None)
+    await settle()
+    assert {"engine", "carrier"} <= set(second_shop.gates)
+    second.end("done")
+    await second.closed()
 
 
 async def test_an_engine_that_does_not_close_is_killed() -> None:

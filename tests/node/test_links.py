@@ -4,7 +4,9 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from onpath import ATTACKS, Proxy, swallow
 
+from mesh.addresses import parse_address
 from mesh.certificates import PeerIdentity, Role
 from mesh.errors import SealringError
 from mesh.roster import Roster
@@ -13,9 +15,10 @@ from mesh.session import SessionKeys
 from mesh.tls import PeerChannel, server_credentials
 from node import link_setup
 from node import links as links_module
+from node.carrier.neighbours import PASS_BYTES
 from node.daemon_epoch import LinkSecrets
 from node.daemon_plan import EpochPlan, plan_epoch
-from node.link_setup import establish
+from node.link_setup import LinkSetup
 from node.links import SERVICE, Links
 from sealring.v1 import links_pb2, links_pb2_grpc, membership_pb2
 
@@ -40,7 +43,10 @@ async def daemons(cluster, count: int) -> AsyncIterator[list[Daemon]]:
     finally:
         for daemon in found:
             assert not daemon.links._expected
-            assert not daemon.links._open
+        async with asyncio.timeout(15):
+            while any(daemon.links._open for daemon in found):  # of connections that were cut
+                await asyncio.sleep(0.01)
+        for daemon in found:
             await daemon.server.stop(0)
 
 
@@ -62,7 +68,17 @@ def plan(roster: Roster, daemon: Daemon, epoch: int = 1) -> EpochPlan:
 
 
 async def shake(daemon: Daemon, epoch: EpochPlan) -> LinkSecrets:
-    return await establish(daemon.links, epoch, "127.0.0.1")
+    """One epoch's handshakes; none is answered afterwards."""
+    setup = LinkSetup(daemon.links, epoch, ring_address(daemon), lambda secrets: None)
+    try:
+        return await setup.establish()
+    finally:
+        setup.close()
+        await asyncio.sleep(0)
+
+
+def ring_address(daemon: Daemon) -> str:
+    return f"127.0.0.1:{10_000 + int(daemon.party.address.rpartition(':')[2]) % 10_000}"
 
 
 def matches(sender: bytes, receiver: bytes) -> bool:
@@ -79,7 +95,9 @@ async def test_a_ring_shakes_hands(cluster, size: int) -> None:
         secrets = await asyncio.gather(*(shake(node, plan(roster, node)) for node in nodes))
         for rank, own in enumerate(secrets):
             following = secrets[(rank + 1) % size]
-            assert own.next_address == following.own_address
+            assert own.next_address == ring_address(nodes[(rank + 1) % size])
+            assert own.outgoing_pass == following.incoming_pass
+            assert len(own.outgoing_pass) == PASS_BYTES
             assert matches(own.outgoing_keys, following.incoming_keys)
             links = {(info.from_rank, info.to_rank) for info in own.infos}
             assert links == {(rank, (rank + 1) % size), ((rank - 1) % size, rank)}
@@ -92,7 +110,7 @@ async def test_a_handshake_that_is_early_waits(cluster) -> None:
         first = asyncio.create_task(shake(nodes[0], plan(roster, nodes[0])))
         await asyncio.sleep(0.5)
         second = await shake(nodes[1], plan(roster, nodes[1]))
-        assert (await first).next_address == second.own_address
+        assert (await first).outgoing_pass == second.incoming_pass
 
 
 async def refused(*establishing) -> set[str]:
@@ -107,6 +125,7 @@ async def refused(*establishing) -> set[str]:
 
 
 async def test_an_epoch_that_was_not_prepared_is_refused(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_setup, "CALL_SECONDS", 0.5)
     monkeypatch.setattr(links_module, "EARLY_SECONDS", 0.2)
     async with daemons(cluster, 2) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
@@ -124,7 +143,8 @@ async def test_a_neighbour_that_never_calls_is_given_up(cluster, monkeypatch: py
         assert await refused(shake(nodes[1], plan(roster, nodes[1]))) == {"PEER_SILENT"}
 
 
-async def test_other_rosters_do_not_agree(cluster) -> None:
+async def test_other_rosters_do_not_agree(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_setup, "CALL_SECONDS", 0.0)
     async with daemons(cluster, 2) as nodes:
         parties = [node.party for node in nodes]
         _, old = cluster.roster(parties)
@@ -133,8 +153,48 @@ async def test_other_rosters_do_not_agree(cluster) -> None:
         assert reasons == {"WRONG_EPOCH_OR_LINK", "BROKEN_OFF"}
 
 
+@pytest.mark.parametrize("inward", [False, True], ids=["to-responder", "to-initiator"])
+@pytest.mark.parametrize("attack", ["truncate", "alter", "swallow"])
+async def test_a_handshake_that_breaks_off_is_tried_again(
+    cluster, monkeypatch: pytest.MonkeyPatch, attack: str, inward: bool
+) -> None:
+    """Wherever on its way it is hit, both ends have the same keys in the end, those of one handshake."""
+    monkeypatch.setattr(link_setup, "_FIRST_ATTEMPT", 1.0)
+    async with daemons(cluster, 2) as nodes:
+        proxy = Proxy(parse_address(nodes[1].party.address))
+        nodes[1].party.address = proxy.address
+        _, roster = cluster.roster([node.party for node in nodes])
+        for skip in range(8):
+            proxy.arm({**ATTACKS, "swallow": swallow}[attack], inward=inward, skip=skip)
+            own, other = await both_ends(nodes, roster, epoch=skip + 1)
+            assert matches(own.outgoing_keys, other.incoming_keys)
+            assert matches(other.outgoing_keys, own.incoming_keys)
+            assert (own.outgoing_pass, own.incoming_pass) == (other.incoming_pass, other.outgoing_pass)
+        proxy.close()
+
+
+async def both_ends(nodes: list[Daemon], roster: Roster, epoch: int) -> tuple[LinkSecrets, LinkSecrets]:
+    """What the carriers of both have when both have reported that they are prepared."""
+    repeated: list[LinkSecrets] = []
+    plans = [plan(roster, node, epoch) for node in nodes]
+    setups = [
+        LinkSetup(node.links, one, ring_address(node), repeated.append)
+        for node, one in zip(nodes, plans, strict=True)
+    ]
+    try:
+        own, other = await asyncio.gather(*(setup.establish() for setup in setups))
+    finally:
+        for setup in setups:
+            setup.close()
+        await asyncio.sleep(0)
+    for secrets in repeated:  # it is the responder that is told
+        other = other.renewed(secrets)
+    return own, other
+
+
 async def test_another_member_cannot_stand_in(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A valid member whose address is listed for another one fails at the TLS name already."""
+    monkeypatch.setattr(link_setup, "CALL_SECONDS", 0.0)
     monkeypatch.setattr(links_module, "_CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(link_setup, "PEER_SECONDS", 0.5)
     monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 0.5)
@@ -188,7 +248,7 @@ async def test_a_member_that_is_not_the_neighbour_does_not_spoil_the_link(cluste
         assert code is grpc.StatusCode.PERMISSION_DENIED
         first = await shake(nodes[0], plan(roster, nodes[0]))
         assert isinstance(await waiting, LinkSecrets)
-        assert first.next_address == waiting.result().own_address
+        assert first.outgoing_pass == waiting.result().incoming_pass
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Somebody on the path: TCP proxies between members that delay, reorder, alter, replay, inject or cut."""
+"""Somebody on the path: TCP proxies that delay, reorder, alter, replay, inject, swallow or cut."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class Proxy:
     def __init__(self, target: tuple[str, int], listen: socket.socket | None = None) -> None:
         self.target = target
         self.attack: Attack | None = None
+        self._inward = False
+        self._skip = 0
         self.used = threading.Event()
         self._listener = listen or socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -37,9 +39,10 @@ class Proxy:
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def arm(self, attack: Attack) -> None:
-        """Uses `attack` on the next bytes, once."""
+    def arm(self, attack: Attack, *, inward: bool = False, skip: int = 0) -> None:
+        """Uses `attack` once: on the next bytes to the target, or from it, after `skip` chunks of them."""
         self.used.clear()
+        self._inward, self._skip = inward, skip
         self.attack = attack
 
     def close(self) -> None:
@@ -83,7 +86,10 @@ class Proxy:
     def _attacked(self, flow: Flow, data: bytes) -> bytes | None:
         with self._lock:
             attack = self.attack
-            if attack is None or not flow.outward:
+            if attack is None or flow.outward is self._inward:
+                return data
+            if self._skip:
+                self._skip -= 1
                 return data
             self.attack = None
             self.used.set()
@@ -121,6 +127,10 @@ def inject(flow: Flow, data: bytes) -> bytes:
 
 def truncate(flow: Flow, data: bytes) -> None:
     return None
+
+
+def swallow(flow: Flow, data: bytes) -> bytes:
+    return b""
 
 
 ATTACKS: dict[str, Attack] = {

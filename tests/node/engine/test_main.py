@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from knock import knocking
 
-from mesh.addresses import free_port
 from mesh.frames import FrameSocket
 from mesh.identity import SoftwareSigner, member_id
 from mesh.session import LinkParams, SessionKeys
 from mesh.sigma import EphemeralLedger, Initiator, Responder
 from mesh.suites import DEFAULT_SUITES
+from node.carrier.neighbours import PASS_BYTES
 from node.channel import create_channel
 from node.engine.profile import digest
 from sealring.v1 import control_pb2 as control
@@ -270,13 +271,14 @@ def handshake(signers: list[SoftwareSigner], low: int, high: int, sender: int) -
 
 
 class CarrierProcess:
-    def __init__(self, descriptors: tuple[int, int, int, int]) -> None:
+    def __init__(self, descriptors: tuple[int, int, int, int], listener: socket.socket) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "node.carrier.main", "--control-fd", str(theirs.fileno())]
-        with theirs:
+        command += ["--channel-fds", ",".join(map(str, descriptors)), "--listen-fd", str(listener.fileno())]
+        with theirs, listener:
             self.process = subprocess.Popen(
-                [*command, "--channel-fds", ",".join(map(str, descriptors))],
-                pass_fds=(theirs.fileno(), *descriptors),
+                command,
+                pass_fds=(theirs.fileno(), *descriptors, listener.fileno()),
                 stderr=subprocess.DEVNULL,
             )
         ours.settimeout(40)
@@ -286,7 +288,11 @@ class CarrierProcess:
     def wait_for(self, kind: str) -> None:
         event = self.frames.receive(engine.CarrierEvent)
         assert event is not None
-        assert event.WhichOneof("event") == kind, event
+        if event.WhichOneof("event") == "knock":
+            with knocking(event.knock.port):
+                self.wait_for(kind)
+        else:
+            assert event.WhichOneof("event") == kind, event
 
     def end(self) -> None:
         self.frames.close()
@@ -305,22 +311,25 @@ def carried_ring(engines: list[EngineProcess], epoch: int) -> Iterator[list[Carr
         after = (rank + 1) % size
         keys = handshake(signers, min(rank, after), max(rank, after), rank)
         outgoing[rank], incoming[after] = keys[rank], keys[after]
-    addresses = [f"127.0.0.1:{free_port()}" for _ in engines]
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in engines]
+    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in listeners]
+    passes = [keys.export(b"ring pass", length=PASS_BYTES) for keys in outgoing]
     carriers = []
     try:
         for rank, process in enumerate(engines):
             ends = create_channel()
             socket.send_fds(process.handoff, [str(epoch).encode()], list(ends.engine))
-            carriers.append(CarrierProcess(ends.carrier))
+            carriers.append(CarrierProcess(ends.carrier, listeners[rank]))
             for descriptor in (*ends.engine, *ends.carrier):
                 os.close(descriptor)
             start = engine.StartCarrier(
                 rank=rank,
                 size=size,
-                own_address=addresses[rank],
                 next_address=addresses[(rank + 1) % size],
                 outgoing_keys=outgoing[rank].to_carrier(),
                 incoming_keys=incoming[rank].to_carrier(),
+                outgoing_pass=passes[rank],
+                incoming_pass=passes[rank - 1],
                 form_timeout_ms=20_000,
             )
             carriers[rank].frames.send(engine.CarrierCommand(start=start))

@@ -1,0 +1,221 @@
+"""The connections to both neighbours on the ring, made and proved before MLX sees them.
+
+MLX takes the first TCP connection that comes to its port, whoever it is, and waits for it without limit. So
+it never gets to see a port of the network: this module listens and calls, with deadlines, and whoever does
+not begin with the pass of the link is turned away while the neighbour is waited for. The pass is a secret of
+the link's handshake that both ends derive; it says which connection to believe in for the moment and nothing
+more: what a pass is worth to somebody who read it on the path is the chance to break this connection off,
+which such a one has anyway. What makes the link is the confirmation record that follows the pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mesh.errors import EpochEnded, Unavailable
+from mesh.records import CONFIRMATION_BYTES
+
+HALF_PASS_BYTES = 32
+PASS_BYTES = 2 * HALF_PASS_BYTES
+"""The first half introduces the caller, the second half is the answer."""
+
+GUEST_SECONDS = 3.0
+"""How long a caller may take to introduce itself, and how long the own introduction waits for an answer."""
+
+MAX_GUESTS = 64
+_GREETING_BYTES = HALF_PASS_BYTES + CONFIRMATION_BYTES
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Connections:
+    """To the next member and from the previous one; both have been confirmed."""
+
+    outgoing: socket.socket
+    incoming: socket.socket
+
+
+def meet(
+    listener: socket.socket,
+    next_address: tuple[str, int],
+    *,
+    confirmation: bytes,
+    outgoing_pass: bytes,
+    incoming_pass: bytes,
+    open_confirmation: Callable[[bytes], None],
+    seconds: float,
+) -> Connections:
+    """Waits for the previous member and calls the next one, until both are there; `listener` is closed then.
+
+    `confirmation` is the sealed record for the next member: the same bytes in every attempt. What the
+    previous member brings goes to `open_confirmation` once. Raises EpochEnded (NO_CONFIRMATION), Unavailable
+    (RING_FAILED), and what `open_confirmation` raises.
+    """
+    until = time.monotonic() + seconds
+    call = _Call(next_address, outgoing_pass, confirmation, until)
+    calling = threading.Thread(target=call.run, name="call", daemon=True)
+    calling.start()
+    try:
+        with listener:
+            incoming = _Reception(listener, incoming_pass, open_confirmation).run(until, calling.is_alive)
+    finally:
+        call.give_up()
+    calling.join()
+    if call.connection is None:
+        raise Unavailable(
+            "the next member does not take the ring's connection",
+            hint="check that members reach each other",
+            reason="RING_FAILED",
+        )
+    return Connections(call.connection, incoming)
+
+
+class _Call:
+    """Calls the next member until it answers; a connection that fails is replaced by a fresh one."""
+
+    def __init__(self, address: tuple[str, int], link_pass: bytes, confirmation: bytes, until: float) -> None:
+        self.connection: socket.socket | None = None
+        self._address = address
+        self._greeting = link_pass[:HALF_PASS_BYTES] + confirmation
+        self._answer = link_pass[HALF_PASS_BYTES:]
+        self._until = until
+
+    def give_up(self) -> None:
+        self._until = min(self._until, time.monotonic())
+
+    def run(self) -> None:
+        pause = _FIRST_PAUSE
+        while self.connection is None and time.monotonic() < self._until:
+            with contextlib.suppress(OSError):
+                self.connection = self._attempt()
+                return
+            time.sleep(pause)
+            pause = min(_LONGEST_PAUSE, 2 * pause)
+
+    def _attempt(self) -> socket.socket:
+        patience = max(_LOOK_SECONDS, min(GUEST_SECONDS, self._until - time.monotonic()))
+        connection = socket.create_connection(self._address, timeout=patience)
+        try:
+            _configure(connection)
+            connection.sendall(self._greeting)
+            answer = b""
+            while len(answer) < HALF_PASS_BYTES:
+                part = connection.recv(HALF_PASS_BYTES - len(answer))
+                if not part:
+                    raise ConnectionError
+                answer += part
+            if not hmac.compare_digest(answer, self._answer):
+                raise ConnectionError
+            return connection
+        except OSError:
+            connection.close()
+            raise
+
+
+@dataclass
+class _Guest:
+    connection: socket.socket
+    until: float
+    said: bytearray = field(default_factory=bytearray)
+
+
+class _Reception:
+    """Listens to everybody who comes, each for a little while, and keeps who brings the pass."""
+
+    def __init__(
+        self, listener: socket.socket, link_pass: bytes, open_confirmation: Callable[[bytes], None]
+    ) -> None:
+        self._listener = listener
+        self._pass, self._answer = link_pass[:HALF_PASS_BYTES], link_pass[HALF_PASS_BYTES:]
+        self._open_confirmation = open_confirmation
+        self._opened = b""
+        self._neighbour: socket.socket | None = None
+        self._guests: list[_Guest] = []
+        self._selector = selectors.DefaultSelector()
+
+    def run(self, until: float, more_to_come: Callable[[], bool]) -> socket.socket:
+        """Returns when the neighbour is there and nothing else is waited for.
+
+        Until then the neighbour may call again: its answer may have been lost.
+        """
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        try:
+            while self._neighbour is None or more_to_come():
+                if time.monotonic() >= until:
+                    break
+                for key, _ in self._selector.select(_LOOK_SECONDS):
+                    self._accept() if key.data is None else self._listen_to(key.data)
+                for guest in [one for one in self._guests if one.until <= time.monotonic()]:
+                    self._dismiss(guest)
+        finally:
+            for guest in list(self._guests):
+                self._dismiss(guest)
+            self._selector.close()
+        if self._neighbour is None:
+            raise EpochEnded("the previous member did not come", reason="NO_CONFIRMATION")
+        return self._neighbour
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            if len(self._guests) >= MAX_GUESTS:
+                self._dismiss(self._guests[0])
+            guest = _Guest(connection, time.monotonic() + GUEST_SECONDS)
+            self._guests.append(guest)
+            self._selector.register(connection, selectors.EVENT_READ, guest)
+
+    def _dismiss(self, guest: _Guest, *, close: bool = True) -> None:
+        self._guests.remove(guest)
+        self._selector.unregister(guest.connection)
+        if close:
+            guest.connection.close()
+
+    def _listen_to(self, guest: _Guest) -> None:
+        try:
+            part = guest.connection.recv(_GREETING_BYTES - len(guest.said))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        guest.said += part
+        # only a whole pass is compared: a part would tell how far a guess was right
+        introduced = len(guest.said) >= HALF_PASS_BYTES
+        if not part or (introduced and not hmac.compare_digest(guest.said[:HALF_PASS_BYTES], self._pass)):
+            self._dismiss(guest)
+        elif len(guest.said) == _GREETING_BYTES:
+            self._welcome(guest)
+
+    def _welcome(self, guest: _Guest) -> None:
+        """The record is opened once; the same bytes again come from a neighbour that missed the answer."""
+        record = bytes(guest.said[HALF_PASS_BYTES:])
+        if not self._opened:
+            self._open_confirmation(record)
+            self._opened = record
+        elif not hmac.compare_digest(record, self._opened):
+            self._dismiss(guest)
+            return
+        connection = guest.connection
+        self._dismiss(guest, close=False)
+        try:
+            _configure(connection)
+            connection.sendall(self._answer)
+        except OSError:
+            connection.close()
+            return
+        if self._neighbour is not None:
+            self._neighbour.close()
+        self._neighbour = connection
+
+
+def _configure(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,24 @@
+"""What the daemon does for a carrier that forms its group: somebody has to connect to MLX."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def knocking(port: int, seconds: float = 20) -> Iterator[None]:
+    """A visitor at a port of loopback, from when somebody listens there."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            visitor = socket.create_connection(("127.0.0.1", port))
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.005)
+    with visitor:
+        yield
