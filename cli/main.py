@@ -26,6 +26,7 @@ from cli.commands import (
     proxy,
     service,
     token,
+    trace,
     trust,
 )
 from cli.commands import config as config_commands
@@ -36,7 +37,7 @@ from mesh.errors import SealringError
 _GROUPS = (
     *(demo.app, chat.app, proxy.app, coordinator.app, token.app, node.app, nodes.app, gateway.app, keys.app),
     *(operators.app, deployments.app, trust.app, root_commands.app, model.app, config_commands.app),
-    *(service.app, bench.app),
+    *(service.app, bench.app, trace.app),
 )
 
 app = typer.Typer(

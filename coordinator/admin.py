@@ -14,6 +14,7 @@ from coordinator.operators import OperatorAccess, needs
 from coordinator.sessions import Sessions
 from coordinator.standing import Standing
 from coordinator.store import OperatorRole, Store, StoredToken
+from coordinator.traces import Traces
 from mesh.bootstrap import JoinToken
 from mesh.certificates import Role, to_pem
 from mesh.clock import Clock
@@ -50,6 +51,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         expulsion: Expulsion,
         deployments: DeploymentService,
         moves: Moves,
+        traces: Traces,
         *,
         clock: Clock,
     ) -> None:
@@ -62,6 +64,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._expulsion = expulsion
         self._deployments = deployments
         self._moves = moves
+        self._traces = traces
         self._clock = clock
 
     # Join tokens
@@ -216,6 +219,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Raises NotFound (UNKNOWN_DEPLOYMENT)."""
         await self._deployments.delete(request.name, actor)
         return admin_pb2.DeleteDeploymentResponse()
+
+    @needs(OperatorRole.READ)
+    async def TraceRing(  # noqa: N802
+        self, request: admin_pb2.TraceRingRequest, actor: str
+    ) -> admin_pb2.TraceRingResponse:
+        """Raises what `Traces.trace` raises."""
+        return await self._traces.trace(request.ring, request.milliseconds)
 
     # What can be verified
 

@@ -29,6 +29,7 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.standing import Standing
 from coordinator.store import Store
 from coordinator.survey import Survey
+from coordinator.traces import Traces
 from coordinator.watchers import SchedulingService, Watchers
 from mesh.certificates import needs_rotation
 from mesh.clock import Clock, wall_clock
@@ -98,6 +99,7 @@ class Coordinator:
         self.tls = TlsStore(
             keys.server_material(settings.hosts(), lifetime=settings.certificate_lifetime, now=clock())
         )
+        traces = Traces(sessions, rings)
         self._admin = AdminService(
             OperatorAccess(access, store, keys, clock=clock),
             store,
@@ -108,10 +110,11 @@ class Coordinator:
             expulsion,
             deployments,
             self.moves,
+            traces,
             clock=clock,
         )
         self._membership = MembershipService(
-            access, store, authority, sessions, rings, profiles, challenges, cluster, clock=clock
+            access, store, authority, sessions, rings, profiles, challenges, traces, cluster, clock=clock
         )
         self._certificates = CertificatesService(access, store, keys, settings, clock=clock)
         self._scheduling = SchedulingService(access, watchers, rings.snapshot)

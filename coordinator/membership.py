@@ -17,6 +17,7 @@ from coordinator.profiles import Profiles
 from coordinator.rings import Rings
 from coordinator.sessions import NodeSession, Sessions, roster_message
 from coordinator.store import Store
+from coordinator.traces import Traces
 from mesh.attestation import verify_sealing_key
 from mesh.certificates import Role
 from mesh.clock import Clock, monotonic_clock
@@ -44,6 +45,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         rings: Rings,
         profiles: Profiles,
         challenges: Challenges,
+        traces: Traces,
         cluster: str,
         *,
         clock: Clock,
@@ -55,6 +57,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         self._rings = rings
         self._profiles = profiles
         self._challenges = challenges
+        self._traces = traces
         self._alarms: set[tuple[str, int]] = set()
         self._cluster = cluster
         self._clock = clock
@@ -77,6 +80,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         finally:
             reading.cancel()
             self._profiles.gone(session.member)
+            self._traces.gone(session.member)
             self._sessions.closed(session)
 
     async def _hello(self, requests: AsyncIterator[MemberMessage]) -> membership_pb2.Hello:
@@ -143,6 +147,8 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             self._rings.faulted(member, message.fault)
         elif kind == "challenge_answer":
             self._challenges.answered(member, message.challenge_answer)
+        elif kind == "trace":
+            self._traces.answered(member, message.trace)
         elif kind == "roster_seen":
             self._check_seen(member, message.roster_seen)
         elif kind == "goodbye":

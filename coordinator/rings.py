@@ -15,12 +15,13 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.store import Store
 from coordinator.watchers import Watchers, roster_event
 from mesh.clock import Clock, monotonic_clock
-from mesh.errors import SealringError
+from mesh.errors import FailedPrecondition, InvalidInput, NotFound, SealringError
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, WatchResponse
 
 _MAX_REASON = 200
 _RETRY_SECONDS = 1.0
+_SHOWN = 8
 log = structlog.get_logger()
 
 
@@ -189,6 +190,34 @@ class Rings:
         for ring in plan.rings:
             running = self._running.get(ring.ring)
             yield parked_status(ring.ring) if running is None else running.status()
+
+    def serving(self, name: str) -> RunningRing:
+        """The ring of that name, or the only one for "".
+
+        Raises NotFound (NO_SUCH_RING), InvalidInput (WHICH_RING), FailedPrecondition (RING_DOWN).
+        """
+        if not name and len(self._running) > 1:
+            raise InvalidInput(
+                "there are several rings",
+                hint=f"name one of: {', '.join(sorted(self._running)[:_SHOWN])}",
+                reason="WHICH_RING",
+                param="ring",
+            )
+        found = self._running.get(name) if name else next(iter(self._running.values()), None)
+        if found is None:
+            raise NotFound(
+                f"there is no ring {name[:64]!r}" if name else "there is no ring",
+                hint="see: sealring deployments list",
+                reason="NO_SUCH_RING",
+                param="ring",
+            )
+        if found.machine.phase is not Phase.SERVING:
+            raise FailedPrecondition(
+                f"ring {found.plan.ring} does not serve just now",
+                hint="see: sealring deployments list",
+                reason="RING_DOWN",
+            )
+        return found
 
     async def run(self) -> None:
         """Let time pass: deadlines, back-offs and grace periods. Runs until cancelled."""

@@ -49,6 +49,7 @@ from node.rotation import KeyTaker, Rotation, StepGate
 from node.sealed_rows import Unsealer
 from node.session import CoordinatorSession
 from node.settings import NodeSettings
+from node.timelog import now
 from sealring.v1 import membership_pb2
 
 log = structlog.get_logger()
@@ -161,6 +162,8 @@ class Daemon:
             self._go(self._profile(message.profile))
         elif kind == "challenge":
             self._go(self._prove(message.challenge))
+        elif kind == "trace":
+            self._trace(message.trace)
         elif kind == "prepare":
             self._prepare(message.prepare)
         elif kind == "commit":
@@ -236,6 +239,28 @@ class Daemon:
             return (bytes.fromhex((await self._engines.profile(stage.path)).digest),)
         except (NotFound, ModelError):
             return (bytes(32),)
+
+    def _trace(self, question: membership_pb2.TraceQuestion) -> None:
+        """A question with no window is one about the clock, and answered at once."""
+        answer = membership_pb2.TraceAnswer(id=question.id, asked=now())
+        if question.window:
+            self._go(self._collect_trace(question, answer))
+        else:
+            self._send_trace(answer)
+
+    async def _collect_trace(
+        self, question: membership_pb2.TraceQuestion, answer: membership_pb2.TraceAnswer
+    ) -> None:
+        try:
+            epoch = self.serving_epoch(question.ring, question.epoch)
+            answer.processes.extend(await epoch.trace(max(0, answer.asked - question.window)))
+        except SealringError as error:
+            answer.problem.CopyFrom(to_problem(error))
+        self._send_trace(answer)
+
+    def _send_trace(self, answer: membership_pb2.TraceAnswer) -> None:
+        answer.answered = now()
+        self._session.send(membership_pb2.MemberMessage(trace=answer))
 
     def _prepare(self, prepare: membership_pb2.PrepareEpoch) -> None:
         try:

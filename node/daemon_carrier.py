@@ -6,17 +6,20 @@ import asyncio
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import structlog
 
 from mesh.errors import DeadlineExceeded, EpochEnded, SealringError
 from mesh.problem import from_problem
 from node.supervisor import Child, Liveness, child_ended
-from sealring.v1 import control_pb2, engine_pb2
+from sealring.v1 import control_pb2, engine_pb2, trace_pb2
 
 log = structlog.get_logger()
 
 CARRIER_MODULE = "node.carrier.main"
+
+T = TypeVar("T")
 
 _START_SECONDS = 30.0
 _UP_GRACE_SECONDS = 2.0
@@ -25,6 +28,7 @@ _PING_DEADLINE = 8.0
 _INSTALL_SECONDS = 5.0
 _KNOCK_SECONDS = 10.0
 _KNOCK_PAUSE = 0.005
+_TRACE_SECONDS = 5.0
 _INSTALL_PINGS = 1 << 32
 """Above every number that liveness gives its pings."""
 
@@ -39,8 +43,10 @@ class Carrier:
         self._up: asyncio.Future[None] = loop.create_future()
         self._rekey_outgoing, self._rekey_incoming = asyncio.Event(), asyncio.Event()
         self._answers: dict[int, asyncio.Future[None]] = {}
+        self._traces: dict[int, asyncio.Future[trace_pb2.ProcessTrace]] = {}
         self._installs = 0
         self._knocking: asyncio.Task[None] | None = None
+        self._asked = 0
         self._child: Child | None = None
         self._liveness: Liveness | None = None
 
@@ -125,6 +131,18 @@ class Carrier:
         finally:
             del self._answers[sequence]
 
+    async def trace(self, since: int) -> trace_pb2.ProcessTrace:
+        """What the carrier did since then. Raises EpochEnded, DeadlineExceeded."""
+        self._asked += 1
+        number = self._asked
+        taken: asyncio.Future[trace_pb2.ProcessTrace] = asyncio.get_running_loop().create_future()
+        self._traces[number] = taken
+        try:
+            self._send(engine_pb2.CarrierCommand(trace=engine_pb2.TakeTrace(id=number, since=since)))
+            return await _within(taken, _TRACE_SECONDS, "the trace of a carrier")
+        finally:
+            del self._traces[number]
+
     async def stop(self) -> None:
         """Kills the process, whatever it does, and reaps it; safe to call again."""
         self._on_fault = None
@@ -160,6 +178,10 @@ class Carrier:
             _resolve(self._answers[event.pong.sequence])
         elif kind == "knock" and self._knocking is None:
             self._knocking = asyncio.get_running_loop().create_task(_knock(event.knock.port))
+        elif kind == "trace":
+            taken = self._traces.get(event.trace.id)
+            if taken is not None and not taken.done():
+                taken.set_result(event.trace.trace)
         elif kind == "rekey":
             self.rekey_wanted(outgoing=event.rekey.outgoing).set()
 
@@ -177,7 +199,8 @@ class Carrier:
 
     def _fault(self, error: SealringError) -> None:
         on_fault, self._on_fault = self._on_fault, None
-        for future in (self._ready, self._up, *self._answers.values()):
+        waiting: list[asyncio.Future[Any]] = [self._ready, self._up]
+        for future in (*waiting, *self._answers.values(), *self._traces.values()):
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # whether or not somebody waits
@@ -208,9 +231,9 @@ def _ping(sequence: int) -> bytes:
     return engine_pb2.CarrierCommand(ping=control_pb2.Ping(sequence=sequence)).SerializeToString()
 
 
-async def _within(future: asyncio.Future[None], seconds: float, what: str) -> None:
+async def _within(future: asyncio.Future[T], seconds: float, what: str) -> T:
     try:
-        await asyncio.wait_for(asyncio.shield(future), seconds)
+        return await asyncio.wait_for(asyncio.shield(future), seconds)
     except TimeoutError:
         raise DeadlineExceeded(
             f"{what} took longer than {seconds:g} s", hint="see the node's log", reason="CARRIER_TIMEOUT"

@@ -13,7 +13,7 @@ import structlog
 from mesh.errors import DeadlineExceeded, EpochEnded, SealringError
 from mesh.problem import from_problem
 from node.supervisor import Child, Liveness, child_ended
-from sealring.v1 import control_pb2, engine_pb2, model_pb2
+from sealring.v1 import control_pb2, engine_pb2, model_pb2, trace_pb2
 
 log = structlog.get_logger()
 
@@ -25,6 +25,7 @@ _LOAD_SECONDS = 1800.0
 _EPOCH_SECONDS = 30.0
 _CLOSE_SECONDS = 30.0
 _STOP_SECONDS = 2.0
+_TRACE_SECONDS = 5.0
 
 _BUSY = (1.0, 8.0)  # ping interval and deadline in seconds, while steps are coming
 _QUIET = (5.0, 8.0)
@@ -169,6 +170,13 @@ class Engine:
         command = engine_pb2.EngineCommand(close_epoch=engine_pb2.CloseEngineEpoch(id=number))
         await self._ask(number, command, _CLOSE_SECONDS, "the close of an epoch")
 
+    async def trace(self, since: int) -> trace_pb2.ProcessTrace:
+        """What the engine did in its epoch since then. Raises EpochEnded, DeadlineExceeded."""
+        number = self._number()
+        command = engine_pb2.EngineCommand(trace=engine_pb2.TakeTrace(id=number, since=since))
+        event = await self._ask(number, command, _TRACE_SECONDS, "the trace of an engine")
+        return event.trace.trace
+
     def send_work(self, command: bytes) -> None:
         """Queues one serialized EngineCommand of the open epoch. Raises EpochEnded (CHILD_ENDED)."""
         self._send(command)
@@ -278,7 +286,7 @@ class Engine:
                 self._progress(event.progress.fraction)
         elif kind == "fault":
             self._fault(from_problem(event.fault.problem))
-        elif kind in ("profiled", "loaded", "problem", "epoch_opened", "epoch_closed"):
+        elif kind in ("profiled", "loaded", "problem", "epoch_opened", "epoch_closed", "trace"):
             self._answer(kind, event)
 
     def _pong(self, pong: engine_pb2.EnginePong) -> None:

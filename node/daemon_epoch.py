@@ -22,7 +22,7 @@ from node.channel import ChannelEnds
 from node.daemon_engine import EngineFigures, EngineSink
 from node.daemon_plan import EpochPlan
 from node.rotation import KeyTaker, StepGate
-from sealring.v1 import engine_pb2, membership_pb2
+from sealring.v1 import engine_pb2, membership_pb2, trace_pb2
 
 log = structlog.get_logger()
 
@@ -59,6 +59,8 @@ class StageEngine(Protocol):
 
     async def drained(self) -> None: ...
 
+    async def trace(self, since: int) -> trace_pb2.ProcessTrace: ...
+
     def kill(self) -> None: ...
 
 
@@ -68,6 +70,8 @@ class RingCarrier(KeyTaker, Protocol):
     def give(self, start: engine_pb2.StartCarrier) -> None: ...
 
     async def form(self, seconds: float) -> None: ...
+
+    async def trace(self, since: int) -> trace_pb2.ProcessTrace: ...
 
     async def stop(self) -> None: ...
 
@@ -228,6 +232,20 @@ class Epoch:
             )
         )
         self._end(problem)
+
+    async def trace(self, since: int) -> list[trace_pb2.ProcessTrace]:
+        """What engine and carrier did since then, nanoseconds on the machine's monotonic clock.
+
+        Raises FailedPrecondition (EPOCH_NOT_SERVING), EpochEnded, DeadlineExceeded.
+        """
+        if self.phase is not Phase.UP or self.engine is None:
+            raise FailedPrecondition(
+                "this node does not serve that epoch", reason="EPOCH_NOT_SERVING", hint="try again"
+            )
+        asked = [self.engine.trace(since)]
+        if self._carrier is not None:
+            asked.append(self._carrier.trace(since))
+        return list(await asyncio.gather(*asked))
 
     def end(self, reason: str) -> None:
         """Ends the epoch on the coordinator's word; only the gateway is told."""

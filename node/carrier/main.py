@@ -53,6 +53,8 @@ class Carrier:
                 self._install(command.install)
             elif kind == "ping":
                 self._pong(command.ping)
+            elif kind == "trace":
+                self._trace(command.trace)
             elif kind == "shutdown":
                 return
 
@@ -141,6 +143,12 @@ class Carrier:
             pong.bytes_sealed, pong.bytes_opened = counters.bytes_sealed, counters.bytes_opened
             pong.waiting_ms = int(counters.waiting_seconds() * 1000)
         self._control.send(engine_pb2.CarrierEvent(pong=pong))
+
+    def _trace(self, command: engine_pb2.TakeTrace) -> None:
+        taken = engine_pb2.TraceTaken(id=command.id)
+        if self._pump is not None:
+            taken.trace.CopyFrom(self._pump.trace(command.since))
+        self._control.send(engine_pb2.CarrierEvent(trace=taken))
 
 
 def _check_progress(counters: Counters) -> None:

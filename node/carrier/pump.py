@@ -13,6 +13,8 @@ from mesh.session import SessionKeys
 from mesh.suites import TAG_BYTES
 from node.carrier.ring import RingGroup
 from node.channel import CarrierChannel
+from node.timelog import TimeLog, now, process_trace, span
+from sealring.v1 import trace_pb2
 
 
 @dataclass(slots=True)
@@ -42,6 +44,7 @@ class Pump:
     def __init__(self, group: RingGroup, channel: CarrierChannel, outgoing: Link, incoming: Link) -> None:
         self._group, self._channel = group, channel
         self._outgoing, self._incoming = outgoing, incoming
+        self._sends, self._receives = TimeLog(5), TimeLog(5)
         self.counters = Counters()
         self._bytes_received = group.bytes_received()
 
@@ -52,6 +55,21 @@ class Pump:
     def needs_rekey(self, *, outgoing: bool) -> bool:
         """Whether a limit of the link's newest session is reached."""
         return (self._outgoing if outgoing else self._incoming).needs_rekey
+
+    def trace(self, since: int) -> trace_pb2.ProcessTrace:
+        """What went on since then, nanoseconds on the machine's monotonic clock. Any thread."""
+        spans, kept_from = [], []
+        for log, activities in (
+            (self._sends, (trace_pb2.ACTIVITY_SEAL, trace_pb2.ACTIVITY_SEND)),
+            (self._receives, (trace_pb2.ACTIVITY_RECEIVE, trace_pb2.ACTIVITY_OPEN)),
+        ):
+            entries, lost = log.entries()
+            for step, record, begun, between, ended in entries:
+                spans.append(span(activities[0], step, begun, between, record))
+                spans.append(span(activities[1], step, between, ended, record))
+            if lost:
+                kept_from.append(entries[0][2])
+        return process_trace(spans, since, kept_from)
 
     def send_loop(self) -> None:
         while True:
@@ -88,19 +106,25 @@ class Pump:
 
     def _seal_and_send(self, header: RecordHeader, data: memoryview) -> None:
         length = header.length + TAG_BYTES
+        begun = now()
         self._outgoing.sealer.seal_into(data, self._group.send_buffer(length), header)
+        sealed = now()
         self.counters.sealed += 1
         self.counters.bytes_sealed += header.length
         self.counters.sending_since = time.monotonic()
         self._group.send(length)
         self.counters.sending_since = 0.0
+        self._sends.add(header.step, self.counters.sealed, begun, sealed, now())
 
     def _receive_and_open(self, header: RecordHeader, out: memoryview) -> None:
+        begun = now()
         self.counters.receiving_since = time.monotonic()
         if self._bytes_received is None:  # nobody can tell how the rest comes along
             self.counters.waiting_since = 0.0
         ciphertext = self._group.receive(header.length + TAG_BYTES)
         self.counters.receiving_since = self.counters.waiting_since = 0.0
+        received = now()
         self._incoming.opener.open_into(ciphertext, out, header)
         self.counters.opened += 1
+        self._receives.add(header.step, self.counters.opened, begun, received, now())
         self.counters.bytes_opened += header.length

@@ -29,8 +29,10 @@ from node.engine.records import Incoming
 from node.engine.sampling import Sampler
 from node.engine.staging import Stage, caches
 from node.engine.staging.caches import Cache
+from node.engine.trace import engine_trace
 from node.engine.transfer import Departure, Landing, SharedDeparture, transfer
 from sealring.v1 import control_pb2 as control
+from sealring.v1 import trace_pb2
 
 RECORD_DEADLINE = 120.0
 """Seconds that a member waits for a record whose step was announced."""
@@ -126,6 +128,11 @@ class Epoch:
     def trace(self) -> list[StepTimes]:
         """The times of the last steps, oldest first."""
         return list(self._outbox.trace)
+
+    def spans(self, since: int) -> trace_pb2.ProcessTrace:
+        """What went on since then, nanoseconds on the machine's monotonic clock. Any thread."""
+        copied = self._inbox.copied if self._inbox is not None else None
+        return engine_trace(self.trace, copied, since)
 
     # The thread that reads commands
 

@@ -18,6 +18,7 @@ from mesh.errors import DeadlineExceeded, EpochEnded
 from mesh.records import RecordHeader
 from node.engine.records import Incoming
 from node.engine.transfer import Departure
+from node.timelog import TimeLog, now
 
 LAUNCHES = 4
 """Results under way at once; the compute loop waits before it launches more."""
@@ -127,6 +128,8 @@ class Inbox:
         self._on_error = on_error
         self._deadline = deadline
         self._announced: SimpleQueue[Incoming | None] = SimpleQueue()
+        self.copied = TimeLog(3)
+        """Step, begin and end, nanoseconds, of each record that was taken in."""
         self._arrived: SimpleQueue[object] = SimpleQueue()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
@@ -163,10 +166,12 @@ class Inbox:
         try:
             while (record := self._announced.get()) is not None and not self._over:
                 received = self._channel.receive()
+                begun = now()
                 try:
                     item = self._unpack(record, received.data)
                 finally:
                     received.release()
+                self.copied.add(record.header.step, begun, now())
                 if item is not None:
                     self._arrived.put(item)
         except BaseException as error:

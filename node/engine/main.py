@@ -87,6 +87,8 @@ class Engine:
             self._open_row(command.open_row)
         elif kind == "ping":
             self._emit(engine.EngineEvent(pong=self._pong(command.ping.sequence)))
+        elif kind == "trace":
+            self._start_trace(command.trace)
         elif kind == "discard":
             self._discard(command.discard.row)
         elif kind == "open_epoch":
@@ -198,7 +200,17 @@ class Engine:
         work = partial(self._guarded, command.id, partial(self._profile, command))
         threading.Thread(target=work, name="profile", daemon=True).start()
 
+    def _start_trace(self, command: engine.TakeTrace) -> None:
+        work = partial(self._guarded, command.id, partial(self._trace, command, self._epoch))
+        threading.Thread(target=work, name="trace", daemon=True).start()
+
     # Threads of their own
+
+    def _trace(self, command: engine.TakeTrace, epoch: Epoch | None) -> None:
+        if epoch is None:
+            raise FailedPrecondition("no epoch is open", reason="NO_EPOCH")
+        taken = engine.TraceTaken(id=command.id, trace=epoch.spans(command.since))
+        self._emit(engine.EngineEvent(trace=taken))
 
     def _profile(self, command: engine.ProfileModel) -> None:
         with self._profiling:

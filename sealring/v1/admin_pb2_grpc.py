@@ -89,6 +89,11 @@ class AdminStub:
                 request_serializer=sealring_dot_v1_dot_admin__pb2.DeleteDeploymentRequest.SerializeToString,
                 response_deserializer=sealring_dot_v1_dot_admin__pb2.DeleteDeploymentResponse.FromString,
                 _registered_method=True)
+        self.TraceRing = channel.unary_unary(
+                '/sealring.v1.Admin/TraceRing',
+                request_serializer=sealring_dot_v1_dot_admin__pb2.TraceRingRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_admin__pb2.TraceRingResponse.FromString,
+                _registered_method=True)
         self.GetRoster = channel.unary_unary(
                 '/sealring.v1.Admin/GetRoster',
                 request_serializer=sealring_dot_v1_dot_admin__pb2.GetAdminRosterRequest.SerializeToString,
@@ -195,6 +200,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TraceRing(self, request, context):
+        """Waits for as long as asked, then collects what the ring's members did meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetRoster(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -290,6 +302,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DeleteDeployment,
                     request_deserializer=sealring_dot_v1_dot_admin__pb2.DeleteDeploymentRequest.FromString,
                     response_serializer=sealring_dot_v1_dot_admin__pb2.DeleteDeploymentResponse.SerializeToString,
+            ),
+            'TraceRing': grpc.unary_unary_rpc_method_handler(
+                    servicer.TraceRing,
+                    request_deserializer=sealring_dot_v1_dot_admin__pb2.TraceRingRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_admin__pb2.TraceRingResponse.SerializeToString,
             ),
             'GetRoster': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRoster,
@@ -619,6 +636,33 @@ class Admin:
             '/sealring.v1.Admin/DeleteDeployment',
             sealring_dot_v1_dot_admin__pb2.DeleteDeploymentRequest.SerializeToString,
             sealring_dot_v1_dot_admin__pb2.DeleteDeploymentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TraceRing(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Admin/TraceRing',
+            sealring_dot_v1_dot_admin__pb2.TraceRingRequest.SerializeToString,
+            sealring_dot_v1_dot_admin__pb2.TraceRingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ class AdminStub:
     """The same plan, without doing it."""
     ListDeployments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListDeploymentsRequest, _admin_pb2.ListDeploymentsResponse]
     DeleteDeployment: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteDeploymentRequest, _admin_pb2.DeleteDeploymentResponse]
+    TraceRing: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TraceRingRequest, _admin_pb2.TraceRingResponse]
+    """Waits for as long as asked, then collects what the ring's members did meanwhile."""
     GetRoster: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetAdminRosterRequest, _admin_pb2.GetAdminRosterResponse]
     ListAuditLog: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAuditLogRequest, _admin_pb2.ListAuditLogResponse]
     ListOperators: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListOperatorsRequest, _admin_pb2.ListOperatorsResponse]
@@ -77,6 +79,8 @@ class AdminAsyncStub(AdminStub):
     """The same plan, without doing it."""
     ListDeployments: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListDeploymentsRequest, _admin_pb2.ListDeploymentsResponse]  # type: ignore[assignment]
     DeleteDeployment: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteDeploymentRequest, _admin_pb2.DeleteDeploymentResponse]  # type: ignore[assignment]
+    TraceRing: _aio.UnaryUnaryMultiCallable[_admin_pb2.TraceRingRequest, _admin_pb2.TraceRingResponse]  # type: ignore[assignment]
+    """Waits for as long as asked, then collects what the ring's members did meanwhile."""
     GetRoster: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetAdminRosterRequest, _admin_pb2.GetAdminRosterResponse]  # type: ignore[assignment]
     ListAuditLog: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAuditLogRequest, _admin_pb2.ListAuditLogResponse]  # type: ignore[assignment]
     ListOperators: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListOperatorsRequest, _admin_pb2.ListOperatorsResponse]  # type: ignore[assignment]
@@ -168,6 +172,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DeleteDeploymentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DeleteDeploymentResponse, _abc.Awaitable[_admin_pb2.DeleteDeploymentResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def TraceRing(
+        self,
+        request: _admin_pb2.TraceRingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.TraceRingResponse, _abc.Awaitable[_admin_pb2.TraceRingResponse]]:
+        """Waits for as long as asked, then collects what the ring's members did meanwhile."""
 
     @_abc_1.abstractmethod
     def GetRoster(

@@ -1,0 +1,88 @@
+"""`sealring trace`: where a ring's time goes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.operator import call_admin
+from cli.output import print_json, print_table, progress, say
+from cli.settings_flags import settings_command
+from cli.words import AsJson
+from mesh.errors import ConfigError
+
+app = typer.Typer()
+
+_MARGIN_SECONDS = 45.0
+
+
+@app.command(cls=settings_command("cli"))
+def trace(
+    context: typer.Context,
+    ring: Annotated[str, typer.Option(help="ring [default: the only one]")] = "",
+    seconds: Annotated[float, typer.Option(min=0.001, max=60, help="how long to watch")] = 5.0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write a Chrome trace (for ui.perfetto.dev)")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where a ring's time goes, step by step.
+
+    Watches a serving ring, then asks its members what they did: waiting for input, computing, sealing,
+    sending. Steps and times only, nothing of what was asked or answered.
+    """
+    from cli.tracing import chrome_trace, member_shares
+    from mesh.problem import from_problem
+    from sealring.v1 import admin_pb2
+
+    request = admin_pb2.TraceRingRequest(ring=ring, milliseconds=max(1, round(seconds * 1000)))
+    with progress(f"watching for {seconds:g} s"):
+        found = call_admin(context, "TraceRing", request, seconds=seconds + _MARGIN_SECONDS)
+    shares = member_shares(found)
+    for member in found.members:
+        if member.HasField("problem"):
+            say(f"no trace of {member.name}: {from_problem(member.problem)}")
+    if not shares:
+        raise from_problem(found.members[0].problem)
+    if out is not None:
+        _write(out, chrome_trace(found))
+    if as_json:
+        print_json({"ring": found.ring, "epoch": found.epoch, "members": [asdict(one) for one in shares]})
+    else:
+        _print_shares(found.ring, shares)
+    if out is not None:
+        say(f"wrote {out}; open it with ui.perfetto.dev")
+
+
+def _print_shares(ring: str, shares: list[Any]) -> None:
+    from cli.tracing import SHOWN
+
+    rows = [
+        [
+            one.rank,
+            one.name,
+            *(round(one.shares[name], 1) for name in SHOWN),
+            round(one.idle, 1),
+            one.steps,
+            round(one.seconds, 2),
+            round(one.clock_error, 3),
+        ]
+        for one in shares
+    ]
+    columns = ["rank", "node", *(name.replace("_", " ") for name in SHOWN), "idle", "steps", "s", "clock ±ms"]
+    print_table(
+        columns, rows, title=f"ring {ring}: percent of the time; what runs beside each other overlaps"
+    )
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(content), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}", hint="name another file", reason="CANNOT_WRITE"
+        ) from None

@@ -1,0 +1,56 @@
+"""The times of an epoch's last steps as spans: what the compute loop, the device and the link threads did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from node.engine.links import TRACE_LENGTH, StepTimes
+from node.timelog import TimeLog, process_trace, span
+from sealring.v1 import trace_pb2
+from sealring.v1.trace_pb2 import (
+    ACTIVITY_BUILD,
+    ACTIVITY_COMPUTE,
+    ACTIVITY_COPY_IN,
+    ACTIVITY_COPY_OUT,
+    ACTIVITY_WAIT,
+)
+
+_SECOND = 1_000_000_000
+
+
+def engine_trace(steps: Sequence[StepTimes], copied: TimeLog | None, since: int) -> trace_pb2.ProcessTrace:
+    """What went on since then (nanoseconds). `copied` has step, begin and end of each record taken in."""
+    arrivals, lost = copied.entries() if copied is not None else ([], False)
+    spans = [*_step_spans(steps), *(span(ACTIVITY_COPY_IN, *arrival) for arrival in arrivals)]
+    kept_from = [arrivals[0][1]] if lost else []
+    if len(steps) == TRACE_LENGTH:
+        kept_from.append(_nanoseconds(steps[0].started))
+    return process_trace(spans, since, kept_from)
+
+
+def _step_spans(steps: Sequence[StepTimes]) -> Iterator[trace_pb2.Span]:
+    """The device works on one launch after the other, so it begins when the one before is ready."""
+    free = 0
+    for times in steps:
+        step, ready = times.step, _nanoseconds(times.ready)
+        if times.launched:
+            yield from _loop_spans(times)
+            begun = max(free, _nanoseconds(times.launched))
+            yield span(ACTIVITY_COMPUTE, step, begun, max(begun, ready))
+            free = ready
+        yield span(ACTIVITY_COPY_OUT, step, ready, _nanoseconds(times.sent))
+
+
+def _loop_spans(times: StepTimes) -> Iterator[trace_pb2.Span]:
+    """A graph is built before or after its input is there, and launched after both."""
+    step = times.step
+    started, built, fed, launched = map(_nanoseconds, (times.started, times.built, times.fed, times.launched))
+    waited_from = built if started <= built <= fed else started
+    if waited_from > started:
+        yield span(ACTIVITY_BUILD, step, started, waited_from)
+    yield span(ACTIVITY_WAIT, step, waited_from, fed)
+    yield span(ACTIVITY_BUILD, step, fed, launched)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * _SECOND)

@@ -1,0 +1,81 @@
+"""A trace of a real ring of two: what its members did, on one clock."""
+
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+from ringtest import chat, serving
+
+from cli.tracing import chrome_trace, member_shares
+from mesh.errors import SealringError
+from sealring.v1 import admin_pb2, trace_pb2
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120), pytest.mark.xdist_group("integration")]
+
+STEPS = {
+    trace_pb2.ACTIVITY_WAIT,
+    trace_pb2.ACTIVITY_BUILD,
+    trace_pb2.ACTIVITY_COMPUTE,
+    trace_pb2.ACTIVITY_COPY_OUT,
+    trace_pb2.ACTIVITY_COPY_IN,
+    trace_pb2.ACTIVITY_SEAL,
+    trace_pb2.ACTIVITY_SEND,
+    trace_pb2.ACTIVITY_RECEIVE,
+    trace_pb2.ACTIVITY_OPEN,
+}
+MARK = "Zanzibar-7431"
+
+
+async def test_a_ring_of_two_tells_where_its_time_went(tmp_path):
+    async with serving(tmp_path / "state", 2) as ring:
+        idle = await ring.cluster.admin.call("TraceRing", admin_pb2.TraceRingRequest(milliseconds=50))
+        assert [list(member.spans) for member in idle.members] == [[], []]
+        assert all(one.idle > 99 for one in member_shares(idle))
+        request = admin_pb2.TraceRingRequest(milliseconds=1500)
+        tracing = asyncio.create_task(ring.cluster.admin.call("TraceRing", request, seconds=30))
+        await asyncio.sleep(0.2)
+        with pytest.raises(SealringError) as second:
+            await ring.cluster.admin.call("TraceRing", request)
+        assert second.value.reason == "TRACE_BUSY"
+        await asyncio.gather(*(ring.ask(chat(f"Name the planets. {MARK}"), 40) for _ in range(3)))
+        trace = await tracing
+        assert MARK.encode() not in trace.SerializeToString()
+        with pytest.raises(SealringError) as unknown:
+            await ring.cluster.admin.call("TraceRing", admin_pb2.TraceRingRequest(ring="x", milliseconds=1))
+        assert unknown.value.reason == "NO_SUCH_RING"
+    check_members(trace)
+    check_chrome(trace)
+
+
+def check_members(trace):
+    assert [member.rank for member in trace.members] == [0, 1]
+    end = trace.start + trace.duration
+    for member in trace.members:
+        assert not member.HasField("problem")
+        assert {span.activity for span in member.spans} == STEPS
+        assert 0 < member.clock_error < 50_000_000
+        inside = [span for span in member.spans if trace.start <= span.start <= end]
+        assert len(inside) > 0.5 * len(member.spans)
+        steps = sorted({span.step for span in member.spans})
+        assert steps == list(range(steps[0], steps[-1] + 1))
+    head, tail = (one.shares for one in member_shares(trace))
+    for shares in (head, tail):
+        assert 0 < shares["compute"] <= 100
+        assert 0 < shares["seal"] < 50
+    # Both processes are on one machine here, so their clocks are one, whatever the estimate says.
+    for member in trace.members:
+        assert abs(member.clock_offset) <= member.clock_error
+
+
+def check_chrome(trace):
+    events = json.loads(json.dumps(chrome_trace(trace)))["traceEvents"]
+    phases = Counter(event["ph"] for event in events)
+    assert phases["s"] == phases["f"] > 20
+    sent = {event["id"]: event for event in events if event["ph"] == "s"}
+    received = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert sent.keys() == received.keys()
+    error = sum(member.clock_error for member in trace.members) / 1000
+    for number, event in sent.items():
+        assert {event["pid"], received[number]["pid"]} == {0, 1}
+        assert event["ts"] <= received[number]["ts"] + error
