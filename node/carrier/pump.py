@@ -65,6 +65,8 @@ class Pump:
         ):
             entries, lost = log.entries()
             for step, record, begun, between, ended in entries:
+                if ended < since:
+                    continue
                 spans.append(span(activities[0], step, begun, between, record))
                 spans.append(span(activities[1], step, between, ended, record))
             if lost:

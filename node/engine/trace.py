@@ -21,7 +21,11 @@ _SECOND = 1_000_000_000
 def engine_trace(steps: Sequence[StepTimes], copied: TimeLog | None, since: int) -> trace_pb2.ProcessTrace:
     """What went on since then (nanoseconds). `copied` has step, begin and end of each record taken in."""
     arrivals, lost = copied.entries() if copied is not None else ([], False)
-    spans = [*_step_spans(steps), *(span(ACTIVITY_COPY_IN, *arrival) for arrival in arrivals)]
+    recent = [times for times in steps if _nanoseconds(times.sent) >= since]
+    spans = [
+        *_step_spans(recent),
+        *(span(ACTIVITY_COPY_IN, *arrival) for arrival in arrivals if arrival[2] >= since),
+    ]
     kept_from = [arrivals[0][1]] if lost else []
     if len(steps) == TRACE_LENGTH:
         kept_from.append(_nanoseconds(steps[0].started))

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import sys
 from collections import Counter
 
 import pytest
@@ -79,3 +81,21 @@ def check_chrome(trace):
     for number, event in sent.items():
         assert {event["pid"], received[number]["pid"]} == {0, 1}
         assert event["ts"] <= received[number]["ts"] + error
+
+
+async def test_the_command_prints_shares_and_writes_a_file(tmp_path):
+    async with serving(tmp_path / "state", 2) as ring:
+        out = tmp_path / "trace.json"
+        command = [sys.executable, "-m", "cli", "trace", "--seconds", "1", "--out", str(out), "--json"]
+        environment = os.environ | {"SEALRING_CLI_OPERATOR": str(ring.cluster.operator_bundle)}
+        process = await asyncio.create_subprocess_exec(
+            *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        asked = [asyncio.create_task(ring.ask(chat("List the months of the year."), 60)) for _ in range(2)]
+        told, said = await asyncio.wait_for(process.communicate(), 40)
+        await asyncio.gather(*asked)
+    assert process.returncode == 0, said
+    shown = json.loads(told)
+    assert [member["rank"] for member in shown["members"]] == [0, 1]
+    assert {"wait", "seal", "send", "open", "compute"} <= shown["members"][0]["shares"].keys()
+    assert json.loads(out.read_text())["otherData"]["ring"] == shown["ring"]

@@ -194,3 +194,16 @@ def test_a_lane_is_merged_filtered_and_extracted(archs: dict[str, Any]) -> None:
     batch = caches.filter(batch, [1, 2])
     assert caches.nbytes(batch) > 0
     assert [one.offset for one in caches.extract(batch, 1)] == [2] * 4
+
+
+def test_a_kept_prefix_of_a_quantized_row_goes_on_as_the_row_did(archs: dict[str, Any]) -> None:
+    stage = random_stage(config("qwen3", archs, vocab_size=99), 0, 4, seed=1, kv_bits=8)
+    tokens = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]], mx.uint32)
+    row = stage.make_cache()
+    whole = stage([tokens[:, :5]], row)[0]
+    rest = stage([tokens[:, 5:]], row)[0]
+    kept = caches.detached(caches.first_tokens(row, 5))
+    assert caches.trimmable(stage.make_cache())
+    assert [one.offset for one in kept] == [5] * 4
+    assert mx.array_equal(stage([tokens[:, 5:]], kept)[0], rest)
+    assert whole.shape[1] == 5

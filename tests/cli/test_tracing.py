@@ -1,0 +1,140 @@
+"""Shares and the Trace Event Format, from traces made by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cli.tracing import activity_word, chrome_trace, member_shares
+from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
+
+START = 5_000_000_000
+MILLISECOND = 1_000_000
+
+
+def at(activity: int, begin: float, end: float, *, step: int = 1, record: int = 0) -> trace_pb2.Span:
+    """A span between two times in milliseconds from the start."""
+    start = START + round(begin * MILLISECOND)
+    return trace_pb2.Span(
+        activity=activity,  # type: ignore[arg-type]
+        step=step,
+        start=start,
+        duration=round((end - begin) * MILLISECOND),
+        record=record,
+    )
+
+
+def trace(*members: list[trace_pb2.Span], milliseconds: int = 100, **fields: Any) -> Any:
+    return admin_pb2.TraceRingResponse(
+        ring="demo-0",
+        epoch=3,
+        start=START,
+        duration=milliseconds * MILLISECOND,
+        members=[
+            admin_pb2.MemberTrace(member=f"id-{rank}", name=f"node-{rank}", rank=rank, spans=spans, **fields)
+            for rank, spans in enumerate(members)
+        ],
+    )
+
+
+def test_what_overlaps_is_counted_once_and_what_lies_outside_not_at_all() -> None:
+    spans = [
+        at(trace_pb2.ACTIVITY_COMPUTE, -10, 10),
+        at(trace_pb2.ACTIVITY_COMPUTE, 5, 20, step=2),
+        at(trace_pb2.ACTIVITY_SEND, 15, 30, step=2),
+        at(trace_pb2.ACTIVITY_SEND, 95, 300, step=3),
+        at(trace_pb2.ACTIVITY_SEAL, 200, 300, step=4),
+        at(trace_pb2.ACTIVITY_SEAL, -30, -20, step=5),
+    ]
+    (one,) = member_shares(trace(spans, clock_error=1_500_000))
+    assert one.shares["compute"] == pytest.approx(20)
+    assert one.shares["send"] == pytest.approx(20)
+    assert one.shares["seal"] == 0
+    assert one.idle == pytest.approx(65)
+    assert one.steps == 3
+    assert one.clock_error == 1.5
+    assert one.seconds == pytest.approx(0.1)
+
+
+def test_a_member_that_forgot_is_measured_by_what_it_remembers() -> None:
+    spans = [at(trace_pb2.ACTIVITY_COMPUTE, 80, 90)]
+    (one,) = member_shares(trace(spans, since=START + 80 * MILLISECOND))
+    assert one.shares["compute"] == pytest.approx(50)
+    assert one.seconds == pytest.approx(0.02)
+
+
+def test_members_without_a_trace_have_no_shares() -> None:
+    found = trace([], [])
+    found.members[1].problem.CopyFrom(membership_pb2.Problem(reason="MEMBER_OFFLINE"))
+    assert [one.rank for one in member_shares(found)] == [0]
+    assert member_shares(found)[0].idle == 100
+
+
+def test_an_activity_of_a_newer_release_is_shown_by_its_number() -> None:
+    assert activity_word(99) == "99"
+    (one,) = member_shares(trace([at(99, 0, 10)]))
+    assert one.shares["99"] == pytest.approx(10)
+    assert chrome_trace(trace([at(99, 0, 10)]))["traceEvents"][-1]["tid"] == 0
+
+
+def test_the_chrome_trace_follows_the_format() -> None:
+    head = [
+        at(trace_pb2.ACTIVITY_COMPUTE, 0, 8),
+        at(trace_pb2.ACTIVITY_SEAL, 8, 8.5, record=1),
+        at(trace_pb2.ACTIVITY_SEND, 8.5, 9, record=1),
+        at(trace_pb2.ACTIVITY_SEND, 18, 19, step=2, record=2),
+    ]
+    tail = [
+        at(trace_pb2.ACTIVITY_RECEIVE, 9, 10, record=1),
+        at(trace_pb2.ACTIVITY_OPEN, 10, 10.5, record=1),
+        at(trace_pb2.ACTIVITY_SEND, 14, 15, record=1),
+    ]
+    made = json.loads(json.dumps(chrome_trace(trace(head, tail))))
+    assert set(made) == {"traceEvents", "displayTimeUnit", "otherData"}
+    assert made["displayTimeUnit"] == "ms"
+    events = made["traceEvents"]
+    for event in events:
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert event["ph"] in ("X", "M", "s", "f")
+        if event["ph"] == "M":
+            assert event["name"] in (
+                "process_name",
+                "process_sort_index",
+                "thread_name",
+                "thread_sort_index",
+            )
+            assert event["args"]
+        else:
+            assert isinstance(event["ts"], float)
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            assert event["args"]["step"] >= 1
+        if event["ph"] in ("s", "f"):
+            assert event["cat"] == "record"
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {0: "0: node-0", 1: "1: node-1"}
+    (computed,) = [event for event in events if event["name"] == "compute"]
+    assert (computed["ts"], computed["dur"]) == (0, 8000)
+    arrows = [event for event in events if event["ph"] in ("s", "f")]
+    assert [(event["ph"], event["id"], event["pid"], event["ts"]) for event in arrows] == [
+        ("s", "0.1", 0, 8500),
+        ("f", "0.1", 1, 9000),
+    ]
+    assert arrows[1]["bp"] == "e"
+    slices = [event for event in events if event["ph"] == "X"]
+    for arrow in arrows:
+        assert any(
+            one["tid"] == arrow["tid"]
+            and one["pid"] == arrow["pid"]
+            and one["ts"] <= arrow["ts"] <= one["ts"] + one["dur"]
+            for one in slices
+        )
+
+
+def test_a_ring_of_one_has_no_arrows() -> None:
+    spans = [at(trace_pb2.ACTIVITY_SEND, 1, 2, record=1), at(trace_pb2.ACTIVITY_RECEIVE, 1, 2, record=1)]
+    assert not [one for one in chrome_trace(trace(spans))["traceEvents"] if one["ph"] in ("s", "f")]

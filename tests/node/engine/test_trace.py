@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.engine.links import TRACE_LENGTH, StepTimes
+from node.engine.trace import engine_trace
+from node.timelog import TimeLog
+from sealring.v1 import trace_pb2
+
+SECOND = 1_000_000_000
+
+
+def spans(*steps: StepTimes, copied: TimeLog | None = None) -> list[tuple[str, int, float, float]]:
+    trace = engine_trace(steps, copied, 0)
+    return [
+        (
+            trace_pb2.Activity.Name(one.activity).removeprefix("ACTIVITY_").lower(),
+            one.step,
+            one.start / SECOND,
+            (one.start + one.duration) / SECOND,
+        )
+        for one in trace.spans
+    ]
+
+
+def test_a_graph_built_before_its_input_came() -> None:
+    assert spans(StepTimes(7, started=1, built=2, fed=5, launched=6, ready=8, sent=9)) == [
+        ("build", 7, 1, 2),
+        ("wait", 7, 2, 5),
+        ("build", 7, 5, 6),
+        ("compute", 7, 6, 8),
+        ("copy_out", 7, 8, 9),
+    ]
+
+
+def test_a_graph_built_after_its_input_came() -> None:
+    assert spans(StepTimes(7, started=1, fed=2, built=4, launched=6, ready=8, sent=9))[:3] == [
+        ("wait", 7, 1, 2),
+        ("build", 7, 2, 6),
+        ("compute", 7, 6, 8),
+    ]
+
+
+def test_the_device_works_on_one_launch_after_the_other() -> None:
+    first = StepTimes(1, started=1, built=1, fed=1, launched=2, ready=10, sent=11)
+    second = StepTimes(2, started=2, built=3, fed=3, launched=4, ready=15, sent=16)
+    computed = [one for one in spans(first, second) if one[0] == "compute"]
+    assert computed == [("compute", 1, 2, 10), ("compute", 2, 10, 15)]
+
+
+def test_a_parameter_record_is_only_sent() -> None:
+    assert spans(StepTimes(3, started=1, ready=2, sent=3)) == [("copy_out", 3, 2, 3)]
+
+
+def test_records_taken_in_have_their_step() -> None:
+    copied = TimeLog(3)
+    copied.add(5, 2 * SECOND, 3 * SECOND)
+    assert spans(copied=copied) == [("copy_in", 5, 2, 3)]
+
+
+def test_it_says_from_when_on_nothing_is_missing() -> None:
+    step = StepTimes(1, started=4, built=4, fed=4, launched=5, ready=6, sent=7)
+    assert engine_trace([step], None, 17).since == 17
+    assert engine_trace([step] * TRACE_LENGTH, None, 17).since == 4 * SECOND
+
+
+@given(st.lists(st.floats(0.001, 1e6), min_size=6, max_size=6))
+def test_no_order_of_times_breaks_it(times: list[float]) -> None:
+    assert all(end >= begin for _, _, begin, end in spans(StepTimes(1, *times)))
