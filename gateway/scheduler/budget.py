@@ -8,18 +8,22 @@ Prefill may make rounds longer by `SHARE` in the mean. Where the smallest chunk 
 chunks of that much, and no token is later than by that share. Where it does not (a chunk may cost about as
 much as a whole step, however short it is), that much is saved up over `SPREAD` rounds and spent in one: less
 than one token in twenty is late, and prompts are prefilled as fast as in small portions, or faster. While
-more requests wait than rows run, the share grows with their ratio: a few rows do not hold up a crowd.
+many requests wait for every row that runs, the share grows, and at last prefill goes ahead: an even stream is
+worth less to a few than an early first token to many, and a ring that fills up slowly does little.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from statistics import median
 
 SHARE = 0.35
 """Part of a round's own time by which prefill may make it longer."""
 
-LARGEST_SHARE = 2.0
+CROWD = 0.5
+"""Waiting prompts for every row that runs with which prefill goes ahead, a whole chunk in every round."""
+
 SMALLEST = 4
 """Tokens of the shortest chunk beside running rows."""
 
@@ -33,7 +37,6 @@ CLEAN_EVERY = 16
 """Rounds with prefill after which one is left without, so that it is known how long one takes by itself."""
 
 _SAMPLES = 9
-_NEVER = float("inf")
 _FORGET = 0.985
 
 
@@ -43,6 +46,9 @@ class PrefillBudget:
     def __init__(self, largest: int) -> None:
         self._largest = largest
         self._smallest = min(SMALLEST, largest)
+        self._sizes = [self._smallest]
+        while self._sizes[-1] < largest:
+            self._sizes.append(2 * self._sizes[-1])
         self._own: deque[float] = deque(maxlen=2 * _SAMPLES)
         self._costs: dict[int, deque[float]] = {}
         self._measured_at: dict[int, int] = {}
@@ -68,15 +74,23 @@ class PrefillBudget:
     def tokens(self, rounds: float, crowd: float) -> int:
         """The most tokens that a prefill step may have now; 0: none yet.
 
-        `rounds` have been announced so far in the epoch; `crowd` is how many wait for every row that runs.
+        `rounds` have been announced so far in the epoch; `crowd` is how many prompts wait for every row that
+        runs, besides the first, where one of several chunks counts for as little as a chunk does for it.
         """
+        if crowd >= CROWD:
+            return self._go_ahead(rounds) if rounds >= self._opened + 1 else 0
         if rounds >= self._window_ends:
-            if not self._own:
-                return self._largest  # answers of a token or two: nothing to measure, nobody to disturb
-            self._open(rounds, min(SHARE * max(1.0, crowd), LARGEST_SHARE))
+            if not self._own:  # answers of a token or two: nothing to measure, nobody to disturb
+                return self._go_ahead(rounds)
+            self._open(rounds, SHARE * max(1.0, (4 * crowd) ** 2))
         elif rounds > self._opened or self._cost(self._size) >= self._left:
             return 0
         return min(self._size, self._largest)
+
+    def _go_ahead(self, rounds: float) -> int:
+        """Everything in one step, and the next in the next round."""
+        self._opened, self._window_ends, self._left = rounds, rounds + 1, 0.0
+        return self._largest
 
     def spend(self, tokens: int) -> None:
         """A prefill step with so many tokens is announced."""
@@ -99,12 +113,15 @@ class PrefillBudget:
             return
         once = share * self._round()
         self._saved = self._cost(self._smallest) > once
-        window = SPREAD if self._saved else 1
-        self._window_ends = rounds + window
-        self._left = once * window
-        self._size = self._smallest
-        while self._size < self._largest and self._cost(2 * self._size) <= self._left:
-            self._size *= 2
+        self._left = once * (SPREAD if self._saved else 1)
+        self._size = max(
+            size for size in self._sizes if size == self._smallest or self._cost(size) <= self._left
+        )
+        tried = self._size in self._costs
+        if self._saved and not tried:  # only as long as it takes to pay for it
+            self._window_ends = rounds + min(SPREAD, self._cost(self._size) / max(once, 1e-9))
+        else:
+            self._window_ends = rounds + (SPREAD if self._saved else 1)
 
     def _round(self) -> float:
         return median(self._own)
@@ -123,11 +140,9 @@ class PrefillBudget:
         elif size // 2 in self._costs:
             cost = 2 * self._cost(size // 2)
         else:
-            return _NEVER
+            return inf
         return cost * max(0.5, _FORGET ** (self._windows - self._measured_at[size]))
 
     def _bucket(self, tokens: int) -> int:
-        size = self._smallest
-        while size < tokens:
-            size *= 2
-        return size
+        """The size as which a step of so many tokens is counted."""
+        return next(size for size in self._sizes if size >= min(tokens, self._sizes[-1]))

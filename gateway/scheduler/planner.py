@@ -226,8 +226,10 @@ class StepPlanner:
 
     def _prefill_tokens(self) -> int:
         """What the next prefill step may have beside running lanes."""
-        line = len(self._line)
-        return self._budget.tokens(self._rounds, (line + self.waiting) / max(1, self.ledger.rows - line))
+        running = max(1, self.ledger.rows - len(self._line))
+        return self._budget.tokens(
+            self._rounds, self._line.crowd(self._prefill_chunk, self.waiting) / running
+        )
 
     def _count_prefill(self, tokens: int, beside: bool) -> None:
         steps, before = self._prefills

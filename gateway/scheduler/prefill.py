@@ -36,6 +36,12 @@ class PrefillLine:
     def unstarted(self) -> int:
         return sum(1 for row in self._rows.values() if not row.prefilled)
 
+    def crowd(self, chunk: int, waiting: int) -> float:
+        """How many prompts wait here and, as `waiting`, elsewhere, besides the first; one of several chunks
+        counts for as little as a chunk does for it, and those elsewhere as much as those here."""
+        here = sum(min(1.0, chunk / row.remaining) for row in self._rows.values())
+        return max(0.0, here * (1 + waiting / len(self._rows)) - 1)
+
     def take(self, tokens: int) -> list[tuple[Row, control.Chunk]]:
         """The chunks of the next step, by rising row number. Rows that end with it leave the line."""
         picked = sorted(self._pick(tokens), key=lambda row: row.number)
