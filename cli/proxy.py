@@ -14,7 +14,7 @@ from gateway.http.app import create_app
 from gateway.http.server import HttpServer
 from gateway.metrics import Metrics
 from mesh.errors import InvalidInput
-from sealring.client import AsyncClient, Completion, Ring
+from sealring.client import AsyncClient, Completion, Delta, Ring
 from sealring.v1 import inference_pb2 as inference
 
 log = structlog.get_logger()
@@ -50,9 +50,7 @@ class SealingBackend:
                     if not begun:
                         begun = True
                         yield _started(request, reply.ring)
-                    event = inference.GenerateResponse(
-                        delta=inference.Delta(text=delta.text, tokens=delta.tokens)
-                    )
+                    event = inference.GenerateResponse(delta=_delta(delta))
                     observed.event(event)
                     yield event
                 if not begun:
@@ -123,6 +121,15 @@ def _started(request: inference.GenerateRequest, ring: Ring | None) -> inference
             roster_version=ring.roster_version,
         )
     )
+
+
+def _delta(delta: Delta) -> inference.Delta:
+    told = inference.Delta(text=delta.text, tokens=delta.tokens)
+    for one in delta.logprobs:
+        token = told.logprobs.add(id=one.id, spelling=one.spelling, logprob=one.logprob)
+        for each in one.top:
+            token.top.add(id=each.id, spelling=each.spelling, logprob=each.logprob)
+    return told
 
 
 def _ended(completion: Completion) -> tuple[inference.GenerateResponse, inference.GenerateResponse]:

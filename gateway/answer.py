@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 from gateway.timings import Timings
 from mesh.errors import SealringError
@@ -22,6 +23,7 @@ class Answer:
         self._events: deque[inference.GenerateResponse] = deque()
         self._text: list[str] = []
         self._text_tokens = 0
+        self._logprobs: list[inference.TokenLogprob] = []
         self._error: SealringError | None = None
         self._over = False
         self._waiter: asyncio.Future[None] | None = None
@@ -29,13 +31,17 @@ class Answer:
     def started(self, event: inference.Started) -> None:
         self._put(inference.GenerateResponse(started=event))
 
-    def delta(self, text: str, sealed: bytes, tokens: int) -> None:
+    def delta(
+        self, text: str, sealed: bytes, tokens: int, logprobs: Sequence[inference.TokenLogprob] = ()
+    ) -> None:
         """Adds generated text (or a sealed chunk of it); `tokens` counts all generated so far."""
         if sealed:
             self._put(inference.GenerateResponse(delta=inference.Delta(sealed=sealed, tokens=tokens)))
             return
         self._text.append(text)
         self._text_tokens = tokens
+        if logprobs:
+            self._logprobs.extend(logprobs)
         self._wake()
 
     def finished(self, event: inference.Finished) -> None:
@@ -78,9 +84,12 @@ class Answer:
 
     def _flush(self) -> None:
         if self._text:
-            delta = inference.Delta(text="".join(self._text), tokens=self._text_tokens)
+            delta = inference.Delta(
+                text="".join(self._text), tokens=self._text_tokens, logprobs=self._logprobs
+            )
             self._events.append(inference.GenerateResponse(delta=delta))
             self._text.clear()
+            self._logprobs.clear()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -266,8 +266,8 @@ class Ring:
                 case AnnounceStep(step):
                     self._announce(step)
                 case Deliver(pieces):
-                    for request, text, sealed, tokens in pieces:
-                        self._answers[request.id].answer.delta(text, sealed, tokens)
+                    for request, text, sealed, tokens, logprobs in pieces:
+                        self._answers[request.id].answer.delta(text, sealed, tokens, logprobs)
                 case OpenRow():
                     todo.extend(self._open(action))
                 case DiscardRow(row):

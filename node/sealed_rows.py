@@ -19,7 +19,8 @@ from node.daemon_plan import EpochPlan
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2
 
 CHUNK_BYTES = 64
-"""The body of a chunk is padded to a multiple of this: else its length would tell the token's."""
+"""The body of a chunk is padded to a multiple of this, and of as much again for each log-probability in it:
+else its length would tell the tokens'."""
 
 MAX_ROSTERS = 256
 MAX_ROWS = 8192
@@ -112,12 +113,11 @@ class SealedReply:
         self._sealer = sealer
 
     def seal(self, output: control_pb2.RowOutput) -> None:
-        """Replaces the text of an output by the next chunk; nothing stays where there is nothing to tell."""
-        text = output.text
-        output.ClearField("content")
-        if not text and not output.finish:
+        """Replaces what an output tells by the next chunk; nothing stays where there is nothing to tell."""
+        delta = inference_pb2.SealedDelta(text=output.text, tokens=output.tokens, logprobs=output.logprobs)
+        _clear(output)
+        if not delta.text and not delta.logprobs and not output.finish:
             return
-        delta = inference_pb2.SealedDelta(text=text, tokens=output.tokens)
         if output.finish:
             delta.finish, delta.prompt_tokens = output.finish, self.prompt_tokens
         output.sealed = self._sealer.seal(_padded(delta), last=bool(output.finish))
@@ -181,21 +181,36 @@ class SealedRows:
             if output.row < self._first_sealed:
                 continue
             if output.row not in self._rows:
-                output.ClearField("content")
+                _clear(output)
             elif (reply := self._rows[output.row]) is not None:
                 reply.seal(output)
         while self._leaving and self._leaving[0][0] <= done.step:
             self._rows.pop(self._leaving.popleft()[1], None)
 
 
+def _clear(output: control_pb2.RowOutput) -> None:
+    output.ClearField("content")
+    output.ClearField("logprobs")
+
+
 def _padded(delta: inference_pb2.SealedDelta) -> bytes:
-    """The delta as bytes, their number a multiple of CHUNK_BYTES."""
-    missing = -delta.ByteSize() % CHUNK_BYTES
-    if missing in (1, 2):  # the field itself takes two bytes, and is left out when it is empty
-        missing += CHUNK_BYTES
+    """The delta as bytes, their number a multiple of its unit."""
+    unit = CHUNK_BYTES * (1 + sum(1 + len(one.top) for one in delta.logprobs))
+    missing = -delta.ByteSize() % unit
     if missing:
-        delta.padding = bytes(missing - 2)
+        while (length := _field_length(missing)) is None:
+            missing += unit
+        delta.padding = bytes(length)
     return delta.SerializeToString()
+
+
+def _field_length(size: int) -> int | None:
+    """The length of a bytes field that takes `size` bytes with its tag and its length; None for none."""
+    for prefix in (1, 2, 3):
+        length = size - 1 - prefix
+        if length > 0 and -(-length.bit_length() // 7) == prefix:
+            return length
+    return None
 
 
 def _other_roster() -> Unavailable:

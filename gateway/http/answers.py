@@ -51,15 +51,19 @@ async def started(events: Events) -> inference.Started:
     return first.started
 
 
-async def collect(events: Events) -> tuple[inference.Started, str, inference.Finished]:
-    """The whole answer."""
+async def collect(
+    events: Events,
+) -> tuple[inference.Started, str, list[inference.TokenLogprob], inference.Finished]:
+    """The whole answer: its start, its text, its tokens where they were asked for, its end."""
     async with contextlib.aclosing(events):
         begin = await started(events)
         texts: list[str] = []
+        tokens: list[inference.TokenLogprob] = []
         async for event in events:
             if event.WhichOneof("event") == "finished":
-                return begin, "".join(texts), event.finished
+                return begin, "".join(texts), tokens, event.finished
             texts.append(event.delta.text)
+            tokens.extend(event.delta.logprobs)
     raise Internal("the answer does not end")
 
 
@@ -87,7 +91,7 @@ class EventStream(Response):
                 await writer.write(self._renderer.first())
                 async for event in self._events:
                     if event.HasField("delta"):
-                        await writer.write(render(event.delta.text))
+                        await writer.write(render(event.delta))
                     else:
                         await writer.write(self._renderer.last(event.finished))
             except SealringError as error:

@@ -78,16 +78,15 @@ class _Edge:
     ) -> Response:
         events = self._backend.generate(work, key=request.state.caller.key_id or body.user or "")
         if not body.stream:
-            begin, text, finished = await unless_disconnected(request.receive, collect(events))
-            renderer = Renderer(begin, chat=chat, include_usage=False)
-            return Response(
-                renderer.whole(text, finished), headers=_headers(begin), media_type="application/json"
-            )
+            begin, text, tokens, finished = await unless_disconnected(request.receive, collect(events))
+            renderer = Renderer(begin, chat=chat, include_usage=False, likeliest=body.likeliest)
+            answer = renderer.whole(text, tokens, finished)
+            return Response(answer, headers=_headers(begin), media_type="application/json")
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(events.aclose)
             begin = await unless_disconnected(request.receive, started(events))
             stack.pop_all()
-        renderer = Renderer(begin, chat=chat, include_usage=body.include_usage)
+        renderer = Renderer(begin, chat=chat, include_usage=body.include_usage, likeliest=body.likeliest)
         return EventStream(events, renderer, _headers(begin))
 
     async def models(self, request: Request) -> Response:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mesh.errors import InvalidInput
+from mesh.prompt import (
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_REPETITION_CONTEXT_SIZE,
+    MAX_TOKEN_ID,
+)
 from sealring.v1 import inference_pb2 as inference
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -14,12 +22,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
     "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -35,14 +38,51 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "reasoning_effort": (),
     "verbosity": (),
+    # vLLM's
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "min_tokens": (0,),
+    "priority": (0,),
+    "prompt_logprobs": (),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    # mlx_lm.server's
+    "adapters": (),
+    "draft_model": (),
+    "frequency_context_size": (),
+    "num_draft_tokens": (),
+    "presence_context_size": (),
+    "role_mapping": (),
+    "xtc_probability": (0,),
+    "xtc_threshold": (0.1,),
 }
-"""Fields of OpenAI's API that are accepted where they ask for nothing: with one of these values, or null."""
+"""Fields that other servers know, accepted where they ask for nothing: with one of these values, or null."""
 
 _IGNORED = ("safety_identifier", "prompt_cache_key")
 """Strings that change no answer."""
 
 _MAX_STRING = 256
 _INT64 = 1 << 63
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+_Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
 
 
 class _Body(BaseModel):
@@ -87,6 +127,11 @@ class CommonBody(_Body):
     top_k: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=2 * _INT64)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = None
+    repetition_context_size: Annotated[int, Field(ge=1, le=MAX_REPETITION_CONTEXT_SIZE)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     user: Annotated[str, Field(max_length=_MAX_STRING)] | None = None
     min_trust: Annotated[int, Field(ge=0, le=100)] | None = None
@@ -95,18 +140,34 @@ class CommonBody(_Body):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def likeliest(self) -> int | None:
+        """How many tokens are to be told beside each one; None for no log-probabilities."""
+        raise NotImplementedError
+
 
 class ChatBody(CommonBody):
-    """`POST /v1/chat/completions`. `top_k`, `min_p` and `min_trust` are additions to OpenAI's API."""
+    """`POST /v1/chat/completions`. docs/sampling.md tells which fields are not OpenAI's."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def likeliest(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionBody(CommonBody):
     """`POST /v1/completions` with one prompt of text."""
 
     prompt: str | Annotated[list[str], Field(min_length=1, max_length=1)]
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.logprobs
 
 
 B = TypeVar("B", bound=CommonBody)
@@ -121,6 +182,8 @@ def parse_body(value: dict[str, Any], model: type[B]) -> B:
         raise _first_error(error) from None
     if body.stream_options is not None and not body.stream:
         raise InvalidInput("stream_options goes with stream only", reason="BAD_FIELD", param="stream_options")
+    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
+        raise InvalidInput("top_logprobs goes with logprobs only", reason="BAD_FIELD", param="top_logprobs")
     return body
 
 
@@ -157,8 +220,10 @@ def _first_error(error: ValidationError) -> InvalidInput:
 
 
 def _param(location: tuple[int | str, ...]) -> str:
-    """`messages[0].content`; the names of a union's branches are left out."""
+    """`messages[0].content`; the names of a union's branches and token ids are left out."""
     param = ""
+    if location[0] == "logit_bias":
+        return "logit_bias"
     for part in location:
         if isinstance(part, int):
             param += f"[{part}]"
@@ -202,6 +267,16 @@ def _request(
         sampling.top_k = max(0, body.top_k)
     if body.min_p is not None:
         sampling.min_p = body.min_p
+    if body.repetition_penalty:  # 0 is off, too: mlx_lm.server's default
+        sampling.repetition_penalty = body.repetition_penalty
+    if body.repetition_context_size is not None:
+        sampling.repetition_context_size = body.repetition_context_size
+    sampling.presence_penalty = body.presence_penalty or 0.0
+    sampling.frequency_penalty = body.frequency_penalty or 0.0
+    for token, bias in (body.logit_bias or {}).items():
+        sampling.logit_bias[_token_id(token)] = bias
+    if body.likeliest is not None:
+        sampling.logprobs = body.likeliest
     if body.seed is not None:
         sampling.seed = body.seed % (2 * _INT64)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
@@ -213,6 +288,17 @@ def _request(
         max_tokens=max_tokens,
         min_trust=body.min_trust or 0,
     )
+
+
+def _token_id(name: str) -> int:
+    if _TOKEN_ID.fullmatch(name) is None or int(name) > MAX_TOKEN_ID:
+        raise InvalidInput(
+            "logit_bias names something that is no token id",
+            hint=f"use whole numbers from 0 to {MAX_TOKEN_ID}",
+            reason="BAD_FIELD",
+            param="logit_bias",
+        )
+    return int(name)
 
 
 def _clean(text: str, param: str) -> str:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
+from gateway.http.logprobs import CompletionLogprobs, chat_logprobs
 from sealring.v1 import inference_pb2 as inference
+
+Tokens: TypeAlias = Sequence[inference.TokenLogprob]
 
 DONE = b"data: [DONE]\n\n"
 _REASONS = {inference.FINISH_REASON_STOP: "stop", inference.FINISH_REASON_LENGTH: "length"}
@@ -16,9 +20,19 @@ _REASONS = {inference.FINISH_REASON_STOP: "stop", inference.FINISH_REASON_LENGTH
 class Renderer:
     """One answer of one endpoint. `chat` says which of the two."""
 
-    def __init__(self, started: inference.Started, *, chat: bool, include_usage: bool) -> None:
+    def __init__(
+        self,
+        started: inference.Started,
+        *,
+        chat: bool,
+        include_usage: bool,
+        likeliest: int | None = None,
+    ) -> None:
         self._chat = chat
         self._usage = include_usage
+        self._logprobs: Callable[[Tokens], dict[str, Any]] | None = None
+        if likeliest is not None:
+            self._logprobs = chat_logprobs if chat else CompletionLogprobs(likeliest)
         prefix = "chatcmpl" if chat else "cmpl"
         self._common = {
             "id": f"{prefix}-{started.request_id}",
@@ -35,11 +49,12 @@ class Renderer:
         before, after = self._event(self._chunk(choice, None)).split(json.dumps("\x00"))
         return before, after
 
-    def _chunk(self, content: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    def _chunk(self, content: dict[str, Any], reason: str | None, tokens: Tokens = ()) -> dict[str, Any]:
         chunk: dict[str, Any] = dict(self._common)
         if self._chat:
             chunk["object"] = "chat.completion.chunk"
-        chunk["choices"] = [{"index": 0, **content, "logprobs": None, "finish_reason": reason}]
+        logprobs = self._logprobs(tokens) if self._logprobs is not None and tokens else None
+        chunk["choices"] = [{"index": 0, **content, "logprobs": logprobs, "finish_reason": reason}]
         if self._usage:
             chunk["usage"] = None
         return chunk
@@ -54,8 +69,11 @@ class Renderer:
             return b""
         return self._event(self._chunk({"delta": {"role": "assistant", "content": ""}}, None)).encode()
 
-    def delta(self, text: str) -> bytes:
-        return f"{self._before}{json.dumps(text)}{self._after}".encode()
+    def delta(self, delta: inference.Delta) -> bytes:
+        if delta.logprobs:
+            content = {"delta": {"content": delta.text}} if self._chat else {"text": delta.text}
+            return self._event(self._chunk(content, None, delta.logprobs)).encode()
+        return f"{self._before}{json.dumps(delta.text)}{self._after}".encode()
 
     def last(self, finished: inference.Finished) -> bytes:
         """The finish reason, the usage where it was asked for, and the end of the stream."""
@@ -66,12 +84,13 @@ class Renderer:
             events.append(self._event({**chunk, "choices": [], "usage": _usage(finished)}))
         return "".join(events).encode() + DONE
 
-    def whole(self, text: str, finished: inference.Finished) -> bytes:
-        """The answer in one piece."""
+    def whole(self, text: str, tokens: Tokens, finished: inference.Finished) -> bytes:
+        """The answer in one piece; `tokens` are those with log-probabilities."""
         content: dict[str, Any] = {"text": text}
         if self._chat:
             content = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": _reason(finished)}
+        logprobs = self._logprobs(tokens) if self._logprobs is not None else None
+        choice = {"index": 0, **content, "logprobs": logprobs, "finish_reason": _reason(finished)}
         return json.dumps({**self._common, "choices": [choice], "usage": _usage(finished)}).encode()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -77,13 +78,17 @@ class Begin(NamedTuple):
     prompt_tokens: int
 
 
+Piece: TypeAlias = tuple[Request, str, bytes, int, Sequence[inference.TokenLogprob]]
+"""Of one request: text, sealed, tokens, log-probabilities.
+
+Either sealed is not empty, or text or the log-probabilities are not; tokens counts all generated so far.
+"""
+
+
 class Deliver(NamedTuple):
-    """What one step brought: (request, text, sealed, tokens) for every request that has something to show.
+    """What one step brought to the requests that have something to show."""
 
-    Exactly one of text and sealed is not empty; tokens counts all generated so far.
-    """
-
-    pieces: list[tuple[Request, str, bytes, int]]
+    pieces: list[Piece]
 
 
 class Finish(NamedTuple):

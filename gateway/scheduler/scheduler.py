@@ -25,6 +25,7 @@ from gateway.scheduler.actions import (
     Fail,
     Finish,
     OpenRow,
+    Piece,
     Request,
     RingFacts,
 )
@@ -205,22 +206,22 @@ class Scheduler:
         return self._queue.drain()
 
     def _outputs(self, rows: dict[int, Row], done: control.StepDone, now: float) -> None:
-        pieces: list[tuple[Request, str, bytes, int]] = []
+        pieces: list[Piece] = []
         self._actions.append(Deliver(pieces))
         add = pieces.append
         for output in done.outputs:
             row = rows.get(output.row)
             if row is None:
                 continue
-            text = output.text
-            if text:
+            text, logprobs = output.text, output.logprobs
+            if text or logprobs:
                 row.request.delivered = tokens = output.tokens
-                add((row.request, text, b"", tokens))
+                add((row.request, text, b"", tokens, logprobs))
             else:
                 sealed = output.sealed
                 if sealed:
                     row.request.delivered = tokens = output.tokens
-                    add((row.request, "", sealed, tokens))
+                    add((row.request, "", sealed, tokens, ()))
             finish = output.finish
             if finish:
                 self._finish(row, finish, output.tokens, now)

@@ -8,8 +8,19 @@ The gateway between sees lengths and times; text and tokens it does not.
 """
 
 from sealring.client.asynchronous import AsyncClient, AsyncReply
+from sealring.client.question import SamplingOptions
 from sealring.client.synchronous import Client, Reply
-from sealring.client.types import Completion, Delta, FinishReason, Member, Model, Ring, Usage
+from sealring.client.types import (
+    Completion,
+    Delta,
+    FinishReason,
+    Member,
+    Model,
+    Ring,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 
 __all__ = [
     "AsyncClient",
@@ -22,5 +33,8 @@ __all__ = [
     "Model",
     "Reply",
     "Ring",
+    "SamplingOptions",
+    "TokenLogprob",
+    "TopLogprob",
     "Usage",
 ]

@@ -19,7 +19,15 @@ from mesh.errors import DeadlineExceeded, EnvelopeError, SealringError, Unavaila
 from mesh.roster import Roster
 from sealring.client.choice import choose_ring
 from sealring.client.question import Question
-from sealring.client.types import Completion, Delta, FinishReason, Ring, Usage
+from sealring.client.types import (
+    Completion,
+    Delta,
+    FinishReason,
+    Ring,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 from sealring.v1 import inference_pb2 as inference
 
 MAX_ATTEMPTS = 4
@@ -42,6 +50,7 @@ class Attempt:
         self._started = self._finished = False
         self._tokens = 0
         self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
         self._end: tuple[FinishReason, Usage] | None = None
         expires = int(time.time() + min(ceil(lifetime), MAX_LIFETIME_SECONDS))
         info = RequestInfo(ring.deployment, secrets.token_bytes(REQUEST_ID_BYTES), expires, roster.hash)
@@ -92,6 +101,7 @@ class Attempt:
             model=self.ring.deployment,
             request_id=self.request.request_id,
             ring=self.ring,
+            logprobs=tuple(self._logprobs),
         )
 
     def _take_start(self, started: inference.Started) -> None:
@@ -117,10 +127,12 @@ class Attempt:
         self._tokens = delta.tokens
         if last:
             self._end = (_REASONS[delta.finish], Usage(delta.prompt_tokens, delta.tokens))
-        if not delta.text:
+        if not delta.text and not delta.logprobs:
             return None
         self._texts.append(delta.text)
-        return Delta(delta.text, delta.tokens)
+        logprobs = tuple(map(_logprob, delta.logprobs))
+        self._logprobs += logprobs
+        return Delta(delta.text, delta.tokens, logprobs)
 
     def _take_end(self, finished: inference.Finished) -> None:
         """The gateway may end a reply itself only where memory sets the limit: with max_tokens 0."""
@@ -183,6 +195,11 @@ class Attempts:
         if error.reason in ("RING_GONE", "RING_DOWN"):
             self._avoid.add(attempt.ring.id)
         return float(min(_FIRST_BACKOFF * 2 ** (self._count - 1), self.seconds_left))
+
+
+def _logprob(told: inference.TokenLogprob) -> TokenLogprob:
+    top = tuple(TopLogprob(each.id, each.spelling, each.logprob) for each in told.top)
+    return TokenLogprob(told.id, told.spelling, told.logprob, top)
 
 
 def _out_of_order() -> EnvelopeError:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, Unpack
 
 import grpc
 
@@ -14,7 +13,14 @@ from mesh.addresses import parse_address, require_loopback
 from mesh.errors import FailedPrecondition, InvalidInput
 from mesh.roster import Roster, ring_min_trust
 from mesh.trust import MAX_SCORE
-from sealring.client.question import Messages, Question, chat_prompt, set_sampling, text_prompt
+from sealring.client.question import (
+    Messages,
+    Question,
+    SamplingOptions,
+    chat_prompt,
+    set_sampling,
+    text_prompt,
+)
 from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Model, Ring
 from sealring.v1 import inference_pb2 as inference
@@ -106,19 +112,15 @@ class ClientCore(Generic[R]):
         *,
         model: str = "",
         max_tokens: int = 0,
-        temperature: float = 0.0,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        min_p: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
         min_trust: int = 0,
         timeout: float | None = None,
+        **sampling: Unpack[SamplingOptions],
     ) -> R:
         """Asks for the next message of a chat; `messages` are `{"role": ..., "content": ...}`.
 
         `model` is a deployment's name, empty for the only one. `max_tokens` 0 is as many as the context
-        holds, `temperature` 0 greedy. A ring with a member that scores below `min_trust` gets nothing.
+        holds. `sampling` takes `temperature`, `seed`, `stop`, penalties and more; without, an answer is
+        greedy. A ring with a member that scores below `min_trust` gets nothing.
 
         Iterate the reply for its pieces, or take its `result`. Raises at once InvalidInput; while it is read
         RosterError (the gateway's roster is not believed), FailedPrecondition (TRUST_BELOW_FLOOR), NotFound
@@ -126,9 +128,7 @@ class ClientCore(Generic[R]):
         Unavailable, and what else the gateway answers with.
         """
         prompt = chat_prompt(messages)
-        set_sampling(
-            prompt, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop
-        )
+        set_sampling(prompt, sampling)
         return self.ask(prompt, model=model, max_tokens=max_tokens, min_trust=min_trust, timeout=timeout)
 
     def complete(
@@ -137,20 +137,13 @@ class ClientCore(Generic[R]):
         *,
         model: str = "",
         max_tokens: int = 0,
-        temperature: float = 0.0,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        min_p: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
         min_trust: int = 0,
         timeout: float | None = None,
+        **sampling: Unpack[SamplingOptions],
     ) -> R:
         """Asks for the continuation of a text, without the chat template; otherwise as `chat`."""
         prompt = text_prompt(text)
-        set_sampling(
-            prompt, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop
-        )
+        set_sampling(prompt, sampling)
         return self.ask(prompt, model=model, max_tokens=max_tokens, min_trust=min_trust, timeout=timeout)
 
     def ask(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypedDict
 
 from mesh.envelope import MAX_LIFETIME_SECONDS
 from mesh.errors import InvalidInput
@@ -59,25 +60,47 @@ def text_prompt(text: str) -> inference.Prompt:
     return inference.Prompt(text=_text(text, "prompt"))
 
 
-def set_sampling(
-    prompt: inference.Prompt,
-    *,
-    temperature: float,
-    top_p: float | None,
-    top_k: int | None,
-    min_p: float | None,
-    seed: int | None,
-    stop: str | Sequence[str],
-) -> None:
-    """Fills in the rest of a prompt. Raises InvalidInput (BAD_SAMPLING) for numbers that do not fit."""
+class SamplingOptions(TypedDict, total=False):
+    """How an answer is sampled; what is left out, or None, is off. docs/sampling.md explains each."""
+
+    temperature: float
+    """0, as when it is left out, is greedy; at most 2."""
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    stop: str | Sequence[str]
+    repetition_penalty: float | None
+    repetition_context_size: int | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    logprobs: int | None
+    """How many likeliest tokens are told beside each one, at most 20; None for no log-probabilities."""
+
+
+def set_sampling(prompt: inference.Prompt, options: SamplingOptions) -> None:
+    """Fills in the rest of a prompt.
+
+    Raises InvalidInput (BAD_SAMPLING) for numbers that do not fit, TypeError for an option that there is not.
+    """
+    if unknown := options.keys() - SamplingOptions.__annotations__.keys():
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+    stop = options.get("stop", ())
+    prompt.stop.extend(_text(one, "stop") for one in ([stop] if isinstance(stop, str) else stop))
+    for name, value in options.items():
+        if value is not None and name != "stop":
+            _set(prompt.sampling, name, value)
+
+
+def _set(sampling: inference.Sampling, name: str, value: Any) -> None:
     try:
-        prompt.sampling.CopyFrom(
-            inference.Sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
-        )
-    except (ValueError, TypeError):
-        raise InvalidInput("a sampling parameter is out of bounds", reason="BAD_SAMPLING") from None
-    stops = [stop] if isinstance(stop, str) else stop
-    prompt.stop.extend(_text(one, "stop") for one in stops)
+        if name == "logit_bias":
+            sampling.logit_bias.update(value)
+        else:
+            setattr(sampling, name, value)
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidInput(f"{name} is not a number that fits", reason="BAD_SAMPLING", param=name) from None
 
 
 def _text(text: str, param: str) -> str:

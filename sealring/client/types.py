@@ -51,11 +51,36 @@ class Ring:
 
 
 @dataclass(frozen=True, repr=False)
+class TopLogprob:
+    """A token that might have come, and the natural logarithm of its probability by the model."""
+
+    id: int
+    spelling: bytes
+    logprob: float
+
+    @property
+    def token(self) -> str:
+        """As text; U+FFFD for a part of a character."""
+        return self.spelling.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, repr=False)
+class TokenLogprob(TopLogprob):
+    """A token of an answer, and the likeliest in its place, the likeliest first."""
+
+    top: tuple[TopLogprob, ...]
+
+
+@dataclass(frozen=True, repr=False)
 class Delta:
-    """The next piece of an answer; `tokens` counts all that were generated so far."""
+    """The next piece of an answer; `tokens` counts all that were generated so far.
+
+    `logprobs` has the tokens that spell `text`, where the question asked for them.
+    """
 
     text: str
     tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +106,7 @@ class Completion:
     model: str
     request_id: str
     ring: Ring
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert request.id in self.open_requests
                     assert prompt == self.plans[request.id][0]
                 case Deliver(pieces):
-                    for request, text, _, tokens in pieces:
+                    for request, text, _, tokens, _ in pieces:
                         assert request.id in self.open_requests
                         assert tokens == self.tokens.get(request.id, 0) + 1
                         assert text == "x"

@@ -1,0 +1,74 @@
+"""Log-probabilities in OpenAI's two forms: of chats, and the older one of completions."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from sealring.v1 import inference_pb2 as inference
+
+
+class _Spelt(Protocol):
+    @property
+    def spelling(self) -> bytes: ...
+
+    @property
+    def logprob(self) -> float: ...
+
+
+def chat_logprobs(tokens: Sequence[inference.TokenLogprob]) -> dict[str, Any]:
+    """`choices[].logprobs` of a chat. A token that is a part of a character has U+FFFD for a name."""
+    content = [{**_named(one), "top_logprobs": [_named(each) for each in one.top]} for one in tokens]
+    return {"content": content, "refusal": None}
+
+
+def _named(one: _Spelt) -> dict[str, Any]:
+    return {
+        "token": one.spelling.decode("utf-8", "replace"),
+        "logprob": one.logprob,
+        "bytes": list(one.spelling),
+    }
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` of one completion, piece by piece: offsets go on where the last piece ended.
+
+    `likeliest` is how many were asked for; the sampled token is always among those told, unless it is 0.
+    """
+
+    def __init__(self, likeliest: int) -> None:
+        self._likeliest = likeliest
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._offset = 0
+
+    def __call__(self, tokens: Sequence[inference.TokenLogprob]) -> dict[str, Any]:
+        return {
+            "tokens": [_name(one) for one in tokens],
+            "token_logprobs": [one.logprob for one in tokens],
+            "top_logprobs": [_top(one) for one in tokens] if self._likeliest else None,
+            "text_offset": [self._advance(one.spelling) for one in tokens],
+        }
+
+    def _advance(self, spelling: bytes) -> int:
+        """Where in the text the token begins, in characters."""
+        offset = self._offset
+        self._offset += len(self._decode(spelling))
+        return offset
+
+
+def _top(one: inference.TokenLogprob) -> dict[str, float]:
+    """Of tokens that are spelt alike the likeliest is told."""
+    found: dict[str, float] = {}
+    for each in one.top:
+        found.setdefault(_name(each), each.logprob)
+    found.setdefault(_name(one), one.logprob)
+    return found
+
+
+def _name(one: _Spelt) -> str:
+    """Parts of characters are told apart by their bytes, as OpenAI does."""
+    try:
+        return one.spelling.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in one.spelling)
