@@ -136,3 +136,29 @@ def test_attempts_end_with_the_time_and_with_their_number() -> None:
         attempts.pause_after(EpochEnded("gone"), attempt)
     with pytest.raises(Unavailable):
         attempts.pause_after(EpochEnded("gone"), attempt)
+
+
+def test_log_probabilities_come_out_of_the_sealed_chunk_only() -> None:
+    attempt = Attempt(question(), CLUSTER.roster, RING, 60.0)
+    to = attempt.request.envelope.sealed_for
+    info = RequestInfo("demo", to.request_id, to.expires, to.roster_hash)
+    sealer = CLUSTER.keys["demo-0"].open_request(attempt.request.envelope.sealed, info, ReplayGuard()).reply
+    attempt.take(inference.GenerateResponse(started=inference.Started(ring="demo-0")))
+    inner = inference.TokenLogprob(
+        id=3,
+        spelling=b"\xe2",
+        logprob=-0.5,
+        top=[inference.TopLogprob(id=4, spelling=b"x", logprob=-1)],
+    )
+    forged = [inference.TokenLogprob(id=9, spelling=b"forged")]
+    body = inference.SealedDelta(text="", tokens=1, logprobs=[inner]).SerializeToString()
+    outer = inference.Delta(sealed=sealer.seal(body), logprobs=forged)
+    delta = attempt.take(inference.GenerateResponse(delta=outer))
+    assert delta is not None
+    (one,) = delta.logprobs
+    assert (delta.text, one.id, one.spelling, one.token, one.logprob) == ("", 3, b"\xe2", "\ufffd", -0.5)
+    assert [(each.id, each.token, each.logprob) for each in one.top] == [(4, "x", -1.0)]
+    last = inference.SealedDelta(tokens=1, finish=inference.FINISH_REASON_STOP, prompt_tokens=2)
+    outer = inference.Delta(sealed=sealer.seal(last.SerializeToString(), last=True), logprobs=forged)
+    assert attempt.take(inference.GenerateResponse(delta=outer)) is None
+    assert attempt.completion().logprobs == delta.logprobs

@@ -66,6 +66,11 @@ def test_lengths_are_bytes_of_all_messages() -> None:
         ("top_p", [0.0, -0.1, 1.01, math.nan, math.inf]),
         ("min_p", [-0.1, 1.01, math.nan, math.inf]),
         ("top_k", [(1 << 20) + 1, (1 << 32) - 1]),
+        ("repetition_penalty", [0.0, 0.05, -1.0, 10.5, math.nan, math.inf]),
+        ("repetition_context_size", [0, 4097, (1 << 32) - 1]),
+        ("presence_penalty", [-2.01, 2.01, math.nan, -math.inf]),
+        ("frequency_penalty", [-2.01, 2.01, math.nan, math.inf]),
+        ("logprobs", [21, (1 << 32) - 1]),
     ],
 )
 def test_sampling(field: str, values: list[float]) -> None:
@@ -73,6 +78,30 @@ def test_sampling(field: str, values: list[float]) -> None:
         prompt = chat(("user", "x"))
         setattr(prompt.sampling, field, value)
         assert refused(prompt) == ("BAD_SAMPLING", field)
+
+
+@pytest.mark.parametrize(
+    "biases",
+    [{1: 100.5}, {1: -101}, {1: math.nan}, {1 << 31: 1.0}, dict.fromkeys(range(301), 1.0)],
+    ids=len,
+)
+def test_biases(biases: dict[int, float]) -> None:
+    prompt = chat(("user", "x"))
+    prompt.sampling.logit_bias.update(biases)
+    assert refused(prompt) == ("BAD_SAMPLING", "logit_bias")
+
+
+def test_bounds_themselves_pass() -> None:
+    prompt = chat(("user", "x"))
+    for low in (True, False):
+        prompt.sampling.repetition_penalty = 0.1 if low else 10
+        prompt.sampling.repetition_context_size = 1 if low else 4096
+        prompt.sampling.presence_penalty = -2 if low else 2
+        prompt.sampling.frequency_penalty = -2 if low else 2
+        prompt.sampling.logprobs = 0 if low else 20
+        prompt.sampling.logit_bias.update(dict.fromkeys(range(299), -100 if low else 100))
+        prompt.sampling.logit_bias[(1 << 31) - 1] = 1
+        validate_prompt(prompt)
 
 
 def test_stops() -> None:

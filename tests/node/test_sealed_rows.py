@@ -203,7 +203,7 @@ def test_chunks_have_one_length_and_the_last_one_says_all() -> None:
 def test_chunks_are_padded_whatever_they_hold(text: str, tokens: int, last: bool) -> None:
     delta = inference.SealedDelta(text=text, tokens=tokens & 0xFFFFFFFF, finish=int(last))
     padded = sealed_rows._padded(delta)
-    assert len(padded) % CHUNK_BYTES == 0 or len(padded) > 128
+    assert len(padded) % CHUNK_BYTES == 0
     assert inference.SealedDelta.FromString(padded).text == text
 
 
@@ -218,6 +218,29 @@ def test_row_numbers_rise_and_open_rows_are_bounded(monkeypatch: pytest.MonkeyPa
     rows.add(5, None)
     with pytest.raises(ResourceExhausted):
         rows.add(6, None)
+
+
+def logged(others: int, spelling: bytes = SECRET.encode()) -> list[inference.TokenLogprob]:
+    top = [inference.TopLogprob(id=each, spelling=spelling, logprob=-1.5) for each in range(others)]
+    return [inference.TokenLogprob(id=7, spelling=spelling, logprob=-0.5, top=top)]
+
+
+def test_log_probabilities_are_sealed_and_their_lengths_do_not_tell() -> None:
+    head, rows = Head(), SealedRows()
+    row, opener = head.seal()
+    rows.add(1, head.unsealer.open(row, head.plan)[1])
+    sizes = set()
+    for number, spelling in enumerate((b"a", b" swordfish", "☃☃☃".encode() * 4), start=1):
+        told = control.RowOutput(row=1, text="x" * number, tokens=number, logprobs=logged(20, spelling))
+        (output,) = outputs(rows.seal(done(number, told)))
+        assert output.WhichOneof("content") == "sealed"
+        assert not output.logprobs
+        delta = inference.SealedDelta.FromString(opener.open(output.sealed)[0])
+        assert list(delta.logprobs) == logged(20, spelling)
+        sizes.add(delta.ByteSize())
+    assert sizes == {22 * CHUNK_BYTES}
+    (output,) = outputs(rows.seal(done(4, control.RowOutput(row=1, tokens=4, logprobs=logged(0)))))
+    assert opener.open(output.sealed)  # a token without text is told, too
 
 
 events = st.lists(
@@ -261,7 +284,10 @@ def test_no_order_of_events_lets_out_what_was_sealed(events: list[tuple[str, int
         else:
             step += 1
             finish = inference.FINISH_REASON_STOP if kind == "finish" else 0
-            told = [control.RowOutput(row=one, text=SECRET, tokens=1, finish=finish) for one in opened]
+            told = [
+                control.RowOutput(row=one, text=SECRET, tokens=1, finish=finish, logprobs=logged(2))
+                for one in opened
+            ]
             try:
                 out = rows.seal(done(step, *told))
             except EnvelopeError:  # the reply had ended: the epoch ends
@@ -269,5 +295,7 @@ def test_no_order_of_events_lets_out_what_was_sealed(events: list[tuple[str, int
             for output in outputs(out):
                 if opened[output.row]:
                     assert SECRET.encode() not in output.SerializeToString()
+                    assert not output.logprobs
                 elif output.row not in gone:
                     assert output.text == SECRET
+                    assert list(output.logprobs) == logged(2)

@@ -435,7 +435,14 @@ def test_what_a_coordinator_prepares(data: bytes) -> None:
             envelope=inference_pb2.Envelope(
                 clear=inference_pb2.Prompt(
                     chat=inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="x")]),
-                    sampling=inference_pb2.Sampling(temperature=0.5, top_p=0.9),
+                    sampling=inference_pb2.Sampling(
+                        temperature=0.5,
+                        top_p=0.9,
+                        repetition_penalty=1.5,
+                        presence_penalty=0.5,
+                        logit_bias={7: -100, 8: 2},
+                        logprobs=3,
+                    ),
                 )
             ),
         ).SerializeToString()

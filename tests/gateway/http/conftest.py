@@ -27,6 +27,7 @@ class ScriptedBackend:
     error: SealringError | None = None
     error_after: int | None = None
     pause: float = 0.0
+    logprobs: list[list[inference.TokenLogprob]] = field(default_factory=list)
     reason: inference.FinishReason.ValueType = inference.FINISH_REASON_STOP
     requests: list[inference.GenerateRequest] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -60,7 +61,10 @@ class ScriptedBackend:
                 await asyncio.sleep(self.pause)
                 if self.error is not None and number > (self.error_after or 0):
                     raise self.error
-                yield inference.GenerateResponse(delta=inference.Delta(text=text, tokens=number))
+                told = self.logprobs[number - 1] if self.logprobs else []
+                yield inference.GenerateResponse(
+                    delta=inference.Delta(text=text, tokens=number, logprobs=told)
+                )
             yield inference.GenerateResponse(
                 finished=inference.Finished(
                     reason=self.reason, prompt_tokens=5, completion_tokens=len(self.texts)

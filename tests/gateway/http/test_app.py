@@ -113,6 +113,96 @@ async def test_sampling_reaches_the_backend(client: openai.AsyncOpenAI, backend:
     assert backend.keys == ["somebody"]
 
 
+def token(spelling: bytes, logprob: float, *others: tuple[bytes, float]) -> inference.TokenLogprob:
+    top = [inference.TopLogprob(spelling=each, logprob=value) for each, value in others]
+    return inference.TokenLogprob(spelling=spelling, logprob=logprob, top=top)
+
+
+SNOWMAN = "☃".encode()
+
+
+@pytest.fixture
+def logged(backend: Any) -> Any:
+    """A backend whose three deltas bring no, one and three tokens; the last two are parts of a character."""
+    backend.texts = ["", "Hé", "!☃"]
+    backend.logprobs = [
+        [],
+        [token("Hé".encode(), -0.5, ("Hé".encode(), -0.5), (b"x", -1.5))],
+        [
+            token(b"!", -2.0, (b"?", -0.25), (b"?", -1.0)),
+            token(SNOWMAN[:1], -0.5, (SNOWMAN[:1], -0.5), (SNOWMAN[1:2], -9999)),
+            token(SNOWMAN[1:], -0.5, (SNOWMAN[1:], -0.5), (b".", -3)),
+        ],
+    ]
+    return backend
+
+
+async def test_chat_logprobs_whole(client: openai.AsyncOpenAI, logged: Any) -> None:
+    answer = await client.chat.completions.create(
+        model="demo", messages=MESSAGES, logprobs=True, top_logprobs=2
+    )
+    assert logged.requests[0].envelope.clear.sampling.logprobs == 2
+    told = answer.choices[0].logprobs
+    assert told is not None
+    assert told.content is not None
+    assert told.refusal is None
+    assert [one.token for one in told.content] == ["Hé", "!", "\ufffd", "\ufffd\ufffd"]
+    assert [one.logprob for one in told.content] == [-0.5, -2.0, -0.5, -0.5]
+    spelt = b"".join(bytes(one.bytes or []) for one in told.content)
+    assert spelt.decode() == answer.choices[0].message.content
+    first = told.content[0].top_logprobs
+    assert [(one.token, one.bytes, one.logprob) for one in first] == [
+        ("Hé", list("Hé".encode()), -0.5),
+        ("x", [120], -1.5),
+    ]
+
+
+async def test_chat_logprobs_streamed(client: openai.AsyncOpenAI, logged: Any) -> None:
+    stream = await client.chat.completions.create(
+        model="demo", messages=MESSAGES, logprobs=True, top_logprobs=2, stream=True
+    )
+    chunks = [chunk async for chunk in stream]
+    told = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [None if one is None else len(one.content or []) for one in told] == [None, None, 1, 3, None]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hé!☃"
+
+
+async def test_chat_logprobs_of_no_tokens(client: openai.AsyncOpenAI, backend: Any) -> None:
+    backend.texts = []
+    answer = await client.chat.completions.create(model="demo", messages=MESSAGES, logprobs=True)
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].logprobs.content == []
+    assert backend.requests[0].envelope.clear.sampling.HasField("logprobs")
+    plain = await client.chat.completions.create(model="demo", messages=MESSAGES)
+    assert plain.choices[0].logprobs is None
+    assert not backend.requests[1].envelope.clear.sampling.HasField("logprobs")
+
+
+async def test_completion_logprobs_whole_and_streamed(client: openai.AsyncOpenAI, logged: Any) -> None:
+    answer = await client.completions.create(model="demo", prompt="once", logprobs=2)
+    told = answer.choices[0].logprobs
+    assert told is not None
+    assert told.tokens == ["Hé", "!", r"bytes:\xe2", r"bytes:\x98\x83"]
+    assert told.token_logprobs == [-0.5, -2.0, -0.5, -0.5]
+    assert told.text_offset == [0, 2, 3, 3]
+    assert told.top_logprobs is not None
+    assert told.top_logprobs[0] == {"Hé": -0.5, "x": -1.5}
+    assert told.top_logprobs[1] == {"?": -0.25, "!": -2.0}
+    stream = await client.completions.create(model="demo", prompt="once", logprobs=2, stream=True)
+    pieces = [chunk.choices[0].logprobs async for chunk in stream]
+    joined = [one for piece in pieces if piece is not None for one in piece.tokens or []]
+    offsets = [one for piece in pieces if piece is not None for one in piece.text_offset or []]
+    assert (joined, offsets) == (told.tokens, told.text_offset)
+
+
+async def test_completion_logprobs_of_none_but_the_sampled(client: openai.AsyncOpenAI, logged: Any) -> None:
+    answer = await client.completions.create(model="demo", prompt="once", logprobs=0)
+    told = answer.choices[0].logprobs
+    assert told is not None
+    assert told.token_logprobs == [-0.5, -2.0, -0.5, -0.5]
+    assert told.top_logprobs is None
+
+
 async def test_models(client: openai.AsyncOpenAI) -> None:
     models = await client.models.list()
     assert [model.id for model in models.data] == ["demo"]

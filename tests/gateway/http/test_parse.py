@@ -63,11 +63,36 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {"include_usage": True}}, "bad_field", "stream_options"),
     ({"n": 2}, "unsupported_field", "n"),
     ({"n": True}, "unsupported_field", "n"),
-    ({"logprobs": True}, "unsupported_field", "logprobs"),
+    ({"logprobs": 1}, "bad_field", "logprobs"),
+    ({"top_logprobs": 3}, "bad_field", "top_logprobs"),
+    ({"logprobs": False, "top_logprobs": 3}, "bad_field", "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "bad_field", "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "bad_field", "top_logprobs"),
+    ({"presence_penalty": 2.01}, "bad_field", "presence_penalty"),
+    ({"frequency_penalty": -2.01}, "bad_field", "frequency_penalty"),
+    ({"frequency_penalty": "0"}, "bad_field", "frequency_penalty"),
+    ({"repetition_penalty": -1}, "bad_field", "repetition_penalty"),
+    ({"repetition_penalty": 11}, "bad_field", "repetition_penalty"),
+    ({"repetition_penalty": 0.05}, "bad_sampling", "repetition_penalty"),
+    ({"repetition_context_size": 0}, "bad_field", "repetition_context_size"),
+    ({"repetition_context_size": 4097}, "bad_field", "repetition_context_size"),
+    ({"logit_bias": {"1": 100.5}}, "bad_sampling", "logit_bias"),
+    ({"logit_bias": {"1": float("nan")}}, "bad_sampling", "logit_bias"),
+    ({"logit_bias": {"1": "SECRET"}}, "bad_field", "logit_bias"),
+    ({"logit_bias": {"SECRET": 1}}, "bad_field", "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "bad_field", "logit_bias"),
+    ({"logit_bias": {"01": 1}}, "bad_field", "logit_bias"),
+    ({"logit_bias": {"2147483648": 1}}, "bad_field", "logit_bias"),
+    ({"logit_bias": {str(token): 1 for token in range(301)}}, "bad_field", "logit_bias"),
+    ({"logit_bias": [1]}, "bad_field", "logit_bias"),
+    ({"presence_context_size": 20}, "unsupported_field", "presence_context_size"),
+    ({"guided_json": {}}, "unsupported_field", "guided_json"),
+    ({"ignore_eos": True}, "unsupported_field", "ignore_eos"),
+    ({"min_tokens": 3}, "unsupported_field", "min_tokens"),
+    ({"xtc_probability": 0.5}, "unsupported_field", "xtc_probability"),
+    ({"stop_token_ids": [2]}, "unsupported_field", "stop_token_ids"),
     ({"tools": [{"type": "function"}]}, "unsupported_field", "tools"),
     ({"response_format": {"type": "json_object"}}, "unsupported_field", "response_format"),
-    ({"presence_penalty": 0.5}, "unsupported_field", "presence_penalty"),
-    ({"logit_bias": {"1": 2}}, "unsupported_field", "logit_bias"),
     ({"model": 3}, "bad_field", "model"),
     ({"user": "x" * 300}, "bad_field", "user"),
 ]
@@ -98,9 +123,67 @@ def test_neutral_fields_pass() -> None:
         "metadata": None,
         "service_tier": "auto",
         "reasoning_effort": None,
+        "repetition_penalty": 0,
+        "ignore_eos": False,
+        "skip_special_tokens": True,
+        "xtc_probability": 0.0,
+        "xtc_threshold": 0.1,
+        "chat_template_kwargs": {},
+        "min_tokens": 0,
         "safety_identifier": "abc",
     }
     assert parse({**GOOD, **neutral}) == parse(GOOD)
+
+
+def test_sampling_fields_are_taken_over() -> None:
+    asked = parse(
+        {
+            **GOOD,
+            "repetition_penalty": 1.25,
+            "repetition_context_size": 4096,
+            "presence_penalty": -2,
+            "frequency_penalty": 2,
+            "logit_bias": {"0": -100, "50256": 100, "7": 0.5},
+            "logprobs": True,
+            "top_logprobs": 20,
+        }
+    ).envelope.clear.sampling
+    assert asked == inference.Sampling(
+        temperature=1.0,
+        repetition_penalty=1.25,
+        repetition_context_size=4096,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        logit_bias={0: -100, 50256: 100, 7: 0.5},
+        logprobs=20,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": None}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": None}, 0),
+        ({"logprobs": True, "top_logprobs": 5}, 5),
+    ],
+)
+def test_what_a_chat_asks_of_log_probabilities(fields: dict[str, Any], expected: int | None) -> None:
+    sampling = parse({**GOOD, **fields}).envelope.clear.sampling
+    assert (sampling.logprobs if sampling.HasField("logprobs") else None) == expected
+
+
+@pytest.mark.parametrize("logprobs", [6, -1, True, "1"])
+def test_a_completion_is_told_at_most_five(logprobs: Any) -> None:
+    base = {"model": "demo", "prompt": "x"}
+    body = parse_body({**base, "logprobs": 5}, CompletionBody)
+    assert completion_request(body, "id").envelope.clear.sampling.logprobs == 5
+    with pytest.raises(InvalidInput) as caught:
+        parse_body({**base, "logprobs": logprobs}, CompletionBody)
+    assert caught.value.metadata["param"] == "logprobs"
 
 
 def test_completion_defaults() -> None:

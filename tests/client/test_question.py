@@ -1,0 +1,70 @@
+"""Sampling options of the client: each reaches the prompt, or is refused by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mesh.errors import InvalidInput
+from sealring.client.question import SamplingOptions, set_sampling, text_prompt
+from sealring.v1 import inference_pb2 as inference
+
+
+def sampling_of(**options: Any) -> inference.Prompt:
+    prompt = text_prompt("x")
+    set_sampling(prompt, SamplingOptions(**options))  # type: ignore[typeddict-item]
+    return prompt
+
+
+def test_options_reach_the_prompt() -> None:
+    options: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 3,
+        "min_p": 0.125,
+        "seed": 4,
+        "repetition_penalty": 1.5,
+        "repetition_context_size": 9,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.5,
+        "logit_bias": {3: -100.0, 4: 1.0},
+        "logprobs": 0,
+    }
+    assert set(options) | {"stop"} == SamplingOptions.__annotations__.keys()
+    prompt = sampling_of(**options, stop=["a", "b"])
+    assert prompt.sampling == inference.Sampling(**options)
+    assert list(prompt.stop) == ["a", "b"]
+    assert list(sampling_of(stop="ab").stop) == ["ab"]
+
+
+def test_nothing_is_greedy_and_none_is_nothing() -> None:
+    assert sampling_of() == text_prompt("x")
+    assert sampling_of(top_p=None, seed=None, logprobs=None) == text_prompt("x")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": "hot"},
+        {"top_k": -1},
+        {"top_k": 0.5},
+        {"seed": 1 << 64},
+        {"logprobs": -1},
+        {"logit_bias": {"a": 1.0}},
+        {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {1: "b"}},
+        {"logit_bias": 3},
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        sampling_of(**options)
+    assert caught.value.reason == "BAD_SAMPLING"
+    assert caught.value.metadata["param"] == next(iter(options))
+
+
+def test_an_option_that_there_is_not_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        sampling_of(temprature=1.0)

@@ -1,0 +1,31 @@
+"""Deltas that wait for a slow reader become one; nothing of them is lost."""
+
+from __future__ import annotations
+
+from gateway.answer import Answer
+from sealring.v1 import inference_pb2 as inference
+
+
+def told(*ids: int) -> list[inference.TokenLogprob]:
+    return [inference.TokenLogprob(id=each) for each in ids]
+
+
+async def test_waiting_deltas_are_joined_with_their_log_probabilities() -> None:
+    answer = Answer()
+    answer.delta("a", b"", 1, told(1))
+    answer.delta("", b"", 2, told(2))
+    answer.delta("bc", b"", 4, told(3, 4))
+    first = (await anext(answer)).delta
+    assert (first.text, first.tokens, list(first.logprobs)) == ("abc", 4, told(1, 2, 3, 4))
+    answer.delta("d", b"", 5)
+    second = (await anext(answer)).delta
+    assert (second.text, second.tokens, list(second.logprobs)) == ("d", 5, [])
+
+
+async def test_a_token_without_text_is_told() -> None:
+    answer = Answer()
+    answer.delta("", b"", 1, told(1))
+    answer.finished(inference.Finished(completion_tokens=1))
+    events = [event async for event in answer]
+    assert [event.WhichOneof("event") for event in events] == ["delta", "finished"]
+    assert list(events[0].delta.logprobs) == told(1)
