@@ -31,7 +31,7 @@ async def test_the_gateway_holds_neither_prompt_nor_tokens_nor_text(ring, refere
     mark = "quixotic zeppelin wharf 58213 obelisk"
     prompt = forms_of(mark, reference.tokenizer)
     gateway = ring.cluster.processes["gateway"]
-    sampling = {"temperature": 1.4, "max_tokens": 60}
+    sampling = {"temperature": 1.4, "max_tokens": 60, "repetition_penalty": 1.05, "logprobs": 5}
     with Capture() as capture:
         pin = read_bundle(ring.cluster.operator_bundle).root_sha256
         async with AsyncClient(ring.cluster.grpc_address, root_sha256=pin, timeout=60.0) as client:
