@@ -15,6 +15,7 @@ from gateway.http.protocol import MAX_HEADER_BYTES, EdgeProtocol
 from mesh.addresses import listen_error, parse_address, require_loopback
 
 KEEP_ALIVE_SECONDS = 75
+HANDSHAKE_SECONDS = 10.0
 _BACKLOG = 1024
 
 
@@ -25,8 +26,23 @@ class _Server(uvicorn.Server):
         self.ending = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Listens by itself: uvicorn would leave a silent TLS client a minute."""
+        await super().startup([])
+        loop = asyncio.get_running_loop()
+        timeout = None if self.config.ssl is None else HANDSHAKE_SECONDS
+        for one in sockets or []:
+            server = await loop.create_server(
+                self._protocol,
+                sock=one,
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=timeout,
+                backlog=self.config.backlog,
+            )
+            self.servers.append(server)
         self.begun.set()
+
+    def _protocol(self) -> EdgeProtocol:
+        return EdgeProtocol(self.config, self.server_state, self.lifespan.state)
 
     async def main_loop(self) -> None:
         """Ticks once a second instead of ten times, and ends at once."""

@@ -1,0 +1,222 @@
+"""Clients that stay silent, or slow, in the TLS handshake: they hold up nobody, and are cut off.
+
+Every gRPC port is a `mesh.rpc.Server` (the last test checks that): both of the coordinator's are tried here
+as they are, the gateway's with its own certificate, and the daemon's by the same server and credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+from edgecert import write_edge_certificate
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import gateway.http.server as http_server
+from coordinator.init import init
+from coordinator.main import Coordinator
+from coordinator.settings import CoordinatorSettings
+from gateway.edge_tls import EdgeTls
+from gateway.http.server import HttpServer
+from mesh import rpc
+from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, role_server_name
+from mesh.memberstate import load_member_state
+from mesh.rpc import Server
+from mesh.tls import (
+    TlsMaterial,
+    TlsStore,
+    channel_credentials,
+    channel_options,
+    joining_channel,
+    server_credentials,
+)
+
+PORTS = ["coordinator", "joining", "daemon", "gateway grpc", "gateway https"]
+SILENT = 100
+SECONDS = 1.0
+
+
+@dataclass
+class Port:
+    """A port under attack, and a call of an honest client."""
+
+    number: int
+    ask: Callable[[], Awaitable[None]]
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real limits, made shorter."""
+    options = dict(rpc.SERVER_OPTIONS)
+    assert options["grpc.server_handshake_timeout_ms"] <= 10_000
+    assert http_server.HANDSHAKE_SECONDS <= 10
+    options["grpc.server_handshake_timeout_ms"] = int(1000 * SECONDS)
+    monkeypatch.setattr(rpc, "SERVER_OPTIONS", list(options.items()))
+    monkeypatch.setattr(http_server, "HANDSHAKE_SECONDS", SECONDS)
+
+
+async def healthy(channel: grpc.aio.Channel) -> None:
+    async with channel:
+        request = health_pb2.HealthCheckRequest()
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@contextlib.asynccontextmanager
+async def coordinator_port(folder: Path, *, joining: bool) -> AsyncIterator[Port]:
+    made = CoordinatorSettings(state_dir=folder / "c", listen="127.0.0.1:0", join_listen="127.0.0.1:0")
+    init(made)
+    running = Coordinator(made)
+    await running.start()
+    bundle = load_member_state(folder / "c" / "operator")
+    number = running.join_port if joining else running.port
+    address = f"127.0.0.1:{number}"
+
+    async def ask() -> None:
+        if joining:
+            await healthy(joining_channel(address, bundle.root.authorities))
+        else:
+            options = channel_options(role_server_name(Role.COORDINATOR))
+            await healthy(grpc.aio.secure_channel(address, channel_credentials(bundle.tls), options=options))
+
+    yield Port(number, ask)
+    await running.stop()
+
+
+@contextlib.asynccontextmanager
+async def daemon_port(folder: Path) -> AsyncIterator[Port]:
+    ca = ClusterCA.create(folder, "demo", now=time.time())
+    leaf = LeafKey()
+    peer = PeerIdentity("demo", Role.MEMBER, "one")
+    certificate = ca.issue(leaf.csr(), peer, lifetime=3600, now=time.time())
+    material = TlsMaterial(leaf.private_pem(), certificate, (ca.certificate,))
+    server = Server([])
+    number = server.listen("127.0.0.1:0", server_credentials(TlsStore(material)))
+    await server.start()
+
+    async def ask() -> None:
+        options = channel_options(peer.server_name)
+        await healthy(
+            grpc.aio.secure_channel(f"127.0.0.1:{number}", channel_credentials(material), options=options)
+        )
+
+    yield Port(number, ask)
+    await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def gateway_grpc_port(folder: Path) -> AsyncIterator[Port]:
+    certificate, key = write_edge_certificate(folder)
+    server = Server([])
+    number = server.listen("127.0.0.1:0", EdgeTls(certificate, key).grpc_credentials())
+    await server.start()
+
+    async def ask() -> None:
+        credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+        options = [("grpc.ssl_target_name_override", "localhost")]
+        await healthy(grpc.aio.secure_channel(f"127.0.0.1:{number}", credentials, options=options))
+
+    yield Port(number, ask)
+    await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def gateway_https_port(folder: Path) -> AsyncIterator[Port]:
+    certificate, key = write_edge_certificate(folder)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    server = HttpServer(app, tls=EdgeTls(certificate, key))
+    number = server.listen("127.0.0.1:0")
+    await server.start()
+    trusted = ssl.create_default_context(cafile=str(certificate))
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(verify=trusted, timeout=10) as client:
+            assert (await client.get(f"https://localhost:{number}/")).status_code == 204
+
+    yield Port(number, ask)
+    await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def port_of(name: str, folder: Path) -> AsyncIterator[Port]:
+    opened = {
+        "coordinator": lambda: coordinator_port(folder, joining=False),
+        "joining": lambda: coordinator_port(folder, joining=True),
+        "daemon": lambda: daemon_port(folder),
+        "gateway grpc": lambda: gateway_grpc_port(folder),
+        "gateway https": lambda: gateway_https_port(folder),
+    }[name]()
+    async with opened as port:
+        yield port
+
+
+def client_hello() -> bytes:
+    """A real first flight of TLS."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    outgoing = ssl.MemoryBIO()
+    client = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
+
+
+async def until_closed(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(ConnectionError):
+        while await reader.read(4096):
+            pass
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("name", PORTS)
+@pytest.mark.parametrize("how", ["silent", "one byte at a time", "half a handshake"])
+async def test_silent_and_slow_handshakes_block_nobody(name: str, how: str, tmp_path: Path) -> None:
+    hello = client_hello()
+    async with port_of(name, tmp_path) as port:
+        await port.ask()
+        strangers = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(SILENT)]
+        first = {"silent": b"", "one byte at a time": hello[:1], "half a handshake": hello}[how]
+        for _, writer in strangers:
+            writer.write(first)
+        await asyncio.wait_for(port.ask(), 10)
+
+        async def drip(writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ConnectionError):
+                for byte in hello[1:]:
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(0.1)
+
+        drips = []
+        if how == "one byte at a time":
+            drips = [asyncio.create_task(drip(writer)) for _, writer in strangers]
+        await asyncio.wait_for(asyncio.gather(*(until_closed(reader) for reader, _ in strangers)), 20)
+        await asyncio.wait_for(port.ask(), 10)
+        for task in drips:
+            task.cancel()
+        for _, writer in strangers:
+            writer.close()
+
+
+def test_every_grpc_server_is_the_one_with_limits() -> None:
+    root = Path(__file__).parents[2]
+    found = {
+        str(file.relative_to(root))
+        for package in ("mesh", "coordinator", "node", "gateway", "cli", "sealring")
+        for file in (root / package).rglob("*.py")
+        if "grpc.aio.server(" in file.read_text("utf-8") or "grpc.server(" in file.read_text("utf-8")
+    }
+    assert found == {"mesh/rpc.py"}
