@@ -170,8 +170,8 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
 
     def _check_seen(self, member: str, seen: membership_pb2.RosterSeen) -> None:
         """A node that holds another roster of one version has met another authority: the alarm."""
-        known = self._store.rosters.find(seen.version)
         newest = self._authority.current.version
+        known = self._store.rosters.find(seen.version) if seen.version <= newest else None
         if seen.version > newest or (known is not None and known.hash != seen.hash):
             log.error("roster_equivocation", member=member, version=seen.version, newest=newest)
             if (member, seen.version) not in self._alarms and len(self._alarms) < _MAX_ALARMS:

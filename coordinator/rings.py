@@ -149,9 +149,9 @@ class Rings:
             self._apply(message.ring, running.machine.up(member, message.epoch, self._clock()))
 
     def faulted(self, member: str, message: membership_pb2.EpochFault) -> None:
-        """A member cannot go on."""
+        """A member cannot go on. What others say of the ring counts for nothing."""
         running = self._running.get(message.ring)
-        if running is None:
+        if running is None or member not in running.machine.members:
             return
         problem = message.problem
         log.warning(

@@ -7,18 +7,13 @@ identity key in a file never earns more than `software`, whatever is said here.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import platform
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 from mesh.attestation import Posture
-from mesh.encoding import pack_fields
 from mesh.errors import PermissionDenied
 from mesh.trust import KeyType
 
@@ -33,17 +28,6 @@ _SECURE_BOOT = {
     "Medium Security": False,
     "No Security": False,
 }
-_MEASURED = (
-    "sealring",
-    "mlx",
-    "mlx-lm",
-    "cryptography",
-    "grpcio",
-    "protobuf",
-    "pynacl",
-    "numpy",
-    "transformers",
-)
 
 
 def measure_posture(*, serial: bool = False) -> Posture:
@@ -55,14 +39,6 @@ def measure_posture(*, serial: bool = False) -> Posture:
     return dataclasses.replace(posture, serial=_serial()) if serial else posture
 
 
-def manifest_hash() -> bytes:
-    """SHA-256 over what runs here: Python's version, and each measured package's version and list of files.
-
-    The list (RECORD of PEP 376) holds a hash per file. Blocks for some milliseconds.
-    """
-    return hashlib.sha256(pack_fields(platform.python_version().encode(), *_packages())).digest()
-
-
 def require_software_allowed(key_type: str, *, allowed: bool) -> None:
     """Raises PermissionDenied (SOFTWARE_IDENTITY) for a key in a file unless this node's owner allows it."""
     if key_type == KeyType.SOFTWARE and not allowed:
@@ -71,18 +47,6 @@ def require_software_allowed(key_type: str, *, allowed: bool) -> None:
             hint="set software_identity_allowed; the node's trust level is then software",
             reason="SOFTWARE_IDENTITY",
         )
-
-
-def _packages() -> Iterator[bytes]:
-    """Of the interpreter's own folders: what lies in the working directory is not what is installed."""
-    installed = list(dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib")))
-    for name in _MEASURED:
-        package = next(iter(metadata.distributions(name=name, path=installed)), None)
-        if package is None:
-            yield pack_fields(name.encode(), b"absent", b"")
-            continue
-        record = package.read_text("RECORD") or ""
-        yield pack_fields(name.encode(), package.version.encode(), hashlib.sha256(record.encode()).digest())
 
 
 def _mac_posture() -> Posture:

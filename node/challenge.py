@@ -12,7 +12,8 @@ from mesh.clock import Clock, wall_clock
 from mesh.errors import SealringError
 from mesh.identity import Label, Signer
 from mesh.trust import KeyType
-from node.attestor import manifest_hash, measure_posture
+from node.attestor import measure_posture
+from node.manifest import manifest_hash
 from sealring.v1 import membership_pb2
 
 log = structlog.get_logger()

@@ -68,7 +68,7 @@ class Daemon:
         self._own_id = state.peer.id
         self._cluster = state.peer.cluster
         self._signer = signer
-        self._sealing_key = SealingKey()
+        self._sealing_key = SealingKey(hybrid=settings.hybrid_sealing_key)
         self._addresses: tuple[str, ...] = ()
         self._epoch: Epoch | None = None
         self._newest_epoch: dict[str, int] = {}

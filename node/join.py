@@ -10,8 +10,9 @@ from mesh.envelope import SealingKey
 from mesh.errors import AlreadyExists, ConfigError
 from mesh.memberstate import is_enrolled
 from mesh.statelock import lock_state
-from node.attestor import manifest_hash, measure_posture, require_software_allowed
+from node.attestor import measure_posture, require_software_allowed
 from node.identity import make_signer, read_device_chain
+from node.manifest import manifest_hash
 from node.settings import NodeSettings
 
 

@@ -100,6 +100,10 @@ class NodeSettings(BaseModel):
         default=False, description="run with an identity key in a file, trust level software"
     )
 
+    hybrid_sealing_key: bool = Field(
+        default=False,
+        description="have prompts sealed under ML-KEM-768 with X25519; rosters grow by 1.6 KiB",
+    )
     enclave_helper: Annotated[Path, AfterValidator(_check_folder)] | None = Field(
         default=None, description="the Secure Enclave helper (deploy/enclave); unset: identity key in a file"
     )

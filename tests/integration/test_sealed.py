@@ -12,7 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 from capture import Capture, forms_of, found
-from ringtest import MODEL, chat
+from ringtest import MODEL, Ring, chat
 
 from cli.cluster import LocalCluster
 from cli.operator import read_bundle
@@ -23,6 +23,7 @@ from mesh.status import from_rpc_error
 from sealring.client import AsyncClient, Client
 from sealring.client.trust import RosterVerifier
 from sealring.v1 import inference_pb2 as inference
+from sealring.v1 import inference_pb2_grpc
 
 pytestmark = [
     pytest.mark.integration,
@@ -371,6 +372,30 @@ async def test_a_ring_that_is_lost_is_replaced_by_another_one(tmp_path):
             )
     assert {one.text for one in later} == {answers[0].text}
     assert lost.id not in {one.ring.id for one in later}
+
+
+async def test_hybrid_sealing_keys_end_to_end(tmp_path):
+    """ML-KEM-768 with X25519, in rosters and envelopes; both halves of the key are needed."""
+    hybrid = {"node": {"hybrid_sealing_key": True}}
+    async with LocalCluster(tmp_path / "state", MODEL, nodes=2, name="demo", settings=hybrid) as cluster:
+        await cluster.start()
+        await cluster.deploy(stages=2)
+        pin = read_bundle(cluster.operator_bundle).root_sha256
+        async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
+            ring = Ring(cluster, None, inference_pb2_grpc.InferenceStub(channel))
+            clear = await ring.ask(chat(QUESTION), 20)
+            async with AsyncClient(cluster.grpc_address, root_sha256=pin, timeout=60.0) as client:
+                replies = [await client.chat(messages(QUESTION), max_tokens=20).result() for _ in range(2)]
+            assert [one.text for one in replies] == [clear.text] * 2
+            answer = await ring.stub.GetRoster(inference.GetRosterRequest(), timeout=10)
+            verifier = RosterVerifier(pin)
+            forger = Forger(ring, verifier.verify(answer))
+            verifier.close()
+            head, tail = (forger.roster.member(one.id).sealing_key for one in forger.roster.rings[0].members)
+            assert {len(head), len(tail)} == {1184 + 32}
+            assert await forger.outcome(forger.request()) > 0
+            for key in (tail, head[:1184] + tail[1184:], tail[:1184] + head[1184:], head[1184:]):
+                assert await forger.outcome(forger.request(key=key)) == "ENVELOPE_REFUSED"
 
 
 def node_of(cluster, member):

@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -117,26 +116,6 @@ def test_other_systems_claim_no_protection() -> None:
     protections = (found.sip, found.secure_boot, found.authenticated_root, found.filevault)
     assert protections == (None, None, None, None)
     assert not found.complete_and_good
-
-
-def test_the_manifest_covers_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = attestor.manifest_hash()
-    assert len(before) == 32
-    assert attestor.manifest_hash() == before
-    monkeypatch.setattr(attestor.platform, "python_version", lambda: "3.99")
-    assert attestor.manifest_hash() != before
-
-
-def test_the_manifest_is_the_same_wherever_the_daemon_is_started(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    before = attestor.manifest_hash()
-    fake = tmp_path / "mlx-9.9.dist-info"
-    fake.mkdir()
-    (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: mlx\nVersion: 9.9\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    assert attestor.manifest_hash() == before
 
 
 def test_a_software_key_has_to_be_allowed() -> None:
