@@ -28,7 +28,7 @@ from mesh.roster_codec import (
     parse_header,
 )
 from mesh.roster_rules import check_lifetime, check_structure, check_trust
-from mesh.roster_state import RosterState, RosterStateFile
+from mesh.roster_state import RosterMemory, RosterState, RosterStateFile
 
 MAX_VERSION_JUMP = 1 << 20
 """A newer roster may skip versions (the machine was away), but not so far that versions could run out."""
@@ -52,21 +52,24 @@ class RosterReader:
     def __init__(
         self,
         root: RootMetadata,
-        state_path: Path,
+        state: Path | RosterMemory,
         own_id: str | None = None,
         *,
         clock: Clock = wall_clock,
         on_equivocation: Callable[[Equivocation], None] | None = None,
     ) -> None:
-        """Raises RosterError (ROSTER_STATE_*) if the machine has no usable memory of earlier rosters."""
+        """`state` is the file that `RosterStateFile.create` has made, or the memory of this process alone.
+
+        Raises RosterError (ROSTER_STATE_*) if the machine has no usable memory of earlier rosters.
+        """
         self._lock = threading.RLock()
         self._root = root
         self._own_id = own_id
         self._clock = clock
         self._latest = clock()
         self._on_equivocation = on_equivocation
-        self._file = RosterStateFile(state_path)
-        self._state = self._file.load()
+        self._memory = state if isinstance(state, RosterMemory) else RosterStateFile(state)
+        self._state = self._memory.load()
         self._current: Roster | None = None
         if self._state.cluster != root.cluster:
             raise RosterError("roster state is of another cluster", reason="ROSTER_STATE_CLUSTER")
@@ -116,7 +119,7 @@ class RosterReader:
                 roster.cluster, roster.root_version, roster.version, roster.hash, roster.issued
             )
             if state != self._state:
-                self._file.save(state)
+                self._memory.save(state)
                 self._state = state
             self._current = roster
             return roster

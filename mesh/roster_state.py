@@ -1,7 +1,8 @@
 """Anti-rollback memory: the newest roster that this machine has used, kept across restarts and crashes.
 
 The file is made once, when the machine joins. A reader that finds none refuses: whoever can delete it must
-not be able to make the machine start again from zero.
+not be able to make the machine start again from zero. A client that names no file has the memory of its own
+process alone (`RosterMemory`).
 """
 
 from __future__ import annotations
@@ -74,6 +75,21 @@ class RosterStateFile:
                 reason="ROSTER_STATE_UNWRITABLE",
                 hint="check free space and permissions of the state folder",
             ) from error
+
+
+class RosterMemory:
+    """The state of one process, gone with it: nothing of it is on disk."""
+
+    def __init__(self, cluster: str) -> None:
+        self._state = RosterState(cluster)
+
+    def load(self) -> RosterState:
+        """The newest state of this process."""
+        return self._state
+
+    def save(self, state: RosterState) -> None:
+        """Keep `state`."""
+        self._state = state
 
 
 def _encode(state: RosterState) -> bytes:

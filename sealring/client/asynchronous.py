@@ -81,7 +81,6 @@ class AsyncClient(ClientCore[AsyncReply]):
         channel, self._opened = self._opened, None
         if channel is not None:
             await channel.close()
-        self._verifier.close()
 
     async def models(self) -> list[Model]:
         """The models of the verified roster, by name. Raises RosterError, Unavailable."""

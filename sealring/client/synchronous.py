@@ -80,7 +80,6 @@ class Client(ClientCore[Reply]):
             channel, self._opened = self._opened, None
         if channel is not None:
             channel.close()
-        self._verifier.close()
 
     def models(self) -> list[Model]:
         """The models of the verified roster, by name. Raises RosterError, Unavailable."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from mesh.errors import InvalidInput, RosterError
 from mesh.rootmeta import decode_chain, verify_root_chain
 from mesh.roster import Roster
 from mesh.roster_reader import RosterReader
-from mesh.roster_state import RosterStateFile
+from mesh.roster_state import RosterMemory, RosterStateFile
 from sealring.v1 import inference_pb2 as inference
 
 _HASH_BYTES = 32
@@ -45,8 +44,8 @@ def parse_root_sha256(value: str | bytes) -> bytes:
 class RosterVerifier:
     """Believes rosters that the pinned root vouches for, and never one older than the newest it has seen.
 
-    With `state_file` that memory outlives the process (RosterStateFile, made on first use); without, it
-    ends with `close`. Safe to use from several threads; calls may wait for the disk.
+    With `state_file` that memory outlives the process (RosterStateFile, made on first use); without, it is in
+    memory alone and ends with this object. Safe to use from several threads; calls may wait for the disk.
     """
 
     def __init__(
@@ -57,11 +56,7 @@ class RosterVerifier:
         self._lock = threading.Lock()
         self._reader: RosterReader | None = None
         self._seen = (b"", b"")
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        if state_file is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="sealring-", ignore_cleanup_errors=True)
-            state_file = Path(self._folder.name) / "roster-state"
-        self._state = RosterStateFile(state_file)
+        self._state_file = state_file
 
     def verify(self, response: inference.GetRosterResponse) -> Roster:
         """The verified roster of a gateway's answer.
@@ -77,19 +72,12 @@ class RosterVerifier:
             self._seen = seen
             return roster
 
-    def close(self) -> None:
-        """Forgets a memory that is not in the user's own file."""
-        if self._folder is not None:
-            self._folder.cleanup()
-
     def _follow_root(self, chain: bytes) -> RosterReader:
         if self._reader is not None and chain == self._seen[0]:
             return self._reader
         root = verify_root_chain(decode_chain(chain), self._pin, now=self._clock())
         if self._reader is None:
-            self._state.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._state.create(root.cluster)
-            self._reader = RosterReader(root, self._state.path, clock=self._clock)
+            self._reader = RosterReader(root, self._memory(root.cluster), clock=self._clock)
             return self._reader
         newer = root.version - self._reader.root.version
         if newer < 0:
@@ -97,3 +85,10 @@ class RosterVerifier:
         for envelope in root.chain[len(root.chain) - newer :]:
             self._reader.update_root(envelope)
         return self._reader
+
+    def _memory(self, cluster: str) -> Path | RosterMemory:
+        if self._state_file is None:
+            return RosterMemory(cluster)
+        self._state_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        RosterStateFile(self._state_file).create(cluster)
+        return self._state_file

@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -200,6 +201,33 @@ async def test_an_older_roster_is_refused_also_by_the_next_process(stage: Stage,
     assert caught.value.reason == "ROSTER_ROLLBACK"
     async with stage.client() as client:  # no memory
         await client.chat(QUESTION)
+
+
+async def test_without_a_state_file_the_memory_is_that_of_the_client_and_on_no_disk(
+    stage: Stage, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    old = stage.cluster.envelope
+    stage.cluster.publish()
+    async with stage.client() as client:
+        await client.chat(QUESTION)
+        stage.cluster.envelope = old
+        client._fetched = None
+        with pytest.raises(RosterError) as caught:
+            await client.chat(QUESTION)
+        assert caught.value.reason == "ROSTER_ROLLBACK"
+        assert not any(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+async def test_prompts_are_sealed_to_either_kind_of_key(stage: Stage, hybrid: bool) -> None:
+    roster = stage.cluster.new_head("demo-0", hybrid=hybrid)
+    head = roster.ring("demo-0").members[0].id
+    assert len(roster.member(head).sealing_key) == (1216 if hybrid else 32)
+    async with stage.client() as client:
+        reply = await client.chat(QUESTION)
+    assert reply.ring.id == "demo-0"
+    assert reply.text
 
 
 async def test_a_roster_of_someone_elses_key_is_refused(stage: Stage) -> None:

@@ -186,9 +186,7 @@ class Forger:
 @pytest_asyncio.fixture(loop_scope="module")
 async def forger(ring, pin):
     response = await ring.stub.GetRoster(inference.GetRosterRequest(), timeout=10)
-    verifier = RosterVerifier(bytes.fromhex(pin))
-    yield Forger(ring, verifier.verify(response))
-    verifier.close()
+    return Forger(ring, RosterVerifier(bytes.fromhex(pin)).verify(response))
 
 
 async def test_a_request_id_is_taken_once(forger):
@@ -388,9 +386,7 @@ async def test_hybrid_sealing_keys_end_to_end(tmp_path):
                 replies = [await client.chat(messages(QUESTION), max_tokens=20).result() for _ in range(2)]
             assert [one.text for one in replies] == [clear.text] * 2
             answer = await ring.stub.GetRoster(inference.GetRosterRequest(), timeout=10)
-            verifier = RosterVerifier(pin)
-            forger = Forger(ring, verifier.verify(answer))
-            verifier.close()
+            forger = Forger(ring, RosterVerifier(pin).verify(answer))
             head, tail = (forger.roster.member(one.id).sealing_key for one in forger.roster.rings[0].members)
             assert {len(head), len(tail)} == {1184 + 32}
             assert await forger.outcome(forger.request()) > 0

@@ -43,10 +43,10 @@ def own(cluster: Any) -> str:
 
 
 def refusal(reader: RosterReader, envelope: bytes) -> str:
-    before = reader._file.load()
+    before = reader._memory.load()
     with pytest.raises(RosterError) as error:
         reader.accept(envelope)
-    assert reader._file.load() == before
+    assert reader._memory.load() == before
     return error.value.reason
 
 
@@ -173,14 +173,14 @@ def test_the_state_is_written_before_the_roster_is_used(
     real_sync, real_replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), real_sync(fd))[1])
     monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), real_replace(a, b))[1])
-    save = reader._file.save
+    save = reader._memory.save
 
     def watched(state: RosterState) -> None:
         with pytest.raises(FailedPrecondition):
             _ = reader.current
         save(state)
 
-    monkeypatch.setattr(reader._file, "save", watched)
+    monkeypatch.setattr(reader._memory, "save", watched)
     reader.accept(cluster.sign())
     assert order == ["fsync", "replace", "fsync"]
 

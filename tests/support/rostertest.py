@@ -70,9 +70,9 @@ class PaperCluster:
     def root_chain(self) -> bytes:
         return encode_chain(self.root.chain)
 
-    def new_head(self, ring: str) -> Roster:
+    def new_head(self, ring: str, *, hybrid: bool = False) -> Roster:
         """The head's daemon was started anew: another sealing key, another roster."""
-        self.keys[ring] = SealingKey()
+        self.keys[ring] = SealingKey(hybrid=hybrid)
         head = self.roster.ring(ring).members[0].id
         members = tuple(
             dataclasses.replace(one, sealing_key=self.keys[ring].public_key) if one.id == head else one

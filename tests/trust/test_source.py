@@ -21,8 +21,8 @@ from node.settings import NodeSettings
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("mesh", "coordinator", "node", "gateway", "cli", "sealring")
 SETTINGS: tuple[type[BaseModel], ...] = (CliSettings, CoordinatorSettings, GatewaySettings, NodeSettings)
-REVIEWED_SWITCHES = {"software_identity_allowed", "allow_downloads"}
-"""What a setting can switch on: identities that say what they are, and the fetching of models."""
+REVIEWED_SWITCHES = {"software_identity_allowed", "allow_downloads", "hybrid_sealing_key"}
+"""What a setting can switch on: identities that say what they are, fetching of models, a stronger key."""
 
 REVIEWED_READERS = {
     "mesh/config.py",
