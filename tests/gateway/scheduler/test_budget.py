@@ -29,7 +29,7 @@ class Streams(SimulatedRing):
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Deliver):
-                for request, _, _, _ in action.pieces:
+                for request, *_ in action.pieces:
                     self.arrivals.setdefault(request.id, []).append(self.now)
         super()._do(actions)
 
