@@ -26,10 +26,11 @@ from typing import Any
 
 from bench.frame import Benchmark, Check, Result, Table, progress
 from bench.seal import handshake
-from mesh.addresses import free_port
 from mesh.frames import FrameSocket
 from mesh.suites import Suite
+from node.carrier.neighbours import PASS_BYTES
 from node.channel import ChannelEnds, create_channel
+from node.engine import params
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 
@@ -40,7 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "4x64": {"layers": 4, "hidden": 64, "inter": 128, "heads": 4, "kv": 2, "vocab": 512},
 }
 FORM_SECONDS = 20
-PARAMETER_BYTES = 256
+PARAMETER_BYTES = len(params.encode(params.RowParameters()))
 ROWS_PER_PREFILL = 8
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -194,17 +195,23 @@ class Ring:
             after = (rank + 1) % self.size
             first, second = handshake(suite, (rank, after))
             outgoing[rank], incoming[after] = first.to_carrier(), second.to_carrier()
-        addresses = [f"127.0.0.1:{free_port('127.0.0.1')}" for _ in range(self.size)]
-        carriers = [stack.enter_context(self._carrier(rank, ends[rank], sealed)) for rank in range(self.size)]
+        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(self.size)]
+        addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
+        passes = [os.urandom(PASS_BYTES) for _ in range(self.size)]
+        carriers = [
+            stack.enter_context(self._carrier(rank, ends[rank], listeners[rank], sealed))
+            for rank in range(self.size)
+        ]
         for rank, frames in enumerate(carriers):
             expect(frames, "ready")
             start = engine.StartCarrier(
                 rank=rank,
                 size=self.size,
-                own_address=addresses[rank],
                 next_address=addresses[(rank + 1) % self.size],
                 outgoing_keys=outgoing[rank],
                 incoming_keys=incoming[rank],
+                outgoing_pass=passes[rank],
+                incoming_pass=passes[rank - 1],
                 form_timeout_ms=FORM_SECONDS * 1000,
             )
             frames.send(engine.CarrierCommand(start=start))
@@ -213,7 +220,9 @@ class Ring:
             expect(frames, "up")
 
     @contextmanager
-    def _carrier(self, rank: int, ends: ChannelEnds, sealed: bool) -> Iterator[FrameSocket]:
+    def _carrier(
+        self, rank: int, ends: ChannelEnds, listener: socket.socket, sealed: bool
+    ) -> Iterator[FrameSocket]:
         ours, theirs = socket.socketpair()
         module = "node.carrier.main" if sealed else "bench.ring_carrier"
         command = [sys.executable, "-m", module, "--control-fd", str(theirs.fileno())]
@@ -221,14 +230,16 @@ class Ring:
         if self.options.carrier_path:
             environment["PYTHONPATH"] = f"{self.options.carrier_path}:{_ROOT}"
             environment.pop("LD_LIBRARY_PATH", None)
+        command += ["--listen-fd", str(listener.fileno())]
         process = subprocess.Popen(
             [*command, "--channel-fds", ",".join(map(str, ends.carrier))],
-            pass_fds=(theirs.fileno(), *ends.carrier),
+            pass_fds=(theirs.fileno(), *ends.carrier, listener.fileno()),
             env=environment,
             cwd=_ROOT,
         )
         self._pin(process, rank)
         theirs.close()
+        listener.close()
         for descriptor in ends.carrier:
             os.close(descriptor)
         try:
@@ -337,9 +348,25 @@ def middle(values: list[float]) -> float:
 
 
 def expect(frames: FrameSocket, kind: str) -> None:
+    """Waits for a carrier's event; what it asks of a daemon meanwhile is done."""
     event = frames.receive(engine.CarrierEvent)
+    if event is not None and event.WhichOneof("event") == "knock":
+        with knocked(event.knock.port):
+            return expect(frames, kind)
     if event is None or event.WhichOneof("event") != kind:
         raise RuntimeError(f"carrier said {event}, not {kind}")
+
+
+def knocked(port: int) -> socket.socket:
+    """A connection to a carrier that forms its group, once it listens."""
+    until = time.monotonic() + FORM_SECONDS
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.005)
 
 
 def device_environment(options: argparse.Namespace, rank: int) -> dict[str, str]:

@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,9 @@ from node.channel import CarrierChannel
 from sealring.v1 import control_pb2, engine_pb2
 
 RECORD_DEADLINE = 60.0  # seconds that a neighbour may take to read one record, or to send all of one
+_SWITCH_SECONDS = 0.00005
+"""How long a thread may keep the interpreter from the one that works in the other direction."""
+
 log = structlog.get_logger()
 
 
@@ -169,6 +173,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     configure("carrier")
+    sys.setswitchinterval(_SWITCH_SECONDS)
     descriptors = [int(part) for part in arguments.channel_fds.split(",")]
     channel = CarrierChannel(*descriptors)
     control = FrameSocket(socket.socket(fileno=arguments.control_fd))

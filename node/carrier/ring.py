@@ -6,6 +6,10 @@ that MLX uses.
 
 A receive that MLX has begun can neither be given up nor timed out and burns a core while it waits, so none
 is begun before the socket has data. The group cannot be left; the process ends with it.
+
+MLX puts nothing on its connections but the bytes themselves, so either end may use them without it. Short
+records do: MLX passes an operation through two threads on the way out and back through them on the way in,
+and their waking up takes longer than all the rest of a decode step's way between two members.
 """
 
 from __future__ import annotations
@@ -36,6 +40,9 @@ _PREVIOUS, _OWN, _NEXT = range(3)
 _BYTES_RECEIVED = struct.Struct("128xQ")
 """`tcpi_bytes_received` of Linux's struct tcp_info."""
 
+SHORT_BYTES = 1 << 20
+"""Up to this length a record is written and read here, above it by MLX."""
+
 
 class RingGroup:
     """Point-to-point bytes along the ring. One thread may send while another receives."""
@@ -48,13 +55,14 @@ class RingGroup:
         Raises Unavailable (RING_FAILED).
         """
         self._group = _form(connections, knock)
-        self._incoming = connections.incoming
+        self._incoming, self._outgoing = connections.incoming, connections.outgoing
+        self._received = bytearray(SHORT_BYTES)
         self._send_buffers: dict[int, tuple[mx.array, memoryview]] = {}
         self._streams = threading.local()  # a stream can be used by the thread that made it only
 
     @property
     def incoming(self) -> socket.socket:
-        """The connection from the previous member, for poll only."""
+        """The connection from the previous member, to wait for."""
         return self._incoming
 
     def send_buffer(self, length: int) -> memoryview:
@@ -69,18 +77,50 @@ class RingGroup:
 
     def send(self, length: int) -> None:
         """Sends the buffer of that length; returns when the kernel has all of it. Raises EpochEnded."""
-        array = self._send_buffers[length][0]
+        array, memory = self._send_buffers[length]
+        if length <= SHORT_BYTES:
+            self._write(memory)
+            return
         with _losses():
             mx.eval(mx.distributed.send(array, _NEXT, group=self._group, stream=self._stream()))
 
     def receive(self, length: int) -> memoryview:
-        """`length` bytes from the previous member, which must have begun to send. Raises EpochEnded."""
+        """`length` bytes from the previous member, which must have begun to send, valid until the next call.
+
+        Raises EpochEnded.
+        """
+        if length <= SHORT_BYTES:
+            whole = memoryview(self._received)[:length]
+            self._read(whole)
+            return whole
         with _losses():
             array = mx.distributed.recv(
                 (length,), mx.uint8, _PREVIOUS, group=self._group, stream=self._stream()
             )
             mx.eval(array)
         return _bytes_of(array)
+
+    def _write(self, rest: memoryview) -> None:
+        while rest:
+            try:
+                rest = rest[self._outgoing.send(rest) :]
+            except BlockingIOError:
+                _wait(self._outgoing, select.POLLOUT)
+            except OSError:
+                raise _lost() from None
+
+    def _read(self, rest: memoryview) -> None:
+        while rest:
+            try:
+                count = self._incoming.recv_into(rest)
+            except BlockingIOError:
+                _wait(self._incoming, select.POLLIN)
+                continue
+            except OSError:
+                raise _lost() from None
+            if not count:
+                raise _lost()
+            rest = rest[count:]
 
     def bytes_received(self) -> int | None:
         """Bytes that ever came from the previous member, or None where the system does not tell."""
@@ -123,6 +163,12 @@ def _bytes_of(array: mx.array) -> memoryview:
     return np.array(array, copy=False).data.cast("B")
 
 
+def _wait(connection: socket.socket, event: int) -> None:
+    poll = select.poll()
+    poll.register(connection.fileno(), event)
+    poll.poll()
+
+
 @contextlib.contextmanager
 def _losses() -> Iterator[None]:
     """MLX's word for a lost peer as ours; any other error stays what it is."""
@@ -151,7 +197,6 @@ def _form(connections: Connections, knock: Callable[[int], None]) -> mx.distribu
             raise Unavailable("the connections of the ring's group were not found", reason="RING_FAILED")
         _replace(to_next[0], connections.outgoing)
         _replace(from_previous[0], connections.incoming)
-    connections.outgoing.close()
     return group
 
 

@@ -12,12 +12,19 @@ CACHE_LIMIT = 256 << 20
 """Bytes that MLX keeps of freed buffers; enough for the temporaries of a decode step."""
 
 
+GRAPH_OPERATIONS = "20"
+"""Operations that MLX hands to an NVIDIA GPU at once. Its own 100 are six layers of a decode step, for which
+the GPU waits at the beginning and we at the end."""
+
+
 def prepare() -> None:
-    """Keeps MLX's cache of freed buffers small and, on a Mac, the weights wired.
+    """Keeps MLX's cache of freed buffers small and, on a Mac, the weights wired. Before any computation.
 
     On a CPU MLX compiles fused kernels with the system's compiler into the folder for temporary files and
     loads what it finds there, so it may do that only where nobody else can put anything.
     """
+    if mx.cuda.is_available():
+        os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", GRAPH_OPERATIONS)
     if mx.default_device() == mx.cpu and not _is_private(tempfile.gettempdir()):
         mx.disable_compile()
     mx.set_cache_limit(CACHE_LIMIT)

@@ -35,8 +35,9 @@ from sealring.v1 import engine_pb2 as engine
 log = structlog.get_logger()
 
 _HANDOFF_SECONDS = 5.0
-_SWITCH_SECONDS = 0.0005
-"""How long a thread may keep the interpreter from another; Python's own 5 ms are a whole decode step."""
+_SWITCH_SECONDS = 0.00005
+"""How long a thread may keep the interpreter from another; Python's own 5 ms are a whole decode step, and a
+result or a record passes several threads on its way."""
 
 
 class Engine:

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 
@@ -17,10 +18,11 @@ from mesh.identity import SoftwareSigner, member_id
 from mesh.records import Kind, RecordHeader
 from mesh.session import LinkParams, SessionKeys
 from mesh.sigma import EphemeralLedger, Initiator, Responder
-from mesh.suites import DEFAULT_SUITES
+from mesh.suites import DEFAULT_SUITES, TAG_BYTES
 from node.carrier.main import RECORD_DEADLINE, _check_progress
 from node.carrier.neighbours import PASS_BYTES
 from node.carrier.pump import Counters
+from node.carrier.ring import SHORT_BYTES
 from node.channel import EngineChannel, create_channel
 from sealring.v1 import control_pb2, engine_pb2
 
@@ -352,3 +354,25 @@ def test_a_record_that_is_held_back_ends_the_epoch(held):
     with pytest.raises(EpochEnded) as error:
         _check_progress(counters)
     assert error.value.reason == "PEER_FROZEN"
+
+
+def test_records_of_either_kind_may_follow_each_other(make_ring):
+    """Short ones are written to the connections as they are, long ones by MLX: the bytes must not mix."""
+    ring = make_ring(2)
+    ring.form()
+    lengths = [SHORT_BYTES - TAG_BYTES, 5, SHORT_BYTES, 77, 3 * SHORT_BYTES, SHORT_BYTES - TAG_BYTES + 1, 1]
+    payloads = [os.urandom(length) for length in lengths]
+    for step, payload in enumerate(payloads, start=1):
+        ring.carriers[1].channel.expect(state(step, len(payload)))
+    sender = threading.Thread(
+        target=lambda: [
+            ring.carriers[0].channel.send(state(step, len(payload)), payload)
+            for step, payload in enumerate(payloads, start=1)
+        ]
+    )
+    sender.start()
+    for payload in payloads:
+        received = ring.carriers[1].channel.receive()
+        assert received.data == payload
+        received.release()
+    sender.join(10)
