@@ -20,6 +20,7 @@ from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, WatchResponse
 
 _MAX_REASON = 200
+_ORDERLY = "GATEWAY_LEFT"
 _RETRY_SECONDS = 1.0
 _SHOWN = 8
 log = structlog.get_logger()
@@ -154,9 +155,8 @@ class Rings:
         if running is None or member not in running.machine.members:
             return
         problem = message.problem
-        log.warning(
-            "epoch_fault", ring=message.ring, epoch=message.epoch, member=member, why=problem.reason[:64]
-        )
+        tell = log.info if problem.reason == _ORDERLY else log.warning
+        tell("epoch_fault", ring=message.ring, epoch=message.epoch, member=member, why=problem.reason[:64])
         reason = f"{running.name_of(member)}: {problem.message or problem.reason}"[:_MAX_REASON]
         self._apply(message.ring, running.machine.fault(member, message.epoch, reason, self._clock()))
 

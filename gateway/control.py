@@ -11,12 +11,14 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 import structlog
 
+from gateway.losses import LossWatch
 from mesh.clock import Clock, monotonic_clock
 from mesh.errors import EpochEnded, SealringError, Unavailable
 from mesh.problem import from_problem
@@ -44,9 +46,13 @@ class MemberTarget:
 class MemberStream:
     """One `Schedule` call. Messages out are serialized bytes, in the order of `send`."""
 
-    def __init__(self, target: MemberTarget, clock: Clock, *, head: bool) -> None:
+    def __init__(
+        self, target: MemberTarget, clock: Clock, *, head: bool, on_pong: Callable[[control.Pong], None]
+    ) -> None:
+        """`on_pong` is told every pong and may raise the SealringError that ends the epoch."""
         self.target = target
         self._head = head
+        self._on_pong = on_pong
         self.heard = clock()
         self._clock = clock
         self._call: Any = None
@@ -138,8 +144,10 @@ class MemberStream:
                     raise await self._failure()
                 self.heard = self._clock()
                 kind = response.WhichOneof("message")
-                if kind == "pong" and not self._head:
-                    continue
+                if kind == "pong":
+                    self._on_pong(response.pong)
+                    if not self._head:
+                        continue
                 if kind in ("fault", "goodbye", "attached", None):
                     raise _over(response, self.target.id)
                 handle(response)
@@ -162,7 +170,11 @@ class EpochSession:
         self.epoch = epoch
         self.waiting_since: float | None = None
         self._clock = clock
-        self._streams = [MemberStream(member, clock, head=rank == 0) for rank, member in enumerate(members)]
+        self._losses = LossWatch(len(members))
+        self._streams = [
+            MemberStream(member, clock, head=rank == 0, on_pong=partial(self._pong, rank))
+            for rank, member in enumerate(members)
+        ]
         self._pings = 0
 
     async def attach(self) -> list[control.Attached]:
@@ -209,10 +221,14 @@ class EpochSession:
             reason = error.reason
             raise
         finally:
-            await self._part(streams, reason)
-            for task in (watch, *streams):
-                task.cancel()
-            await asyncio.gather(watch, *streams, return_exceptions=True)
+            watch.cancel()
+            try:
+                await self._part(streams, reason)
+            finally:  # whoever waits for this may be in a hurry and cancel it again
+                gone = asyncio.gather(watch, *streams, return_exceptions=True)
+                for task in streams:
+                    task.cancel()
+                await gone
 
     async def _part(self, streams: Sequence[asyncio.Future[None]], reason: str) -> None:
         """A cancelled read or write cancels its call, so goodbyes come before anything is cancelled."""
@@ -224,6 +240,23 @@ class EpochSession:
         """Ends every call."""
         for stream in self._streams:
             stream.cancel()
+
+    def _pong(self, rank: int, pong: control.Pong) -> None:
+        """Raises EpochEnded (RECORD_LOST)."""
+        lost = self._losses.heard(
+            rank,
+            sent=pong.records_sent,
+            received=pong.records_received,
+            waiting_seconds=pong.waiting_ms / 1000,
+            now=self._clock(),
+        )
+        if lost is not None:
+            raise EpochEnded(
+                "a record was sent on a link and does not arrive",
+                hint="somebody on the path, or a faulty network, swallows what the members send",
+                reason="RECORD_LOST",
+                member=self._streams[lost].target.id,
+            )
 
     async def _watch(self) -> None:
         """Finds members that say nothing and rings that do nothing."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
@@ -44,6 +45,8 @@ MAX_WAITING = 8192
 _REQUEST_STEP = b"\x22"
 _COMMAND_STEP, _COMMAND_DISCARD = b"\x3a", b"\x32"
 """EngineCommand.step (7) and .discard (6); ScheduleRequest has them as 4 and 3."""
+
+_REASON = re.compile(r"[A-Z][A-Z0-9_]{0,39}")
 
 _RESPONSE_OF_EVENT = {0x32: b"\x12", 0x3A: b"\x1a", 0x42: b"\x22"}
 """EngineEvent.opened (6) -> ScheduleResponse.opened (2); .refused (7) -> (3); .done (8) -> (4)."""
@@ -88,11 +91,13 @@ class GatewayStream:
     def __init__(self, identifier: str, epoch: Epoch, unsealer: Unsealer) -> None:
         self.id = identifier
         self.used = False
+        self.goodbye = ""
         self._unsealer = unsealer
         self._sealed = SealedRows()
         self._epoch = epoch
         self._head = epoch.plan.rank == 0
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._looking: asyncio.Task[None] | None = None
         self._over = False
 
     def row_event(self, event: bytes) -> None:
@@ -109,6 +114,11 @@ class GatewayStream:
         plan = self._epoch.plan
         fault = membership_pb2.EpochFault(ring=plan.ring, epoch=plan.epoch, problem=problem)
         self._finish(control_pb2.ScheduleResponse(fault=fault))
+
+    def close(self) -> None:
+        """Nothing more is answered."""
+        if self._looking is not None:
+            self._looking.cancel()
 
     def say_goodbye(self, reason: str) -> None:
         """Queues a goodbye as the stream's last message."""
@@ -146,10 +156,13 @@ class GatewayStream:
             self._sealed.discard(message.discard.row)
             self._work(reframe(request, _COMMAND_DISCARD))
         elif what == "ping":
-            self._pong(message.ping)
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.get_running_loop().create_task(self._pong(message.ping))
         elif what == "open" and self._head:
             self._open(message.open)
         elif what == "goodbye":
+            reason = message.goodbye.reason
+            self.goodbye = reason if _REASON.fullmatch(reason) else "UNKNOWN"
             return False
         else:
             raise InvalidInput("a schedule message is not allowed here", reason="BAD_MESSAGE")
@@ -189,11 +202,20 @@ class GatewayStream:
         command.prefix_scope = sealed_scope(body.prefix_salt)
         return command, reply
 
-    def _pong(self, ping: control_pb2.Ping) -> None:
+    async def _pong(self, ping: control_pb2.Ping) -> None:
+        try:
+            links = await self._epoch.look()
+        except EpochEnded:
+            return
         engine = self._epoch.engine
         if engine is not None:
             pong = control_pb2.Pong(
-                sequence=ping.sequence, steps=engine.figures.steps, engine_memory=engine.figures.memory
+                sequence=ping.sequence,
+                steps=engine.figures.steps,
+                engine_memory=engine.figures.memory,
+                records_sent=links.sent,
+                records_received=links.received,
+                waiting_ms=links.waiting_ms,
             )
             self._put(control_pb2.ScheduleResponse(pong=pong).SerializeToString())
 
@@ -238,6 +260,7 @@ class ControlService:
                 yield message
         finally:
             epoch.detach(stream)
+            stream.close()
             if reader is not None:
                 reader.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,8 +31,19 @@ _INSTALL_SECONDS = 5.0
 _KNOCK_SECONDS = 10.0
 _KNOCK_PAUSE = 0.005
 _TRACE_SECONDS = 5.0
-_INSTALL_PINGS = 1 << 32
+_LOOK_SECONDS = 0.5
+_OWN_PINGS = 1 << 32
 """Above every number that liveness gives its pings."""
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    """Records sent (begun at least) and received in this epoch, and for how long no byte has come of one
+    that is waited for, in milliseconds: 0 while none is, or while the carrier does not say."""
+
+    sent: int = 0
+    received: int = 0
+    waiting_ms: int = 0
 
 
 class Carrier:
@@ -44,7 +57,8 @@ class Carrier:
         self._rekey_outgoing, self._rekey_incoming = asyncio.Event(), asyncio.Event()
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._traces: dict[int, asyncio.Future[trace_pb2.ProcessTrace]] = {}
-        self._installs = 0
+        self._pings = 0
+        self._figures = LinkFigures()
         self._knocking: asyncio.Task[None] | None = None
         self._asked = 0
         self._child: Child | None = None
@@ -119,15 +133,28 @@ class Carrier:
         """Hands over a link's next keys; returns when the carrier has them. Raises EpochEnded."""
         install = engine_pb2.InstallKeys(outgoing=outgoing, keys=keys, at_step=at_step)
         self._send(engine_pb2.CarrierCommand(install=install))
-        self._installs += 1
-        sequence = _INSTALL_PINGS + self._installs
+        # commands are executed in order, so the answer to a ping is an answer to both
+        await self._answered_ping(_INSTALL_SECONDS, "the taking over of keys")
+
+    async def look(self) -> LinkFigures:
+        """The figures as they are now; if the carrier is slow to tell, counts as of before and no waiting.
+
+        Raises EpochEnded.
+        """
+        try:
+            await self._answered_ping(_LOOK_SECONDS, "a look at the links")
+        except DeadlineExceeded:
+            return dataclasses.replace(self._figures, waiting_ms=0)
+        return self._figures
+
+    async def _answered_ping(self, seconds: float, what: str) -> None:
+        self._pings += 1
+        sequence = _OWN_PINGS + self._pings
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._answers[sequence] = answered
         try:
-            self._send_raw(
-                _ping(sequence)
-            )  # commands are executed in order, so its answer is an answer to both
-            await _within(answered, _INSTALL_SECONDS, "the taking over of keys")
+            self._send_raw(_ping(sequence))
+            await _within(answered, seconds, what)
         finally:
             del self._answers[sequence]
 
@@ -174,8 +201,8 @@ class Carrier:
             _resolve(self._up)
         elif kind == "fault":
             self._fault(from_problem(event.fault.problem))
-        elif kind == "pong" and event.pong.sequence in self._answers:
-            _resolve(self._answers[event.pong.sequence])
+        elif kind == "pong":
+            self._pong(event.pong)
         elif kind == "knock" and self._knocking is None:
             self._knocking = asyncio.get_running_loop().create_task(_knock(event.knock.port))
         elif kind == "trace":
@@ -184,6 +211,11 @@ class Carrier:
                 taken.set_result(event.trace.trace)
         elif kind == "rekey":
             self.rekey_wanted(outgoing=event.rekey.outgoing).set()
+
+    def _pong(self, pong: engine_pb2.CarrierPong) -> None:
+        self._figures = LinkFigures(pong.records_sealed, pong.records_opened, pong.waiting_ms)
+        if pong.sequence in self._answers:
+            _resolve(self._answers[pong.sequence])
 
     def _frozen(self) -> None:
         self._fault(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ import structlog
 from mesh.errors import Conflict, EpochEnded, FailedPrecondition, SealringError
 from mesh.problem import to_problem
 from node.channel import ChannelEnds
+from node.daemon_carrier import LinkFigures
 from node.daemon_engine import EngineFigures, EngineSink
 from node.daemon_plan import EpochPlan
 from node.rotation import KeyTaker, StepGate
@@ -28,6 +30,11 @@ log = structlog.get_logger()
 
 FORM_SECONDS = 20.0
 _PREPARE_SECONDS = 1900.0
+
+LEAVING = "LEAVING"
+"""What a gateway says goodbye with when nothing is wrong."""
+
+GATEWAY_LEFT = "GATEWAY_LEFT"
 
 
 class Phase(enum.Enum):
@@ -73,6 +80,8 @@ class RingCarrier(KeyTaker, Protocol):
 
     async def trace(self, since: int) -> trace_pb2.ProcessTrace: ...
 
+    async def look(self) -> LinkFigures: ...
+
     async def stop(self) -> None: ...
 
 
@@ -111,6 +120,10 @@ class Gateway(Protocol):
     @property
     def used(self) -> bool:
         """Whether it has given the engine anything to do."""
+
+    @property
+    def goodbye(self) -> str:
+        """Why it says that it goes, or nothing while it has not said goodbye."""
 
     def row_event(self, event: bytes) -> None: ...
 
@@ -201,13 +214,11 @@ class Epoch:
             return
         self.gateway = None
         if gateway.used:
-            self.fault(
-                EpochEnded(
-                    "the gateway's control stream ended",
-                    hint="the ring is formed anew; weights stay loaded",
-                    reason="GATEWAY_GONE",
-                )
-            )
+            self.fault(_gateway_over(gateway.goodbye))
+
+    async def look(self) -> LinkFigures:
+        """What has gone over the links. Raises EpochEnded."""
+        return await self._carrier.look() if self._carrier is not None else LinkFigures()
 
     def row_event(self, event: bytes) -> None:
         """From the engine: hand it to the gateway."""
@@ -225,7 +236,8 @@ class Epoch:
         if not isinstance(error, SealringError):
             self._log.error("unexpected error in an epoch", exc_info=error)
         problem = to_problem(error)
-        self._log.warning("epoch fault", phase=self.phase.value, reason=problem.reason)
+        level = logging.INFO if problem.reason == GATEWAY_LEFT else logging.WARNING
+        self._log.log(level, "epoch fault", phase=self.phase.value, reason=problem.reason)
         self._workshop.report(
             membership_pb2.MemberMessage(
                 fault=membership_pb2.EpochFault(ring=self.plan.ring, epoch=self.plan.epoch, problem=problem)
@@ -414,6 +426,16 @@ class Epoch:
         if channel is not None:
             with contextlib.suppress(OSError):
                 channel.close()
+
+
+def _gateway_over(goodbye: str) -> EpochEnded:
+    """The end of an epoch whose steps have lost their gateway, by what the gateway said of it."""
+    hint = "the ring is formed anew; weights stay loaded"
+    if goodbye == LEAVING:
+        return EpochEnded("the gateway left", hint=hint, reason=GATEWAY_LEFT)
+    if goodbye:
+        return EpochEnded(f"the gateway ended the epoch: {goodbye}", hint=hint, reason="GATEWAY_ENDED")
+    return EpochEnded("the gateway's control stream ended", hint=hint, reason="GATEWAY_GONE")
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -16,6 +16,7 @@ import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+import psutil  # type: ignore[import-untyped]
 import structlog
 
 from mesh.errors import EpochEnded, InvalidInput
@@ -27,6 +28,10 @@ log = structlog.get_logger()
 _LENGTH = struct.Struct(">I")
 _TERM_GRACE_SECONDS = 2.0
 _EXIT_GRACE_SECONDS = 1.0
+LOOK_SECONDS = 1.0
+STOPPED_LOOKS = 2
+"""A child that is stopped and has not worked since the look before, so many times in a row, is frozen."""
+
 _PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "HF_HOME", "HF_HUB_CACHE")
 _PASSED_ON_FOR_DEVICES = ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 
@@ -285,9 +290,11 @@ async def _finish(task: asyncio.Task[None]) -> None:
 
 
 class Liveness:
-    """Pings a child and tells when nothing has been heard from it for too long: it hangs or is frozen.
+    """Pings a child and tells when it hangs or is frozen.
 
-    Any frame counts as a sign of life. `ping` makes the body of a ping from a rising number.
+    Hanging is judged by silence: any frame counts as a sign of life. `ping` makes the body of a ping from a
+    rising number. A process that is stopped (SIGSTOP, a debugger) is found much sooner, by its state, which
+    a machine that is merely slow does not bring about.
     """
 
     def __init__(self, child: Child, ping: Callable[[int], bytes], on_frozen: Callable[[], None]) -> None:
@@ -295,17 +302,19 @@ class Liveness:
         self._ping = ping
         self._on_frozen = on_frozen
         self._sequence = 0
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def watch(self, *, interval: float, deadline: float) -> None:
         """Pings every `interval` seconds from now on; frozen after `deadline` seconds of silence."""
         self.stop()
-        self._task = asyncio.get_running_loop().create_task(self._run(interval, deadline))
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._run(interval, deadline)), loop.create_task(self._look())]
 
     def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._tasks = []
 
     async def _run(self, interval: float, deadline: float) -> None:
         loop = asyncio.get_running_loop()
@@ -317,7 +326,33 @@ class Liveness:
             while self._child.last_heard < sent and not self._child.ended:
                 left = sent + deadline - loop.time()
                 if left <= 0:
-                    log.error("child does not answer", child=self._child.name, pid=self._child.pid)
-                    self._on_frozen()
+                    self._frozen("silent")
                     return
                 await asyncio.sleep(min(left, 0.25))
+
+    async def _look(self) -> None:
+        looks, seen = 0, -1.0
+        while not self._child.ended:
+            await asyncio.sleep(LOOK_SECONDS)
+            worked = stopped_at(self._child.pid)
+            looks = looks + 1 if worked is not None and worked == seen else 0
+            seen = -1.0 if worked is None else worked
+            if looks >= STOPPED_LOOKS and not self._child.ended:
+                self._frozen("stopped")
+                return
+
+    def _frozen(self, how: str) -> None:
+        log.error("child is frozen", how=how, child=self._child.name, pid=self._child.pid)
+        self.stop()
+        self._on_frozen()
+
+
+def stopped_at(pid: int) -> float | None:
+    """How many seconds a process has ever worked, if it is held by a signal or a debugger just now."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            return float(sum(process.cpu_times()[:2]))
+    except psutil.Error:
+        pass
+    return None

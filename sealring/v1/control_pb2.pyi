@@ -679,21 +679,33 @@ class Pong(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     ENGINE_MEMORY_FIELD_NUMBER: _builtins.int
+    RECORDS_SENT_FIELD_NUMBER: _builtins.int
+    RECORDS_RECEIVED_FIELD_NUMBER: _builtins.int
+    WAITING_MS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     steps: _builtins.int
     """executed in this epoch"""
     engine_memory: _builtins.int
     """bytes"""
+    records_sent: _builtins.int
+    """on the outgoing link in this epoch, begun at least"""
+    records_received: _builtins.int
+    """on the incoming link, whole and opened"""
+    waiting_ms: _builtins.int
+    """since when no byte has come of a record that is waited for; 0 while none is"""
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         steps: _builtins.int = ...,
         engine_memory: _builtins.int = ...,
+        records_sent: _builtins.int = ...,
+        records_received: _builtins.int = ...,
+        waiting_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_memory", b"engine_memory", "sequence", b"sequence", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_memory", b"engine_memory", "records_received", b"records_received", "records_sent", b"records_sent", "sequence", b"sequence", "steps", b"steps", "waiting_ms", b"waiting_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -284,22 +284,31 @@ async def test_only_the_head_opens_rows(connect) -> None:
     assert desk.engine.work == []
 
 
-@pytest.mark.parametrize("how", ["goodbye", "half close", "cancel"])
+GOODBYES = {
+    "LEAVING": "GATEWAY_LEFT",
+    "RECORD_LOST": "GATEWAY_ENDED",
+    "what\nis this": "GATEWAY_ENDED",
+    "half close": "GATEWAY_GONE",
+    "cancel": "GATEWAY_GONE",
+}
+
+
+@pytest.mark.parametrize("how", GOODBYES)
 @pytest.mark.parametrize("used", [True, False])
 async def test_a_gateway_that_leaves(connect, how: str, used: bool) -> None:
     desk, stream = await connect()
     if used:
         await stream.send(step=control_pb2.Step(number=1))
         await until(lambda: desk.engine.work)
-    if how == "goodbye":
-        await stream.send(goodbye=membership_pb2.Goodbye(reason="x"))
-    elif how == "half close":
+    if how == "half close":
         await stream.call.done_writing()
-    else:
+    elif how == "cancel":
         stream.call.cancel()
+    else:
+        await stream.send(goodbye=membership_pb2.Goodbye(reason=how))
     await until(lambda: desk.epoch.gateway is None)
     await asyncio.sleep(0.05)
-    assert desk.faults == (["GATEWAY_GONE"] if used else [])
+    assert desk.faults == ([GOODBYES[how]] if used else [])
     assert desk.epoch.phase is (Phase.ENDED if used else Phase.UP)
 
 

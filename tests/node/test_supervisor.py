@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -128,6 +129,38 @@ async def test_a_frozen_child_is_found(family: Family) -> None:
     os.kill(child.pid, signal.SIGSTOP)
     liveness.watch(interval=0.02, deadline=0.3)
     await asyncio.wait_for(frozen.wait(), 10)
+    liveness.stop()
+
+
+async def test_a_stopped_child_is_found_by_its_state(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.05)
+    child = await family.spawn()
+    await family.events.get()
+    frozen = asyncio.Event()
+    liveness = Liveness(child, ping, frozen.set)
+    liveness.watch(interval=500.0, deadline=1000.0)
+    await asyncio.sleep(0.4)
+    assert not frozen.is_set(), "it only has nothing to say"
+    os.kill(child.pid, signal.SIGSTOP)
+    await asyncio.wait_for(frozen.wait(), 10)
+    assert not liveness._tasks
+
+
+async def test_a_child_that_is_slowed_down_is_not_frozen(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held at every look, but it has worked in between: whoever limits its share of a core does so."""
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.02)
+    worked = itertools.count()
+    monkeypatch.setattr(supervisor, "stopped_at", lambda pid: float(next(worked)))
+    child = await family.spawn()
+    await family.events.get()
+    frozen = asyncio.Event()
+    liveness = Liveness(child, ping, frozen.set)
+    liveness.watch(interval=500.0, deadline=1000.0)
+    await asyncio.sleep(0.3)
+    assert next(worked) > 3
+    assert not frozen.is_set()
     liveness.stop()
 
 

@@ -138,6 +138,7 @@ ATTACKS: dict[str, Attack] = {
     "replay": replay,
     "inject": inject,
     "truncate": truncate,
+    "swallow": swallow,
     "reorder": reorder,
     "delay": delay,
 }
