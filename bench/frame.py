@@ -71,7 +71,8 @@ class Check:
 class Benchmark:
     """`run` takes the parsed options and returns data fit for JSON; the others look at that data alone.
 
-    `quick` are the options that `all --quick` uses. `gate` says whether failed checks fail the command.
+    `quick` are the options of `--quick`, and `quick_seconds` is how long such a run may take in `all`. `gate`
+    says whether failed checks fail the command.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Benchmark:
     chart: Callable[[Result, Any], None]
     checks: Callable[[Result], list[Check]] = lambda result: []
     quick: Sequence[str] = ()
+    quick_seconds: float = 60.0
     gate: bool = False
 
 

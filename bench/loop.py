@@ -29,7 +29,8 @@ from node.engine import device, params
 from node.engine.epoch import Epoch
 from node.engine.logprobs import Asking, TokenLogprobs
 from node.engine.staging import Stage, random_stage
-from node.engine.staging.anatomy import dissect
+from node.engine.staging.anatomy import dissect, full_cache
+from node.engine.staging.quantization import CacheQuantization, cache_quantization
 from node.engine.weights import load_lazily
 from sealring.v1 import control_pb2 as control
 
@@ -128,27 +129,32 @@ def feed(
     tasks.put(None)
 
 
-def run_plain(model: Any, prompt: list[int], tokens: int) -> tuple[list[int], float]:
-    """The same by mlx_lm.generate.generate_step."""
+def run_plain(
+    model: Any, prompt: list[int], tokens: int, quantization: CacheQuantization | None
+) -> tuple[list[int], float]:
+    """The same by mlx_lm.generate.generate_step, its caches quantized alike."""
     generate_step = importlib.import_module("mlx_lm.generate").generate_step
     times, answer = [], []
-    for token, _ in generate_step(mx.array(prompt), model, max_tokens=tokens):
+    caches = [quantization.new_cache(one) for one in full_cache(model)] if quantization else None
+    for token, _ in generate_step(mx.array(prompt), model, max_tokens=tokens, prompt_cache=caches):
         answer.append(int(token))
         times.append(time.perf_counter())
     return answer, times[-1] - times[0]
 
 
-def load(source: str, seed: int) -> tuple[Stage, int]:
+def load(source: str, seed: int, kv_bits: int) -> tuple[Stage, int]:
     """The whole model as one stage, and the size of its vocabulary."""
     if Path(source).is_dir():
         model, config = load_lazily(Path(source))
-        stage = Stage(model, anatomy := dissect(model, config["model_type"]), 0, len(anatomy.layers))
+        anatomy = dissect(model, config["model_type"])
+        quantization = cache_quantization(model, anatomy.model_type, kv_bits) if kv_bits else None
+        stage = Stage(model, anatomy, 0, len(anatomy.layers), quantization=quantization)
         mx.eval(stage.kept)
     else:
         file, _, key = source.partition("#")
         config = json.loads(Path(file).read_bytes())
         config = config[key] if key else config
-        stage = random_stage(config, 0, config["num_hidden_layers"], seed=seed)
+        stage = random_stage(config, 0, config["num_hidden_layers"], seed=seed, kv_bits=kv_bits)
     return stage, stage.spec.hands_on[0].tail[0]
 
 
@@ -159,13 +165,13 @@ def run(options: argparse.Namespace) -> Result:
     sys.setswitchinterval(0.0005)
     device.prepare()
     folder = by_name(options.model) if "#" not in options.model else options.model
-    stage, vocabulary = load(str(folder), seed=0)
+    stage, vocabulary = load(str(folder), 0, options.kv_bits)
     prompt = np.random.default_rng(0).integers(0, vocabulary, options.prompt).tolist()
     tokens, rows = options.tokens, options.rows
     ours, plain = [], []
     for round_number in range(options.rounds + 1):
         answer, seconds, epoch = run_engine(stage, prompt, tokens, rows)
-        expected, plain_seconds = run_plain(stage.model, prompt, tokens)
+        expected, plain_seconds = run_plain(stage.model, prompt, tokens, stage.quantization)
         assert answer == expected or rows > 1, "the engine's tokens differ from mlx-lm's"
         if round_number:
             ours.append(seconds / (tokens - 1) * 1000)
@@ -175,6 +181,7 @@ def run(options: argparse.Namespace) -> Result:
     return {
         "model": options.model,
         "rows": rows,
+        "kv_bits": options.kv_bits,
         "tokens": tokens,
         "engine_ms": middle(ours),
         "mlx_lm_ms": middle(plain),
@@ -210,6 +217,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--kv-bits", type=int, choices=(0, 4, 8), default=0)
 
 
 BENCHMARK = Benchmark(

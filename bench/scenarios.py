@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,11 @@ class Scenario:
     queue: int
     prompt_bytes: int = 0
 
+    def shared(self, share: float) -> Scenario:
+        """With only a share of its requests, at least as many as run at once on its rings."""
+        least = min(self.requests, ROWS * sum(self.rings))
+        return dataclasses.replace(self, requests=max(least, round(self.requests * share)))
+
 
 SCENARIOS = (
     Scenario("1-provider-streaming", (1,), 1, 30, 5, True, 64, 100),
@@ -75,7 +81,7 @@ def prompt(number: int, size: int) -> str:
 
 
 def run(options: argparse.Namespace) -> Result:
-    wanted = [one for one in SCENARIOS if not options.only or one.name in options.only]
+    wanted = [one.shared(options.share) for one in SCENARIOS if not options.only or one.name in options.only]
     results: dict[str, Result] = {}
     for place in dict.fromkeys(map(_place, wanted)):
         here = [one for one in wanted if _place(one) == place]
@@ -246,10 +252,27 @@ def chart(result: Result, figure: Any) -> None:
     axes.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.3, -0.1))
 
 
+def share_of(text: str) -> float:
+    share = float(text)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError("not above 0 and at most 1")
+    return share
+
+
 def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--share", type=share_of, default=1.0, help="of each scenario's requests")
     parser.add_argument("--only", action="append", choices=[one.name for one in SCENARIOS], default=[])
 
 
 BENCHMARK = Benchmark(
-    "scenarios", (__doc__ or "").splitlines()[0], options, run, tables, chart, checks, gate=True
+    "scenarios",
+    (__doc__ or "").splitlines()[0],
+    options,
+    run,
+    tables,
+    chart,
+    checks,
+    quick=("--share", "0.2"),
+    quick_seconds=180,
+    gate=True,
 )

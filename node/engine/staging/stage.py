@@ -67,7 +67,7 @@ class Stage:
         self._anatomy = anatomy
         self._step = _Step([], [])
         self._slots = Slots(full_cache(model), anatomy.owners, lo, hi)
-        self._quantization = quantization
+        self.quantization = quantization
         self._followed = {donor for reader, donor in anatomy.donors.items() if donor < lo <= reader < hi}
         self._recorded = sorted(
             {donor for reader, donor in anatomy.donors.items() if lo <= donor < hi <= reader}
@@ -88,9 +88,9 @@ class Stage:
     def make_cache(self) -> Cache:
         """Empty caches for one row. Merge, extend, filter and extract them with `staging.caches`."""
         own = self._slots.select(full_cache(self.model))
-        if self._quantization is not None:
+        if self.quantization is not None:
             own = [
-                self._quantization.new_cache(cache) if self._slots.is_present(place) else cache
+                self.quantization.new_cache(cache) if self._slots.is_present(place) else cache
                 for place, cache in enumerate(own)
             ]
         return for_one_row(own, self._anatomy.adapter.batches)
