@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from node.carrier.neighbours import Connections
+
+_CONNECT_SECONDS = 20.0
+_VISITOR = """
+import socket, sys, time
+for _ in range(4000):
+    try:
+        visitor = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+        break
+    except OSError:
+        time.sleep(0.005)
+sys.stdin.read()
+"""
 
 
 def timed(work: Callable[[], None], count: int) -> list[float]:
@@ -23,7 +41,7 @@ def ring(rank: int, own: str, other: str, plan: list[tuple[int, int, bool]]) -> 
     """Ping-pong with the other rank; rank 0 prints the round trips of each (length, count, spin)."""
     from node.carrier.ring import RingGroup
 
-    group = RingGroup(rank, 2, own, other)
+    group = RingGroup(_connections(own, other), _knock)
 
     def receive(length: int, spin: bool) -> None:
         while not spin and group.incoming.fileno() not in group.wait_readable(None):
@@ -49,6 +67,33 @@ def ring(rank: int, own: str, other: str, plan: list[tuple[int, int, bool]]) -> 
             found = {"bytes": length, "spin": spin, "us": spent, "cores": cpu / (sum(spent) / 1e6)}
             sys.stdout.write(json.dumps(found) + "\n")
             sys.stdout.flush()
+
+
+def _connections(own: str, other: str) -> Connections:
+    """To the other rank and from it, as `node.carrier.neighbours` makes them, unconfirmed."""
+    from mesh.addresses import parse_address
+    from node.carrier.neighbours import Connections
+
+    with socket.create_server(parse_address(own)) as listener:
+        until = time.monotonic() + _CONNECT_SECONDS
+        while True:
+            try:
+                outgoing = socket.create_connection(parse_address(other), timeout=_CONNECT_SECONDS)
+                break
+            except ConnectionRefusedError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+        listener.settimeout(_CONNECT_SECONDS)
+        incoming, _ = listener.accept()
+    for connection in (outgoing, incoming):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Connections(outgoing, incoming)
+
+
+def _knock(port: int) -> None:
+    """A process that connects to the port, as a carrier's daemon does, and stays until this one ends."""
+    subprocess.Popen([sys.executable, "-c", _VISITOR, str(port)], stdin=subprocess.PIPE)
 
 
 def pipe(far: Connection) -> None:

@@ -277,5 +277,5 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 BENCHMARK = Benchmark(
-    "control", (__doc__ or "").splitlines()[0], options, run, tables, chart, checks, quick=("--seconds", "5")
+    "control", (__doc__ or "").splitlines()[0], options, run, tables, chart, checks, quick=("--seconds", "4")
 )

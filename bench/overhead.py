@@ -210,5 +210,6 @@ BENCHMARK = Benchmark(
     tables,
     chart,
     checks,
-    quick=("--idle-seconds", "15", "--gateway-seconds", "5"),
+    quick=("--idle-seconds", "10", "--gateway-seconds", "5"),
+    quick_seconds=90,
 )

@@ -272,7 +272,7 @@ BENCHMARK = Benchmark(
     tables,
     chart,
     checks,
-    quick=("--share", "0.2"),
+    quick=("--share", "0.1"),
     quick_seconds=180,
     gate=True,
 )

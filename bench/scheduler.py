@@ -177,5 +177,5 @@ BENCHMARK = Benchmark(
     tables,
     chart,
     checks,
-    quick=("--steps", "1000", "--stages", "1", "3"),
+    quick=("--steps", "500", "--stages", "1", "3", "--waiting", "0", "1000"),
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import scenarios
+from bench import frame, scenarios
 from bench.sealed import Measured
 from sealring.client import Completion, Ring, Usage
 
@@ -66,3 +66,14 @@ def test_the_gateways_header_is_read():
     one = Measured()
     one.set_timing("parse;dur=0.100, queue_wait;dur=12.500")
     assert one.segments == pytest.approx({"parse": 0.0001, "queue_wait": 0.0125})
+
+
+def test_a_share_of_a_scenario_still_fills_its_rings():
+    heavy, first = scenarios.SCENARIOS[-1], scenarios.SCENARIOS[0]
+    assert heavy.shared(1.0) == heavy
+    assert heavy.shared(0.1).requests == 12
+    assert first.shared(0.5).requests == 15
+    assert first.shared(0.01).requests == 4
+    for bad in ("0", "1.5", "-1"):
+        with pytest.raises(SystemExit):
+            frame.parse(scenarios.BENCHMARK, ["--share", bad])

@@ -1,0 +1,26 @@
+"""Ratios where a system gave nothing to compare with."""
+
+from bench import peers, scaling
+
+
+def test_scaling_without_a_moment_when_all_rows_decode_has_no_ratio():
+    result = {
+        "model": "m",
+        "tokens_per_second": {"1": {"4": 2.0, "16": 0.0}, "2": {"4": 3.0, "16": 5.0}},
+        "rounds": {"1": {"4": [2.0], "16": [0.0]}, "2": {"4": [3.0], "16": [5.0]}},
+    }
+    assert scaling.speedup(result, 2, 4) == 1.5
+    assert scaling.speedup(result, 2, 16) is None
+    assert scaling.speedup(result, 3, 4) is None
+    (check,) = scaling.checks(result)
+    assert check.value == 1.5
+    assert scaling.tables(result)
+
+
+def test_a_rival_that_answers_nothing_misses_the_targets_and_breaks_nothing():
+    one = {"tokens_per_second": 2.0, "rounds": [2.0], "ttft_ms": {"p50": 1, "p95": 2}, "failed": 0}
+    dead = {"tokens_per_second": 0.0, "rounds": [0.0], "ttft_ms": {"count": 0}, "failed": 16}
+    result = {"options": {"requests": 16}, "systems": {"other": one, peers.PIPELINE: dead, peers.OURS: one}}
+    assert peers.ratios(result) == {"other": 1.0}
+    assert [check.met for check in peers.checks(result)] == [False, False, False]
+    assert peers.tables(result)[0].rows[1][-1] is None
