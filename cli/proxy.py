@@ -31,9 +31,9 @@ class SealingBackend:
         self._created = int(time.time())
 
     async def generate(
-        self, request: inference.GenerateRequest, *, key: str = ""
+        self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
     ) -> AsyncGenerator[inference.GenerateResponse, None]:
-        """Started, deltas, Finished. `key` stays here. Raises what `AsyncClient.chat` lists."""
+        """Started, deltas, Finished. `key` and `tenant` stay here. Raises what `AsyncClient.chat` lists."""
         if request.envelope.WhichOneof("content") != "clear":
             raise InvalidInput("the prompt is sealed already", reason="SEALED_ALREADY", param="envelope")
         label = await self._label(request.model)

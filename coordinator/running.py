@@ -40,6 +40,7 @@ class RunningRing:
             context=self.spec.context,
             prefill_chunk=self.spec.prefill_chunk,
             model_type=self.model_type,
+            share_prefixes=self.spec.share_prefixes,
         )
 
     def down(self, reason: str) -> RingState:

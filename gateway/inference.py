@@ -34,11 +34,12 @@ class InferenceBackend(Protocol):
     """Whatever answers prompts. Errors are of the tree in mesh.errors."""
 
     def generate(
-        self, request: inference.GenerateRequest, *, key: str = ""
+        self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
     ) -> AsyncGenerator[inference.GenerateResponse, None]:
         """Started, deltas, Finished. Closing the generator cancels the request everywhere.
 
-        `key` is who asks; requests of different keys take turns. Raises InvalidInput, NotFound
+        `key` is who asks; requests of different keys take turns. `tenant` is the id of an API key, or empty
+        where there are none: prompts of one tenant may share kept prefixes. Raises InvalidInput, NotFound
         (MODEL_NOT_FOUND), ResourceExhausted (QUEUE_FULL), FailedPrecondition (TRUST_BELOW_FLOOR),
         Unavailable (RING_DOWN, and RING_GONE when a prompt was sealed for a ring that is not there).
         """
@@ -78,7 +79,7 @@ class RingBackend:
         self._draining = False
 
     async def generate(
-        self, request: inference.GenerateRequest, *, key: str = ""
+        self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
     ) -> AsyncGenerator[inference.GenerateResponse, None]:
         if self._draining:
             raise Unavailable("the gateway is stopping", hint="ask another one", reason="STOPPING")
@@ -96,7 +97,7 @@ class RingBackend:
             )
         answer = Answer(timings)
         timings.parsed = time.perf_counter()
-        work = Request(request_id, key[:MAX_KEY], request.max_tokens, request.envelope, model)
+        work = Request(request_id, key[:MAX_KEY], request.max_tokens, request.envelope, model, tenant)
         self._running.add(request_id)
         try:
             with self._metrics.request(model) as observed:
@@ -174,7 +175,8 @@ class InferenceService(inference_grpc.InferenceServicer):
     ) -> AsyncIterator[inference.GenerateResponse]:
         timings = Timings()
         CURRENT.set(timings)
-        async with contextlib.aclosing(self._backend.generate(request, key=_caller(context))) as events:
+        events_of = self._backend.generate(request, key=_caller(context), tenant=KEY_ID.get() or "")
+        async with contextlib.aclosing(events_of) as events:
             async for event in events:
                 yield event
         context.set_trailing_metadata(((HEADER, timings.header()),))

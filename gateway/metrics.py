@@ -108,6 +108,8 @@ class Metrics:
         self.ended = counter("request_success", "requests that ended", ("model_name", "finished_reason"))
         self.refused = counter("request_refused", "requests that failed", ("model_name", "code"))
         self.turned_away = counter("requests_turned_away", "requests that were not let in", ("reason",))
+        self.prefix_queries = counter("prefix_cache_queries", "prompt tokens looked for in kept prefixes")
+        self.prefix_hits = counter("prefix_cache_hits", "prompt tokens taken from kept prefixes")
         self.steps = counter("steps", "steps announced")
         self.epochs_ended = counter("epochs_ended", "epochs lost")
 

@@ -54,6 +54,7 @@ class ServingEpoch:
     max_rows: int
     prefill_chunk: int
     context: int
+    share_prefixes: bool
     min_trust: int
     roster_version: int
 
@@ -91,6 +92,8 @@ class Ring:
         self._over = 0  # the last epoch that was used and lost
         self._on_lost = on_lost
         self._steps = metrics.steps.labels(deployment)
+        self._queries = metrics.prefix_queries.labels(deployment)
+        self._hits = metrics.prefix_hits.labels(deployment)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -204,6 +207,7 @@ class Ring:
             ),
             max_rows=serving.max_rows,
             prefill_chunk=serving.prefill_chunk,
+            prefixes=min(each.prefixes for each in attached),
         )
         self._session = session
         self._unstarted.clear()
@@ -249,6 +253,7 @@ class Ring:
                     prompt_tokens=opened.prompt_tokens,
                     params_bytes=opened.params_bytes,
                     max_tokens=opened.max_tokens,
+                    prefixes=opened.prefixes,
                 )
             )
         elif kind == "refused":
@@ -286,9 +291,15 @@ class Ring:
             session.send_all(control.ScheduleRequest(step=step).SerializeToString())
             self._steps.inc()
             for chunk in step.prefill.chunks:
-                if chunk.start == 0 and chunk.row in self._unstarted:
-                    self._unstarted.pop(chunk.row).announce(self._event)
+                if chunk.start == 0 or chunk.prefix:
+                    self._first_chunk(chunk)
             self._expect_answer(session)
+
+    def _first_chunk(self, chunk: control.Chunk) -> None:
+        self._queries.inc(chunk.prompt_tokens)
+        self._hits.inc(chunk.start)
+        if chunk.row in self._unstarted:
+            self._unstarted.pop(chunk.row).announce(self._event)
 
     def _expect_answer(self, session: EpochSession) -> None:
         if session.waiting_since is None:
@@ -315,6 +326,7 @@ class Ring:
                     deployment=request.deployment,
                     envelope=request.envelope,
                     max_tokens=request.max_tokens,
+                    prefix_scope="all" if serving.share_prefixes else f"key {request.tenant}",
                 )
             ),
             timings.send,
@@ -343,6 +355,7 @@ class Ring:
             reason=action.reason,
             prompt_tokens=action.prompt_tokens,
             completion_tokens=action.completion_tokens,
+            cached_tokens=action.cached_tokens,
         )
         self._answers.pop(action.request.id).answer.finished(finished)
 

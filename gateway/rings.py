@@ -127,6 +127,7 @@ class Rings:
             members=tuple(targets),
             max_rows=state.max_rows,
             prefill_chunk=state.prefill_chunk,
+            share_prefixes=state.share_prefixes,
             context=ring.context,
             min_trust=ring.min_trust,
             roster_version=self._roster.version,

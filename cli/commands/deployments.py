@@ -39,6 +39,13 @@ Members = Annotated[
 KvBits = Annotated[
     int, typer.Option("--kv-bits", help="keep the KV cache in 8 or 4 bits; 0 is the model's own precision")
 ]
+SharePrefixes = Annotated[
+    bool,
+    typer.Option(
+        "--share-prefixes",
+        help="reuse work on equal beginnings of prompts across API keys, which can tell",
+    ),
+]
 PrefillChunk = Annotated[int, typer.Option(min=0, max=1 << 16, help="tokens of a prompt at once; 0 is 256")]
 
 
@@ -56,6 +63,7 @@ def deploy(
     member: Members = None,
     prefill_chunk: PrefillChunk = 0,
     kv_bits: KvBits = 0,
+    share_prefixes: SharePrefixes = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait until it serves")] = True,
     wait_seconds: Annotated[float, typer.Option(min=1, max=86400, help="how long at most")] = 600,
     as_json: AsJson = False,
@@ -78,6 +86,7 @@ def deploy(
         member or [],
         prefill_chunk,
         kv_bits,
+        share_prefixes,
     )
 
     async def work(admin: Admin) -> Any:
@@ -111,6 +120,7 @@ def plan(
     member: Members = None,
     prefill_chunk: PrefillChunk = 0,
     kv_bits: KvBits = 0,
+    share_prefixes: SharePrefixes = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what deploy would do, and do nothing."""
@@ -128,6 +138,7 @@ def plan(
         member or [],
         prefill_chunk,
         kv_bits,
+        share_prefixes,
     )
 
     async def work(admin: Admin) -> Any:
@@ -176,6 +187,7 @@ def make_spec(
     members: list[str],
     prefill_chunk: int,
     kv_bits: int,
+    share_prefixes: bool,
 ) -> Any:
     """The deployment that the options describe. Raises InvalidInput (BAD_SPLIT, BAD_DEPLOYMENT_NAME)."""
     from sealring.v1 import admin_pb2
@@ -196,6 +208,7 @@ def make_spec(
         members=members,
         prefill_chunk=prefill_chunk,
         kv_bits=kv_bits,
+        share_prefixes=share_prefixes,
     )
 
 

@@ -76,7 +76,8 @@ class _Edge:
     async def _answer(
         self, request: Request, body: B, work: inference.GenerateRequest, *, chat: bool
     ) -> Response:
-        events = self._backend.generate(work, key=request.state.caller.key_id or body.user or "")
+        key_id = request.state.caller.key_id or ""
+        events = self._backend.generate(work, key=key_id or body.user or "", tenant=key_id)
         if not body.stream:
             begin, text, tokens, finished = await unless_disconnected(request.receive, collect(events))
             renderer = Renderer(begin, chat=chat, include_usage=False, likeliest=body.likeliest)

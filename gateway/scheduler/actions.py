@@ -15,7 +15,8 @@ from sealring.v1 import inference_pb2 as inference
 class Request:
     """One request on its way: what the gateway may know of it, and how far it got.
 
-    `key` is who asks, for fairness. `max_tokens` 0 means as many as the context holds. `delivered` counts the
+    `key` is who asks, for fairness, and `tenant` whose prompts may share prefixes with this one.
+    `max_tokens` 0 means as many as the context holds. `delivered` counts the
     tokens whose text the client has; with the envelope it is what a replay in a later epoch starts from.
     """
 
@@ -24,6 +25,7 @@ class Request:
     max_tokens: int
     envelope: inference.Envelope = field(repr=False)
     deployment: str = ""
+    tenant: str = ""
     delivered: int = 0
     begun: bool = False
     attempts: int = 0
@@ -46,6 +48,7 @@ class RingFacts:
     members: tuple[MemberMemory, ...]
     max_rows: int
     prefill_chunk: int
+    prefixes: control.PrefixSupport.ValueType = control.PREFIX_SUPPORT_UNSPECIFIED
 
     @property
     def stages(self) -> int:
@@ -98,6 +101,7 @@ class Finish(NamedTuple):
     reason: inference.FinishReason.ValueType
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int
 
 
 class Fail(NamedTuple):

@@ -36,6 +36,8 @@ class Ledger:
         self._sizes: list[list[int]] = [[] for _ in range(self.lanes)]
         self._held: dict[int, tuple[int, int]] = {}
         self._tokens = 0
+        self._kept_tokens = 0
+        self._kept = 0
         self.capacity = self._capacity()
 
     def _capacity(self) -> int:
@@ -113,6 +115,29 @@ class Ledger:
         best = self.place(size)
         self.reserve(row, lane if best is None else best, size)
         return self._held[row][0]
+
+    def keep(self, tokens: int) -> None:
+        """Counts a kept prefix, which rows do not give way to."""
+        self._kept_tokens += tokens
+        self._kept += 1
+
+    def give_up(self, tokens: int) -> None:
+        self._kept_tokens -= tokens
+        self._kept -= 1
+
+    def has_room(self, tokens: int = 0) -> bool:
+        """Whether rows, kept prefixes and one more of so many tokens (0: none) fit on every member."""
+        total = self._tokens + self._kept_tokens + tokens
+        held = self.rows + self._kept + (tokens > 0)
+        return all(self._bytes(member, total, held) <= member[2] for member in self._members)
+
+    def has_room_beside_rows(self, tokens: int) -> bool:
+        """Whether a prefix of so many tokens would fit if no other were kept."""
+        return self._fits(tokens, 1)
+
+    def kept_bytes(self) -> list[int]:
+        """Bytes of kept prefixes per member, in the order of ranks."""
+        return [self._bytes(member, self._kept_tokens, self._kept) for member in self._members]
 
     def _growth(self, lane: int, size: int) -> int:
         sizes = self._sizes[lane]

@@ -22,6 +22,7 @@ from gateway.scheduler.budget import PrefillBudget
 from gateway.scheduler.lane import ANNOUNCED, Lane
 from gateway.scheduler.memory import Ledger
 from gateway.scheduler.prefill import PrefillLine
+from gateway.scheduler.prefixes import PrefixCache
 from gateway.scheduler.row import Phase, Row
 from mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
@@ -63,7 +64,8 @@ class StepPlanner:
         self._max_rows = ring.max_rows
         self._stages = ring.stages
         self._lanes = [Lane(number) for number in range(self.ledger.lanes)]
-        self._line = PrefillLine()
+        self.prefixes = PrefixCache(self.ledger, ring.prefixes)
+        self._line = PrefillLine(self.prefixes.prepare)
         self._budget = PrefillBudget(ring.prefill_chunk)
         self._prefill_chunk = ring.prefill_chunk
         self._prefills = (0, 0)
@@ -111,7 +113,7 @@ class StepPlanner:
         row.closed = True
         if row.phase is Phase.PREFILLING:
             self._line.discard(row)
-            if not row.prefilled:
+            if not row.begun:
                 self.ledger.release(row.number)
                 row.phase = Phase.GONE
                 return True
@@ -207,8 +209,10 @@ class StepPlanner:
         tokens = self._prefill_tokens() if running else self._prefill_chunk
         if not tokens:
             return None
+        step = self._step([])  # before the chunks, lest it drops a prefix that one of them begins with
         chunks = self._line.take(tokens)
-        step = self._step([])
+        for row, chunk in chunks:
+            self.prefixes.chunk(row, chunk.start)
         step.prefill.chunks.extend(chunk for _, chunk in chunks)
         self._count_prefill(sum(chunk.end - chunk.start for _, chunk in chunks), bool(running))
         first = [row for row, _ in chunks if not row.remaining]
@@ -273,7 +277,7 @@ class StepPlanner:
 
     def _step(self, leaving: list[Row], joining: list[Row] | None = None) -> control.Step:
         self._number += 1
-        step = control.Step(number=self._number)
+        step = control.Step(number=self._number, changes=self.prefixes.changes())
         for row in leaving:
             self._drop(row)
         for number in self._dropped:

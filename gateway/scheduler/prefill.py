@@ -9,7 +9,7 @@ numbers (mesh.composition demands it).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gateway.scheduler.row import Row
 from mesh.composition import MAX_CHUNKS
@@ -19,7 +19,9 @@ from sealring.v1 import control_pb2 as control
 class PrefillLine:
     """Rows with chunks to come, by rising number. Those whose first chunk went are always in front."""
 
-    def __init__(self) -> None:
+    def __init__(self, prepare: Callable[[Row], None]) -> None:
+        """`prepare` finds out where a row begins that may be the next to."""
+        self._prepare = prepare
         self._rows: dict[int, Row] = {}
         self._oldest_turn = True
 
@@ -34,7 +36,7 @@ class PrefillLine:
 
     @property
     def unstarted(self) -> int:
-        return sum(1 for row in self._rows.values() if not row.prefilled)
+        return sum(1 for row in self._rows.values() if not row.begun)
 
     def crowd(self, chunk: int, waiting: int) -> float:
         """How many prompts wait here and, as `waiting`, elsewhere, besides the first; one of several chunks
@@ -54,15 +56,15 @@ class PrefillLine:
         return chunks
 
     def _pick(self, tokens: int) -> Iterator[Row]:
-        first = self._first()
+        first = self._prepared(self._first())
         yield first
         budget = tokens - _length(first, tokens)
         picked = 1
         for row in self._rows.values():
             if row is first:
                 continue
-            if _length(row, tokens) > budget or picked == MAX_CHUNKS:
-                if not row.prefilled:
+            if _length(self._prepared(row), tokens) > budget or picked == MAX_CHUNKS:
+                if not row.begun:
                     return
                 continue
             budget -= _length(row, tokens)
@@ -75,23 +77,32 @@ class PrefillLine:
         if self._oldest_turn:
             return oldest
         shortest = min(rows, key=lambda row: row.remaining)
-        if shortest.prefilled:
+        if shortest.begun:
             return shortest
-        return next(row for row in rows if not row.prefilled)
+        return next(row for row in rows if not row.begun)
+
+    def _prepared(self, row: Row) -> Row:
+        if not row.begun:
+            self._prepare(row)
+        return row
 
     @staticmethod
     def _cut(row: Row, tokens: int) -> control.Chunk:
-        start = row.prefilled
+        first, start = not row.begun, row.prefilled
+        if first:
+            row.begun, row.reused = True, start
         row.prefilled += _length(row, tokens)
         return control.Chunk(
             row=row.number,
             start=start,
             end=row.prefilled,
             prompt_tokens=row.prompt_tokens,
-            params_bytes=0 if start else row.params_bytes,
+            params_bytes=row.params_bytes if first else 0,
+            prefix=row.prefix if first else 0,
         )
 
 
 def _length(row: Row, tokens: int) -> int:
-    """Up to the end of the prompt, or to the next multiple of `tokens`."""
-    return min(tokens - row.prefilled % tokens, row.remaining)
+    """Up to the end of the prompt or the row's next cut, or to the next multiple of `tokens`."""
+    cut = next((cut for cut in row.cuts if cut > row.prefilled), row.prompt_tokens)
+    return min(tokens - row.prefilled % tokens, cut - row.prefilled)

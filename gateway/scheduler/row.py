@@ -26,6 +26,9 @@ class Row:
 
     A row is `closed` once nothing more of it is wanted: finished, refused, cancelled. It is stepped on until
     its eviction is announced.
+
+    A row has `begun` once its first chunk is announced. It may begin with the first `reused` tokens of a kept
+    `prefix`; `names` are of its prompt's prefixes, and chunks also end at `cuts`.
     """
 
     number: int
@@ -35,6 +38,11 @@ class Row:
     prompt_tokens: int = 0
     params_bytes: int = 0
     prefilled: int = 0
+    begun: bool = False
+    names: tuple[tuple[int, bytes], ...] = ()
+    prefix: int = 0
+    reused: int = 0
+    cuts: tuple[int, ...] = ()
     limit: int = 0
     ceiling: int = 0
     lane: int = 0

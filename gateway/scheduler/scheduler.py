@@ -34,6 +34,7 @@ from gateway.scheduler.planner import EXTENSION, StepPlanner
 from gateway.scheduler.queue import FairQueue
 from gateway.scheduler.row import Phase, Row
 from mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, SealringError
+from mesh.prefixes import split
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -128,9 +129,12 @@ class Scheduler:
         return self._pump()
 
     def row_opened(
-        self, number: int, *, prompt_tokens: int, params_bytes: int, max_tokens: int
+        self, number: int, *, prompt_tokens: int, params_bytes: int, max_tokens: int, prefixes: bytes = b""
     ) -> list[Action]:
-        """The head has tokenized a row; `max_tokens` is the most that it may generate."""
+        """The head has tokenized a row; `max_tokens` is the most that it may generate.
+
+        Raises InvalidInput (BAD_STEP, BAD_PREFIXES) for what cannot be: the epoch must end.
+        """
         epoch = self._running_epoch()
         row = epoch.opened.get(number)
         if row is None or row.phase is not Phase.OPENING:
@@ -138,6 +142,7 @@ class Scheduler:
         if prompt_tokens < 1 or max_tokens < 1:
             raise InvalidInput(f"the head opened row {number} without room", reason="BAD_STEP")
         row.prompt_tokens, row.params_bytes, row.ceiling = prompt_tokens, params_bytes, max_tokens
+        row.names = split(prefixes, prompt_tokens)
         row.limit = max_tokens if row.request.max_tokens else min(max_tokens, EXTENSION)
         row.phase = Phase.WAITING
         capacity = epoch.planner.ledger.capacity
@@ -224,11 +229,12 @@ class Scheduler:
                     add((row.request, "", sealed, tokens, ()))
             finish = output.finish
             if finish:
+                self._running_epoch().planner.prefixes.finished(row, output.tokens, output.prefixes)
                 self._finish(row, finish, output.tokens, now)
 
     def _finish(self, row: Row, reason: inference.FinishReason.ValueType, tokens: int, now: float) -> None:
         self._pace.finished(now)
-        self._actions.append(Finish(row.request, reason, row.prompt_tokens, tokens))
+        self._actions.append(Finish(row.request, reason, row.prompt_tokens, tokens, row.reused))
         self._close(row)
 
     def _fail(self, row: Row, error: SealringError) -> None:

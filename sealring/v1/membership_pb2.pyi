@@ -1040,6 +1040,7 @@ class RingState(_message.Message):
     CONTEXT_FIELD_NUMBER: _builtins.int
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
     MODEL_TYPE_FIELD_NUMBER: _builtins.int
+    SHARE_PREFIXES_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     phase: Global___RingPhase.ValueType
@@ -1050,6 +1051,8 @@ class RingState(_message.Message):
     context: _builtins.int
     prefill_chunk: _builtins.int
     model_type: _builtins.str
+    share_prefixes: _builtins.bool
+    """among prompts in clear, whoever asks"""
     def __init__(
         self,
         *,
@@ -1062,10 +1065,11 @@ class RingState(_message.Message):
         context: _builtins.int = ...,
         prefill_chunk: _builtins.int = ...,
         model_type: _builtins.str = ...,
+        share_prefixes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "deployment", b"deployment", "epoch", b"epoch", "max_rows", b"max_rows", "model_type", b"model_type", "phase", b"phase", "prefill_chunk", b"prefill_chunk", "reason", b"reason", "ring", b"ring"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "deployment", b"deployment", "epoch", b"epoch", "max_rows", b"max_rows", "model_type", b"model_type", "phase", b"phase", "prefill_chunk", b"prefill_chunk", "reason", b"reason", "ring", b"ring", "share_prefixes", b"share_prefixes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,7 +35,7 @@ class Backend:
         self.keys: list[str] = []
 
     async def generate(
-        self, request: inference.GenerateRequest, *, key: str = ""
+        self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
     ) -> AsyncGenerator[inference.GenerateResponse, None]:
         self.keys.append(key)
         yield inference.GenerateResponse(started=inference.Started(model=request.model))

@@ -35,7 +35,7 @@ class ScriptedBackend:
     models: list[inference.Model] = field(default_factory=lambda: [MODEL])
 
     async def generate(
-        self, request: inference.GenerateRequest, *, key: str = ""
+        self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
     ) -> AsyncGenerator[inference.GenerateResponse, None]:
         validate_request(request)
         if request.model != "demo":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from collections import deque
 
 from hypothesis import HealthCheck, settings
@@ -23,12 +25,27 @@ from gateway.scheduler import (
 )
 from gateway.scheduler.memory import rounded
 from gateway.scheduler.planner import BURST
-from mesh.composition import Composition
+from mesh.composition import Chunk, Composition, Dropping, Eviction, Keeping
 from mesh.errors import EpochEnded, InvalidInput
+from mesh.prefixes import NAME_BYTES, boundaries
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 CONTEXT = 4096
+
+
+Content = tuple[int, int, str]
+"""Which of some texts a prompt begins with, for how many tokens, and whose the rest is."""
+
+
+def name_of(content: Content, length: int) -> bytes:
+    text, shared, rest = content
+    what = f"{text} {length}" if length <= shared else f"{text} {shared} {rest} {length}"
+    return hashlib.sha256(what.encode()).digest()[:NAME_BYTES]
+
+
+def names_of(content: Content, tokens: int, after: int = 0) -> bytes:
+    return b"".join(name_of(content, length) for length in boundaries(tokens, after))
 
 
 class ModelRing:
@@ -52,16 +69,24 @@ class ModelRing:
         self.decodes_since_prefill: set[int] = set()
         self.prefilled_before = False
         self.work: list[tuple[str, int | None]] = []
+        self.contents: dict[int, Content] = {}
+        self.kept: dict[int, tuple[Content, int]] = {}
+        self.reused = 0
 
     def execute(self, step: control.Step) -> None:
         resolved = self.composition.apply(step)
         for change in resolved.changes:
-            if hasattr(change, "index"):
+            if isinstance(change, Eviction):
                 self.lengths.pop(change.row)
+            elif isinstance(change, Keeping):
+                self.keep(change)
+            elif isinstance(change, Dropping):
+                del self.kept[change.prefix]
         for chunk in resolved.chunks:
             self.lengths[chunk.row] = chunk.end
-            if chunk.start == 0:
-                assert self.prompts[chunk.row] >= chunk.end
+            assert chunk.end <= self.prompts[chunk.row]
+            if chunk.prefix:
+                self.reuse(chunk)
         for row in resolved.rows:
             self.lengths[row] += 1
             limit = self.limits[row]
@@ -75,13 +100,29 @@ class ModelRing:
         else:
             assert sum(1 for _, _, lane in self.running if lane is None) <= max(self.facts.stages + 1, BURST)
 
+    def keep(self, keeping: Keeping) -> None:
+        assert self.facts.prefixes != control.PREFIX_SUPPORT_UNSPECIFIED
+        if self.facts.prefixes == control.PREFIX_SUPPORT_EXACT:
+            assert keeping.tokens == keeping.held
+        self.kept[keeping.prefix] = (self.contents[keeping.row], keeping.tokens)
+
+    def reuse(self, chunk: Chunk) -> None:
+        """As the head and the engines check it."""
+        content, tokens = self.kept[chunk.prefix]
+        assert name_of(content, chunk.start) == name_of(self.contents[chunk.row], chunk.start)
+        if self.facts.prefixes == control.PREFIX_SUPPORT_EXACT:
+            assert chunk.start == tokens
+        self.reused += chunk.start
+
     def check_memory(self) -> None:
         lanes = [[rounded(self.lengths[row]) for row in rows] for rows in self.composition.lanes().values()]
         loose = sum(rounded(self.lengths[row]) for row in self.composition.prefilling())
         tokens = sum(len(sizes) * max(sizes) for sizes in lanes) + loose
         for member in self.facts.members:
             used = tokens * member.kv_bytes_per_token + self.composition.rows * member.kv_bytes_per_row
-            assert used <= member.kv_budget
+            kept = sum(length * member.kv_bytes_per_token for _, length in self.kept.values())
+            kept += len(self.kept) * member.kv_bytes_per_row
+            assert used + kept <= member.kv_budget
 
     def finish_one(self) -> control.StepDone:
         """As the head does it: rows that have finished or are evicted by now are left out."""
@@ -94,6 +135,9 @@ class ModelRing:
             output = done.outputs.add(row=row, text="x", tokens=self.generated[row])
             if self.generated[row] >= self.stops[row]:
                 output.finish = inference.FINISH_REASON_STOP
+                output.prefixes = names_of(
+                    self.contents[row], self.prompts[row] + output.tokens - 1, self.prompts[row]
+                )
                 self.finished.add(row)
         return done
 
@@ -111,6 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cancelled: set[str] = set()
         self.tokens: dict[str, int] = {}
         self.plans: dict[str, tuple[int, int]] = {}
+        self.contents: dict[str, Content] = {}
         self.facts_of: RingFacts | None = None
 
     @initialize(
@@ -118,19 +163,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_rows=st.sampled_from([8, 8, 3, 1]),
         chunk=st.sampled_from([64, 16, 256]),
         budget=st.sampled_from([4000, 20_000, 100_000, 600]),
+        support=st.sampled_from(control.PrefixSupport.values()),
     )
-    def start(self, stages: int, max_rows: int, chunk: int, budget: int) -> None:
+    def start(
+        self,
+        stages: int,
+        max_rows: int,
+        chunk: int,
+        budget: int,
+        support: control.PrefixSupport.ValueType,
+    ) -> None:
         members = tuple(MemberMemory(10 + rank, 100 * rank, budget * 10) for rank in range(stages))
-        self.facts_of = RingFacts(0, members, max_rows, chunk)
+        self.facts_of = RingFacts(0, members, max_rows, chunk, support)
 
     @precondition(lambda self: self.ring is None)
     @rule()
     def attach(self) -> None:
         assert self.facts_of is not None
         self.epoch += 1
-        facts = RingFacts(
-            self.epoch, self.facts_of.members, self.facts_of.max_rows, self.facts_of.prefill_chunk
-        )
+        facts = dataclasses.replace(self.facts_of, epoch=self.epoch)
         self.ring = ModelRing(facts, self.epoch)
         self.perform(self.scheduler.attach(facts))
 
@@ -139,9 +190,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt=st.integers(1, 1500),
         max_tokens=st.sampled_from([0, 1, 2, 3, 17, 600]),
         stop=st.integers(1, 700),
+        text=st.integers(0, 2),
+        shared=st.integers(0, 1500),
     )
-    def submit(self, key: str, prompt: int, max_tokens: int, stop: int) -> None:
+    def submit(
+        self, key: str, prompt: int, max_tokens: int, stop: int, text: int = 0, shared: int = 0
+    ) -> None:
         self.count += 1
+        self.contents[f"r{self.count}"] = (text, min(prompt, shared), f"r{self.count}")
         request = Request(f"r{self.count}", key, max_tokens, inference.Envelope())
         self.open_requests[request.id] = request
         self.plans[request.id] = (prompt, stop)
@@ -171,9 +227,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         left = CONTEXT - prompt
         limit = min(request.max_tokens or left, left)
         ring = self.ring
+        ring.contents[number] = self.contents[request.id]
+        names = names_of(ring.contents[number], prompt)
         ring.prompts[number], ring.limits[number], ring.stops[number] = prompt, limit, stop
         self.perform(
-            self.scheduler.row_opened(number, prompt_tokens=prompt, params_bytes=64, max_tokens=limit)
+            self.scheduler.row_opened(
+                number, prompt_tokens=prompt, params_bytes=64, max_tokens=limit, prefixes=names
+            )
         )
 
     @precondition(lambda self: self.ring is not None and self.ring.running)
@@ -233,7 +293,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                         assert tokens == self.tokens.get(request.id, 0) + 1
                         assert text == "x"
                         self.tokens[request.id] = tokens
-                case Finish(request, reason, prompt, tokens):
+                case Finish(request, reason, prompt, tokens, cached):
+                    assert cached < prompt
                     self.end(request, action)
                     assert tokens == self.tokens[request.id]
                     planned, stop = self.plans[request.id]
@@ -294,6 +355,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert planner.ledger.rows == 0
         assert planner.ledger.member_bytes() == [0] * len(self.facts_of.members)
         assert self.ring.composition.rows == 0
+        assert planner.ledger.kept_bytes() == [
+            sum(length * member.kv_bytes_per_token for _, length in self.ring.kept.values())
+            + len(self.ring.kept) * member.kv_bytes_per_row
+            for member in self.facts_of.members
+        ]
+        assert self.ring.composition.prefixes().keys() == self.ring.kept.keys()
         assert len(self.ended) + len(self.cancelled) == self.count
 
 

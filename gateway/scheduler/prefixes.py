@@ -1,0 +1,157 @@
+"""Which prefixes of prompts and answers a ring keeps for later rows, by name (mesh.prefixes).
+
+Rows come first: what is kept lives in the memory that they leave, and goes, least recently used first, when
+they need it. Where caches can be cut (PREFIX_SUPPORT_ANY) a prompt is kept when it is prefilled and, with its
+answer, when that ends; any number of its blocks can be reused. Where they cannot (PREFIX_SUPPORT_EXACT) a
+prompt is cut into chunks where it is worth keeping: before its last tokens, for whoever goes on with it, and
+at the longest prefix that an earlier prompt had in common with it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from gateway.scheduler.memory import Ledger
+from gateway.scheduler.row import Row
+from mesh.prefixes import split
+from sealring.v1 import control_pb2 as control
+
+MAX_KEPT = 256
+MAX_SEEN = 1 << 16
+"""Names of prompts that are remembered, to tell what prompts have in common."""
+
+Names = tuple[tuple[int, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """`names` are those under which rows find it, the last for all of its tokens."""
+
+    number: int
+    names: Names
+
+    @property
+    def tokens(self) -> int:
+        return self.names[-1][0]
+
+
+class PrefixCache:
+    """The kept prefixes of one epoch. `changes` belong to the next step, in front of its other changes."""
+
+    def __init__(self, ledger: Ledger, support: control.PrefixSupport.ValueType) -> None:
+        self._ledger = ledger
+        self._used = support != control.PREFIX_SUPPORT_UNSPECIFIED
+        self._exact = support == control.PREFIX_SUPPORT_EXACT
+        self._kept: OrderedDict[int, Kept] = OrderedDict()
+        self._named: dict[bytes, dict[int, Kept]] = {}
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._due: list[tuple[Row, Names]] = []
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def prepare(self, row: Row) -> None:
+        """Finds where a row that has not begun would begin, and where it would be cut."""
+        row.prefix, row.prefilled, row.cuts = 0, 0, ()
+        if not self._used:
+            return
+        usable = [pair for pair in row.names if pair[0] < row.prompt_tokens]
+        for length, name in reversed(usable):
+            found = self._named.get(name)
+            if found:
+                row.prefix, row.prefilled = next(reversed(found)), length
+                break
+        if self._exact and usable:
+            common = (length for length, name in reversed(usable) if name in self._seen)
+            cuts = {next(common, 0), usable[-1][0]}
+            row.cuts = tuple(sorted(cut for cut in cuts if cut > row.prefilled))
+
+    def chunk(self, row: Row, start: int) -> None:
+        """A chunk of the row goes from `start` to where it stands now."""
+        if not self._used:
+            return
+        if start == row.reused:
+            self._touch(row.prefix)
+            self._see(row.names)
+        if row.prefilled in row.cuts:
+            self._due.append((row, tuple(pair for pair in row.names if pair[0] == row.prefilled)))
+        elif not (self._exact or row.remaining):
+            self._due.append((row, row.names))
+
+    def finished(self, row: Row, tokens: int, names: bytes) -> None:
+        """A row has ended with so many tokens generated; the last was not computed on.
+
+        Raises InvalidInput (BAD_PREFIXES).
+        """
+        more = split(names, row.prompt_tokens + tokens - 1, row.prompt_tokens)
+        if self._used and more and not self._exact:
+            self._due.append((row, row.names + more))
+
+    def changes(self) -> list[control.Change]:
+        """Drops, then keeps."""
+        dropped: list[Kept] = []
+        while not self._ledger.has_room() and self._kept:
+            dropped.append(self._drop())
+        keeping = []
+        for row, names in self._due:
+            new = self._keep(names, dropped)
+            if new is not None:
+                keep = control.Keep(prefix=new.number, row=row.number, tokens=new.tokens)
+                keeping.append((new, control.Change(keep=keep)))
+        self._due.clear()
+        gone = {kept.number for kept in dropped}
+        changes = [
+            control.Change(drop=control.Drop(prefix=kept.number))
+            for kept in dropped
+            if all(kept is not new for new, _ in keeping)
+        ]
+        return changes + [change for new, change in keeping if new.number not in gone]
+
+    def _keep(self, names: Names, dropped: list[Kept]) -> Kept | None:
+        """Keeps what is not kept yet if there is room for it, in the place of what it goes on with."""
+        if not names:
+            return None
+        length, longest = names[-1]
+        if found := self._named.get(longest):
+            self._touch(next(reversed(found)))
+            return None
+        if not self._ledger.has_room_beside_rows(length):
+            return None
+        for _, name in () if self._exact else names:
+            for kept in list(self._named.get(name, {}).values()):
+                if kept.names[-1][1] == name:
+                    dropped.append(self._drop(kept))
+        while len(self._kept) >= MAX_KEPT or not self._ledger.has_room(length):
+            dropped.append(self._drop())
+        self._last += 1
+        new = self._kept[self._last] = Kept(self._last, names)
+        for _, name in names:
+            self._named.setdefault(name, {})[new.number] = new
+        self._ledger.keep(length)
+        return new
+
+    def _drop(self, kept: Kept | None = None) -> Kept:
+        """Gives up this one, or the one that was not used for longest."""
+        if kept is None:
+            kept = next(iter(self._kept.values()))
+        del self._kept[kept.number]
+        for _, name in kept.names:
+            del self._named[name][kept.number]
+            if not self._named[name]:
+                del self._named[name]
+        self._ledger.give_up(kept.tokens)
+        return kept
+
+    def _touch(self, number: int) -> None:
+        if number in self._kept:
+            self._kept.move_to_end(number)
+
+    def _see(self, names: Names) -> None:
+        if self._exact:
+            for _, name in names:
+                self._seen[name] = None
+                self._seen.move_to_end(name)
+            while len(self._seen) > MAX_SEEN:
+                self._seen.popitem(last=False)

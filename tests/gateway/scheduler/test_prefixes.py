@@ -1,0 +1,181 @@
+"""What is kept, for whom, and what goes when rows need the room."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from gateway.scheduler import MemberMemory, Request, RingFacts
+from gateway.scheduler.memory import Ledger
+from gateway.scheduler.prefixes import PrefixCache
+from gateway.scheduler.row import Row
+from mesh.errors import InvalidInput
+from mesh.prefixes import NAME_BYTES, boundaries
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+ANY, EXACT = control.PREFIX_SUPPORT_ANY, control.PREFIX_SUPPORT_EXACT
+
+
+def name(text: str, length: int) -> bytes:
+    return hashlib.sha256(text[:length].encode()).digest()[:NAME_BYTES]
+
+
+def names(text: str, after: int = 0) -> tuple[tuple[int, bytes], ...]:
+    return tuple((length, name(text, length)) for length in boundaries(len(text), after))
+
+
+class Desk:
+    """A prefix cache, and rows of one character per token."""
+
+    def __init__(self, support: control.PrefixSupport.ValueType = ANY, tokens: int = 10_000) -> None:
+        self.ledger = Ledger(RingFacts(1, (MemberMemory(1, 0, tokens),), 8, 256, support))
+        self.cache = PrefixCache(self.ledger, support)
+        self.count = 0
+
+    def row(self, text: str) -> Row:
+        """A row about to begin."""
+        self.count += 1
+        row = Row(self.count, Request(f"r{self.count}", "k", 1, inference.Envelope()))
+        row.prompt_tokens, row.names = len(text), names(text)
+        self.cache.prepare(row)
+        return row
+
+    def prefill(self, text: str) -> tuple[Row, list[str]]:
+        """A row's whole prompt, in chunks that end at its cuts, and the changes that this brings."""
+        row = self.row(text)
+        row.begun, row.reused = True, row.prefilled
+        brought: list[str] = []
+        for end in (*row.cuts, len(text)):
+            start, row.prefilled = row.prefilled, end
+            self.cache.chunk(row, start)
+            brought += self.changes()
+        return row, brought
+
+    def changes(self) -> list[str]:
+        told = []
+        for change in self.cache.changes():
+            if change.HasField("keep"):
+                told.append(f"keep {change.keep.prefix}: {change.keep.tokens} of {change.keep.row}")
+            else:
+                told.append(f"drop {change.drop.prefix}")
+        return told
+
+
+def test_a_prompt_is_kept_and_its_beginning_reused() -> None:
+    desk = Desk()
+    assert desk.prefill("a" * 200)[1] == ["keep 1: 192 of 1"]
+    row = desk.row("a" * 150 + "b" * 50)
+    assert (row.prefix, row.prefilled, row.cuts) == (1, 128, ())
+    assert desk.row("b" * 200).prefix == 0
+
+
+def test_the_last_token_is_always_computed() -> None:
+    desk = Desk()
+    desk.prefill("a" * 128)
+    assert desk.row("a" * 128).prefilled == 64
+    assert desk.row("a" * 129).prefilled == 128
+    assert desk.row("a" * 64).prefilled == 0
+
+
+def test_what_is_kept_already_is_not_kept_again() -> None:
+    desk = Desk()
+    desk.prefill("a" * 200)
+    row, changes = desk.prefill("a" * 199)
+    assert (row.reused, changes) == (192, [])
+
+
+def test_an_answer_takes_the_place_of_its_prompt() -> None:
+    """And the next turn of the conversation takes the place of both."""
+    desk = Desk()
+    row, _ = desk.prefill("a" * 100)
+    whole = "a" * 100 + "b" * 40
+    desk.cache.finished(row, 41, b"".join(name for _, name in names(whole, 100)))
+    assert desk.changes() == ["drop 1", "keep 2: 128 of 1"]
+    follow, changes = desk.prefill(whole + "c" * 60)
+    assert (follow.prefix, follow.reused) == (2, 128)
+    assert changes == ["drop 2", "keep 3: 192 of 2"]
+    assert len(desk.cache) == 1
+
+
+def test_an_answer_that_adds_no_block_changes_nothing() -> None:
+    desk = Desk()
+    row, _ = desk.prefill("a" * 100)
+    desk.cache.finished(row, 20, b"")
+    assert desk.changes() == []
+    with pytest.raises(InvalidInput):
+        desk.cache.finished(row, 20, bytes(16))
+
+
+def test_prompts_with_one_beginning_are_both_kept() -> None:
+    desk = Desk()
+    desk.prefill("s" * 128 + "a" * 64)
+    desk.prefill("s" * 128 + "b" * 64)
+    assert desk.row("s" * 128 + "a" * 65).prefilled == 192
+    assert desk.row("s" * 128 + "b" * 65).prefilled == 192
+    assert desk.row("s" * 128 + "c" * 65).prefilled == 128
+
+
+def test_rows_come_first_and_the_least_recently_used_goes() -> None:
+    desk = Desk(tokens=1024)
+    for letter in "abc":
+        desk.prefill(letter * 200)
+    desk.prefill("a" * 200)  # uses the first again
+    lane = desk.ledger.place(512)
+    assert lane is not None
+    desk.ledger.reserve(99, lane, 512)
+    assert desk.changes() == ["drop 2"]
+    assert desk.row("b" * 200).prefix == 0
+    assert desk.row("a" * 200).prefix == 1
+    lane = desk.ledger.place(512)
+    assert lane is not None, "what is kept takes nothing from rows"
+    desk.ledger.reserve(98, lane, 512)
+    assert sorted(desk.changes()) == ["drop 1", "drop 3"]
+    assert desk.prefill("d" * 200)[1] == []
+    desk.ledger.release(98)
+    assert desk.prefill("e" * 200)[1] == ["keep 4: 192 of 8"]
+
+
+def test_a_new_prefix_takes_the_room_of_an_old_one() -> None:
+    desk = Desk(tokens=300)
+    desk.prefill("a" * 200)
+    assert desk.prefill("b" * 200)[1] == ["drop 1", "keep 2: 192 of 2"]
+    assert desk.prefill("c" * 500)[1] == []
+    assert desk.row("b" * 200).prefix == 2
+
+
+def test_nothing_is_kept_where_a_member_cannot() -> None:
+    desk = Desk(control.PREFIX_SUPPORT_UNSPECIFIED)
+    assert desk.prefill("a" * 200)[1] == []
+    assert desk.row("a" * 200).prefix == 0
+
+
+def test_a_row_without_names_is_not_kept() -> None:
+    desk = Desk()
+    row = desk.row("a" * 200)
+    row.names = ()
+    row.begun, row.prefilled = True, 200
+    desk.cache.chunk(row, 0)
+    assert desk.changes() == []
+
+
+def test_caches_that_cannot_be_cut_are_kept_where_prompts_part() -> None:
+    """At the second sight of a common beginning, and before the end of every prompt."""
+    desk = Desk(EXACT)
+    first, changes = desk.prefill("s" * 150 + "a" * 100)
+    assert (first.cuts, changes) == ((192,), ["keep 1: 192 of 1"])
+    second, changes = desk.prefill("s" * 150 + "b" * 100)
+    assert (second.cuts, changes) == ((128, 192), ["keep 2: 128 of 2", "keep 3: 192 of 2"])
+    third, changes = desk.prefill("s" * 150 + "c" * 100)
+    assert (third.prefix, third.reused, third.cuts) == (2, 128, (192,))
+    again, changes = desk.prefill("s" * 150 + "a" * 100)
+    assert (again.reused, again.cuts, changes) == (192, (), [])
+
+
+def test_an_answer_is_not_kept_where_its_cache_cannot_be_cut() -> None:
+    desk = Desk(EXACT)
+    row, _ = desk.prefill("a" * 100)
+    whole = "a" * 100 + "b" * 40
+    desk.cache.finished(row, 41, b"".join(name for _, name in names(whole, 100)))
+    assert desk.changes() == []
