@@ -139,6 +139,7 @@ def _ended(completion: Completion) -> tuple[inference.GenerateResponse, inferenc
         reason=_REASONS[completion.finish_reason],
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
     )
     return (
         inference.GenerateResponse(started=inference.Started(prompt_tokens=usage.prompt_tokens)),

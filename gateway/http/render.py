@@ -113,11 +113,12 @@ def _reason(finished: inference.Finished) -> str:
     return _REASONS.get(finished.reason, "stop")
 
 
-def _usage(finished: inference.Finished) -> dict[str, int]:
+def _usage(finished: inference.Finished) -> dict[str, object]:
     return {
         "prompt_tokens": finished.prompt_tokens,
         "completion_tokens": finished.completion_tokens,
         "total_tokens": finished.prompt_tokens + finished.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": finished.cached_tokens},
     }
 
 

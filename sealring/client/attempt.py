@@ -6,6 +6,7 @@ come out of sealed chunks. A gateway can cut a reply off; that is told, never ta
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Collection
@@ -55,7 +56,10 @@ class Attempt:
         expires = int(time.time() + min(ceil(lifetime), MAX_LIFETIME_SECONDS))
         info = RequestInfo(ring.deployment, secrets.token_bytes(REQUEST_ID_BYTES), expires, roster.hash)
         body = inference.SealedPrompt(
-            prompt=question.prompt, max_tokens=question.max_tokens, min_trust=question.min_trust
+            prompt=question.prompt,
+            max_tokens=question.max_tokens,
+            min_trust=question.min_trust,
+            prefix_salt=question.prefix_salt,
         )
         head = roster.member(ring.members[0].id)
         sealed, self._opener = seal_request(head.sealing_key, info, body.SerializeToString())
@@ -137,13 +141,14 @@ class Attempt:
     def _take_end(self, finished: inference.Finished) -> None:
         """The gateway may end a reply itself only where memory sets the limit: with max_tokens 0."""
         self._finished = True
-        if self._end is None:
+        end = self._end
+        if end is None:
             if self._question.max_tokens or finished.reason != inference.FINISH_REASON_LENGTH:
                 raise _cut_off()
-            self._end = (
-                "length",
-                Usage(finished.prompt_tokens, max(self._tokens, finished.completion_tokens)),
-            )
+            counted = max(self._tokens, finished.completion_tokens)
+            end = ("length", Usage(finished.prompt_tokens, counted))
+        cached = min(finished.cached_tokens, end[1].prompt_tokens)
+        self._end = (end[0], dataclasses.replace(end[1], cached_tokens=cached))
 
 
 class Attempts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from pathlib import Path
 from typing import Generic, TypeVar, Unpack
@@ -100,6 +101,7 @@ class ClientCore(Generic[R]):
         self.gateway = gateway
         self._credentials = credentials
         self._floor = min_trust
+        self._prefix_salt = secrets.token_bytes(32)
         self._timeout = timeout
         path = Path(state_file) if state_file is not None else None
         self._verifier = RosterVerifier(parse_root_sha256(root_sha256), path)
@@ -157,7 +159,9 @@ class ClientCore(Generic[R]):
     ) -> R:
         """Asks with a prompt of the contract as it is; otherwise as `chat`."""
         floor = max(self._floor, min_trust)
-        return self._reply(Question(prompt, model, max_tokens, floor, timeout or self._timeout))
+        return self._reply(
+            Question(prompt, model, max_tokens, floor, timeout or self._timeout, self._prefix_salt)
+        )
 
     def _set_up(self) -> None:
         """What the kind of client needs besides; the last part of the constructor."""

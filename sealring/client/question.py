@@ -18,13 +18,17 @@ Messages = Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True, repr=False)
 class Question:
-    """A prompt and how to answer it. `max_tokens` 0: as many as the context holds. `timeout` in seconds."""
+    """A prompt and how to answer it. `max_tokens` 0: as many as the context holds. `timeout` in seconds.
+
+    `prefix_salt` is secret: prompts sealed with the same one may share kept prefixes at the head.
+    """
 
     prompt: inference.Prompt
     model: str
     max_tokens: int
     min_trust: int
     timeout: float
+    prefix_salt: bytes
 
     def __post_init__(self) -> None:
         """Raises InvalidInput: BAD_MAX_TOKENS, BAD_MIN_TRUST, BAD_TIMEOUT, and those of validate_prompt."""

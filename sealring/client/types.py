@@ -85,10 +85,14 @@ class Delta:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of the prompt, with its template, and of the answer."""
+    """Tokens of the prompt, with its template, and of the answer.
+
+    `cached_tokens` of the prompt were not computed anew, by the word of the gateway.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -21,7 +21,7 @@ RING = Ring.from_roster(CLUSTER.roster.rings[0], CLUSTER.roster)
 
 
 def question(**changes: Any) -> Question:
-    fields = {"model": "demo", "max_tokens": 50, "min_trust": 0, "timeout": 60.0}
+    fields = {"model": "demo", "max_tokens": 50, "min_trust": 0, "timeout": 60.0, "prefix_salt": b"salt"}
     return Question(prompt=text_prompt("hello"), **{**fields, **changes})
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections import deque
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, settings, target
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -191,7 +191,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.sampled_from([0, 1, 2, 3, 17, 600]),
         stop=st.integers(1, 700),
         text=st.integers(0, 2),
-        shared=st.integers(0, 1500),
+        shared=st.sampled_from([0, 100, 700, 1500]),
     )
     def submit(
         self, key: str, prompt: int, max_tokens: int, stop: int, text: int = 0, shared: int = 0
@@ -214,6 +214,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.submit("abc"[number % 3], prompts[number], limits[number], 1000)
         while self.ring is not None and self.ring.opening:
             self.answer_open(False)
+
+    @precondition(lambda self: self.ring is not None)
+    @rule(
+        text=st.integers(0, 2),
+        prompts=st.lists(st.integers(60, 500), min_size=2, max_size=5),
+        steps=st.integers(1, 30),
+    )
+    def submit_in_turn(self, text: int, prompts: list[int], steps: int) -> None:
+        """Requests that begin alike, so far apart that they find what earlier ones left."""
+        for prompt in prompts:
+            self.submit("a", prompt, 20, 1000, text, prompt - prompt % 7)
+            while self.ring is not None and self.ring.opening:
+                self.answer_open(False)
+            self.steps_done(steps)
 
     @precondition(lambda self: self.ring is not None and self.ring.opening)
     @rule(refuse=st.sampled_from([False] * 7 + [True]))
@@ -338,6 +352,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Everything that is still there ends, and then nothing is held."""
         if self.facts_of is None:
             return
+        if self.ring is not None:
+            target(float(self.ring.reused), label="tokens reused")
         if self.ring is None:
             self.attach()
         assert self.ring is not None
