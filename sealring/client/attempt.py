@@ -139,16 +139,16 @@ class Attempt:
         return Delta(delta.text, delta.tokens, logprobs)
 
     def _take_end(self, finished: inference.Finished) -> None:
-        """The gateway may end a reply itself only where memory sets the limit: with max_tokens 0."""
         self._finished = True
-        end = self._end
-        if end is None:
-            if self._question.max_tokens or finished.reason != inference.FINISH_REASON_LENGTH:
-                raise _cut_off()
-            counted = max(self._tokens, finished.completion_tokens)
-            end = ("length", Usage(finished.prompt_tokens, counted))
-        cached = min(finished.cached_tokens, end[1].prompt_tokens)
-        self._end = (end[0], dataclasses.replace(end[1], cached_tokens=cached))
+        reason, usage = self._end or self._ended_by_gateway(finished)
+        cached = min(finished.cached_tokens, usage.prompt_tokens)
+        self._end = (reason, dataclasses.replace(usage, cached_tokens=cached))
+
+    def _ended_by_gateway(self, finished: inference.Finished) -> tuple[FinishReason, Usage]:
+        """The gateway may end a reply itself only where memory sets the limit: with max_tokens 0."""
+        if self._question.max_tokens or finished.reason != inference.FINISH_REASON_LENGTH:
+            raise _cut_off()
+        return "length", Usage(finished.prompt_tokens, max(self._tokens, finished.completion_tokens))
 
 
 class Attempts:
