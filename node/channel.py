@@ -8,6 +8,7 @@ carrier receives only what has been announced: its header is what the record is 
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 import threading
@@ -19,6 +20,7 @@ from typing import Self
 from mesh.errors import EpochEnded, InvalidInput
 from mesh.records import MAX_RECORD_BYTES, Kind, RecordHeader, record_spans
 from node.arena import SLOTS, Arena, create_arena
+from node.waiting import wait
 
 MAX_DIMENSIONS = 4
 _MESSAGE = struct.Struct(">BQ32s12sB4IiI")
@@ -92,6 +94,8 @@ class MessageSocket:
         self.socket = socket.socket(fileno=descriptor)
         self.socket.setblocking(True)
         self._size = size
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
 
     def send(self, message: bytes) -> None:
         """Raises EpochEnded when the other process is gone."""
@@ -100,8 +104,11 @@ class MessageSocket:
         except OSError:
             raise _ended() from None
 
-    def receive(self) -> bytes:
-        """Waits for one message. Raises EpochEnded when the other process is gone or on `shut`."""
+    def receive(self, timeout: float | None = None) -> bytes:
+        """Waits for one message. Raises EpochEnded when the other process is gone or on `shut`, and
+        TimeoutError when none begins to come."""
+        if not wait(self._poll, timeout):
+            raise TimeoutError
         parts, missing = b"", self._size
         while missing:
             try:
@@ -214,9 +221,12 @@ class EngineChannel:
             for part in split(header):
                 self._incoming.send(encode_message(part, -1))
 
-    def receive(self) -> Received:
-        """The next expected record, opened. Raises EpochEnded when the carrier is gone or on `shut`."""
-        message = self._incoming.receive()
+    def receive(self, timeout: float | None = None) -> Received:
+        """The next expected record, opened.
+
+        Raises EpochEnded when the carrier is gone or on `shut`, TimeoutError when none comes.
+        """
+        message = self._incoming.receive(timeout)
         wanted = self._expected.popleft()
         header, slot = decode_message(message)
         data = self._incoming_arena.slot(slot, header.length)

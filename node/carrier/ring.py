@@ -32,6 +32,7 @@ import numpy as np
 from mesh.addresses import free_port
 from mesh.errors import EpochEnded, Unavailable
 from node.carrier.neighbours import Connections
+from node.waiting import wait
 
 _LOOPBACK = "127.0.0.1"
 _PREVIOUS, _OWN, _NEXT = range(3)
@@ -105,7 +106,7 @@ class RingGroup:
             try:
                 rest = rest[self._outgoing.send(rest) :]
             except BlockingIOError:
-                _wait(self._outgoing, select.POLLOUT)
+                _until(self._outgoing, select.POLLOUT)
             except OSError:
                 raise _lost() from None
 
@@ -114,7 +115,7 @@ class RingGroup:
             try:
                 count = self._incoming.recv_into(rest)
             except BlockingIOError:
-                _wait(self._incoming, select.POLLIN)
+                _until(self._incoming, select.POLLIN)
                 continue
             except OSError:
                 raise _lost() from None
@@ -140,7 +141,7 @@ class RingGroup:
         poll = select.poll()
         for descriptor in (self._incoming.fileno(), *others):
             poll.register(descriptor, select.POLLIN)
-        ready = {descriptor for descriptor, _ in poll.poll(None if timeout is None else timeout * 1000)}
+        ready = {descriptor for descriptor, _ in wait(poll, timeout)}
         if self._incoming.fileno() in ready:
             try:
                 if not self._incoming.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
@@ -163,10 +164,10 @@ def _bytes_of(array: mx.array) -> memoryview:
     return np.array(array, copy=False).data.cast("B")
 
 
-def _wait(connection: socket.socket, event: int) -> None:
+def _until(connection: socket.socket, event: int) -> None:
     poll = select.poll()
     poll.register(connection.fileno(), event)
-    poll.poll()
+    wait(poll)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from queue import SimpleQueue
 from typing import Protocol
 
 import mlx.core as mx
@@ -17,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.composition import Admission, Chunk, Composition, Dropping, Eviction, Keeping, ResolvedStep
-from mesh.errors import EpochEnded, Internal, InvalidInput
-from mesh.records import RecordHeader
+from mesh.errors import InvalidInput
+from mesh.records import Kind, RecordHeader
 from node.engine import params, records
 from node.engine.feedback import Feedback, LocalFeedback, RingFeedback
 from node.engine.lanes import Lanes, Row
-from node.engine.links import Channel, Inbox, Outbox, StepTimes
+from node.engine.links import Channel, Inbox, Intake, Outbox, StepTimes
 from node.engine.logprobs import Asking, TokenLogprobs, unpack
 from node.engine.prefixes import Prefixes, support
 from node.engine.records import Incoming
@@ -106,7 +105,6 @@ class Epoch:
         self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
         self._lanes = Lanes()
         self._transfer = transfer()
-        self._landings: SimpleQueue[Landing | None] = SimpleQueue()  # in the order of the announced states
         self._prefixes = Prefixes(support(stage.make_cache()))
         self._over = False
         self._over_lock = threading.Lock()
@@ -114,7 +112,12 @@ class Epoch:
         if self._spec.is_head:
             self._feedback = LocalFeedback() if channel is None else RingFeedback(deadline)
         self._outbox = Outbox(self._deliver_own if channel is None else self._send, self.fail)
-        self._inbox = None if channel is None else Inbox(channel, self._unpack, self.fail, deadline)
+        self._inbox: Inbox | None = None
+        self._intake: Intake | None = None
+        if channel is not None and self._spec.is_head:
+            self._inbox = Inbox(channel, self._unpack, self.fail)
+        elif channel is not None:
+            self._intake = Intake(channel, deadline)
 
     @property
     def over(self) -> bool:
@@ -131,8 +134,8 @@ class Epoch:
 
     def spans(self, since: int) -> trace_pb2.ProcessTrace:
         """What went on since then, nanoseconds on the machine's monotonic clock. Any thread."""
-        copied = self._inbox.copied if self._inbox is not None else None
-        return engine_trace(self.trace, copied, since)
+        taken = self._inbox or self._intake
+        return engine_trace(self.trace, taken.copied if taken is not None else None, since)
 
     # The thread that reads commands
 
@@ -142,9 +145,9 @@ class Epoch:
             return None
         try:
             resolved = self._composition.apply(step)
-            if self._inbox is not None:
+            if (taken := self._inbox or self._intake) is not None:
                 asking = () if self._prompts is None else self._prompts.asking(resolved.sampled)
-                self._inbox.announce(records.incoming(resolved, self._spec, asking))
+                taken.announce(records.incoming(resolved, self._spec, asking))
         except Exception as error:
             self.fail(error)
             return None
@@ -171,7 +174,6 @@ class Epoch:
         self._outbox.end()
         if self._inbox is not None:
             self._inbox.end()
-            self._landings.put(None)
         if self._feedback is not None:
             self._feedback.end()
         return True
@@ -182,8 +184,9 @@ class Epoch:
         """Ends the epoch and frees its memory."""
         self.end()
         self._outbox.join(_JOIN_SECONDS)
-        if self._inbox is not None and self._channel is not None:
+        if self._inbox is not None:
             self._inbox.join(_JOIN_SECONDS)
+        if self._channel is not None:
             self._channel.close()
         self.drop()
         self._transfer.close()
@@ -241,7 +244,7 @@ class Epoch:
         if self._channel is None:
             landing, inputs = None, self._own_tokens(step, times)
         else:
-            landing = self._land(len(step.rows), 1)
+            landing = self._transfer.landing(self._spec.receives, len(step.rows), 1)
             inputs = landing.arrays
         outputs = self._stage(inputs, lane.cache)
         if lane.sampler is None:
@@ -267,13 +270,6 @@ class Epoch:
         times.fed = times.started
         return [self._feedback.inputs(step.rows)]
 
-    def _land(self, rows: int, tokens: int) -> Landing:
-        """Where the next state of this member comes down."""
-        landing = self._transfer.landing(self._spec.receives, rows, tokens)
-        if not self._spec.is_head:
-            self._landings.put(landing)
-        return landing
-
     def _await(self, landing: Landing | None, step: ResolvedStep, times: StepTimes) -> None:
         """Waits until the step's input has landed."""
         if landing is None:
@@ -281,9 +277,8 @@ class Epoch:
         if isinstance(self._feedback, RingFeedback):
             landing.fill(memoryview(self._feedback.last(step.rows)))
         else:
-            assert self._inbox is not None
-            if self._inbox.take() is not landing:
-                raise Internal("another record came where a stage state was announced")
+            assert self._intake is not None
+            self._intake.take(Kind.ACTIVATIONS, landing.fill)
         times.fed = time.perf_counter()
 
     def _launch_state(
@@ -348,7 +343,7 @@ class Epoch:
         return tokens, self._transfer.departure([tokens] if told is None else [tokens, told])
 
     def _state(self, step: ResolvedStep, chunk: Chunk, times: StepTimes) -> list[mx.array]:
-        landing = self._land(1, chunk.tokens)
+        landing = self._transfer.landing(self._spec.receives, 1, chunk.tokens)
         self._await(landing, step, times)
         return landing.arrays
 
@@ -376,11 +371,8 @@ class Epoch:
             return record
         if not chunk.params_bytes:
             return b""
-        assert self._inbox is not None
-        received = self._inbox.take()
-        if not isinstance(received, bytes):
-            raise Internal("a stage state came where a parameter record was announced")
-        return received
+        assert self._intake is not None
+        return self._intake.take(Kind.SAMPLING, bytes)
 
     def _prompt(self, chunk: Chunk) -> list[mx.array]:
         assert self._prompts is not None
@@ -421,23 +413,15 @@ class Epoch:
         told = unpack(asking, np.frombuffer(buffers[1], np.uint32)) if asking else {}
         self._prompts.deliver(step, tokens, told)
 
-    def _unpack(self, record: Incoming, data: memoryview) -> object:
-        """A parameter record as bytes, a stage state where it lands; tokens go where they are waited for."""
-        if isinstance(self._feedback, RingFeedback):
-            words = np.frombuffer(data, np.uint32)
-            tokens = words[: record.rows].tolist()
-            self._feedback.arrived(record.step, tokens)
-            told = unpack(record.asking, words[record.rows :]) if record.asking else {}
-            assert self._prompts is not None
-            self._prompts.deliver(record.step, tokens, told)
-            return None
-        if record.tokens == 0:
-            return bytes(data)
-        landing = self._landings.get()
-        if landing is None:
-            raise EpochEnded("the epoch ended while a record was on its way")
-        landing.fill(data)
-        return landing
+    def _unpack(self, record: Incoming, data: memoryview) -> None:
+        """Tokens have come round the ring."""
+        assert isinstance(self._feedback, RingFeedback)
+        assert self._prompts is not None
+        words = np.frombuffer(data, np.uint32)
+        tokens = words[: record.rows].tolist()
+        self._feedback.arrived(record.step, tokens)
+        told = unpack(record.asking, words[record.rows :]) if record.asking else {}
+        self._prompts.deliver(record.step, tokens, told)
 
 
 def _launch(*arrays: object) -> None:

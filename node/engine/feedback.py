@@ -17,6 +17,7 @@ import numpy as np
 
 from mesh.composition import ResolvedStep
 from mesh.errors import DeadlineExceeded, EpochEnded
+from node.waiting import spin_seconds
 
 
 class Feedback(Protocol):
@@ -91,7 +92,10 @@ class RingFeedback:
         return np.array([last[row] for row in rows], np.uint32).tobytes()
 
     def _wait(self, needed: int) -> None:
-        until = time.monotonic() + self._deadline
+        begun = time.monotonic()
+        until = begun + self._deadline
+        while self._arrived_step < needed and not self._over and time.monotonic() < begun + spin_seconds:
+            time.sleep(0)  # as node.waiting, without what a poll is for
         with self._changed:
             while self._arrived_step < needed:
                 left = until - time.monotonic()

@@ -1,7 +1,8 @@
-"""The threads beside the compute loop: one waits for results and hands them on, one receives records.
+"""What stands beside the compute loop: results on their way out, and records on their way in.
 
-So a stage's next graph is built while the device still computes the last one, results leave the moment that
-they are there, and records that arrive are copied to where the compute loop needs them before it asks.
+A thread waits for results and hands them on, so that a stage's next graph is built while the device still
+computes the last one and results leave the moment that they are there. At the head another one receives
+tokens, which the gateway wants to hear of whatever the compute loop does.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from typing import Protocol
+from queue import SimpleQueue
+from typing import Protocol, TypeVar
 
-from mesh.errors import DeadlineExceeded, EpochEnded
-from mesh.records import RecordHeader
+from mesh.errors import DeadlineExceeded, EpochEnded, Internal
+from mesh.records import Kind, RecordHeader
 from node.engine.records import Incoming
 from node.engine.transfer import Departure
 from node.timelog import TimeLog, now
@@ -25,6 +26,7 @@ LAUNCHES = 4
 
 TRACE_LENGTH = 4096
 
+T = TypeVar("T")
 OnError = Callable[[BaseException], None]
 
 
@@ -44,7 +46,7 @@ class Channel(Protocol):
 
     def expect(self, header: RecordHeader) -> None: ...
 
-    def receive(self) -> Arrival: ...
+    def receive(self, timeout: float | None = None) -> Arrival: ...
 
     def shut(self) -> None: ...
 
@@ -113,24 +115,57 @@ class Outbox:
             self._on_error(error)
 
 
+class Intake:
+    """Announced records, received by the compute loop itself when it needs them.
+
+    A thread that received them ahead would be one more to wake on a record's way.
+    """
+
+    def __init__(self, channel: Channel, deadline: float) -> None:
+        self._channel = channel
+        self._deadline = deadline
+        self.copied = TimeLog(3)
+        """Step, begin and end, nanoseconds, of each record that was taken in."""
+
+    def announce(self, records: Sequence[Incoming]) -> None:
+        for record in records:
+            self._channel.expect(record.header)
+
+    def take(self, kind: Kind, use: Callable[[memoryview], T]) -> T:
+        """What `use` makes of the next record's payload.
+
+        Raises EpochEnded, DeadlineExceeded when none comes, Internal when it is of another kind.
+        """
+        try:
+            received = self._channel.receive(self._deadline)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no record came within {self._deadline:g} s",
+                reason="RECORD_OVERDUE",
+                hint="a member of the ring hangs; the epoch must end",
+            ) from None
+        begun, step = now(), received.header.step
+        try:
+            if received.header.kind != kind:
+                raise Internal("another record came than the one that was announced")
+            return use(received.data)
+        finally:
+            received.release()
+            self.copied.add(step, begun, now())
+
+
 class Inbox:
-    """Receives announced records in order; `unpack` turns each into what the compute loop takes."""
+    """At the head: a thread receives announced records in order and passes each to `unpack`."""
 
     def __init__(
-        self,
-        channel: Channel,
-        unpack: Callable[[Incoming, memoryview], object],
-        on_error: OnError,
-        deadline: float,
+        self, channel: Channel, unpack: Callable[[Incoming, memoryview], None], on_error: OnError
     ) -> None:
         self._channel = channel
         self._unpack = unpack
         self._on_error = on_error
-        self._deadline = deadline
         self._announced: SimpleQueue[Incoming | None] = SimpleQueue()
         self.copied = TimeLog(3)
         """Step, begin and end, nanoseconds, of each record that was taken in."""
-        self._arrived: SimpleQueue[object] = SimpleQueue()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
         self._thread.start()
@@ -140,24 +175,9 @@ class Inbox:
             self._channel.expect(record.header)
             self._announced.put(record)
 
-    def take(self) -> object:
-        """What `unpack` made of the next record. Raises EpochEnded, or DeadlineExceeded when none comes."""
-        try:
-            item = self._arrived.get(timeout=self._deadline)
-        except Empty:
-            raise DeadlineExceeded(
-                f"no record came within {self._deadline:g} s",
-                reason="RECORD_OVERDUE",
-                hint="a member of the ring hangs; the epoch must end",
-            ) from None
-        if self._over:
-            raise EpochEnded("the epoch ended while a record was on its way")
-        return item
-
     def end(self) -> None:
         self._over = True
         self._announced.put(None)
-        self._arrived.put(None)
 
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)
@@ -168,11 +188,9 @@ class Inbox:
                 received = self._channel.receive()
                 begun = now()
                 try:
-                    item = self._unpack(record, received.data)
+                    self._unpack(record, received.data)
                 finally:
                     received.release()
                 self.copied.add(record.header.step, begun, now())
-                if item is not None:
-                    self._arrived.put(item)
         except BaseException as error:
             self._on_error(error)

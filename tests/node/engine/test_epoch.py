@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import mlx.core as mx
@@ -96,8 +96,11 @@ class MemoryChannel:
     def expect(self, header: RecordHeader) -> None:
         self._expected.append(header)
 
-    def receive(self) -> MemoryReceived:
-        record = self._incoming.records.get()
+    def receive(self, timeout: float | None = None) -> MemoryReceived:
+        try:
+            record = self._incoming.records.get(timeout=timeout)
+        except Empty:
+            raise TimeoutError from None
         if record is None:
             raise EpochEnded("the data channel was closed")
         header, payload = record

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import threading
 import time
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import mlx.core as mx
 import pytest
 
 from mesh.composition import ResolvedStep
-from mesh.errors import DeadlineExceeded, EpochEnded
+from mesh.errors import DeadlineExceeded, EpochEnded, Internal
 from mesh.records import Kind, RecordHeader
-from node.engine.links import LAUNCHES, Inbox, Outbox, StepTimes
+from node.engine.links import LAUNCHES, Inbox, Intake, Outbox, StepTimes
 from node.engine.records import Incoming
 from node.engine.transfer import SharedDeparture
 
@@ -48,8 +48,11 @@ class Channel:
     def expect(self, header: RecordHeader) -> None:
         self.expected.append(header)
 
-    def receive(self) -> Received:
-        received = self.arriving.get()
+    def receive(self, timeout: float | None = None) -> Received:
+        try:
+            received = self.arriving.get(timeout=timeout)
+        except Empty:
+            raise TimeoutError from None
         if received is None:
             raise EpochEnded("over")
         return received
@@ -133,42 +136,54 @@ def test_a_sink_that_fails_is_told() -> None:
 
 def test_records_are_taken_in_the_order_announced_and_released_once() -> None:
     channel = Channel()
-    inbox = Inbox(channel, lambda record, data: (record.header.step, bytes(data)), fail, 5.0)
-    inbox.announce([record(1), record(2)])
+    intake = Intake(channel, 5.0)
+    intake.announce([record(1), record(2)])
     assert channel.expected == [header(1), header(2)]
     received = [Received(1), Received(2)]
     for one in received:
         channel.arriving.put(one)
-    assert [inbox.take(), inbox.take()] == [(1, b"\1"), (2, b"\2")]
+    assert [intake.take(Kind.TOKENS, bytes), intake.take(Kind.TOKENS, bytes)] == [b"\1", b"\2"]
     assert [one.released for one in received] == [1, 1]
-    inbox.end()
-    inbox.join(5)
+    assert [entry[0] for entry in intake.copied.entries()[0]] == [1, 2]
 
 
-def test_what_unpack_keeps_is_not_queued() -> None:
-    channel, seen = Channel(), SimpleQueue[int]()
-    inbox = Inbox(channel, lambda record, data: seen.put(data[0]), fail, 0.1)
-    inbox.announce([record(7)])
-    channel.arriving.put(Received(7))
-    assert seen.get(timeout=5) == 7
-    with pytest.raises(DeadlineExceeded):
-        inbox.take()
-    inbox.end()
-    inbox.join(5)
+def test_a_record_of_another_kind_is_not_used() -> None:
+    channel = Channel()
+    intake = Intake(channel, 5.0)
+    channel.arriving.put(received := Received(1))
+    with pytest.raises(Internal):
+        intake.take(Kind.ACTIVATIONS, bytes)
+    assert received.released == 1
 
 
-def test_the_end_wakes_whoever_takes() -> None:
-    inbox = Inbox(Channel(), lambda record, data: None, fail, 30.0)
-    threading.Timer(0.1, inbox.end).start()
+def test_a_record_that_does_not_come_is_overdue() -> None:
+    with pytest.raises(DeadlineExceeded) as error:
+        Intake(Channel(), 0.05).take(Kind.TOKENS, bytes)
+    assert error.value.reason == "RECORD_OVERDUE"
+
+
+def test_the_end_of_the_channel_wakes_whoever_takes() -> None:
+    channel = Channel()
+    threading.Timer(0.1, channel.shut).start()
     with pytest.raises(EpochEnded):
-        inbox.take()
+        Intake(channel, 30.0).take(Kind.TOKENS, bytes)
+
+
+def test_tokens_are_unpacked_as_they_come() -> None:
+    channel, seen = Channel(), SimpleQueue[tuple[int, bytes]]()
+    inbox = Inbox(channel, lambda record, data: seen.put((record.header.step, bytes(data))), fail)
+    inbox.announce([record(7), record(8)])
+    for number in (7, 8):
+        channel.arriving.put(Received(number))
+    assert [seen.get(timeout=5), seen.get(timeout=5)] == [(7, b"\7"), (8, b"\x08")]
+    inbox.end()
     inbox.join(5)
 
 
 def test_a_channel_that_ends_is_told() -> None:
     errors: SimpleQueue[BaseException] = SimpleQueue()
     channel = Channel()
-    inbox = Inbox(channel, lambda record, data: None, errors.put, 5.0)
+    inbox = Inbox(channel, lambda record, data: None, errors.put)
     inbox.announce([record(1)])
     channel.shut()
     assert isinstance(errors.get(timeout=5), EpochEnded)
