@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from mesh.addresses import require_loopback
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import grpc
 
     from cli.settings import CliSettings
+    from sealring.client.options import SamplingOptions
 
 
 class Access(TypedDict):
@@ -32,9 +33,8 @@ class Question:
     messages: Sequence[tuple[str, str]]
     model: str = ""
     max_tokens: int = 0
-    temperature: float = 0.0
-    seed: int | None = None
     min_trust: int = 0
+    sampling: SamplingOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Answer:
     ttft_s: float
     tok_s: float
     finish: str
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    """Of each token, where the question asked for them; with the likeliest in its place."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ async def _stream(
     first = last = 0.0
     started = finished = None
     pieces: list[str] = []
+    logprobs: list[dict[str, Any]] = []
     async for event in stub.Generate(_request(question), timeout=seconds, metadata=metadata):
         now = time.monotonic()
         kind = event.WhichOneof("event")
@@ -148,6 +151,7 @@ async def _stream(
         elif kind == "delta":
             first, last = first or now, now
             pieces.append(event.delta.text)
+            logprobs += [{**_named(one), "top": list(map(_named, one.top))} for one in event.delta.logprobs]
             on_text(event.delta.text)
         elif kind == "finished":
             finished = event.finished
@@ -165,15 +169,20 @@ async def _stream(
         ttft_s=round((first or time.monotonic()) - asked, 4),
         tok_s=round(after_first / (last - first), 2) if last > first and after_first > 0 else 0.0,
         finish=reason,
+        logprobs=logprobs,
     )
 
 
+def _named(token: Any) -> dict[str, Any]:
+    return {"token": token.spelling.decode("utf-8", "replace"), "id": token.id, "logprob": token.logprob}
+
+
 def _request(question: Question) -> Any:
+    from sealring.client.question import chat_prompt, set_sampling
     from sealring.v1 import inference_pb2
 
-    messages = [inference_pb2.ChatMessage(role=role, content=content) for role, content in question.messages]
-    sampling = inference_pb2.Sampling(temperature=question.temperature, seed=question.seed)
-    prompt = inference_pb2.Prompt(chat=inference_pb2.Chat(messages=messages), sampling=sampling)
+    prompt = chat_prompt([{"role": role, "content": content} for role, content in question.messages])
+    set_sampling(prompt, question.sampling or {})
     return inference_pb2.GenerateRequest(
         model=question.model,
         envelope=inference_pb2.Envelope(clear=prompt),

@@ -34,7 +34,24 @@ def chat(
     system: Annotated[str, typer.Option(help="what the model is told first")] = "",
     max_tokens: Annotated[int, typer.Option(min=0, max=1 << 24, help="0 is what the context holds")] = 0,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="likeliest tokens of this mass")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="so many likeliest tokens")] = None,
+    min_p: Annotated[float | None, typer.Option(min=0, max=1, help="share of the likeliest's mass")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=(1 << 64) - 1)] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(min=0.1, max=10, help="on the last tokens of prompt and answer; 1 is off")
+    ] = None,
+    repetition_context_size: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="how many last tokens [default: 20]")
+    ] = None,
+    presence_penalty: Annotated[
+        float, typer.Option(min=-2, max=2, help="on tokens that the answer has")
+    ] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(min=-2, max=2, help="the same, for each time")] = 0.0,
+    stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(min=0, max=20, help="with --json: tell so many likeliest tokens each")
+    ] = None,
     min_trust: Annotated[int, typer.Option(min=0, max=30, help="refuse a ring that scores below")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -43,9 +60,26 @@ def chat(
     A conversation ends with an empty line or Ctrl-D.
     """
     from cli.client import Question
+    from sealring.client.options import SamplingOptions
 
     settings = load_settings(context, "cli").settings
-    first = Question([("system", system)] if system else [], model, max_tokens, temperature, seed, min_trust)
+    if logprobs is not None and not as_json:
+        raise InvalidInput("--logprobs needs --json", reason="BAD_QUESTION", param="logprobs")
+    sampling = SamplingOptions(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        stop=stop or (),
+        repetition_penalty=repetition_penalty,
+        repetition_context_size=repetition_context_size,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logprobs=logprobs,
+    )
+    messages = [("system", system)] if system else []
+    first = Question(messages, model, max_tokens, min_trust, sampling)
     if question == "-":
         question = sys.stdin.read(_MAX_LINE + 1).strip()
     if question is not None:

@@ -8,7 +8,7 @@ The gateway between sees lengths and times; text and tokens it does not.
 """
 
 from sealring.client.asynchronous import AsyncClient, AsyncReply
-from sealring.client.question import SamplingOptions
+from sealring.client.options import SamplingOptions
 from sealring.client.synchronous import Client, Reply
 from sealring.client.types import (
     Completion,

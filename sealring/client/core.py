@@ -14,14 +14,8 @@ from mesh.addresses import parse_address, require_loopback
 from mesh.errors import FailedPrecondition, InvalidInput
 from mesh.roster import Roster, ring_min_trust
 from mesh.trust import MAX_SCORE
-from sealring.client.question import (
-    Messages,
-    Question,
-    SamplingOptions,
-    chat_prompt,
-    set_sampling,
-    text_prompt,
-)
+from sealring.client.options import SamplingOptions
+from sealring.client.question import Messages, Question, chat_prompt, set_sampling, text_prompt
 from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Model, Ring
 from sealring.v1 import inference_pb2 as inference

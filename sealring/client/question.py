@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 from mesh.envelope import MAX_LIFETIME_SECONDS
 from mesh.errors import InvalidInput
 from mesh.prompt import MAX_TOKENS, validate_prompt
 from mesh.trust import MAX_SCORE
+from sealring.client.options import SamplingOptions
 from sealring.v1 import inference_pb2 as inference
 
 Messages = Sequence[Mapping[str, str]]
@@ -62,25 +63,6 @@ def chat_prompt(messages: Messages) -> inference.Prompt:
 def text_prompt(text: str) -> inference.Prompt:
     """A text to be completed as it stands."""
     return inference.Prompt(text=_text(text, "prompt"))
-
-
-class SamplingOptions(TypedDict, total=False):
-    """How an answer is sampled; what is left out, or None, is off. docs/sampling.md explains each."""
-
-    temperature: float
-    """0, as when it is left out, is greedy; at most 2."""
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    seed: int | None
-    stop: str | Sequence[str]
-    repetition_penalty: float | None
-    repetition_context_size: int | None
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    logprobs: int | None
-    """How many likeliest tokens are told beside each one, at most 20; None for no log-probabilities."""
 
 
 def set_sampling(prompt: inference.Prompt, options: SamplingOptions) -> None:

@@ -33,7 +33,11 @@ class Servicer(inference_pb2_grpc.InferenceServicer):
         if request.model == "cut":
             return
         for tokens, text in enumerate(["Pa", "ris", "."], start=1):
-            yield inference_pb2.GenerateResponse(delta=inference_pb2.Delta(text=text, tokens=tokens))
+            delta = inference_pb2.Delta(text=text, tokens=tokens)
+            if tokens == 1 and request.envelope.clear.sampling.HasField("logprobs"):
+                told = delta.logprobs.add(id=3, spelling=b"Pa", logprob=-0.5)
+                told.top.add(id=4, spelling=b"x", logprob=-1)
+            yield inference_pb2.GenerateResponse(delta=delta)
         finished = inference_pb2.Finished(
             reason=inference_pb2.FINISH_REASON_STOP, prompt_tokens=5, completion_tokens=4
         )
@@ -54,7 +58,9 @@ async def gateway() -> AsyncIterator[tuple[str, Servicer]]:
 async def test_an_answer_comes_in_pieces(gateway: tuple[str, Servicer]) -> None:
     address, servicer = gateway
     pieces: list[str] = []
-    question = Question([("system", "be brief"), ("user", "hi")], "demo", 9, 0.5, 7, 10)
+    question = Question(
+        [("system", "be brief"), ("user", "hi")], "demo", 9, 10, {"temperature": 0.5, "seed": 7}
+    )
     async with inference(address) as client:
         answer = await client.ask(question, pieces.append, seconds=10)
     assert pieces == ["Pa", "ris", "."]
@@ -94,6 +100,35 @@ async def test_chat_asks_and_leaves(gateway: tuple[str, Servicer], sealring: Any
     done = await asyncio.to_thread(sealring, "chat", "--gateway", gateway[0], stdin="one\ntwo\n\n")
     assert done.out == "Paris.\nParis.\n"
     assert len(gateway[1].seen[-1].envelope.clear.chat.messages) == 3
+
+
+async def test_chat_options_reach_the_prompt(gateway: tuple[str, Servicer], sealring: Any) -> None:
+    import asyncio
+
+    options = {
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 3,
+        "min_p": 0.125,
+        "seed": 4,
+        "repetition_penalty": 1.5,
+        "repetition_context_size": 9,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.5,
+        "logprobs": 1,
+    }
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    command = ("chat", "hi", "--gateway", gateway[0], *flags, "--stop", "a", "--stop", "b")
+    done = await asyncio.to_thread(sealring, *command, "--json")
+    assert done.status == 0, done.err
+    prompt = gateway[1].seen[-1].envelope.clear
+    assert prompt.sampling == inference_pb2.Sampling(**options)
+    assert list(prompt.stop) == ["a", "b"]
+    (token,) = done.data["logprobs"]
+    assert (token["token"], token["id"], token["logprob"]) == ("Pa", 3, -0.5)
+    assert token["top"] == [{"token": "x", "id": 4, "logprob": -1.0}]
+    refused = await asyncio.to_thread(sealring, *command)
+    assert refused.status == 2
 
 
 async def test_an_api_key_goes_with_every_call_over_tls(tmp_path: Path) -> None:

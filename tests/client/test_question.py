@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mesh.errors import InvalidInput
-from sealring.client.question import SamplingOptions, set_sampling, text_prompt
+from sealring.client.options import SamplingOptions
+from sealring.client.question import set_sampling, text_prompt
 from sealring.v1 import inference_pb2 as inference
 
 

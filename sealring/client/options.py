@@ -1,0 +1,25 @@
+"""The sampling options of the client, by the names that the contract has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How an answer is sampled; what is left out, or None, is off. docs/sampling.md explains each."""
+
+    temperature: float
+    """0, as when it is left out, is greedy; at most 2."""
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    stop: str | Sequence[str]
+    repetition_penalty: float | None
+    repetition_context_size: int | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    logprobs: int | None
+    """How many likeliest tokens are told beside each one, at most 20; None for no log-probabilities."""
