@@ -47,6 +47,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "trust": ("mesh/test_trust.py", "mesh/test_roster_codec.py"),
     "bootstrap": ("mesh/test_bootstrap.py",),
     "encoding": ("mesh/test_encoding.py", "mesh/test_dsse.py"),
+    "attestation": ("mesh/test_attestation.py",),
+    "certificates": ("mesh/test_certificates.py",),
+    "device": ("mesh/test_device.py",),
+    "tls": ("mesh/test_tls.py",),
+    "statefiles": ("mesh/test_statefiles.py",),
 }
 SHARED = ("mesh", "tests/mesh", "tests/trust", "tests/support", "sealring", "pyproject.toml")
 PRELOAD = ("pytest", "hypothesis", "cryptography.x509", "nacl.signing", "structlog", "grpc.aio", "pydantic")

@@ -242,3 +242,24 @@ def test_a_document_may_fill_its_bound() -> None:
     assert unpack_fields(pack_fields(b"ab"), count=1, max_bytes=6) == [b"ab"]
     with pytest.raises(FormatError):
         unpack_fields(pack_fields(b"ab"), count=1, max_bytes=5)
+
+
+def test_base32_with_loose_ends_is_refused() -> None:
+    """32 bytes leave four bits of the last character unused: they have to be zero."""
+    text = encode_base32(bytes(32))
+    for last in "bcdefghijklmnop":
+        with pytest.raises(FormatError):
+            decode_base32(text[:-1] + last, size=32)
+    for other in (text + "a", text[:-1], text.upper(), text[:-1] + "A"):
+        with pytest.raises(FormatError, match="length or case"):
+            decode_base32(other, size=32)
+
+
+def test_the_bounds_of_fields_when_nothing_is_said() -> None:
+    fields = Fields({"text": "x" * 256, "number": 0}, ("text", "number"))
+    assert (len(fields.text("text")), fields.integer("number")) == (256, 0)
+    with pytest.raises(FormatError):
+        Fields({"text": "x" * 257}, ("text",)).text("text")
+    for number in (-1, 1 << 63):
+        with pytest.raises(FormatError):
+            Fields({"number": number}, ("number",)).integer("number")

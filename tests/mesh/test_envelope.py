@@ -228,6 +228,10 @@ def test_bounds(guard: ReplayGuard) -> None:
     largest, _ = seal_request(KEY.public_key, request := info(), bytes(MAX_REQUEST_BYTES - 4096))
     KEY.open_request(largest, request, guard)
     assert refusal(KEY.open_request, bytes(MAX_REQUEST_BYTES + 1), info(), guard) == "ENVELOPE_TOO_LARGE"
+    assert refusal(KEY.open_request, bytes(MAX_REQUEST_BYTES), info(), guard) == "ENVELOPE_REFUSED"
+    assert info(deployment="x" * 64).encode()
+    with pytest.raises(InvalidInput):
+        info(deployment="x" * 65)
     sealer, opener = reply_pair(guard)
     assert refusal(sealer.seal, bytes(MAX_CHUNK_BYTES + 1)) == "CHUNK_TOO_LARGE"
     assert opener.open(sealer.seal(bytes(MAX_CHUNK_BYTES)))[0] == bytes(MAX_CHUNK_BYTES)

@@ -640,3 +640,52 @@ def test_the_largest_header_and_the_last_step_pass(pair: Any) -> None:
         link.install(keys, MAX_U64)
     last = header(step=MAX_U64)
     assert open_(receiver, seal(sender, bytes(64), last), last) == bytes(64)
+
+
+def test_several_prepared_sessions_begin_each_at_its_own_step(pair: Any) -> None:
+    sender, receiver = pair.link()
+    for at_step in (10, 20):
+        for link, keys in zip((sender, receiver), pair.handshake(), strict=True):
+            link.install(keys, at_step)
+    for step, waiting in ((5, 2), (10, 1), (15, 1), (19, 1), (20, 0), (25, 0)):
+        head = header(step=step)
+        assert open_(receiver, bytes(seal(sender, bytes(64), head)), head) == bytes(64)
+        assert (len(sender.sealer._pending), len(receiver.opener._pending)) == (waiting, waiting)
+
+
+def test_the_reason_tells_an_old_session_from_a_past_step(pair: Any) -> None:
+    for at_step, step, reason in ((6, 6, "SESSION_USED_UP"), (6, 5, "STEP_PAST")):
+        sender, receiver = pair.link()
+        for link, keys in zip((sender, receiver), pair.handshake(), strict=True):
+            link.install(keys, at_step)
+        open_(receiver, bytes(seal(sender, bytes(64), header(step=6))), header(step=6))
+        pair.clock.advance(2 * REKEY_SECONDS)
+        head = header(step=step)
+        assert refusal(seal, sender, bytes(64), head) == reason
+        assert refusal(receiver.opener.open_into, bytes(80), bytearray(64), head) == reason
+
+
+def test_a_session_ends_at_its_very_second_on_both_ends(pair: Any) -> None:
+    sender, receiver = pair.link()
+    first, second = (bytes(seal(sender, bytes(64))) for _ in range(2))
+    pair.clock.advance(2 * REKEY_SECONDS - 0.001)
+    assert open_(receiver, first) == bytes(64)
+    open_(sender, bytes(seal(receiver_of(pair, sender, receiver), bytes(64))))
+    pair.clock.advance(0.001)
+    assert refusal(receiver.opener.open_into, second, bytearray(64), header()) == "SESSION_USED_UP"
+    assert refusal(seal, sender, bytes(64)) == "SESSION_USED_UP"
+
+
+def receiver_of(pair: Any, sender: Link, receiver: Link) -> Link:
+    """The other end, once it has confirmed its own direction."""
+    sender.opener.open_confirmation(receiver.sealer.seal_confirmation())
+    return receiver
+
+
+def test_poison_without_a_word_is_poison(pair: Any) -> None:
+    sender, _ = pair.link()
+    sender.poison("")
+    assert sender.poisoned == "POISONED"
+    sender.poison("LATER")
+    assert sender.poisoned == "POISONED", "the first cause is kept"
+    assert_dead(sender)

@@ -170,7 +170,8 @@ def test_codes_and_bounds() -> None:
         16,
     )
     assert (rootmeta._MAX_KEYS, rootmeta._MAX_AUTHORITIES, rootmeta._MAX_CERTIFICATE_BYTES) == (16, 4, 4096)
-    assert session_module.MAX_NOTE_BYTES == 4096
+    assert (session_module.MAX_NOTE_BYTES, session_module._CARRIER_BYTES) == (4096, 1024)
+    assert (EphemeralLedger()._capacity, roster_codec.SEALING_KEY_SIZES) == (4096, (32, 1216))
     assert (envelope.MAX_REQUEST_BYTES, envelope.MAX_CHUNK_BYTES) == (8388608, 1048576)
     assert envelope.MAX_LIFETIME_SECONDS == 3600
     assert (roster_codec.MAX_MEMBERS, roster_codec.BYTES_PER_HUNDRED) == (1000, 65536)
