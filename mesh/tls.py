@@ -65,21 +65,28 @@ def server_credentials(store: TlsStore, *, require_client: bool = True) -> grpc.
 
     `require_client=False` is for the joining port alone: a node that joins has no certificate yet.
     """
-    generation, material = store.current()
-    served = [generation]
-
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
-        generation, material = store.current()
-        if generation == served[0]:
-            return None
-        served[0] = generation
-        return _server_configuration(material, require_client)
-
+    served = _Served(store, require_client)
     return grpc.dynamic_ssl_server_credentials(
-        _server_configuration(material, require_client),
-        fetch,  # type: ignore[arg-type]  # None means unchanged, which the stubs leave out
+        served.newest(),
+        served,  # type: ignore[arg-type]  # None means unchanged, which the stubs leave out
         require_client_authentication=require_client,
     )
+
+
+class _Served:
+    """What a server's handshakes use; gRPC asks before each of them, from a thread of its own."""
+
+    def __init__(self, store: TlsStore, require_client: bool) -> None:
+        self._store = store
+        self._require_client = require_client
+        self._generation = -1
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        return None if self._store.current()[0] == self._generation else self.newest()
+
+    def newest(self) -> grpc.ServerCertificateConfiguration:
+        self._generation, material = self._store.current()
+        return _server_configuration(material, self._require_client)
 
 
 def channel_credentials(material: TlsMaterial) -> grpc.ChannelCredentials:

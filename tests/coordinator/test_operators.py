@@ -20,7 +20,7 @@ from mesh.certificates import LeafKey, PeerIdentity, Role, expires_at, key_hash
 from mesh.errors import ConfigError, PermissionDenied, SealringError
 from mesh.memberstate import load_member_state, parse_pem_leaf
 from mesh.rpc import from_rpc_error
-from mesh.tls import TlsMaterial, peer_certificate
+from mesh.tls import TlsMaterial
 from sealring.v1 import admin_pb2, admin_pb2_grpc
 
 if TYPE_CHECKING:
@@ -336,17 +336,3 @@ def test_a_database_without_the_operators_request_is_refused(tmp_path: Path) -> 
         coordinator._renew_operator()
     assert caught.value.reason == "STATE_CORRUPT"
     coordinator.store.close()
-
-
-def test_a_connection_without_a_readable_certificate_has_none() -> None:
-    class Context:
-        def __init__(self, *pem: bytes) -> None:
-            self.pem = list(pem)
-
-        def auth_context(self) -> dict[str, list[bytes]]:
-            return {"x509_pem_cert": self.pem} if self.pem else {}
-
-    for pem in ((), (b"",), (b"junk",), (b"junk", b"junk")):
-        with pytest.raises(SealringError) as caught:
-            peer_certificate(Context(*pem))
-        assert caught.value.reason == "NO_CLIENT_CERTIFICATE"

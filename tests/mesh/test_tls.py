@@ -18,9 +18,11 @@ from mesh.tls import (
     PeerChannel,
     TlsMaterial,
     TlsStore,
+    _Served,
     channel_credentials,
     channel_options,
     joining_channel,
+    peer_certificate,
     peer_identity,
     server_credentials,
 )
@@ -46,6 +48,13 @@ async def who(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         return error.reason.encode()
 
 
+async def which(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    try:
+        return peer_certificate(context)
+    except Unauthenticated as error:
+        return error.reason.encode()
+
+
 async def echo(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
     async for request in requests:
         yield request
@@ -55,6 +64,7 @@ async def start_server(store: TlsStore, *, require_client: bool = True) -> tuple
     server = grpc.aio.server(options=SERVER_OPTIONS)
     handlers = {
         "Who": grpc.unary_unary_rpc_method_handler(who),
+        "Which": grpc.unary_unary_rpc_method_handler(which),
         "Echo": grpc.stream_stream_rpc_method_handler(echo),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", handlers),))
@@ -210,3 +220,42 @@ def test_peer_identity_refuses_other_uris(uri: bytes) -> None:
 
 def test_material_shows_no_key(ca: ClusterCA) -> None:
     assert "PRIVATE" not in repr(make_material(ca, Role.MEMBER, "node-a"))
+
+
+async def test_the_callers_certificate_is_the_one_of_the_handshake(ca: ClusterCA) -> None:
+    server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))
+    for client in (make_material(ca, Role.GATEWAY, "gate"), make_material(ca, Role.GATEWAY, "gate")):
+        async with member_channel(address, client, "node-b.member.sealring.internal") as channel:
+            assert await channel.unary_unary("/test.Test/Which")(b"", timeout=5) == client.certificate
+    await server.stop(None)
+    server, address = await start_server(
+        TlsStore(make_material(ca, Role.COORDINATOR, "main")), require_client=False
+    )
+    async with joining_channel(address, (ca.certificate,)) as channel:
+        assert await channel.unary_unary("/test.Test/Which")(b"", timeout=5) == b"NO_CLIENT_CERTIFICATE"
+    await server.stop(None)
+
+
+@pytest.mark.parametrize("found", [[], [b""], [b"junk"], [b"junk", b"junk"]])
+def test_no_readable_certificate_is_none(found: list[bytes]) -> None:
+    class Context:
+        def auth_context(self) -> dict[str, list[bytes]]:
+            return {"x509_pem_cert": found}
+
+    with pytest.raises(Unauthenticated):
+        peer_certificate(Context())
+
+
+def test_a_server_is_told_of_a_rotation_once(ca: ClusterCA) -> None:
+    store = TlsStore(make_material(ca, Role.MEMBER, "node-b"))
+    served = _Served(store, True)
+    served.newest()
+    assert served() is None
+    store.replace(make_material(ca, Role.MEMBER, "node-b"))
+    assert served() is not None
+    assert served() is None
+
+
+async def test_a_channel_that_was_never_used_closes(ca: ClusterCA) -> None:
+    store = TlsStore(make_material(ca, Role.MEMBER, "node-a"))
+    await PeerChannel("127.0.0.1:1", store, "node-b.member.sealring.internal").close()
