@@ -74,9 +74,14 @@ class Lane:
         waited = self.steps - self._changed_at
         return bool(leaving or self.ready) and waited >= min(CHANGE_INTERVAL, len(self.rows))
 
+    @property
+    def near(self) -> bool:
+        """True when a row may be near its limit."""
+        return self.steps >= self._wants_from
+
     def wanting(self) -> list[Row]:
         """Rows near their limit that could go on with more memory, in constant time when there are none."""
-        if self.steps < self._wants_from:
+        if not self.near:
             return []
         found = [row for row in self.rows.values() if self._want(row) <= self.steps and not row.closed]
         if not found:

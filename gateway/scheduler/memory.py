@@ -9,6 +9,7 @@ taken only where it fits on all of them.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 
 from gateway.scheduler.actions import RingFacts
 
@@ -34,6 +35,8 @@ class Ledger:
         self.regular = min(ring.stages, MAX_LANES)
         self.lanes = min(2 * self.regular, MAX_LANES)
         self._sizes: list[list[int]] = [[] for _ in range(self.lanes)]
+        self._alike = LanesAlike(range(self.regular))
+        self._others_alike = LanesAlike(range(self.regular, self.lanes))
         self._held: dict[int, tuple[int, int]] = {}
         self._tokens = 0
         self._kept_tokens = 0
@@ -75,22 +78,21 @@ class Ledger:
     def place(self, tokens: int) -> int | None:
         """The lane for a new row: the one with the fewest rows where it fits, or None when it must wait."""
         size = rounded(tokens)
-        order = sorted(
-            range(self.regular), key=lambda lane: (len(self._sizes[lane]), self._growth(lane, size), lane)
-        )
-        for lane in order:
-            if self._fits(self._growth(lane, size), 1):
-                return lane
-        others = sorted(range(self.regular, self.lanes), key=lambda lane: (self._growth(lane, size), lane))
-        for lane in others:
-            if self._fits(self._growth(lane, size), 1):
-                return lane
+        regular = sorted((rows, _growth(rows, longest, size), longest) for rows, longest in self._alike)
+        for rows, growth, longest in regular:
+            if self._fits(growth, 1):
+                return self._alike.first(rows, longest)
+        others = sorted((_growth(rows, longest, size), rows, longest) for rows, longest in self._others_alike)
+        for growth, rows, longest in others:
+            if self._fits(growth, 1):
+                return self._others_alike.first(rows, longest)
         return None
 
     def reserve(self, row: int, lane: int, tokens: int) -> None:
         size = rounded(tokens)
         self._tokens += self._growth(lane, size)
         insort(self._sizes[lane], size)
+        self._note(lane)
         self._held[row] = (lane, size)
 
     def release(self, row: int) -> None:
@@ -99,6 +101,12 @@ class Ledger:
         before = self._cost(sizes)
         del sizes[bisect_left(sizes, size)]
         self._tokens += self._cost(sizes) - before
+        self._note(lane)
+
+    def _note(self, lane: int) -> None:
+        sizes = self._sizes[lane]
+        alike = self._alike if lane < self.regular else self._others_alike
+        alike.put(lane, len(sizes), sizes[-1] if sizes else 0)
 
     def grow(self, row: int, tokens: int) -> bool:
         """Reserves more for a row in its lane; False, and nothing changes, when it does not fit."""
@@ -141,7 +149,7 @@ class Ledger:
 
     def _growth(self, lane: int, size: int) -> int:
         sizes = self._sizes[lane]
-        return (len(sizes) + 1) * max(size, sizes[-1] if sizes else 0) - self._cost(sizes)
+        return _growth(len(sizes), sizes[-1] if sizes else 0, size)
 
     @staticmethod
     def _cost(sizes: list[int]) -> int:
@@ -154,3 +162,33 @@ class Ledger:
     @staticmethod
     def _bytes(member: tuple[int, int, int], tokens: int, rows: int) -> int:
         return member[0] * tokens + member[1] * rows
+
+
+def _growth(rows: int, longest: int, size: int) -> int:
+    """Tokens by which a lane grows when a row of this size joins so many of which the longest has so many."""
+    return (rows + 1) * max(size, longest) - rows * longest
+
+
+class LanesAlike:
+    """Lanes by their number of rows and longest row, so that a place is found without a look at each."""
+
+    def __init__(self, lanes: range) -> None:
+        self._lanes: dict[tuple[int, int], list[int]] = {(0, 0): list(lanes)} if lanes else {}
+        self._kind = dict.fromkeys(lanes, (0, 0))
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """(rows, longest) of which there are lanes, each once."""
+        return iter(self._lanes)
+
+    def first(self, rows: int, longest: int) -> int:
+        """The lowest lane of a kind."""
+        return self._lanes[rows, longest][0]
+
+    def put(self, lane: int, rows: int, longest: int) -> None:
+        before = self._kind[lane]
+        lanes = self._lanes[before]
+        del lanes[bisect_left(lanes, lane)]
+        if not lanes:
+            del self._lanes[before]
+        self._kind[lane] = (rows, longest)
+        insort(self._lanes.setdefault((rows, longest), []), lane)

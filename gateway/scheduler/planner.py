@@ -24,6 +24,7 @@ from gateway.scheduler.memory import Ledger
 from gateway.scheduler.prefill import PrefillLine
 from gateway.scheduler.prefixes import PrefixCache
 from gateway.scheduler.row import Phase, Row
+from gateway.scheduler.turns import Turns
 from mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
 
@@ -64,6 +65,7 @@ class StepPlanner:
         self._max_rows = ring.max_rows
         self._stages = ring.stages
         self._lanes = [Lane(number) for number in range(self.ledger.lanes)]
+        self._turns = Turns()
         self.prefixes = PrefixCache(self.ledger, ring.prefixes)
         self._line = PrefillLine(self.prefixes.prepare)
         self._budget = PrefillBudget(ring.prefill_chunk)
@@ -71,18 +73,18 @@ class StepPlanner:
         self._prefills = (0, 0)
         self._rounds = 0.0
         self._dropped: list[int] = []
-        self._outstanding: dict[int, Announced] = {}
+        self._sampled: dict[int, Announced] = {}  # under way, by rising number
+        self._silent: dict[int, Announced] = {}
         self._prefills_outstanding = 0
         self._number = 0
-        self._turn = 0
 
     @property
     def idle(self) -> bool:
-        return not (self.ledger.rows or self._outstanding or self._dropped)
+        return not (self.ledger.rows or self.under_way or self._dropped)
 
     @property
     def under_way(self) -> int:
-        return len(self._outstanding)
+        return len(self._sampled) + len(self._silent)
 
     @property
     def unstarted(self) -> int:
@@ -100,7 +102,7 @@ class StepPlanner:
         """Reserves memory and puts the row in line; False when it has to wait."""
         lane = self.ledger.place(row.reserved) if self.ledger.rows < self._max_rows else None
         self.pressed = lane is None
-        if lane is None or any(each.wanting() for each in self._lanes):
+        if lane is None or self._turns.wanting():
             return False
         self.ledger.reserve(row.number, lane, row.reserved)
         row.lane = lane
@@ -123,8 +125,10 @@ class StepPlanner:
         elif row.phase is Phase.READY:
             self._lanes[row.lane].ready.remove(row)
             self._drop(row)
+            self._turns.note(self._lanes[row.lane])
         elif row.phase is Phase.DECODING:
             self._lanes[row.lane].close(row)
+            self._turns.note(self._lanes[row.lane])
         return False
 
     def done(self, number: int, now: float) -> Announced | None:
@@ -133,19 +137,18 @@ class StepPlanner:
         None for one that was taken as done already. Raises InvalidInput (BAD_STEP) for one that was never
         announced, or out of order.
         """
-        step = self._outstanding.pop(number, None)
-        if step is None and 0 < number <= self._number:
-            return None  # it was taken as done before
-        if step is None:
+        step = self._silent.pop(number, None)
+        if step is None and number not in self._sampled:
+            if 0 < number <= self._number:
+                return None  # it was taken as done before
             raise InvalidInput(f"step {number} is not under way", reason="BAD_STEP")
+        if step is None:
+            earliest = next(iter(self._sampled))
+            if earliest != number:
+                raise InvalidInput(f"step {number} was done before step {earliest}", reason="BAD_STEP")
+            step = self._sampled.pop(number)
+            self.executed(number)
         self._settle(step)
-        while step.sampled and self._outstanding:
-            earliest = next(iter(self._outstanding.values()))
-            if earliest.number > number:
-                break
-            if earliest.sampled:
-                raise InvalidInput(f"step {number} was done before step {earliest.number}", reason="BAD_STEP")
-            self._settle(self._outstanding.pop(earliest.number))
         if step.lane is not None:
             self._measure(step, step.lane, now)
         return step
@@ -164,9 +167,8 @@ class StepPlanner:
 
     def executed(self, number: int) -> None:
         """The head has executed all steps up to this one: those that sample nothing are done."""
-        for step in [step for step in self._outstanding.values() if step.number <= number]:
-            if not step.sampled:
-                self._settle(self._outstanding.pop(step.number))
+        while self._silent and next(iter(self._silent)) <= number:
+            self._settle(self._silent.pop(next(iter(self._silent))))
 
     def tokens_out(self, step: Announced) -> None:
         """Must follow once the outputs of a step that is done have been looked at, and rows closed."""
@@ -176,9 +178,8 @@ class StepPlanner:
 
     def sweep(self) -> None:
         """Frees lanes of which nothing more is wanted. Must come before rows are started."""
-        for lane in self._lanes:
-            if lane.rows and not lane.running:
-                self._drop_lane(lane)
+        for lane in self._turns.take_spent():
+            self._drop_lane(lane)
 
     def steps(self) -> Iterator[control.Step]:
         """Everything that can be announced now."""
@@ -188,22 +189,21 @@ class StepPlanner:
             if step is None:
                 break
             yield step
-        if self._dropped and not self._outstanding:
+        if self._dropped and not self.under_way:
             yield self._step([])
 
     def _extend(self) -> None:
-        for lane in self._lanes:
-            for row in lane.wanting():
-                limit = min(row.ceiling, row.limit + EXTENSION)
-                if not self.ledger.grow(row.number, row.prompt_tokens + limit):
-                    self.pressed = True
-                    return
-                lane.extend(row, limit)
+        for lane, row in self._turns.wanting():
+            limit = min(row.ceiling, row.limit + EXTENSION)
+            if not self.ledger.grow(row.number, row.prompt_tokens + limit):
+                self.pressed = True
+                return
+            lane.extend(row, limit)
 
     def _next_prefill(self) -> control.Step | None:
         if not len(self._line):
             return None
-        running = sum(1 for lane in self._lanes if lane.running)
+        running = len(self._turns)
         if self._prefills_outstanding >= max(self._stages + 1, BURST if running else 0):
             return None
         tokens = self._prefill_tokens() if running else self._prefill_chunk
@@ -218,7 +218,8 @@ class StepPlanner:
         first = [row for row, _ in chunks if not row.remaining]
         ending = [row for row in first if row.limit == 1]
         self._prefills_outstanding += 1
-        self._outstanding[step.number] = Announced(step.number, None, 0, first, ending)
+        under_way = self._sampled if first else self._silent
+        under_way[step.number] = Announced(step.number, None, 0, first, ending)
         # a decode step that has to wait for these rows' first token stalls the stages behind the head,
         # unless they have nothing else to do
         early = self._stages == 1 or not (running or len(self._line))
@@ -242,16 +243,13 @@ class StepPlanner:
             self._budget.spend(tokens)
 
     def _next_decode(self) -> control.Step | None:
-        lanes = self._lanes
-        for offset in range(len(lanes)):
-            lane = lanes[(self._turn + offset) % len(lanes)]
-            if not lane.running:
-                continue
+        for lane in self._turns:
             if lane.outstanding >= ANNOUNCED:
                 return None
             step = self._decode(lane)
             if step is not None:
-                self._turn = (lane.number + 1) % len(lanes)
+                self._rounds += 1 / max(1, len(self._turns))
+                self._turns.stepped(lane)
                 return step
         return None
 
@@ -269,8 +267,7 @@ class StepPlanner:
         step.decode.lane = lane.number
         follows = lane.outstanding > 0
         ending = lane.count_step()
-        self._rounds += 1 / sum(1 for lane in self._lanes if lane.running)
-        self._outstanding[step.number] = Announced(
+        self._sampled[step.number] = Announced(
             step.number, lane, lane.steps, [], ending, follows, self._prefills
         )
         return step
@@ -293,10 +290,12 @@ class StepPlanner:
         row.lane = self.ledger.move(row.number)
         row.phase = Phase.READY
         self._lanes[row.lane].ready.append(row)
+        self._turns.note(self._lanes[row.lane])
 
     def _drop_lane(self, lane: Lane) -> None:
         rows = list(lane.rows.values())
         lane.change(rows, [])
+        self._turns.note(lane)
         for row in rows:
             self._drop(row)
 

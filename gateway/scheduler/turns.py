@@ -1,0 +1,62 @@
+"""Which lanes there is something to do for, found without a look at the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.scheduler.lane import Lane
+from gateway.scheduler.row import Row
+
+
+class Turns:
+    """Running lanes in the order of their turns, lanes that are spent, and lanes with rows near their limit.
+
+    `note` has to follow whatever changes a lane; its cost does not depend on how many lanes there are.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[int, Lane] = {}
+        self._spent: dict[int, Lane] = {}
+        self._near: dict[int, Lane] = {}
+
+    def __len__(self) -> int:
+        """Lanes that run."""
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[Lane]:
+        """The lanes that run, the one whose turn it is first."""
+        return iter(self._running.values())
+
+    def note(self, lane: Lane) -> None:
+        """A lane has changed; one that begins to run gets the last turn."""
+        number = lane.number
+        if lane.running:
+            self._running.setdefault(number, lane)
+            self._spent.pop(number, None)
+        else:
+            self._running.pop(number, None)
+            if lane.rows:
+                self._spent[number] = lane
+            else:
+                self._spent.pop(number, None)
+        if lane.near:
+            self._near[number] = lane
+
+    def stepped(self, lane: Lane) -> None:
+        """A lane has had its turn."""
+        self._running.pop(lane.number, None)
+        self.note(lane)
+
+    def take_spent(self) -> list[Lane]:
+        """The lanes with rows of which nothing more is wanted."""
+        spent = list(self._spent.values())
+        self._spent.clear()
+        return spent
+
+    def wanting(self) -> list[tuple[Lane, Row]]:
+        """Rows that could go on with more memory, lane by lane."""
+        if not self._near:
+            return []
+        found = [(lane, row) for lane in self._near.values() for row in lane.wanting()]
+        self._near = {lane.number: lane for lane, _ in found}
+        return found
