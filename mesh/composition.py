@@ -17,7 +17,7 @@ from typing import TypeAlias
 from mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
 
-MAX_LANES = 64
+MAX_LANES = 512
 MAX_CHUNKS = 64
 MAX_PARAMS_BYTES = 1 << 20
 MAX_PREFIXES = 1024

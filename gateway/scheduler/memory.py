@@ -12,11 +12,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from gateway.scheduler.actions import RingFacts
+from mesh.composition import MAX_LANES
 
 BLOCK = 256
 """Tokens by which an mlx-lm KV cache grows."""
 
-MAX_LANES = 64
 _UNBOUNDED = 1 << 40
 
 
@@ -32,6 +32,7 @@ class Ledger:
         self._members = tuple(
             (member.kv_bytes_per_token, member.kv_bytes_per_row, member.kv_budget) for member in ring.members
         )
+        self._distinct = tuple(dict.fromkeys(self._members))
         self.regular = min(ring.stages, MAX_LANES)
         self.lanes = min(2 * self.regular, MAX_LANES)
         self._sizes: list[list[int]] = [[] for _ in range(self.lanes)]
@@ -65,7 +66,7 @@ class Ledger:
         return max(
             (
                 self._bytes(member, self._tokens, self.rows) / member[2]
-                for member in self._members
+                for member in self._distinct
                 if member[2]
             ),
             default=0.0,
@@ -137,7 +138,7 @@ class Ledger:
         """Whether rows, kept prefixes and one more of so many tokens (0: none) fit on every member."""
         total = self._tokens + self._kept_tokens + tokens
         held = self.rows + self._kept + (tokens > 0)
-        return all(self._bytes(member, total, held) <= member[2] for member in self._members)
+        return all(self._bytes(member, total, held) <= member[2] for member in self._distinct)
 
     def has_room_beside_rows(self, tokens: int) -> bool:
         """Whether a prefix of so many tokens would fit if no other were kept."""
@@ -157,7 +158,7 @@ class Ledger:
 
     def _fits(self, tokens: int, rows: int) -> bool:
         total, held = self._tokens + tokens, self.rows + rows
-        return all(self._bytes(member, total, held) <= member[2] for member in self._members)
+        return all(self._bytes(member, total, held) <= member[2] for member in self._distinct)
 
     @staticmethod
     def _bytes(member: tuple[int, int, int], tokens: int, rows: int) -> int:
