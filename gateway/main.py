@@ -24,7 +24,7 @@ from gateway.settings import GatewaySettings
 from gateway.watch import Watch
 from mesh.certificate_keeper import CertificateKeeper
 from mesh.certificates import Role, role_server_name
-from mesh.errors import ConfigError
+from mesh.errors import ConfigError, PermissionDenied
 from mesh.roster_keeper import RosterKeeper
 from mesh.rpc import Server
 from mesh.statelock import lock_state
@@ -39,8 +39,8 @@ async def run(settings: GatewaySettings) -> None:
 
     Raises ConfigError (NOT_ENROLLED, MEMBER_STATE_CORRUPT, CANNOT_LISTEN, NO_KEYS, KEYS_CORRUPT,
     BAD_TLS_FILES, SECRET_FILE_UNSAFE), Conflict (STATE_IN_USE),
-    RosterError (ROSTER_STATE_*) at the start, and PermissionDenied (REMOVED) when the operator throws the
-    gateway out.
+    RosterError (ROSTER_STATE_*) at the start. Returns as well when the operator throws the gateway out:
+    starting it again is of no use.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -49,13 +49,18 @@ async def run(settings: GatewaySettings) -> None:
     try:
         with lock_state(settings.state_dir):
             await serve(settings, stop)
+    except PermissionDenied as error:
+        if error.reason != "REMOVED":
+            raise
+        # A success towards whoever supervises this process: to start it again would change nothing.
+        log.error("gateway was removed from the cluster", why=error.message, hint=error.hint)
     finally:
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(sign)
 
 
 async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
-    """The gateway, until `stop` is set. Raises as `run`."""
+    """The gateway, until `stop` is set. Raises as `run`, and PermissionDenied (REMOVED)."""
     state, signer = load_gateway(settings.state_dir)
     store = TlsStore(state.tls)
     keeper = RosterKeeper(settings.state_dir, state)

@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from mesh.certificates import Role
-from mesh.errors import ConfigError
+from mesh.errors import ConfigError, PermissionDenied
 from mesh.identity import Signer, member_id
 from mesh.memberstate import MemberState, load_member_state
 from mesh.rpc import Server
@@ -32,9 +32,8 @@ async def run(settings: NodeSettings) -> None:
     """The daemon, until SIGTERM or SIGINT.
 
     Raises ConfigError (NOT_ENROLLED, MEMBER_STATE_CORRUPT, CANNOT_LISTEN), Conflict (STATE_IN_USE),
-    RosterError (ROSTER_STATE_*) at the start, and PermissionDenied (REMOVED) when the operator evicts or bans
-    the node: then everything is dropped first, the command's exit status is that of PERMISSION_DENIED (6),
-    and starting it again is of no use.
+    RosterError (ROSTER_STATE_*) at the start. Returns as well when the operator evicts or bans the node, once
+    everything is dropped: starting it again is of no use.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -43,13 +42,18 @@ async def run(settings: NodeSettings) -> None:
     try:
         with lock_state(settings.state_dir):
             await serve(settings, stop)
+    except PermissionDenied as error:
+        if error.reason != "REMOVED":
+            raise
+        # A success towards whoever supervises this process: to start it again would change nothing.
+        log.error("node was removed from the cluster", why=error.message, hint=error.hint)
     finally:
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(sign)
 
 
 async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
-    """The daemon, until `stop` is set. Raises as `run`."""
+    """The daemon, until `stop` is set. Raises as `run`, and PermissionDenied (REMOVED)."""
     state = load_member_state(settings.state_dir)
     signer = await asyncio.to_thread(_signer, settings, state)
     require_software_allowed(signer.key_type, allowed=settings.software_identity_allowed)

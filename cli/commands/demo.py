@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ import typer
 from cli import exit_codes
 from cli.commands.chat import write_piece
 from cli.commands.deployments import default_name, parse_split
+from cli.leftovers import temporary_folder
 from cli.local_output import QUESTION, describe, print_ring, print_ways, report
 from cli.output import Progress, print_json, progress, say
 from cli.words import AsJson
@@ -142,11 +141,8 @@ def state_folder(chosen: Path | None) -> Iterator[Path]:
     for number in (signal.SIGTERM, signal.SIGHUP):  # as exceptions, until the event loop takes them over
         signal.signal(number, _leave)
     if chosen is None:
-        folder = Path(tempfile.mkdtemp(prefix="sealring-demo-"))
-        try:
+        with temporary_folder() as folder:
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         return
     foreign = chosen.is_dir() and any(chosen.iterdir()) and not (chosen / "ports.json").exists()
     if foreign or (chosen.exists() and not chosen.is_dir()):

@@ -91,6 +91,8 @@ async def test_an_evicted_member_is_cut_off_in_mid_generation(tmp_path, frozen):
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
         await until(lambda: zombie(pids["node-1"]), began, 20)
+        ended = ring.cluster._children._children["node-1"].process
+        assert await ended.wait() == 0, "a supervisor would start it again"
 
 
 async def test_an_evicted_gateway_is_cut_off(tmp_path):

@@ -9,13 +9,16 @@ from typing import Any
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from mesh.addresses import free_port
-from mesh.errors import SealringError
+from mesh.errors import PermissionDenied, SealringError
 from mesh.identity import SoftwareSigner, _encode_private_key
 from mesh.memberstate import IDENTITY_KEY
+from mesh.roster_keeper import removed
 from mesh.statefiles import write_atomic
 from mesh.statelock import lock_state
+from node import main
 from node.main import serve
 from node.settings import NodeSettings
 
@@ -67,6 +70,24 @@ async def test_another_identity_is_refused(cluster, tmp_path: Path) -> None:
     assert await reason(settings(folder)) == "MEMBER_STATE_CORRUPT"
     (folder / IDENTITY_KEY).unlink()
     assert await reason(settings(folder)) == "MEMBER_STATE_CORRUPT"
+
+
+async def test_a_node_that_is_thrown_out_ends_cleanly(tmp_path: Path, monkeypatch: Any) -> None:
+    """Else a supervisor would start it again and again."""
+
+    async def ends_with(error: SealringError) -> None:
+        async def serve(chosen: Any, stop: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(main, "serve", serve)
+        await main.run(settings(tmp_path / "node"))
+
+    with capture_logs() as logs:
+        await ends_with(removed())
+    assert [one["event"] for one in logs] == ["node was removed from the cluster"]
+    assert "new token" in logs[0]["hint"]
+    with pytest.raises(PermissionDenied):
+        await ends_with(PermissionDenied("something else"))
 
 
 def test_one_process_per_state_folder(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""Temporary folders of local clusters: a killed one cannot remove its own, so the next one does.
+
+A living cluster holds a lock on its folder, its components hold locks on theirs; locks go with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from mesh.errors import Conflict
+from mesh.statelock import lock_state
+
+_PREFIX = "sealring-demo-"
+_YOUNG_SECONDS = 60.0
+"""A folder that is younger may belong to a cluster that has not locked it yet."""
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder of mode 0700 that is gone afterwards; those of killed processes of this user go now."""
+    _clear()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        with lock_state(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError, Conflict):
+            if _may_be_left(folder.lstat()):
+                _remove_unless_used(folder)
+
+
+def _may_be_left(found: os.stat_result) -> bool:
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return own and time.time() - found.st_ctime > _YOUNG_SECONDS
+
+
+def _remove_unless_used(folder: Path) -> None:
+    """Raises Conflict when a process uses it."""
+    with ExitStack() as locks:
+        for one in (folder, *(inner for inner in folder.iterdir() if inner.is_dir())):
+            if not one.is_symlink():
+                locks.enter_context(lock_state(one))
+        shutil.rmtree(folder, ignore_errors=True)
