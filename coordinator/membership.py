@@ -67,7 +67,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     ) -> AsyncIterator[CoordinatorMessage]:
         """Role member. Raises InvalidInput (BAD_HELLO), AttestationError, Unavailable (SILENT, SLOW_PEER)."""
         peer = self._access.require(context, Role.MEMBER)
-        hello = await self._hello(requests)
+        hello = await self._hello(peer.id, requests, context)
         self._take_hello(peer.id, hello)
         session = NodeSession(peer.id, clock=monotonic_clock)
         session.send(roster_message(self._authority.current))
@@ -83,12 +83,16 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             self._traces.gone(session.member)
             self._sessions.closed(session)
 
-    async def _hello(self, requests: AsyncIterator[MemberMessage]) -> membership_pb2.Hello:
+    async def _hello(
+        self, member: str, requests: AsyncIterator[MemberMessage], context: Any
+    ) -> membership_pb2.Hello:
         try:
-            async with asyncio.timeout(_HELLO_SECONDS):
-                first = await anext(requests, None)
+            async with asyncio.timeout(_HELLO_SECONDS) as limit:
+                with self._sessions.arriving(member, limit):
+                    first = await anext(requests, None)
         except TimeoutError:
             first = None
+        self._access.require(context, Role.MEMBER)  # it may have been thrown out meanwhile
         if first is None or not first.HasField("hello"):
             raise InvalidInput("a session begins with a hello", reason="BAD_HELLO")
         return first.hello

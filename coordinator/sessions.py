@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import structlog
@@ -77,6 +78,7 @@ class Sessions:
     def __init__(self) -> None:
         self.listeners: list[SessionListener] = []
         self._open: dict[str, NodeSession] = {}
+        self._arriving: dict[asyncio.Timeout, str] = {}
         self._beat = asyncio.Event()
 
     def __iter__(self) -> Iterator[NodeSession]:
@@ -109,8 +111,20 @@ class Sessions:
             else:
                 listener.lost(session.member)
 
+    @contextmanager
+    def arriving(self, member: str, limit: asyncio.Timeout) -> Iterator[None]:
+        """Within the block a stream has not said hello: `limit` expires when its member is thrown out."""
+        self._arriving[limit] = member
+        try:
+            yield
+        finally:
+            del self._arriving[limit]
+
     def throw_out(self, member: str, reason: str, error: SealringError) -> None:
-        """End a member's stream for good."""
+        """End a member's streams for good."""
+        for limit, arriving in self._arriving.items():
+            if arriving == member and not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
         session = self._open.get(member)
         if session is None:
             return

@@ -1,11 +1,15 @@
 """The outermost server interceptor: decodes requests, and turns errors into rich status or masks them.
 
-grpc.aio would send the text of an unknown exception to the peer, and that of a decoder too.
+grpc.aio would send the text of an unknown exception to the peer, and that of a decoder too. gRPC looks at a
+certificate once, when a connection is made: here a connection is of no more use once the caller's has
+expired, and streams that are open then end.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeAlias
@@ -13,10 +17,12 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 import structlog
+from cryptography import x509
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from mesh.errors import Internal, InvalidInput, SealringError
+from mesh.clock import SKEW_SECONDS
+from mesh.errors import Internal, InvalidInput, SealringError, Unauthenticated
 from mesh.status import to_status
 
 log = structlog.get_logger()
@@ -74,6 +80,7 @@ def _guard_call(
 ) -> Callable[[Any, Context], Awaitable[Any]]:
     async def guarded(request: Any, context: Context) -> Any:
         try:
+            _seconds_left(context)
             return await call(decode(request), context)
         except Exception as error:
             await _abort(error, context, method)
@@ -86,17 +93,43 @@ def _guard_stream(
 ) -> Callable[[Any, Context], AsyncIterator[Any]]:
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            responses = call(decode(request), context)
-            if inspect.isawaitable(responses):  # it writes its responses to the context itself
-                await responses
-                return
-            async with aclosing(responses):
-                async for response in responses:
-                    yield response
+            async with asyncio.timeout(_seconds_left(context)) as limit:
+                responses = call(decode(request), context)
+                if inspect.isawaitable(responses):  # it writes its responses to the context itself
+                    await responses
+                    return
+                async with aclosing(responses):
+                    async for response in responses:
+                        yield response
+        except TimeoutError as error:
+            await _abort(_expired() if limit.expired() else error, context, method)
         except Exception as error:
             await _abort(error, context, method)
 
     return guarded
+
+
+def _seconds_left(context: Context) -> float | None:
+    """Until the caller's certificate has expired; None where callers have none.
+
+    Raises Unauthenticated (CERTIFICATE_EXPIRED).
+    """
+    found = list(context.auth_context().get("x509_pem_cert", []))
+    if not found:
+        return None
+    ends = min(x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp() for pem in found)
+    left = ends + SKEW_SECONDS - time.time()
+    if left <= 0:
+        raise _expired()
+    return left
+
+
+def _expired() -> Unauthenticated:
+    return Unauthenticated(
+        "the caller's certificate has expired",
+        hint="connect anew with a certificate that is valid",
+        reason="CERTIFICATE_EXPIRED",
+    )
 
 
 async def _abort(error: Exception, context: Context, method: str) -> None:

@@ -116,6 +116,24 @@ async def test_a_late_gateway_sees_what_there_is(cluster: Cluster) -> None:
     await watching.close()
 
 
+async def test_a_stream_that_says_nothing_ends_with_its_members_eviction(cluster: Cluster) -> None:
+    """It has not even said hello, and would have ten seconds to do so."""
+    from tests.coordinator.conftest import FakeNode
+
+    await cluster.join("alpha")
+    node = FakeNode(cluster.folder / "alpha", cluster.coordinator.main_address())
+    call = membership_pb2_grpc.MembershipStub(node.channel).Session()
+    async with asyncio.timeout(5):
+        while not cluster.coordinator.sessions._arriving:
+            await asyncio.sleep(0.01)
+        await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=node.id))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    assert from_rpc_error(caught.value).reason == "NOT_ENROLLED"
+    assert not cluster.coordinator.sessions._arriving
+    await node.channel.close()
+
+
 async def test_an_evicted_gateway_is_cut_off(cluster: Cluster, watcher: Watcher) -> None:
     roster = await watcher.roster()
     await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=roster.gateways[0].id))

@@ -471,6 +471,20 @@ def test_ends_that_switch_at_different_steps_fail_closed(pair: Any) -> None:
     assert refusal(open_, receiver, sealed, head) == "RECORD_REFUSED"
 
 
+def test_ends_that_prepared_different_sessions_for_one_step_fail_closed(pair: Any) -> None:
+    """One end missed the end of a handshake and did it again: what it sends is not opened, nor retried."""
+    sender, receiver = pair.link()
+    first, _ = pair.handshake()
+    _, second = pair.handshake()
+    sender.install(first, at_step=6)
+    receiver.install(second, at_step=6)
+    before = header(step=5)
+    assert open_(receiver, bytes(seal(sender, bytes(64), before)), before) == bytes(64)
+    head = header(step=6)
+    assert refusal(open_, receiver, bytes(seal(sender, bytes(64), head)), head) == "RECORD_REFUSED"
+    assert_dead(receiver)
+
+
 def test_install_refuses_what_does_not_fit(pair: Any, make_pair: Callable[..., Any]) -> None:
     sender, _ = pair.link()
     seal(sender, bytes(64), header(step=5))

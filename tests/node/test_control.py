@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rostertest import PaperCluster
 
-from mesh.certificates import PeerIdentity, Role
+from mesh.certificates import PeerIdentity, Role, expires_at
 from mesh.envelope import RequestInfo, seal_request
 from mesh.errors import InvalidInput, PermissionDenied, SealringError
 from mesh.roster import RingMember
@@ -111,6 +111,7 @@ async def connect(cluster):
         name = PeerIdentity("testbed", Role.MEMBER, member.id).server_name
         channel = PeerChannel(f"127.0.0.1:{port}", gateway.store(), name)
         stream = Stream(channel.get().stream_stream("/sealring.v1.Control/Schedule")())
+        stream.channel = channel
         closing.extend((channel.close, lambda: server.stop(0)))
         await stream.send(attach=control_pb2.Attach(ring="demo-0", epoch=1))
         attached = (await stream.next()).attached
@@ -310,6 +311,18 @@ async def test_a_gateway_that_leaves(connect, how: str, used: bool) -> None:
     await asyncio.sleep(0.05)
     assert desk.faults == ([GOODBYES[how]] if used else [])
     assert desk.epoch.phase is (Phase.ENDED if used else Phase.UP)
+
+
+async def test_a_stream_ends_when_its_callers_certificate_does(connect, cluster, monkeypatch) -> None:
+    """The connection would last for as long as somebody keeps it open."""
+    ends = expires_at(cluster.party(Role.GATEWAY).store().current()[1].certificate)
+    monkeypatch.setattr("mesh.interceptor.SKEW_SECONDS", time.time() + 2.5 - ends)
+    desk, stream = await connect()
+    async with asyncio.timeout(10):
+        assert await stream.call.code() is grpc.StatusCode.UNAUTHENTICATED
+    await until(lambda: desk.epoch.gateway is None)
+    again = stream.channel.get().stream_stream("/sealring.v1.Control/Schedule")()
+    assert await again.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_a_gateway_that_does_not_read_ends_the_epoch(connect, monkeypatch) -> None:
