@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 import structlog
@@ -24,6 +25,10 @@ from sealring.v1 import membership_pb2 as membership
 log = structlog.get_logger()
 
 MAX_RINGS = 4096
+
+SAMPLE = 16
+"""Rings of a deployment that are compared for a request, drawn at random where there are more: the least busy
+of a few drawn ones is nearly as good as the least busy of all, and costs the same however many there are."""
 
 
 class Rings:
@@ -47,6 +52,8 @@ class Rings:
         self._roster: rosters.Roster | None = None
         self._states: dict[str, membership.RingState] = {}
         self._rings: dict[str, Ring] = {}
+        self._of_model: dict[str, list[Ring]] = {}
+        self._trust_of: dict[str, int] = {}
         self._ring_of: dict[str, Ring] = {}
         self._channels: dict[tuple[str, str], PeerChannel] = {}
         self._created: dict[str, int] = {}
@@ -58,7 +65,8 @@ class Rings:
     def use_roster(self, roster: rosters.Roster | None) -> None:
         """A new roster, or None once the last one has expired: then nothing is served any more."""
         self._roster = roster
-        names = {ring.id for ring in roster.rings} if roster else set()
+        self._trust_of = {ring.id: ring.min_trust for ring in roster.rings} if roster else {}
+        names = set(self._trust_of)
         for name in set(self._rings) - names:
             self._close(name)
         self._close_channels()
@@ -105,6 +113,7 @@ class Rings:
                 on_lost=self._lost,
             )
             self._rings[ring.id] = mine
+            self._of_model.setdefault(ring.deployment, []).append(mine)
         if state is None or state.phase != membership.RING_PHASE_SERVING:
             mine.leave()
         elif state.deployment != ring.deployment or not (state.max_rows and state.prefill_chunk):
@@ -144,6 +153,9 @@ class Rings:
 
     def _close(self, name: str) -> None:
         ring = self._rings.pop(name)
+        others = [other for other in self._of_model.pop(ring.deployment) if other is not ring]
+        if others:
+            self._of_model[ring.deployment] = others
         self._lost(ring)
         task = asyncio.get_running_loop().create_task(ring.close())
         self._closing.add(task)
@@ -161,7 +173,7 @@ class Rings:
 
     def deployments(self) -> list[str]:
         """The names of the models that can be asked for."""
-        return sorted({ring.deployment for ring in self._rings.values()})
+        return sorted(self._of_model)
 
     def models(self) -> list[inference.Model]:
         """One entry per deployment."""
@@ -195,11 +207,16 @@ class Rings:
             ring.cancel(request_id)
 
     def _route(self, model: str, min_trust: int, sealed_for: str) -> Ring:
-        rings = [ring for ring in self._rings.values() if ring.deployment == model]
+        rings = self._of_model.get(model)
         if not rings:
             raise NotFound(f"there is no model {model!r}", reason="MODEL_NOT_FOUND", param="model")
         if sealed_for:
             rings = _sealed_route(rings, sealed_for)
+        drawn = [ring for ring in _draw(rings) if ring.attached and self._trust(ring) >= min_trust]
+        return min(drawn, key=_busy) if drawn else self._search(model, rings, min_trust)
+
+    def _search(self, model: str, rings: Sequence[Ring], min_trust: int) -> Ring:
+        """The least busy of all that may have a request, or the error that tells why there is none."""
         trusted = [ring for ring in rings if self._trust(ring) >= min_trust]
         if not trusted:
             raise below_floor(min_trust, max(map(self._trust, rings)))
@@ -211,27 +228,24 @@ class Rings:
         return min(ready, key=_busy)
 
     def _trust(self, ring: Ring) -> int:
-        return self._roster.ring(ring.name).min_trust if self._roster else 0
+        return self._trust_of.get(ring.name, 0)
 
     def _lost(self, lost: Ring) -> None:
         """Gives what waits for a ring that is down to others of the same deployment."""
-        others = [
-            ring
-            for ring in self._rings.values()
-            if ring is not lost and ring.deployment == lost.deployment and ring.attached
-        ]
+        rings = self._of_model.get(lost.deployment, ())
+        others = [ring for ring in rings if ring is not lost and ring.attached]
         if not others:
             return
         for request, answer, min_trust in lost.take_waiting():
             if request.envelope.sealed_for.ring:
                 answer.fail(_sealed_elsewhere("RING_DOWN"))
                 continue
-            ring = min(others, key=_busy)
+            ring = min(_draw(others), key=_busy)
             self._ring_of[request.id] = ring
             ring.submit(request, answer, min_trust)
 
     def _model(self, name: str) -> inference.Model:
-        rings = [ring for ring in self._rings.values() if ring.deployment == name]
+        rings = self._of_model.get(name, ())
         signed = [ring for ring in self._roster.rings if ring.deployment == name] if self._roster else []
         serving = [ring for ring in rings if ring.attached and ring.serving]
         return inference.Model(
@@ -262,7 +276,7 @@ class Rings:
         return loads
 
 
-def _sealed_route(rings: list[Ring], name: str) -> list[Ring]:
+def _sealed_route(rings: Sequence[Ring], name: str) -> list[Ring]:
     """The one ring whose head can open a prompt; it is waited for only where there is no other to seal for.
 
     Raises Unavailable (RING_GONE, RING_DOWN): the client seals anew.
@@ -281,6 +295,10 @@ def _sealed_elsewhere(reason: str) -> Unavailable:
         hint="fetch the roster and seal again, for another ring",
         reason=reason,
     )
+
+
+def _draw(rings: Sequence[Ring]) -> Sequence[Ring]:
+    return rings if len(rings) <= SAMPLE else random.sample(rings, SAMPLE)
 
 
 def _busy(ring: Ring) -> tuple[float, float]:

@@ -29,7 +29,7 @@ ModelName = Annotated[
 Name = Annotated[str | None, typer.Option(help="what clients call it [default: the model's last part]")]
 Context = Annotated[int, typer.Option("--context", min=0, max=1 << 24, help="tokens; 0: the model's own")]
 TrustFloor = Annotated[int, typer.Option(min=0, max=30, help="members that score below it are not used")]
-Replicas = Annotated[int, typer.Option(min=1, max=64, help="rings")]
+Replicas = Annotated[int, typer.Option(min=1, max=1000, help="rings")]
 MaxRows = Annotated[int, typer.Option(min=0, max=1 << 16, help="sequences at once; 0 is what memory holds")]
 Stages = Annotated[int, typer.Option(min=0, max=256, help="members per ring; 0 is as few as hold it")]
 Split = Annotated[str, typer.Option(metavar="A,B,...", help="layers per rank, by hand")]

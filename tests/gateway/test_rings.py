@@ -1,0 +1,101 @@
+"""Which ring gets a request, where there are many."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway import rings as module
+from gateway.answer import Answer
+from gateway.metrics import Metrics
+from gateway.rings import SAMPLE, Rings
+from gateway.scheduler import Request
+from gateway.timings import Timings
+from mesh.errors import FailedPrecondition, NotFound, Unavailable
+from sealring.v1 import inference_pb2 as inference
+
+
+class FakeRing:
+    """As gateway.ring.Ring, as far as requests are given to it; counts who asks how busy it is."""
+
+    looked_at = 0
+
+    def __init__(self, name: str, deployment: str, **_: Any) -> None:
+        self.name, self.deployment = name, deployment
+        self.attached, self.patient = True, True
+        self.serving = SimpleNamespace(max_rows=4)
+        self.requests: list[str] = []
+        self.scheduler = self
+
+    def load(self) -> SimpleNamespace:
+        FakeRing.looked_at += 1
+        return SimpleNamespace(waiting=0, running=len(self.requests), kv_usage=0.0)
+
+    def submit(self, request: Request, answer: Answer, min_trust: int) -> None:
+        self.requests.append(request.id)
+
+    def leave(self) -> None: ...
+
+
+def make(monkeypatch: pytest.MonkeyPatch, count: int, trust: int = 10) -> tuple[Rings, list[FakeRing]]:
+    monkeypatch.setattr(module, "Ring", FakeRing)
+    rings = Rings("c", None, queue_limit=9, metrics=Metrics(), signed_roster=lambda: (b"", b""))  # type: ignore[arg-type]
+    names = [f"ring-{number}" for number in range(count)]
+    roster = SimpleNamespace(
+        rings=[SimpleNamespace(id=name, deployment="model", min_trust=trust) for name in names], members=[]
+    )
+    rings.use_roster(roster)  # type: ignore[arg-type]
+    return rings, [rings._rings[name] for name in names]  # type: ignore[misc]
+
+
+def ask(rings: Rings, number: int, *, ring: str = "", min_trust: int = 0, model: str = "model") -> None:
+    envelope = inference.Envelope(sealed_for=inference.SealedFor(ring=ring) if ring else None)
+    request = Request(f"r{number}", "key", 1, envelope, model)
+    rings.submit(model, request, Answer(Timings()), min_trust=min_trust)
+
+
+def test_of_few_rings_the_least_busy_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, SAMPLE)
+    for number in range(3 * SAMPLE):
+        ask(rings, number)
+    assert [len(ring.requests) for ring in made] == [3] * SAMPLE
+
+
+def test_of_many_a_few_are_looked_at_and_load_is_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, 500)
+    FakeRing.looked_at = 0
+    for number in range(2000):
+        ask(rings, number)
+    assert FakeRing.looked_at <= 2000 * SAMPLE
+    assert max(len(ring.requests) for ring in made) <= 6
+
+
+def test_the_one_ring_that_is_up_or_trusted_is_found_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, 400)
+    for ring in made[:-1]:
+        ring.attached = False
+    ask(rings, 1)
+    assert made[-1].requests == ["r1"]
+    rings._trust_of["ring-7"] = 20
+    made[7].attached = True
+    ask(rings, 2, min_trust=15)
+    assert made[7].requests == ["r2"]
+    with pytest.raises(FailedPrecondition, match="trust of 21"):
+        ask(rings, 3, min_trust=21)
+    made[-1].attached = made[7].attached = False
+    for ring in made:
+        ring.patient = False
+    with pytest.raises(Unavailable, match="just now"):
+        ask(rings, 4)
+
+
+def test_a_sealed_prompt_goes_to_its_ring_and_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, 40)
+    ask(rings, 1, ring="ring-33")
+    assert made[33].requests == ["r1"]
+    with pytest.raises(Unavailable):
+        ask(rings, 2, ring="ring-41")
+    with pytest.raises(NotFound):
+        ask(rings, 3, model="other")
