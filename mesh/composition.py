@@ -21,6 +21,7 @@ MAX_LANES = 512
 MAX_CHUNKS = 64
 MAX_PARAMS_BYTES = 1 << 20
 MAX_PREFIXES = 1024
+MAX_CHOICES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,12 @@ class Chunk:
     last: bool
     params_bytes: int
     prefix: int = 0
+    choices: int = 1
+
+    @property
+    def sampled(self) -> range:
+        """The rows that get their first token: this one, and its copies that begin with it."""
+        return range(self.row, self.row + self.choices if self.last else self.row)
 
     @property
     def first(self) -> bool:
@@ -116,6 +123,8 @@ class Composition:
         self._prefill_chunk = prefill_chunk
         self._last_step = 0
         self._prefilling: dict[int, tuple[int, int]] = {}  # row -> (done, prompt tokens)
+        self._choices: dict[int, int] = {}  # row in prefill -> itself and the copies that it will have
+        self._copies = 0  # that are still to be made
         self._lanes: dict[int, list[int]] = {}
         self._lane_of: dict[int, int] = {}
         self._lane_steps: dict[int, int] = {}
@@ -147,8 +156,8 @@ class Composition:
 
     @property
     def rows(self) -> int:
-        """Rows that hold memory."""
-        return len(self._prefilling) + len(self._lane_of)
+        """Rows that hold memory, or will once their prompt is prefilled."""
+        return len(self._prefilling) + self._copies + len(self._lane_of)
 
     def apply(self, step: control.Step) -> ResolvedStep:
         """Executes the bookkeeping of `step`.
@@ -169,7 +178,7 @@ class Composition:
         rows: tuple[int, ...] = ()
         if work == "prefill":
             chunks = self._prefill(step.prefill.chunks)
-            sampled = tuple(chunk.row for chunk in chunks if chunk.last)
+            sampled = tuple(row for chunk in chunks for row in chunk.sampled)
         elif work == "decode":
             lane = step.decode.lane
             rows = self.lane_rows(lane)
@@ -229,6 +238,7 @@ class Composition:
     def _evict(self, row: int) -> Eviction:
         if row in self._prefilling:
             del self._prefilling[row]
+            self._copies -= self._choices.pop(row, 1) - 1
             return Eviction(row, None, 0)
         lane = self._lane_of.pop(row, None)
         if lane is None:
@@ -251,8 +261,8 @@ class Composition:
     def _chunk(self, chunk: control.Chunk) -> Chunk:
         if chunk.start == 0 or chunk.prefix:
             self._begin(chunk)
-        elif chunk.params_bytes:
-            raise _bad("parameters travel with the first chunk only")
+        elif chunk.params_bytes or chunk.choices:
+            raise _bad("parameters and choices travel with the first chunk only")
         done, total = self._prefilling.get(chunk.row, (-1, -1))
         if (chunk.start, chunk.prompt_tokens) != (done, total):
             raise _bad(f"chunk of row {chunk.row} does not continue its prompt")
@@ -262,16 +272,31 @@ class Composition:
             raise _bad(f"parameters of row {chunk.row} are too long")
         self._prefilling[chunk.row] = (chunk.end, total)
         last = chunk.end == total
-        return Chunk(chunk.row, chunk.start, chunk.end, last, chunk.params_bytes, chunk.prefix)
+        choices = self._choices.get(chunk.row, 1)
+        if last:
+            self._copy(chunk.row, total)
+        return Chunk(chunk.row, chunk.start, chunk.end, last, chunk.params_bytes, chunk.prefix, choices)
+
+    def _copy(self, row: int, total: int) -> None:
+        choices = self._choices.pop(row, 1)
+        self._copies -= choices - 1
+        for copy in range(row + 1, row + choices):
+            self._prefilling[copy] = (total, total)
 
     def _begin(self, chunk: control.Chunk) -> None:
         if chunk.row <= self._highest_row:
             raise _bad(f"row {chunk.row} is not a new row")
-        if self.rows >= self._max_rows:
+        choices = chunk.choices or 1
+        if choices > MAX_CHOICES:
+            raise _bad(f"row {chunk.row} has more than {MAX_CHOICES} choices")
+        if self.rows + choices > self._max_rows:
             raise _bad(f"row {chunk.row} is one more than the {self._max_rows} rows of this ring")
         if chunk.prefix and not 1 <= chunk.start <= self._prefixes.get(chunk.prefix, 0):
             raise _bad(f"prefix {chunk.prefix} does not hold the first tokens of row {chunk.row}")
-        self._highest_row = chunk.row
+        self._highest_row = chunk.row + choices - 1
+        if choices > 1:
+            self._choices[chunk.row] = choices
+            self._copies += choices - 1
         self._prefilling[chunk.row] = (chunk.start, chunk.prompt_tokens)
 
     def _digest(self, lane: int | None, chunks: tuple[Chunk, ...]) -> bytes:
@@ -282,6 +307,7 @@ class Composition:
             digest.update(
                 struct.pack(">QIIIQ", chunk.row, chunk.start, chunk.end, chunk.params_bytes, chunk.prefix)
             )
+            digest.update(struct.pack(">I", chunk.choices))
         digest.update(self._rows_digest())
         digest.update(self._prefixes_digest())
         return digest.digest()
@@ -296,6 +322,7 @@ class Composition:
             digest.update(struct.pack(">I", len(self._prefilling)))
             for row in sorted(self._prefilling):
                 digest.update(struct.pack(">QII", row, *self._prefilling[row]))
+                digest.update(struct.pack(">I", self._choices.get(row, 1)))
             self._digest_of_rows = digest.digest()
         return self._digest_of_rows
 

@@ -20,6 +20,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from mesh.certificates import Role
+from mesh.composition import MAX_CHOICES
 from mesh.errors import (
     DeadlineExceeded,
     EpochEnded,
@@ -176,10 +177,10 @@ class GatewayStream:
         engine.send_work(command)
 
     def _open(self, open_row: control_pb2.OpenRow) -> None:
-        self._sealed.check(open_row.row)
+        self._sealed.check(open_row.row, open_row.choices or 1)
         try:
             command, reply = self._command(open_row)
-            self._sealed.add(open_row.row, reply)
+            self._sealed.add(open_row.row, reply, open_row.choices or 1)
         except SealringError as error:
             refused = control_pb2.RowRefused(row=open_row.row, problem=to_problem(error))
             self._put(control_pb2.ScheduleResponse(refused=refused).SerializeToString())
@@ -192,7 +193,11 @@ class GatewayStream:
         content = open_row.envelope.WhichOneof("content")
         if content is None:
             raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE")
-        command = engine_pb2.OpenEngineRow(row=open_row.row, max_tokens=open_row.max_tokens)
+        if open_row.choices > MAX_CHOICES:
+            raise InvalidInput(f"more than {MAX_CHOICES} choices", reason="BAD_CHOICES", param="n")
+        command = engine_pb2.OpenEngineRow(
+            row=open_row.row, max_tokens=open_row.max_tokens, choices=open_row.choices
+        )
         if content == "clear":
             command.prompt.CopyFrom(open_row.envelope.clear)
             command.prefix_scope = clear_scope(open_row.prefix_scope)

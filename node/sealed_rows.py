@@ -78,6 +78,10 @@ class Unsealer:
             raise EnvelopeError("sealed request holds no prompt") from None
         if body.max_tokens != open_row.max_tokens:
             raise EnvelopeError("max_tokens is not what the client sealed", reason="ENVELOPE_CHANGED")
+        if (body.choices or 1) != (open_row.choices or 1):
+            raise EnvelopeError(
+                "the number of choices is not what the client sealed", reason="ENVELOPE_CHANGED"
+            )
         if trust < body.min_trust:
             raise FailedPrecondition(
                 f"the request demands a trust of {body.min_trust} and the ring has {trust}",
@@ -86,7 +90,7 @@ class Unsealer:
                 param="min_trust",
                 min_trust=trust,
             )
-        return body, SealedReply(opened.reply)
+        return body, SealedReply(opened.reply, open_row.row, open_row.choices or 1)
 
     def _current_trust(self, roster_hash: bytes, plan: EpochPlan) -> int:
         """The ring's trust by the newest roster, if those who serve are those of whom the sender knew."""
@@ -106,10 +110,12 @@ class Unsealer:
 
 
 class SealedReply:
-    """The reply to one sealed prompt."""
+    """The reply to one sealed prompt: the answers of as many rows as it has choices, from `row` on."""
 
-    def __init__(self, sealer: ReplySealer) -> None:
+    def __init__(self, sealer: ReplySealer, row: int, choices: int) -> None:
         self.prompt_tokens = 0
+        self._row = row
+        self._unfinished = choices
         self._sealer = sealer
 
     def seal(self, output: control_pb2.RowOutput) -> None:
@@ -118,9 +124,20 @@ class SealedReply:
         _clear(output)
         if not delta.text and not delta.logprobs and not output.finish:
             return
+        delta.choice = output.row - self._row
         if output.finish:
             delta.finish, delta.prompt_tokens = output.finish, self.prompt_tokens
-        output.sealed = self._sealer.seal(_padded(delta), last=bool(output.finish))
+            self._unfinished -= 1
+        output.sealed = self._sealer.seal(_padded(delta), last=not self._unfinished)
+
+
+@dataclass(slots=True, eq=False)
+class _Opened:
+    """What was opened at once: `begun` when it has brought something, and each row leaves by itself."""
+
+    rows: range
+    reply: SealedReply | None
+    begun: bool = False
 
 
 class SealedRows:
@@ -132,27 +149,31 @@ class SealedRows:
     def __init__(self) -> None:
         self._last = 0
         self._first_sealed = 0
-        self._rows: dict[int, SealedReply | None] = {}
+        self._rows: dict[int, _Opened] = {}
         self._leaving: deque[tuple[int, int]] = deque()
 
-    def check(self, row: int) -> None:
-        """Requires that a row's number is new. Raises InvalidInput (BAD_MESSAGE)."""
+    def check(self, row: int, choices: int = 1) -> None:
+        """Requires that so many row numbers are new. Raises InvalidInput (BAD_MESSAGE)."""
         if row <= self._last:
             raise InvalidInput("row numbers do not rise", reason="BAD_MESSAGE")
-        self._last = row
+        self._last = row + choices - 1
 
-    def add(self, row: int, reply: SealedReply | None) -> None:
-        """A row on its way to the engine; `reply` None for one in clear. Raises ResourceExhausted."""
+    def add(self, row: int, reply: SealedReply | None, choices: int = 1) -> None:
+        """Rows on their way to the engine; `reply` None for those in clear. Raises ResourceExhausted."""
         if reply is not None and not self._first_sealed:
             self._first_sealed = row
         if self._first_sealed:
-            if len(self._rows) >= MAX_ROWS:
+            if len(self._rows) + choices > MAX_ROWS:
                 raise ResourceExhausted("too many rows are open", reason="TOO_MANY_ROWS")
-            self._rows[row] = reply
+            opened = _Opened(range(row, row + choices), reply)
+            self._rows.update(dict.fromkeys(opened.rows, opened))
 
     def discard(self, row: int) -> None:
         """No step will name the row. Whatever it brings all the same is not told."""
-        self._rows.pop(row, None)
+        opened = self._rows.pop(row, None)
+        if opened is not None and not opened.begun:
+            for other in opened.rows:
+                self._rows.pop(other, None)
 
     def evict(self, step: control_pb2.Step) -> None:
         """Rows that leave with a step; what steps before it bring is still on its way."""
@@ -170,8 +191,9 @@ class SealedRows:
         if kind == "done":
             self._done(parsed.done)
             return parsed.SerializeToString()
-        if kind == "opened" and (reply := self._rows.get(parsed.opened.row)) is not None:
-            reply.prompt_tokens = parsed.opened.prompt_tokens
+        if kind == "opened" and (opened := self._rows.get(parsed.opened.row)) is not None:
+            if opened.reply is not None:
+                opened.reply.prompt_tokens = parsed.opened.prompt_tokens
         elif kind == "refused":
             self.discard(parsed.refused.row)
         return event
@@ -180,12 +202,15 @@ class SealedRows:
         for output in done.outputs:
             if output.row < self._first_sealed:
                 continue
-            if output.row not in self._rows:
+            opened = self._rows.get(output.row)
+            if opened is None:
                 _clear(output)
-            elif (reply := self._rows[output.row]) is not None:
-                reply.seal(output)
+                continue
+            opened.begun = True
+            if opened.reply is not None:
+                opened.reply.seal(output)
         while self._leaving and self._leaving[0][0] <= done.step:
-            self._rows.pop(self._leaving.popleft()[1], None)
+            self.discard(self._leaving.popleft()[1])
 
 
 def _clear(output: control_pb2.RowOutput) -> None:

@@ -318,9 +318,15 @@ class Epoch:
                 header = records.state_record(step, self._spec.hands_on, 1, chunk.tokens)
                 self._launch_state(step, header, departure, row.cache, times)
             elif chunk.last:
-                sampled.append((row, self._last_logits(inputs, row.cache)))
+                logits = self._last_logits(inputs, row.cache)
+                sampled.append((row, logits))
             else:
                 self._fill(inputs, row.cache)
+            for number in chunk.sampled[1:]:
+                copy = row.copy(number, chunk.end)
+                self._lanes.start(copy)
+                if self._spec.is_tail:
+                    sampled.append((copy, logits))
         if sampled:
             self._first_tokens(step, sampled, times)
 

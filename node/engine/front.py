@@ -17,7 +17,7 @@ from queue import SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from mesh.composition import Chunk, Keeping, ResolvedStep
+from mesh.composition import MAX_CHOICES, Chunk, Keeping, ResolvedStep
 from mesh.errors import FailedPrecondition, InvalidInput, SealringError
 from mesh.prefixes import KEY_BYTES, PrefixNames
 from mesh.problem import to_problem
@@ -93,12 +93,16 @@ class Answer:
 
 @dataclass(slots=True)
 class OpenRow:
-    """A row between RowOpened and its eviction; the prompt goes once it is prefilled."""
+    """A row between RowOpened and its eviction; the prompt goes once it is prefilled.
+
+    `copies` are rows that will be once it is, and go with it until then.
+    """
 
     prompt: Tokens | None
     parameters: bytes
     answer: Answer
     names: PrefixNames | None
+    copies: list[int] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
 
 
@@ -170,28 +174,30 @@ class Front:
                 self._open(self._tokenizer, command, generation)
 
     def _open(self, tokenizer: Tokenizer, command: engine.OpenEngineRow, generation: int) -> None:
-        row: OpenRow | None = None
+        rows: list[OpenRow] = []
         try:
-            opened, row = self._prepare(tokenizer, command)
+            opened, rows = self._prepare(tokenizer, command)
             event = engine.EngineEvent(opened=opened)
         except Exception as error:
             event = refusal(command.row, error)
         with self._lock:
             if generation != self._generation:
                 return
-            if row is not None:
-                self._rows[command.row] = row
-                sampling = command.prompt.sampling
+            sampling = command.prompt.sampling
+            for number, row in enumerate(rows, command.row):
+                self._rows[number] = row
                 if sampling.HasField("logprobs"):
-                    self._asking[command.row] = sampling.logprobs
+                    self._asking[number] = sampling.logprobs
         self._emit(event)
 
     def _prepare(
         self, tokenizer: Tokenizer, command: engine.OpenEngineRow
-    ) -> tuple[control.RowOpened, OpenRow]:
+    ) -> tuple[control.RowOpened, list[OpenRow]]:
+        """The row, and the copies that it will have."""
         prompt = command.prompt
         validate_prompt(prompt)
-        if command.row in self._rows:
+        numbers = range(command.row, command.row + (command.choices or 1))
+        if len(numbers) > MAX_CHOICES or any(number in self._rows for number in numbers):
             raise FailedPrecondition("a row of this number is open already", reason="ROW_EXISTS")
         if prompt.WhichOneof("input") == "chat":
             messages = [
@@ -203,9 +209,6 @@ class Front:
         room = self._room(len(ids), param)
         max_tokens = min(command.max_tokens or room, room)
         _check_biases(prompt.sampling, tokenizer.size)
-        log = TokenLog(tokenizer.spelling) if prompt.sampling.HasField("logprobs") else None
-        stops = StopStrings(prompt.stop)
-        answer = Answer(tokenizer.detokenizer(), stops, tokenizer.end_tokens, max_tokens, log)
         record = params.encode(params.from_sampling(prompt.sampling, ids))
         tokens = np.array(ids, np.uint32)
         names = PrefixNames(self._prefix_key, command.prefix_scope) if command.prefix_scope else None
@@ -216,7 +219,14 @@ class Front:
             max_tokens=max_tokens,
             prefixes=names.extend(tokens.tobytes()) if names else b"",
         )
-        return opened, OpenRow(tokens, record, answer, names)
+
+        def answer() -> Answer:
+            log = TokenLog(tokenizer.spelling) if prompt.sampling.HasField("logprobs") else None
+            stops = StopStrings(prompt.stop)
+            return Answer(tokenizer.detokenizer(), stops, tokenizer.end_tokens, max_tokens, log)
+
+        row = OpenRow(tokens, record, answer(), names, list(numbers[1:]))
+        return opened, [row, *(OpenRow(None, b"", answer(), None) for _ in row.copies)]
 
     def _room(self, prompt_tokens: int, param: str) -> int:
         """Tokens that the context leaves for the answer, at least one."""
@@ -252,6 +262,7 @@ class Front:
     def prefilled(self, row: int) -> None:
         if (opened := self._rows.get(row)) is not None:
             opened.prompt = None
+            opened.copies = []
 
     def keep(self, keeping: Keeping) -> None:
         names = self._names(keeping.row)
@@ -275,8 +286,10 @@ class Front:
         return opened.names.names if opened is not None and opened.names is not None else {}
 
     def forget(self, row: int) -> None:
-        self._rows.pop(row, None)
+        opened = self._rows.pop(row, None)
         self._asking.pop(row, None)
+        for copy in opened.copies if opened is not None else ():
+            self.forget(copy)
 
     def asking(self, rows: Sequence[int]) -> Asking:
         if not self._asking:

@@ -6,6 +6,7 @@ from its second row on. Caches are copied only when a lane's rows change, once f
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,14 @@ class Row:
     cache: Cache
     parameters: RowParameters | None = None
     sampler: Sampler | None = None
+
+    def copy(self, number: int, tokens: int) -> Row:
+        """Another row that has been prefilled with the same tokens; its seed is as far away as its number."""
+        parameters = self.parameters
+        if parameters is not None:
+            seed = (parameters.seed + number - self.number) % (1 << 64)
+            parameters = dataclasses.replace(parameters, seed=seed)
+        return Row(number, caches.first_tokens(self.cache, tokens), parameters)
 
 
 @dataclass(slots=True)

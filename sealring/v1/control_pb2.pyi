@@ -222,6 +222,7 @@ class OpenRow(_message.Message):
     ENVELOPE_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_SCOPE_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """chosen by the gateway, never used twice in an epoch"""
     request_id: _builtins.str
@@ -230,6 +231,8 @@ class OpenRow(_message.Message):
     """0: as many as the context holds"""
     prefix_scope: _builtins.str
     """Prompts in clear of one scope may share prefixes; a sealed prompt brings a scope of its own."""
+    choices: _builtins.int
+    """Rows that share the prompt: this one and those of the next numbers, which are then opened with it; 0: 1."""
     @_builtins.property
     def envelope(self) -> _inference_pb2.Envelope: ...
     def __init__(
@@ -241,10 +244,11 @@ class OpenRow(_message.Message):
         envelope: _inference_pb2.Envelope | None = ...,
         max_tokens: _builtins.int = ...,
         prefix_scope: _builtins.str = ...,
+        choices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "envelope", b"envelope", "max_tokens", b"max_tokens", "prefix_scope", b"prefix_scope", "request_id", b"request_id", "row", b"row"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "deployment", b"deployment", "envelope", b"envelope", "max_tokens", b"max_tokens", "prefix_scope", b"prefix_scope", "request_id", b"request_id", "row", b"row"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -530,6 +534,7 @@ class Chunk(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     PARAMS_BYTES_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     start: _builtins.int
     end: _builtins.int
@@ -541,6 +546,11 @@ class Chunk(_message.Message):
     """With the row's first chunk: the row begins with the first `start` tokens of this kept prefix. The head
     refuses any that are not the prompt's own.
     """
+    choices: _builtins.int
+    """With the row's first chunk: how many rows the chunk that ends the prompt samples a first token for, this one
+    and those of the next numbers; 0: 1. The others are prefilled then, as copies of this one, each with its seed
+    plus its distance from this row.
+    """
     def __init__(
         self,
         *,
@@ -550,10 +560,11 @@ class Chunk(_message.Message):
         prompt_tokens: _builtins.int = ...,
         params_bytes: _builtins.int = ...,
         prefix: _builtins.int = ...,
+        choices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "params_bytes", b"params_bytes", "prefix", b"prefix", "prompt_tokens", b"prompt_tokens", "row", b"row", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "end", b"end", "params_bytes", b"params_bytes", "prefix", b"prefix", "prompt_tokens", b"prompt_tokens", "row", b"row", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,6 +49,7 @@ class GenerateRequest(_message.Message):
     ENVELOPE_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_TRUST_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the deployment's name; may be empty when there is only one"""
     request_id: _builtins.str
@@ -57,6 +58,8 @@ class GenerateRequest(_message.Message):
     """0: as many as the context holds"""
     min_trust: _builtins.int
     """refuse a ring whose weakest member scores below this"""
+    choices: _builtins.int
+    """answers to the prompt, at most 8; 0: 1"""
     @_builtins.property
     def envelope(self) -> Global___Envelope: ...
     def __init__(
@@ -67,10 +70,11 @@ class GenerateRequest(_message.Message):
         envelope: Global___Envelope | None = ...,
         max_tokens: _builtins.int = ...,
         min_trust: _builtins.int = ...,
+        choices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "envelope", b"envelope", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -154,12 +158,15 @@ class SealedPrompt(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_TRUST_FIELD_NUMBER: _builtins.int
     PREFIX_SALT_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """as in GenerateRequest"""
     min_trust: _builtins.int
     """as in GenerateRequest"""
     prefix_salt: _builtins.bytes
     """Sealed prompts of the same salt may share prefixes; empty: this one shares none. Up to 64 bytes, secret."""
+    choices: _builtins.int
+    """as in GenerateRequest"""
     @_builtins.property
     def prompt(self) -> Global___Prompt: ...
     def __init__(
@@ -169,10 +176,11 @@ class SealedPrompt(_message.Message):
         max_tokens: _builtins.int = ...,
         min_trust: _builtins.int = ...,
         prefix_salt: _builtins.bytes = ...,
+        choices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "min_trust", b"min_trust", "prefix_salt", b"prefix_salt", "prompt", b"prompt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "prefix_salt", b"prefix_salt", "prompt", b"prompt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -190,6 +198,7 @@ class SealedDelta(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     PADDING_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     tokens: _builtins.int
     """generated so far"""
@@ -198,6 +207,8 @@ class SealedDelta(_message.Message):
     prompt_tokens: _builtins.int
     padding: _builtins.bytes
     """zeros: a chunk's length does not tell the length of its text"""
+    choice: _builtins.int
+    """which answer this is of, from 0"""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
     def __init__(
@@ -209,10 +220,11 @@ class SealedDelta(_message.Message):
         prompt_tokens: _builtins.int = ...,
         padding: _builtins.bytes = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        choice: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "logprobs", b"logprobs", "padding", b"padding", "prompt_tokens", b"prompt_tokens", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish", b"finish", "logprobs", b"logprobs", "padding", b"padding", "prompt_tokens", b"prompt_tokens", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -484,11 +496,14 @@ class Delta(_message.Message):
     SEALED_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     sealed: _builtins.bytes
     """SealedDelta, by the reply key inside the sealed prompt"""
     tokens: _builtins.int
     """tokens that this delta ends with, counted from the first"""
+    choice: _builtins.int
+    """which answer this is of, from 0; never told beside sealed, which has it inside"""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """with text only, where the prompt asks for them"""
@@ -500,10 +515,11 @@ class Delta(_message.Message):
         sealed: _builtins.bytes = ...,
         tokens: _builtins.int = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        choice: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "sealed", b"sealed", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "logprobs", b"logprobs", "sealed", b"sealed", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "content", b"content", "logprobs", b"logprobs", "sealed", b"sealed", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "sealed"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
@@ -580,11 +596,16 @@ class Finished(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     cached_tokens: _builtins.int
     """of the prompt, not computed anew"""
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___FinishedChoice]:
+        """each answer's end, in order; the fields above are of the first, or of all"""
+
     def __init__(
         self,
         *,
@@ -592,14 +613,37 @@ class Finished(_message.Message):
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
+        choices: _abc.Iterable[Global___FinishedChoice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "choices", b"choices", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class FinishedChoice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    reason: Global___FinishReason.ValueType
+    completion_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        reason: Global___FinishReason.ValueType = ...,
+        completion_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishedChoice: _TypeAlias = FinishedChoice  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):

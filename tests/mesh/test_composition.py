@@ -359,3 +359,62 @@ def test_members_that_begin_a_row_with_other_prefixes_have_other_digests() -> No
         composition.apply(kept(2, (1, 1, 5), (2, 1, 5)))
         digests.add(composition.apply(with_prefix(3, 2, 5, 8, 8, prefix)).digest)
     assert len(digests) == 2
+
+
+def with_choices(number: int, row: int, start: int, end: int, total: int, choices: int) -> control.Step:
+    step = prefill(number, row, start, end, total)
+    step.prefill.chunks[0].choices = choices
+    return step
+
+
+def test_the_last_chunk_of_a_prompt_makes_its_copies() -> None:
+    composition = make()
+    assert composition.apply(with_choices(1, 2, 0, 8, 12, 3)).sampled == ()
+    assert composition.rows == 3
+    assert composition.prefilling() == {2: (8, 12)}
+    assert composition.apply(prefill(2, 5, 0, 4, 4)).sampled == (5,)
+    assert composition.apply(prefill(3, 2, 8, 12, 12)).sampled == (2, 3, 4)
+    assert composition.prefilling() == {5: (4, 4), 2: (12, 12), 3: (12, 12), 4: (12, 12)}
+    step = control.Step(number=4)
+    step.changes.add().evict.row = 2
+    step.changes.add().admit.CopyFrom(control.Admit(row=4, lane=1))
+    composition.apply(step)
+    assert composition.rows == 3
+    assert composition.lane_rows(1) == (4,)
+
+
+def test_copies_that_are_not_made_yet_go_with_their_row() -> None:
+    composition = make()
+    composition.apply(with_choices(1, 1, 0, 8, 12, 4))
+    step = control.Step(number=2)
+    step.changes.add().evict.row = 1
+    composition.apply(step)
+    assert composition.rows == 0
+    with pytest.raises(InvalidInput):
+        composition.apply(prefill(3, 4, 0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        with_choices(2, 3, 0, 8, 9, 1),  # a number that a copy will have
+        with_choices(2, 9, 0, 8, 9, 9),  # too many
+        with_choices(2, 9, 0, 8, 9, MAX_ROWS - 2),  # more rows than there may be
+        with_choices(2, 1, 8, 9, 9, 3),  # not with the first chunk
+    ],
+)
+def test_choices_that_do_not_follow_are_refused(step: control.Step) -> None:
+    composition = make()
+    composition.apply(with_choices(1, 1, 0, 8, 9, 3))
+    with pytest.raises(InvalidInput) as caught:
+        composition.apply(step)
+    assert caught.value.reason == "BAD_STEP"
+
+
+def test_members_that_disagree_about_choices_have_other_digests() -> None:
+    digests = set()
+    for choices in (0, 2, 3):
+        composition = make()
+        digests.add(composition.apply(with_choices(1, 1, 0, 8, 9, choices)).digest)
+        digests.add(composition.apply(prefill(2, 5, 0, 4, 8)).digest)
+    assert len(digests) == 6

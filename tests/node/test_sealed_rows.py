@@ -299,3 +299,38 @@ def test_no_order_of_events_lets_out_what_was_sealed(events: list[tuple[str, int
                 elif output.row not in gone:
                     assert output.text == SECRET
                     assert list(output.logprobs) == logged(2)
+
+
+def test_the_choices_of_a_sealed_prompt_are_sealed_by_one_count() -> None:
+    head, rows = Head(), SealedRows()
+    row, opener = head.seal(choices=2)
+    row.choices = 2
+    rows.check(1, 2)
+    rows.add(1, head.unsealer.open(row, head.plan)[1], 2)
+    with pytest.raises(InvalidInput):
+        rows.check(2)
+    told = []
+    for number, (at, finish) in enumerate([(1, 0), (2, 1), (1, 1)], start=1):
+        event = done(number, control.RowOutput(row=at, text="x", tokens=number, finish=finish))
+        (output,) = outputs(rows.seal(event))
+        chunk, last = opener.open(output.sealed)
+        told.append((inference.SealedDelta.FromString(chunk).choice, last))
+    assert told == [(0, False), (1, False), (0, True)]
+
+
+def test_copies_that_never_were_are_forgotten_with_their_row() -> None:
+    head, rows = Head(), SealedRows()
+    row, _ = head.seal(choices=3)
+    row.choices = 3
+    rows.add(1, head.unsealer.open(row, head.plan)[1], 3)
+    rows.evict(evict(1, 1))
+    rows.seal(done(1))
+    (output,) = outputs(rows.seal(done(2, control.RowOutput(row=3, text=SECRET))))
+    assert output.WhichOneof("content") is None
+
+
+def test_a_gateway_cannot_change_the_number_of_choices() -> None:
+    head = Head()
+    row, _ = head.seal(choices=2)
+    with pytest.raises(EnvelopeError, match="choices"):
+        head.unsealer.open(row, head.plan)

@@ -429,6 +429,39 @@ def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
         assert answers[row][:tokens] == expected(family, tuple(rows[row][0]), 21)[:tokens], row
 
 
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss", "mamba2", "qwen3:4"])
+def test_choices_are_what_rows_of_their_own_would_be(family: str, size: int) -> None:
+    """Copies of a row are rows with seeds that follow on its own, wherever they are stepped."""
+    prompt, tokens = prompt_of(family, 3, 13), 6
+    sampling = [RowParameters(temperature=1.3, seed=(1 << 64) - 2 + number) for number in range(2)]
+    sampling += [RowParameters(temperature=1.3, seed=number) for number in range(2)]
+    alone = {}
+    for number, parameters in enumerate(sampling, start=1):
+        steps = make_steps(random.Random(number), {1: (13, tokens)}, 1)
+        alone[number] = run(family, size, steps, {1: (prompt, parameters)}).answers[1][:tokens]
+    assert len({tuple(answer) for answer in alone.values()}) > 1
+
+    steps = []
+    for start, end in ((0, 8), (8, 13)):
+        step = control.Step(number=len(steps) + 1)
+        size_of, choices = (params.BLOCK, 4) if start == 0 else (0, 0)
+        step.prefill.chunks.add(
+            row=1, start=start, end=end, prompt_tokens=13, params_bytes=size_of, choices=choices
+        )
+        steps.append(step)
+    for turn in range(2 * tokens):
+        step = control.Step(number=len(steps) + 1)
+        if turn < 2:
+            for row in (1, 3) if turn == 0 else (4, 2):
+                step.changes.add().admit.CopyFrom(control.Admit(row=row, lane=turn))
+        step.decode.lane = turn % 2
+        steps.append(step)
+    rows = dict.fromkeys(range(1, 5), (prompt, sampling[0]))
+    answers = run(family, size, steps, rows).answers
+    assert {row: answer[:tokens] for row, answer in answers.items()} == alone
+
+
 class PrefixSteps:
     """A run in which prefixes of rows are kept, dropped and reused at any time that the composition allows.
 
@@ -512,7 +545,7 @@ class PrefixSteps:
         self.held[row] = end
 
 
-PREFIX_FAMILIES = ["llama", "qwen3", "gemma3_text", "mixtral", "gpt_oss", "deepseek_v3", "mamba2"]
+PREFIX_FAMILIES = ["llama", "qwen3", "gemma3_text", "mixtral", "gpt_oss", "deepseek_v3", "mamba2", "qwen3:4"]
 
 
 def check_prefixes(family: str, tails: list[tuple[int, int]], choices: random.Random, size: int) -> int:
@@ -533,7 +566,7 @@ def check_prefixes(family: str, tails: list[tuple[int, int]], choices: random.Ra
     return sum(done.reused)
 
 
-TRIMMABLE = {"llama", "qwen3", "mixtral", "deepseek_v3"}
+TRIMMABLE = {"llama", "qwen3", "mixtral", "deepseek_v3", "qwen3:4"}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

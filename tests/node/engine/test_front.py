@@ -362,3 +362,20 @@ def test_a_bias_on_a_token_that_is_not_there_is_refused(desk: Desk) -> None:
     beyond = inference.Sampling(logit_bias={END + 1: 1.0})
     problem = desk.open(2, text_prompt("a", sampling=beyond)).refused.problem
     assert (problem.reason, problem.metadata["param"]) == ("BAD_SAMPLING", "logit_bias")
+
+
+def test_choices_are_opened_with_their_row_and_forgotten_with_it(desk: Desk) -> None:
+    command = engine.OpenEngineRow(row=1, prompt=text_prompt("hi"), max_tokens=2, choices=3)
+    desk.front.open(command)
+    assert desk.events.get(timeout=10).opened.row == 1
+    desk.front.prefilled(1)
+    desk.front.forget(1)
+    assert desk.deliver({1: 97, 2: 98, 3: 99}) == {2: ("b", 1, 0), 3: ("c", 1, 0)}
+    command.row = 4
+    desk.front.open(command)
+    desk.events.get(timeout=10)
+    desk.front.forget(4)
+    assert desk.deliver({4: 97, 5: 98, 6: 99}) == {}
+    command.row, command.choices = 3, 2
+    desk.front.open(command)
+    assert desk.events.get(timeout=10).refused.problem.reason == "ROW_EXISTS"
