@@ -230,6 +230,7 @@ def test_bounds(guard: ReplayGuard) -> None:
     assert refusal(KEY.open_request, bytes(MAX_REQUEST_BYTES + 1), info(), guard) == "ENVELOPE_TOO_LARGE"
     assert refusal(KEY.open_request, bytes(MAX_REQUEST_BYTES), info(), guard) == "ENVELOPE_REFUSED"
     assert info(deployment="x" * 64).encode()
+    assert info(deployment="x").encode()
     with pytest.raises(InvalidInput):
         info(deployment="x" * 65)
     sealer, opener = reply_pair(guard)

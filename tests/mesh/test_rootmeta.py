@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.dsse import Ed25519Signer, open_envelope, seal_envelope
+from mesh.dsse import Ed25519Signer, Envelope, encode_envelope, key_id, open_envelope, seal_envelope
 from mesh.encoding import canonical_json
 from mesh.errors import RosterError
 from mesh.labels import Label
@@ -23,9 +23,12 @@ from mesh.rootmeta import (
     PAYLOAD_TYPE,
     RootMetadata,
     check_root_times,
+    cosign_root,
     decode_chain,
+    draft_root,
     encode_chain,
     follow_root,
+    read_root_draft,
     root_fingerprint,
     sign_root,
     verify_root_chain,
@@ -191,3 +194,28 @@ def test_a_chain_may_be_as_long_as_its_limit(authority: Any) -> None:
     assert (
         verify_root_chain(decode_chain(encode_chain(root.chain)), authority.root.fingerprint, now=NOW) == root
     )
+
+
+def test_a_draft_travels_unsigned_and_gathers_signatures(make_authority: Callable[..., Any]) -> None:
+    authority = make_authority(roots=2, root_threshold=2)
+    root = dataclasses.replace(authority.root, chain=())
+    draft = draft_root(root)
+    assert read_root_draft(draft) == (root, ())
+    for number, signer in enumerate(authority.root_signers, 1):
+        assert refusal(follow_root, draft, None) in ("ENVELOPE_MALFORMED", "THRESHOLD_NOT_MET")
+        draft = cosign_root(draft, signer)
+        assert len(read_root_draft(draft)[1]) == number
+    assert cosign_root(draft, authority.root_signers[0]) == draft, "one signature per key"
+    assert set(read_root_draft(draft)[1]) == {key_id(key) for key in root.root_keys}
+    assert follow_root(draft, None) == dataclasses.replace(root, chain=(draft,))
+
+
+@pytest.mark.parametrize("payload", [b"", b"{}", b"junk", canonical_json({"type": "roster"})])
+def test_nobody_signs_what_is_no_root_metadata(payload: bytes) -> None:
+    """A holder's key would otherwise sign anything that it is handed."""
+    envelope = encode_envelope(Envelope(PAYLOAD_TYPE, payload, ()))
+    signer = Ed25519Signer.generate()
+    assert refusal(cosign_root, envelope, signer) in ("ROOT_MALFORMED", "ENVELOPE_MALFORMED")
+    assert refusal(read_root_draft, envelope) in ("ROOT_MALFORMED", "ENVELOPE_MALFORMED")
+    other = encode_envelope(Envelope("application/vnd.sealring.roster+json", payload or b"x", ()))
+    assert refusal(cosign_root, other, signer) == "ENVELOPE_TYPE"
