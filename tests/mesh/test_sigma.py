@@ -610,3 +610,9 @@ def test_any_delivery_of_any_frames_gives_only_matching_sessions(
 @pytest.mark.parametrize("first", [b"", b"X", b"\x01", b"\x02", b"\x03", b"\x04"])
 def test_nothing_is_heard_before_the_start(pair: Any, first: bytes) -> None:
     assert refusal(pair.initiator(), first + bytes(64)) == "OUT_OF_ORDER"
+
+
+def test_the_shared_secret_is_gone_afterwards(pair: Any) -> None:
+    initiator, responder = pair.initiator(), pair.responder()
+    pair.handshake(initiator=initiator, responder=responder)
+    assert (initiator._secret, responder._secret) == (b"", b"")

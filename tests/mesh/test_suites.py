@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mesh import suites
 from mesh.errors import HandshakeError, InvalidInput
 from mesh.suites import DEFAULT_SUITES, Group, InitiatorShare, Suite, parse_suites, respond_to_share
 
@@ -103,3 +104,12 @@ def test_a_wrong_mlkem_ciphertext_gives_another_secret() -> None:
     share = InitiatorShare(Group.X25519_MLKEM768)
     answer, secret = respond_to_share(share.group, share.public)
     assert share.agree(answer[:-1] + bytes([answer[-1] ^ 1])) != secret
+
+
+def test_hybrid_suites_need_a_library_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(suite.supported for suite in Suite)
+    monkeypatch.setattr(type(suites.backend), "mlkem_supported", lambda self: False)
+    assert {suite for suite in Suite if suite.supported} == {
+        Suite.X25519_CHACHA20POLY1305,
+        Suite.X25519_AES256GCM,
+    }

@@ -37,6 +37,7 @@ def test_key_schedule() -> None:
     note = keys.seal_note(b"port", b"5001")
     assert note.hex() == "d2925b93f8ee7f286a956801d2b784ed0efef214"
     assert session(1).open_note(b"port", note) == b"5001"
+    assert session(1).seal_note(b"port", b"5001").hex() == "64b043005e40cd7c8912ef4f981aa691546e85b0"
 
 
 def test_the_initiator_is_the_lower_rank_on_either_edge() -> None:
