@@ -11,11 +11,11 @@ from typing import Any
 
 from sealring.v1 import admin_pb2, trace_pb2
 
-SHOWN = ("wait", "copy_in", "build", "compute", "copy_out", "seal", "send", "receive", "open")
+SHOWN = ("wait", "copy_in", "build", "launch", "compute", "copy_out", "seal", "send", "receive", "open")
 """Activities in the order of a record's way through a member."""
 
 _THREADS = {
-    "compute loop": ("wait", "build"),
+    "compute loop": ("wait", "build", "launch"),
     "device": ("compute",),
     "records out": ("copy_out",),
     "records in": ("copy_in",),

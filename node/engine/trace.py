@@ -12,6 +12,7 @@ from sealring.v1.trace_pb2 import (
     ACTIVITY_COMPUTE,
     ACTIVITY_COPY_IN,
     ACTIVITY_COPY_OUT,
+    ACTIVITY_LAUNCH,
     ACTIVITY_WAIT,
 )
 
@@ -47,13 +48,17 @@ def _step_spans(steps: Sequence[StepTimes]) -> Iterator[trace_pb2.Span]:
 
 def _loop_spans(times: StepTimes) -> Iterator[trace_pb2.Span]:
     """A graph is built before or after its input is there, and launched after both."""
-    step = times.step
-    started, built, fed, launched = map(_nanoseconds, (times.started, times.built, times.fed, times.launched))
-    waited_from = built if started <= built <= fed else started
-    if waited_from > started:
-        yield span(ACTIVITY_BUILD, step, started, waited_from)
-    yield span(ACTIVITY_WAIT, step, waited_from, fed)
-    yield span(ACTIVITY_BUILD, step, fed, launched)
+    step, started, built, fed, launched = (
+        times.step,
+        *map(_nanoseconds, (times.started, times.built, times.fed, times.launched)),
+    )
+    if built <= fed:
+        yield span(ACTIVITY_BUILD, step, started, built)
+        yield span(ACTIVITY_WAIT, step, built, fed)
+    else:
+        yield span(ACTIVITY_WAIT, step, started, fed)
+        yield span(ACTIVITY_BUILD, step, fed, built)
+    yield span(ACTIVITY_LAUNCH, step, max(built, fed), launched)
 
 
 def _nanoseconds(seconds: float) -> int:

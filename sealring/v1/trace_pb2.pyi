@@ -29,7 +29,7 @@ class _ActivityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Activity.Val
     ACTIVITY_WAIT: _Activity.ValueType  # 1
     """engine: for the step's input"""
     ACTIVITY_BUILD: _Activity.ValueType  # 2
-    """engine: from the input to the launch of the compute graph"""
+    """engine: the compute graph is put together"""
     ACTIVITY_COMPUTE: _Activity.ValueType  # 3
     """engine: the device"""
     ACTIVITY_COPY_OUT: _Activity.ValueType  # 4
@@ -44,6 +44,8 @@ class _ActivityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Activity.Val
     """carrier: from its first byte to its last"""
     ACTIVITY_OPEN: _Activity.ValueType  # 9
     """carrier"""
+    ACTIVITY_LAUNCH: _Activity.ValueType  # 10
+    """engine: the graph is handed to the device; on a CPU most of it is computed meanwhile"""
 
 class Activity(_Activity, metaclass=_ActivityEnumTypeWrapper): ...
 
@@ -51,7 +53,7 @@ ACTIVITY_UNSPECIFIED: Activity.ValueType  # 0
 ACTIVITY_WAIT: Activity.ValueType  # 1
 """engine: for the step's input"""
 ACTIVITY_BUILD: Activity.ValueType  # 2
-"""engine: from the input to the launch of the compute graph"""
+"""engine: the compute graph is put together"""
 ACTIVITY_COMPUTE: Activity.ValueType  # 3
 """engine: the device"""
 ACTIVITY_COPY_OUT: Activity.ValueType  # 4
@@ -66,6 +68,8 @@ ACTIVITY_RECEIVE: Activity.ValueType  # 8
 """carrier: from its first byte to its last"""
 ACTIVITY_OPEN: Activity.ValueType  # 9
 """carrier"""
+ACTIVITY_LAUNCH: Activity.ValueType  # 10
+"""engine: the graph is handed to the device; on a CPU most of it is computed meanwhile"""
 Global___Activity: _TypeAlias = Activity  # noqa: Y015
 
 @_typing.final

@@ -9,7 +9,7 @@ from mesh.errors import Conflict, EpochEnded, FailedPrecondition
 from node.channel import create_channel
 from node.daemon_engine import EngineFigures
 from node.daemon_epoch import Epoch, LinkSecrets, Phase
-from sealring.v1 import engine_pb2, membership_pb2
+from sealring.v1 import engine_pb2, membership_pb2, trace_pb2
 
 
 class Plan:
@@ -50,6 +50,9 @@ class Engine(Part):
     async def drained(self) -> None:
         return
 
+    async def trace(self, since: int) -> trace_pb2.ProcessTrace:
+        return trace_pb2.ProcessTrace(since=since)
+
     def kill(self) -> None:
         self.log.append("kill")
 
@@ -65,6 +68,9 @@ class Carrier(Part):
 
     async def form(self, seconds: float) -> None:
         await self._wait("form")
+
+    async def trace(self, since: int) -> trace_pb2.ProcessTrace:
+        return trace_pb2.ProcessTrace(since=since + 1)
 
     async def stop(self) -> None:
         self.log.append("stop")
@@ -157,11 +163,14 @@ async def test_the_whole_way(size: int) -> None:
     assert epoch.phase is Phase.PREPARED
     with pytest.raises(FailedPrecondition):
         epoch.attach(Gateway())
+    with pytest.raises(FailedPrecondition):
+        await epoch.trace(0)
     epoch.commit()
     shop.open("form")
     await settle()
     assert epoch.phase is Phase.UP
     assert shop.reports == ["prepared", "up"]
+    assert [one.since for one in await epoch.trace(40)] == [40, 41][:size]
     gateway = Gateway()
     epoch.attach(gateway)
     with pytest.raises(Conflict):

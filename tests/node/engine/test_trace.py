@@ -28,16 +28,17 @@ def test_a_graph_built_before_its_input_came() -> None:
     assert spans(StepTimes(7, started=1, built=2, fed=5, launched=6, ready=8, sent=9)) == [
         ("build", 7, 1, 2),
         ("wait", 7, 2, 5),
-        ("build", 7, 5, 6),
+        ("launch", 7, 5, 6),
         ("compute", 7, 6, 8),
         ("copy_out", 7, 8, 9),
     ]
 
 
 def test_a_graph_built_after_its_input_came() -> None:
-    assert spans(StepTimes(7, started=1, fed=2, built=4, launched=6, ready=8, sent=9))[:3] == [
+    assert spans(StepTimes(7, started=1, fed=2, built=4, launched=6, ready=8, sent=9))[:4] == [
         ("wait", 7, 1, 2),
-        ("build", 7, 2, 6),
+        ("build", 7, 2, 4),
+        ("launch", 7, 4, 6),
         ("compute", 7, 6, 8),
     ]
 
