@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from node.carrier.neighbours import Connections
-
-_CONNECT_SECONDS = 20.0
-_VISITOR = """
-import socket, sys, time
-for _ in range(4000):
-    try:
-        visitor = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-        break
-    except OSError:
-        time.sleep(0.005)
-sys.stdin.read()
-"""
+from mesh.addresses import parse_address
+from node.carrier.neighbours import Connections
 
 
 def timed(work: Callable[[], None], count: int) -> list[float]:
@@ -38,25 +25,27 @@ def timed(work: Callable[[], None], count: int) -> list[float]:
 
 
 def ring(rank: int, own: str, other: str, plan: list[tuple[int, int, bool]]) -> None:
-    """Ping-pong with the other rank; rank 0 prints the round trips of each (length, count, spin)."""
-    from node.carrier.ring import RingGroup
+    """Ping-pong with the other rank; rank 0 prints the round trips of each (length, count, by MLX or not)."""
+    from node.carrier import ring as carrier_ring
 
-    group = RingGroup(_connections(own, other), _knock)
+    group = carrier_ring.RingGroup(connect(parse_address(own), parse_address(other)), knock)
+    short = carrier_ring.SHORT_BYTES
 
-    def receive(length: int, spin: bool) -> None:
-        while not spin and group.incoming.fileno() not in group.wait_readable(None):
+    def receive(length: int) -> None:
+        while group.incoming.fileno() not in group.wait_readable(None):
             pass
         group.receive(length)
 
-    for length, count, spin in plan:
+    for length, count, by_mlx in plan:
+        carrier_ring.SHORT_BYTES = 0 if by_mlx else short
         group.send_buffer(length)
 
-        def ping(length: int = length, spin: bool = spin) -> None:
+        def ping(length: int = length) -> None:
             group.send(length)
-            receive(length, spin)
+            receive(length)
 
-        def pong(length: int = length, spin: bool = spin) -> None:
-            receive(length, spin)
+        def pong(length: int = length) -> None:
+            receive(length)
             group.send(length)
 
         timed(ping if rank == 0 else pong, 10)
@@ -64,36 +53,40 @@ def ring(rank: int, own: str, other: str, plan: list[tuple[int, int, bool]]) -> 
         spent = timed(ping if rank == 0 else pong, count)
         cpu = time.process_time() - cpu
         if rank == 0:
-            found = {"bytes": length, "spin": spin, "us": spent, "cores": cpu / (sum(spent) / 1e6)}
+            found = {"bytes": length, "mlx": by_mlx, "us": spent, "cores": cpu / (sum(spent) / 1e6)}
             sys.stdout.write(json.dumps(found) + "\n")
             sys.stdout.flush()
 
 
-def _connections(own: str, other: str) -> Connections:
-    """To the other rank and from it, as `node.carrier.neighbours` makes them, unconfirmed."""
-    from mesh.addresses import parse_address
-    from node.carrier.neighbours import Connections
-
-    with socket.create_server(parse_address(own)) as listener:
-        until = time.monotonic() + _CONNECT_SECONDS
-        while True:
-            try:
-                outgoing = socket.create_connection(parse_address(other), timeout=_CONNECT_SECONDS)
-                break
-            except ConnectionRefusedError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.01)
-        listener.settimeout(_CONNECT_SECONDS)
+def connect(own: tuple[str, int], other: tuple[str, int]) -> Connections:
+    """To the other rank and from it."""
+    with socket.create_server(own) as listener:
+        outgoing = reach(other)
         incoming, _ = listener.accept()
     for connection in (outgoing, incoming):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Connections(outgoing, incoming)
 
 
-def _knock(port: int) -> None:
-    """A process that connects to the port, as a carrier's daemon does, and stays until this one ends."""
-    subprocess.Popen([sys.executable, "-c", _VISITOR, str(port)], stdin=subprocess.PIPE)
+def reach(address: tuple[str, int]) -> socket.socket:
+    until = time.monotonic() + 20
+    while True:
+        try:
+            return socket.create_connection(address)
+        except ConnectionRefusedError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+
+
+def knock(port: int) -> None:
+    """What a daemon does for its carrier: MLX, which lets nobody else in this process work, is called."""
+    if os.fork() == 0:
+        try:
+            reach(("127.0.0.1", port))
+            time.sleep(5)
+        finally:
+            os._exit(0)
 
 
 def pipe(far: Connection) -> None:

@@ -38,6 +38,7 @@ MODULES = (
     "simulate",
     "seal",
     "loop",
+    "ring",
 )
 """The benchmarks by name; each is a module of this package with a BENCHMARK in it."""
 

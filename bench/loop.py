@@ -28,6 +28,7 @@ from mesh.composition import ResolvedStep
 from node.engine import device, params
 from node.engine.epoch import Epoch
 from node.engine.logprobs import Asking, TokenLogprobs
+from node.engine.main import _SWITCH_SECONDS
 from node.engine.staging import Stage, random_stage
 from node.engine.staging.anatomy import dissect, full_cache
 from node.engine.staging.quantization import CacheQuantization, cache_quantization
@@ -162,7 +163,7 @@ def run(options: argparse.Namespace) -> Result:
     import mlx_lm
 
     mlx_lm.stream_generate  # noqa: B018  # the whole package
-    sys.setswitchinterval(0.0005)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     device.prepare()
     folder = by_name(options.model) if "#" not in options.model else options.model
     stage, vocabulary = load(str(folder), 0, options.kv_bits)

@@ -74,7 +74,7 @@ def split_layers(config: dict[str, Any], stages: int) -> list[int]:
     layers: int = config["num_hidden_layers"]
     best = min(
         range(1, layers - stages + 2) if stages > 1 else [layers],
-        key=lambda tail: max(tail + head, -(-(layers - tail) // max(1, stages - 1))),
+        key=lambda tail: (max(tail + head, -(-(layers - tail) // max(1, stages - 1))), -tail),
     )
     rest, others = layers - best, stages - 1
     return [rest // others + (rank < rest % others) for rank in range(others)] + [best] if others else [best]
@@ -472,8 +472,24 @@ def digest(found: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+TARGETS = {
+    ("70b", "2 stages, 2 x 32 rows / one process, 64 rows"): 0.90,
+    ("8b", "2 stages, 2 x 32 rows / one process, 64 rows"): 0.85,
+    ("70b", "4 stages, 4 x 32 rows / one process, 128 rows"): 0.80,
+    ("70b", "2 stages, 2 x 32 rows / 2 stages, 1 x 1 rows"): 45,
+    ("8b", "2 stages, 2 x 32 rows / 2 stages, 1 x 1 rows"): 45,
+    ("70b", "2 stages, 2 x 32 rows / 2 stages, 2 x 32 rows, unsealed"): 0.98,
+    ("8b", "2 stages, 2 x 32 rows / 2 stages, 2 x 32 rows, unsealed"): 0.98,
+}
+"""Ratios that are asked for, of the shapes that are meant for GPUs."""
+
+
 def checks(result: Result) -> list[Check]:
-    return []
+    return [
+        Check(f"{shape}: {name}", result["ratios"][name], target, True)
+        for (shape, name), target in TARGETS.items()
+        if shape == result["shape"] and name in result["ratios"]
+    ]
 
 
 def tables(result: Result) -> list[Table]:
@@ -531,7 +547,7 @@ BENCHMARK = Benchmark(
     tables,
     chart,
     checks,
-    quick=("--steps", "32"),
+    quick=("--shape", "4x64", "--steps", "32", "--baseline", "8,1"),
 )
 
 
