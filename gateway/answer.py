@@ -10,6 +10,9 @@ from gateway.timings import Timings
 from mesh.errors import SealringError
 from sealring.v1 import inference_pb2 as inference
 
+MOST_LOGPROBS = 256
+"""Tokens with log-probabilities from which on a delta is not joined with the next: messages have a limit."""
+
 
 class Answer:
     """Events of one request, in order. Written by a ring, read by one task, in one event loop.
@@ -42,6 +45,8 @@ class Answer:
         self._text_tokens = tokens
         if logprobs:
             self._logprobs.extend(logprobs)
+            if len(self._logprobs) >= MOST_LOGPROBS:
+                self._flush()
         self._wake()
 
     def finished(self, event: inference.Finished) -> None:

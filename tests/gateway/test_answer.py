@@ -22,6 +22,20 @@ async def test_waiting_deltas_are_joined_with_their_log_probabilities() -> None:
     assert (second.text, second.tokens, list(second.logprobs)) == ("d", 5, [])
 
 
+async def test_joined_log_probabilities_stay_below_the_limit_of_a_message() -> None:
+    answer = Answer()
+    spelling = b"x" * 64
+    top = [inference.TopLogprob(id=each, spelling=spelling, logprob=-1) for each in range(20)]
+    for number in range(1, 3001):
+        one = inference.TokenLogprob(id=number, spelling=spelling, logprob=-1, top=top)
+        answer.delta("x", b"", number, [one])
+    answer.finished(inference.Finished())
+    events = [event async for event in answer]
+    assert max(event.ByteSize() for event in events) < 1 << 20
+    assert [one.id for event in events for one in event.delta.logprobs] == list(range(1, 3001))
+    assert "".join(event.delta.text for event in events) == "x" * 3000
+
+
 async def test_a_token_without_text_is_told() -> None:
     answer = Answer()
     answer.delta("", b"", 1, told(1))
