@@ -28,6 +28,7 @@ from mesh.roster_codec import (
     size_cap,
 )
 from mesh.roster_reader import check_roster
+from mesh.roster_rules import check_lifetime
 from mesh.trust import KeyType, TrustLevel
 
 NOW = 1_800_000_000
@@ -261,6 +262,11 @@ def test_stale_evidence_lowers_trust_below_its_level(cluster: Any) -> None:
     ring = dataclasses.replace(cluster.draft.rings[0], trust_floor=0)
     roster = cluster.verified(members=(stale, *rest), rings=(ring,), trust_floor=0)
     assert roster.min_trust == roster.rings[0].min_trust == 0
+
+
+def test_the_shortest_and_the_longest_life() -> None:
+    check_lifetime(NOW, NOW + 1)
+    check_lifetime(NOW, NOW + 900)
 
 
 @pytest.mark.parametrize(("issued", "expires"), [(NOW, NOW), (NOW, NOW - 1), (NOW, NOW + 901)])

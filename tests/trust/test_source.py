@@ -28,6 +28,7 @@ REVIEWED_READERS = {
     "mesh/config.py",
     "mesh/paths.py",
     "node/carrier/ring.py",  # sets what MLX reads
+    "node/engine/device.py",  # likewise
     "node/models.py",  # where the Hugging Face library keeps models
     "node/supervisor.py",  # what children inherit
 }
