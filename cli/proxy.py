@@ -42,6 +42,8 @@ class SealingBackend:
             model=request.model,
             max_tokens=request.max_tokens,
             min_trust=request.min_trust,
+            priority=request.priority,
+            deadline_ms=request.deadline_ms,
         )
         begun = False
         async with contextlib.aclosing(reply):

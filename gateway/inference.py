@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -97,7 +98,16 @@ class RingBackend:
             )
         answer = Answer(timings)
         timings.parsed = time.perf_counter()
-        work = Request(request_id, key[:MAX_KEY], request.max_tokens, request.envelope, model, tenant)
+        work = Request(
+            request_id,
+            key[:MAX_KEY],
+            request.max_tokens,
+            request.envelope,
+            model,
+            tenant,
+            priority=request.priority,
+            patience=request.deadline_ms / 1e3 or math.inf,
+        )
         self._running.add(request_id)
         try:
             with self._metrics.request(model) as observed:

@@ -151,7 +151,8 @@ class Ring:
         return [(request, waiting.answer, waiting.min_trust) for request, waiting in taken]
 
     def tick(self) -> None:
-        """Fails requests that have waited too long for an epoch. Must be called about every second."""
+        """Fails requests that have waited too long. Must be called about every second."""
+        self._perform(self.scheduler.expire(self._clock()))
         if not self.patient:
             error = Unavailable(
                 f"the ring has been down for {PATIENCE_SECONDS:g} s",

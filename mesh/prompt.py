@@ -32,6 +32,8 @@ MAX_LOGPROBS = 20
 MAX_TOKENS = (1 << 31) - 1
 MAX_ENVELOPE_BYTES = 8 << 20
 
+MAX_PRIORITY = 10
+MAX_DEADLINE_MS = 24 * 3600 * 1000
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
@@ -66,14 +68,22 @@ def validate_request_id(request_id: str) -> None:
 def validate_request(request: inference.GenerateRequest) -> None:
     """Checks a request as a gateway may see it: clear prompts wholly, sealed ones by their size.
 
-    Raises InvalidInput: BAD_REQUEST_ID, EMPTY_ENVELOPE, ENVELOPE_TOO_LONG, BAD_MAX_TOKENS, and those of
-    `validate_prompt`. An empty request id and an empty model name pass.
+    Raises InvalidInput: BAD_REQUEST_ID, EMPTY_ENVELOPE, ENVELOPE_TOO_LONG, BAD_MAX_TOKENS, BAD_PRIORITY,
+    BAD_DEADLINE, and those of `validate_prompt`. An empty request id and an empty model name pass.
     """
     if request.request_id:
         validate_request_id(request.request_id)
     if request.max_tokens > MAX_TOKENS:
         raise InvalidInput(
             f"max_tokens is above {MAX_TOKENS}", reason="BAD_MAX_TOKENS", param="max_tokens", limit=MAX_TOKENS
+        )
+    if abs(request.priority) > MAX_PRIORITY:
+        raise InvalidInput(
+            f"priority is not in [-{MAX_PRIORITY}, {MAX_PRIORITY}]", reason="BAD_PRIORITY", param="priority"
+        )
+    if request.deadline_ms > MAX_DEADLINE_MS:
+        raise InvalidInput(
+            f"deadline_ms is above {MAX_DEADLINE_MS}", reason="BAD_DEADLINE", param="deadline_ms"
         )
     kind = request.envelope.WhichOneof("content")
     if kind == "clear":

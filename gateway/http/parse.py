@@ -9,9 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mesh.errors import InvalidInput
 from mesh.prompt import (
+    MAX_DEADLINE_MS,
     MAX_LOGIT_BIASES,
     MAX_LOGPROBS,
     MAX_PENALTY,
+    MAX_PRIORITY,
     MAX_REPETITION_CONTEXT_SIZE,
     MAX_TOKEN_ID,
 )
@@ -55,7 +57,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "logits_processors": ([],),
     "min_tokens": (0,),
-    "priority": (0,),
     "prompt_logprobs": (),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
@@ -122,6 +123,8 @@ class CommonBody(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
@@ -287,6 +290,8 @@ def _request(
         envelope=inference.Envelope(clear=prompt),
         max_tokens=max_tokens,
         min_trust=body.min_trust or 0,
+        priority=body.priority or 0,
+        deadline_ms=body.deadline_ms or 0,
     )
 
 

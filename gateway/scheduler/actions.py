@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -18,6 +19,9 @@ class Request:
     `key` is who asks, for fairness, and `tenant` whose prompts may share prefixes with this one.
     `max_tokens` 0 means as many as the context holds. `delivered` counts the
     tokens whose text the client has; with the envelope it is what a replay in a later epoch starts from.
+
+    `priority` orders the requests of one key, the lower the earlier; `patience` is how many seconds may pass
+    before it is begun, from which `deadline` follows, and `due` its place among the others of its key.
     """
 
     id: str
@@ -29,6 +33,10 @@ class Request:
     delivered: int = 0
     begun: bool = False
     attempts: int = 0
+    priority: int = 0
+    patience: float = math.inf
+    deadline: float = math.inf
+    due: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,70 @@
-"""The waiting requests of one ring: bounded, first come first served per key, turn by turn over keys."""
+"""The waiting requests of one ring: bounded, turn by turn over keys, and of each key what is due first.
+
+A request is due when it comes, `STEP_SECONDS` later for every step of its priority, or a little before its
+deadline if that is earlier. Nothing that comes more than 200 s after it overtakes it, whatever the
+priorities: waiting is what a priority is paid with, so nothing waits for ever. Keys take turns whatever the
+priorities of their requests: nobody gets ahead of others by calling everything urgent.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import OrderedDict
+from heapq import heapify, heappop, heappush
 
 from gateway.scheduler.actions import Request
 
+STEP_SECONDS = 10.0
+"""Seconds of waiting that a step of priority is worth."""
+
+AHEAD_SECONDS = 10.0
+"""How long before its deadline a request is due."""
+
+_SLACK = 64
+
+
+class _Key:
+    """The requests of one key; entries of the heap whose request is not there any more count for nothing."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, tuple[float, int, Request]] = {}
+        self._heap: list[tuple[float, int, Request]] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def push(self, due: float, order: int, request: Request) -> None:
+        entry = self._requests[request.id] = (due, order, request)
+        heappush(self._heap, entry)
+        if len(self._heap) > 2 * len(self) + _SLACK:
+            self._heap = list(self._requests.values())
+            heapify(self._heap)
+
+    def pop(self) -> Request:
+        while True:
+            entry = heappop(self._heap)
+            if self._requests.get(entry[2].id) is entry:
+                return self.remove(entry[2].id)
+
+    def remove(self, request_id: str) -> Request:
+        return self._requests.pop(request_id)[2]
+
+    def last(self) -> Request:
+        """The one that would be the last."""
+        return max(self._requests.values())[2]
+
 
 class FairQueue:
-    """Every operation but `displace` takes constant time, whatever waits."""
+    """`push` and `pop` take a time that grows with the logarithm of what waits."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._keys: OrderedDict[str, OrderedDict[str, Request]] = OrderedDict()
+        self._keys: OrderedDict[str, _Key] = OrderedDict()
         self._key_of: dict[str, str] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        self._back = itertools.count()
+        self._front = itertools.count(-1, -1)
 
     def __len__(self) -> int:
         return len(self._key_of)
@@ -25,21 +76,30 @@ class FairQueue:
     def full(self) -> bool:
         return len(self) >= self._capacity
 
-    def push(self, request: Request) -> None:
-        """Adds behind the others of its key; a key that was not waiting gets the last turn."""
-        self._keys.setdefault(request.key, OrderedDict())[request.id] = request
-        self._key_of[request.id] = request.key
+    def push(self, request: Request, now: float) -> None:
+        """Adds a request that comes `now`, or came before; a key that was not waiting gets the last turn."""
+        if request.due is None:
+            request.deadline = now + request.patience
+            request.due = min(now + STEP_SECONDS * request.priority, request.deadline - AHEAD_SECONDS)
+        self._add(request, request.due, next(self._back))
 
     def push_front(self, request: Request) -> None:
         """Gives a request its place back that it had before it was taken; never refused for length."""
-        self.push(request)
-        self._keys[request.key].move_to_end(request.id, last=False)
+        self._add(request, -math.inf, next(self._front))
         self._keys.move_to_end(request.key, last=False)
 
+    def _add(self, request: Request, due: float, order: int) -> None:
+        self._keys.setdefault(request.key, _Key()).push(due, order, request)
+        self._key_of[request.id] = request.key
+        if request.deadline < math.inf:
+            heappush(self._deadlines, (request.deadline, request.id))
+
     def pop(self) -> Request:
-        """The next request: the oldest of the key whose turn it is. Raises KeyError when none waits."""
+        """What is due first of the key whose turn it is. Raises KeyError when none waits."""
+        if not self._keys:
+            raise KeyError("no request waits")
         key, waiting = next(iter(self._keys.items()))
-        _, request = waiting.popitem(last=False)
+        request = waiting.pop()
         del self._key_of[request.id]
         if waiting:
             self._keys.move_to_end(key)
@@ -51,13 +111,13 @@ class FairQueue:
         """Takes a request out. Raises KeyError when it does not wait."""
         key = self._key_of.pop(request_id)
         waiting = self._keys[key]
-        request = waiting.pop(request_id)
+        request = waiting.remove(request_id)
         if not waiting:
             del self._keys[key]
         return request
 
     def displace(self, key: str) -> Request | None:
-        """Makes room for `key` in a full queue: takes out the newest request of the key that has most.
+        """Makes room for `key` in a full queue: takes out the last request of the key that has most.
 
         None when `key` itself would then have no less than that one has, or when what would go has
         already been accepted by the head once.
@@ -65,8 +125,17 @@ class FairQueue:
         largest = max(self._keys, key=lambda name: len(self._keys[name]), default=None)
         if largest is None or len(self._keys.get(key, ())) + 1 >= len(self._keys[largest]):
             return None
-        newest = next(reversed(self._keys[largest].values()))
-        return None if newest.attempts else self.remove(newest.id)
+        last = self._keys[largest].last()
+        return None if last.attempts else self.remove(last.id)
+
+    def expired(self, now: float) -> list[Request]:
+        """Takes out the requests whose deadlines have passed."""
+        gone = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, request_id = heappop(self._deadlines)
+            if request_id in self._key_of:
+                gone.append(self.remove(request_id))
+        return gone
 
     def drain(self) -> list[Request]:
         """Takes everything out, in the order of turns."""

@@ -14,6 +14,7 @@ fail with EPOCH_ENDED.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gateway.scheduler.actions import (
@@ -33,7 +34,7 @@ from gateway.scheduler.pace import Pace
 from gateway.scheduler.planner import EXTENSION, StepPlanner
 from gateway.scheduler.queue import FairQueue
 from gateway.scheduler.row import Phase, Row
-from mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, SealringError
+from mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, ResourceExhausted, SealringError
 from mesh.prefixes import split
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -125,8 +126,21 @@ class Scheduler:
             self._actions.append(Fail(displaced or request, self._queue_full(now)))
             if displaced is None:
                 return self._take()
-        self._queue.push(request)
+        self._queue.push(request, now)
         return self._pump()
+
+    def expire(self, now: float) -> list[Action]:
+        """Fails the requests that were to be begun by now and are not. To be called now and then."""
+        for request in self._queue.expired(now):
+            self._actions.append(Fail(request, _too_late(request)))
+        late = [row for row in self._opened() if row.request.deadline <= now]
+        for row in late:
+            self._actions.append(DiscardRow(row.number))
+            self._fail(row, _too_late(row.request))
+        return self._pump()
+
+    def _opened(self) -> list[Row]:
+        return list(self._epoch.opened.values()) if self._epoch else []
 
     def row_opened(
         self, number: int, *, prompt_tokens: int, params_bytes: int, max_tokens: int, prefixes: bytes = b""
@@ -264,6 +278,7 @@ class Scheduler:
         for row in list(epoch.opened.values()):
             if row.phase is not Phase.WAITING or not epoch.planner.start(row):
                 return
+            row.request.deadline = math.inf  # it has begun
             del epoch.opened[row.number]
 
     def _open(self, epoch: _Epoch) -> None:
@@ -294,6 +309,15 @@ class Scheduler:
             hint="try again later",
             retry_after=self._pace.seconds_for(waiting, now),
         )
+
+
+def _too_late(request: Request) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"the request was not begun within {request.patience:g} s",
+        reason="DEADLINE_PASSED",
+        hint="try again later, or with a later deadline",
+        param="deadline_ms",
+    )
 
 
 def _too_large(row: Row, capacity: int) -> InvalidInput:

@@ -72,6 +72,8 @@ class Attempt:
             envelope=inference.Envelope(sealed=sealed, sealed_for=sealed_for),
             max_tokens=question.max_tokens,
             min_trust=question.min_trust,
+            priority=question.priority,
+            deadline_ms=question.deadline_ms,
         )
 
     def take(self, response: inference.GenerateResponse) -> Delta | None:

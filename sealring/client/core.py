@@ -150,11 +150,16 @@ class ClientCore(Generic[R]):
         max_tokens: int = 0,
         min_trust: int = 0,
         timeout: float | None = None,
+        priority: int = 0,
+        deadline_ms: int = 0,
     ) -> R:
-        """Asks with a prompt of the contract as it is; otherwise as `chat`."""
-        floor = max(self._floor, min_trust)
+        """Asks with a prompt of the contract as it is; otherwise as `chat`.
+
+        `priority` and `deadline_ms` are GenerateRequest's.
+        """
+        floor, seconds = max(self._floor, min_trust), timeout or self._timeout
         return self._reply(
-            Question(prompt, model, max_tokens, floor, timeout or self._timeout, self._prefix_salt)
+            Question(prompt, model, max_tokens, floor, seconds, self._prefix_salt, priority, deadline_ms)
         )
 
     def _set_up(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mesh.envelope import MAX_LIFETIME_SECONDS
 from mesh.errors import InvalidInput
-from mesh.prompt import MAX_TOKENS, validate_prompt
+from mesh.prompt import MAX_DEADLINE_MS, MAX_PRIORITY, MAX_TOKENS, validate_prompt
 from mesh.trust import MAX_SCORE
 from sealring.client.options import SamplingOptions
 from sealring.v1 import inference_pb2 as inference
@@ -21,6 +21,7 @@ Messages = Sequence[Mapping[str, str]]
 class Question:
     """A prompt and how to answer it. `max_tokens` 0: as many as the context holds. `timeout` in seconds.
 
+    `priority` and `deadline_ms` are GenerateRequest's: where it waits among this client's other questions.
     `prefix_salt` is secret: prompts sealed with the same one may share kept prefixes at the head.
     """
 
@@ -30,14 +31,21 @@ class Question:
     min_trust: int
     timeout: float
     prefix_salt: bytes
+    priority: int = 0
+    deadline_ms: int = 0
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput: BAD_MAX_TOKENS, BAD_MIN_TRUST, BAD_TIMEOUT, and those of validate_prompt."""
+        """Raises InvalidInput: BAD_MAX_TOKENS, BAD_MIN_TRUST, BAD_PRIORITY, BAD_DEADLINE, BAD_TIMEOUT, and
+        those of validate_prompt."""
         validate_prompt(self.prompt)
         if not 0 <= self.max_tokens <= MAX_TOKENS:
             raise _bad("max_tokens", "MAX_TOKENS", f"a number from 0 to {MAX_TOKENS}")
         if not 0 <= self.min_trust <= MAX_SCORE:
             raise _bad("min_trust", "MIN_TRUST", f"a number from 0 to {MAX_SCORE}")
+        if abs(self.priority) > MAX_PRIORITY:
+            raise _bad("priority", "PRIORITY", f"a number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+        if not 0 <= self.deadline_ms <= MAX_DEADLINE_MS:
+            raise _bad("deadline_ms", "DEADLINE", f"milliseconds, at most {MAX_DEADLINE_MS}")
         if not 0 < self.timeout <= MAX_LIFETIME_SECONDS:
             raise _bad("timeout", "TIMEOUT", f"seconds, at most {MAX_LIFETIME_SECONDS}")
 

@@ -49,6 +49,8 @@ class GenerateRequest(_message.Message):
     ENVELOPE_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_TRUST_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the deployment's name; may be empty when there is only one"""
@@ -58,6 +60,10 @@ class GenerateRequest(_message.Message):
     """0: as many as the context holds"""
     min_trust: _builtins.int
     """refuse a ring whose weakest member scores below this"""
+    priority: _builtins.int
+    """-10 to 10, the lower the earlier, among requests of one key; 10 s of waiting each"""
+    deadline_ms: _builtins.int
+    """it is to be begun so soon after its arrival, or fails; 0: whenever"""
     choices: _builtins.int
     """answers to the prompt, at most 8; 0: 1"""
     @_builtins.property
@@ -70,11 +76,13 @@ class GenerateRequest(_message.Message):
         envelope: Global___Envelope | None = ...,
         max_tokens: _builtins.int = ...,
         min_trust: _builtins.int = ...,
+        priority: _builtins.int = ...,
+        deadline_ms: _builtins.int = ...,
         choices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "envelope", b"envelope", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "deadline_ms", b"deadline_ms", "envelope", b"envelope", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "priority", b"priority", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

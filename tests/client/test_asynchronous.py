@@ -534,3 +534,11 @@ async def test_neither_question_nor_answer_is_in_a_repr(stage: Stage) -> None:
         shown = [repr(delta) async for delta in reply]
     shown += [repr(reply), repr(reply.completion)]
     assert not [text for text in shown for word in ("capital", "Paris") if word in text]
+
+
+async def test_where_it_waits_is_told_to_the_gateway(stage: Stage) -> None:
+    prompt = inference.Prompt(text="the capital")
+    async with stage.client() as client:
+        await client.ask(prompt, priority=-3, deadline_ms=5000)
+    (request,) = stage.gateway.requests
+    assert (request.priority, request.deadline_ms) == (-3, 5000)

@@ -8,7 +8,7 @@ import pytest
 
 from mesh.errors import InvalidInput
 from sealring.client.options import SamplingOptions
-from sealring.client.question import set_sampling, text_prompt
+from sealring.client.question import Question, set_sampling, text_prompt
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -69,3 +69,18 @@ def test_what_does_not_fit_is_refused_by_name(options: dict[str, Any]) -> None:
 def test_an_option_that_there_is_not_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="temprature"):
         sampling_of(temprature=1.0)
+
+
+def test_where_a_question_waits_reaches_the_request_or_is_refused() -> None:
+    def question(**fields: int) -> Question:
+        return Question(text_prompt("x"), "m", 0, 0, 5.0, b"", **fields)
+
+    assert question(priority=-10, deadline_ms=3).priority == -10
+    for fields, reason in (
+        ({"priority": 11}, "BAD_PRIORITY"),
+        ({"deadline_ms": -1}, "BAD_DEADLINE"),
+        ({"deadline_ms": 86_400_001}, "BAD_DEADLINE"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            question(**fields)
+        assert caught.value.reason == reason

@@ -129,6 +129,8 @@ def test_requests() -> None:
     reasons = {
         "EMPTY_ENVELOPE": inference.GenerateRequest(),
         "BAD_REQUEST_ID": inference.GenerateRequest(request_id="a b", envelope=request.envelope),
+        "BAD_PRIORITY": inference.GenerateRequest(priority=-11, envelope=request.envelope),
+        "BAD_DEADLINE": inference.GenerateRequest(deadline_ms=86_400_001, envelope=request.envelope),
         "BAD_MAX_TOKENS": inference.GenerateRequest(max_tokens=1 << 31, envelope=request.envelope),
         "ENVELOPE_TOO_LONG": inference.GenerateRequest(
             envelope=inference.Envelope(sealed=bytes((8 << 20) + 1))

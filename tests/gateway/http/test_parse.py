@@ -88,6 +88,11 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"presence_context_size": 20}, "unsupported_field", "presence_context_size"),
     ({"guided_json": {}}, "unsupported_field", "guided_json"),
     ({"ignore_eos": True}, "unsupported_field", "ignore_eos"),
+    ({"priority": 11}, "bad_field", "priority"),
+    ({"priority": -11}, "bad_field", "priority"),
+    ({"priority": 0.5}, "bad_field", "priority"),
+    ({"deadline_ms": 0}, "bad_field", "deadline_ms"),
+    ({"deadline_ms": 86_400_001}, "bad_field", "deadline_ms"),
     ({"min_tokens": 3}, "unsupported_field", "min_tokens"),
     ({"xtc_probability": 0.5}, "unsupported_field", "xtc_probability"),
     ({"stop_token_ids": [2]}, "unsupported_field", "stop_token_ids"),
@@ -133,6 +138,12 @@ def test_neutral_fields_pass() -> None:
         "safety_identifier": "abc",
     }
     assert parse({**GOOD, **neutral}) == parse(GOOD)
+
+
+def test_where_it_waits_is_taken_over() -> None:
+    request = parse({**GOOD, "priority": -10, "deadline_ms": 86_400_000})
+    assert (request.priority, request.deadline_ms) == (-10, 86_400_000)
+    assert (parse(GOOD).priority, parse(GOOD).deadline_ms) == (0, 0)
 
 
 def test_sampling_fields_are_taken_over() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.scheduler import (
     Action,
     AnnounceStep,
+    DiscardRow,
     Fail,
     Finish,
     MemberMemory,
@@ -18,8 +21,9 @@ from gateway.scheduler import (
     RingFacts,
     Scheduler,
 )
-from gateway.scheduler.queue import FairQueue
+from gateway.scheduler.queue import AHEAD_SECONDS, STEP_SECONDS, FairQueue, _Key
 from gateway.scheduler.scheduler import OPEN_AHEAD
+from mesh.prompt import MAX_PRIORITY
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -100,7 +104,7 @@ def test_the_queue_is_first_come_first_served_per_key(operations: list[tuple[str
     taken: list[Request] = []
     for number, (operation, key) in enumerate(operations):
         if operation == "push":
-            queue.push(Request(str(number), key, 1, inference.Envelope()))
+            queue.push(Request(str(number), key, 1, inference.Envelope()), 0.0)
             model[key].append(str(number))
         elif operation == "front" and taken:
             request = taken.pop()
@@ -122,10 +126,118 @@ def test_the_queue_is_first_come_first_served_per_key(operations: list[tuple[str
 def test_displacing_takes_the_newest_of_the_largest() -> None:
     queue = FairQueue(4)
     for number in range(4):
-        queue.push(Request(str(number), "a" if number else "b", 1, inference.Envelope()))
+        queue.push(Request(str(number), "a" if number else "b", 1, inference.Envelope()), 0.0)
     assert queue.full
     assert queue.displace("a") is None
     displaced = queue.displace("c")
     assert displaced is not None
     assert displaced.id == "3"
     assert queue.displace("b") is None
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.floats(0, 30),
+        st.sampled_from("ab"),
+        st.integers(-MAX_PRIORITY, MAX_PRIORITY),
+        st.sampled_from([math.inf, 0.5, 5.0, 60.0]),
+        st.booleans(),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(arrivals)
+def test_nothing_is_overtaken_by_what_comes_much_later(
+    coming: list[tuple[float, str, int, float, bool]],
+) -> None:
+    """Not by anything that comes later than its priority, and a deadline, are worth; and keys take turns."""
+    queue, now = FairQueue(1000), 0.0
+    came: dict[str, float] = {}
+    for number, (gap, key, priority, patience, taken) in enumerate(coming):
+        now += gap
+        request = Request(str(number), key, 1, inference.Envelope(), priority=priority, patience=patience)
+        queue.push(request, now)
+        came[request.id] = now
+        if taken:
+            before = {key: len(waiting) for key, waiting in queue._keys.items()}
+            first = queue.pop()
+            assert first.key == next(iter(before)), "turns do not depend on priorities"
+            for waiting in queue._keys.get(first.key, _Key())._requests.values():
+                other = waiting[2]
+                ahead = max(AHEAD_SECONDS, -first.priority * STEP_SECONDS)
+                assert came[first.id] <= came[other.id] + other.priority * STEP_SECONDS + ahead
+
+
+def test_a_priority_is_paid_with_waiting() -> None:
+    queue = FairQueue(100)
+    for name, now, priority in [("low", 0.0, 2), ("normal", 15.0, 0), ("late", 25.0, 0), ("high", 26.0, -1)]:
+        queue.push(Request(name, "k", 1, inference.Envelope(), priority=priority), now)
+    assert [queue.pop().id for _ in range(4)] == ["normal", "high", "low", "late"]
+
+
+def test_a_low_priority_is_served_while_urgent_ones_keep_coming() -> None:
+    queue = FairQueue(1000)
+    queue.push(Request("low", "k", 1, inference.Envelope(), priority=MAX_PRIORITY), 0.0)
+    for second in range(1000):
+        queue.push(Request(str(second), "k", 1, inference.Envelope(), priority=-MAX_PRIORITY), float(second))
+        if queue.pop().id == "low":
+            break
+    assert second <= 2 * MAX_PRIORITY * STEP_SECONDS
+
+
+def test_what_is_to_be_soon_goes_first_and_what_is_too_late_fails() -> None:
+    scheduler = Scheduler(queue_limit=100)
+    scheduler.submit(Request("a", "k", 1, inference.Envelope()), 0.0)
+    scheduler.submit(Request("b", "k", 1, inference.Envelope(), patience=2.0), 1.0)
+    scheduler.submit(Request("c", "k", 1, inference.Envelope(), patience=8.0), 1.0)
+    assert scheduler.expire(2.9) == []
+    (failed,) = scheduler.expire(3.0)
+    assert isinstance(failed, Fail)
+    assert (failed.request.id, failed.error.reason, failed.error.code) == (
+        "b",
+        "DEADLINE_PASSED",
+        "DEADLINE_EXCEEDED",
+    )
+    assert [request.id for request in scheduler.drain()] == ["c", "a"]
+    assert scheduler.expire(1e9) == []
+
+
+def test_a_row_that_waits_for_memory_is_given_back_and_one_that_has_begun_goes_on() -> None:
+    scheduler = Scheduler(queue_limit=100)
+    scheduler.attach(RingFacts(1, (MemberMemory(1, 0, 512),), 8, 64))
+    for name in ("runs", "waits"):
+        actions = scheduler.submit(Request(name, "k", 200, inference.Envelope(), patience=1.0), 0.0)
+        (opened,) = [action for action in actions if isinstance(action, OpenRow)]
+        scheduler.row_opened(opened.row, prompt_tokens=200, params_bytes=0, max_tokens=200)
+    discarded, failed = scheduler.expire(5.0)
+    assert discarded == DiscardRow(2)
+    assert isinstance(failed, Fail)
+    assert failed.request.id == "waits"
+    assert scheduler.load().running == 1
+
+
+def test_a_request_that_goes_to_another_ring_keeps_its_place_and_deadline() -> None:
+    here, there = FairQueue(10), FairQueue(10)
+    here.push(Request("old", "k", 1, inference.Envelope(), patience=30.0), 0.0)
+    (moved,) = here.drain()
+    there.push(Request("new", "k", 1, inference.Envelope()), 5.0)
+    there.push(moved, 20.0)
+    assert there.expired(29.0) == []
+    assert [request.id for request in there.expired(30.0)] == ["old"]
+
+
+def test_a_removed_request_may_come_back() -> None:
+    queue = FairQueue(1000)
+    requests = [Request(str(number), "k", 1, inference.Envelope(), patience=50.0) for number in range(300)]
+    for request in requests:
+        queue.push(request, 0.0)
+    for request in requests[:299]:
+        assert queue.remove(request.id) is request
+        queue.push_front(request)
+    assert queue.pop() is requests[298]
+    assert len(queue) == 299
+    assert len(queue.expired(51.0)) == 299
+    with pytest.raises(KeyError):
+        queue.pop()

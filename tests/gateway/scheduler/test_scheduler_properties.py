@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections import deque
 
 from hypothesis import HealthCheck, settings, target
@@ -192,13 +193,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop=st.integers(1, 700),
         text=st.integers(0, 2),
         shared=st.sampled_from([0, 100, 700, 1500]),
+        waits=st.sampled_from([(0, math.inf), (0, math.inf), (-10, math.inf), (10, 1.0), (0, 0.5)]),
     )
     def submit(
-        self, key: str, prompt: int, max_tokens: int, stop: int, text: int = 0, shared: int = 0
+        self,
+        key: str,
+        prompt: int,
+        max_tokens: int,
+        stop: int,
+        text: int = 0,
+        shared: int = 0,
+        waits: tuple[int, float] = (0, math.inf),
     ) -> None:
         self.count += 1
         self.contents[f"r{self.count}"] = (text, min(prompt, shared), f"r{self.count}")
-        request = Request(f"r{self.count}", key, max_tokens, inference.Envelope())
+        priority, patience = waits
+        request = Request(
+            f"r{self.count}", key, max_tokens, inference.Envelope(), priority=priority, patience=patience
+        )
         self.open_requests[request.id] = request
         self.plans[request.id] = (prompt, stop)
         self.perform(self.scheduler.submit(request, self.now))
@@ -273,6 +285,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cancelled.add(request_id)
         self.perform(self.scheduler.cancel(request_id))
 
+    @rule(seconds=st.sampled_from([0.0, 0.6, 2.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.perform(self.scheduler.expire(self.now))
+
     @precondition(lambda self: self.ring is not None)
     @rule(sure=st.sampled_from([False, False, False, True]))
     def lose_epoch(self, sure: bool) -> None:
@@ -321,7 +338,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                         assert tokens < stop
                 case Fail(request, error):
                     self.end(request, action)
-                    assert error.reason in {"EPOCH_ENDED", "QUEUE_FULL", "TOO_LARGE_FOR_RING", "CONTEXT_FULL"}
+                    assert (error.reason == "DEADLINE_PASSED") <= (request.deadline <= self.now)
+                    assert error.reason in {
+                        "DEADLINE_PASSED",
+                        "EPOCH_ENDED",
+                        "QUEUE_FULL",
+                        "TOO_LARGE_FOR_RING",
+                        "CONTEXT_FULL",
+                    }
 
     def end(self, request: Request, action: object) -> None:
         assert request.id not in self.cancelled
