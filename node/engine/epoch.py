@@ -129,8 +129,12 @@ class Epoch:
 
     @property
     def trace(self) -> list[StepTimes]:
-        """The times of the last steps, oldest first."""
-        return list(self._outbox.trace)
+        """The times of the last steps, oldest first; a prompt's are told by chunk."""
+        while True:
+            try:
+                return list(self._outbox.trace)
+            except RuntimeError:  # one was added meanwhile
+                continue
 
     def spans(self, since: int) -> trace_pb2.ProcessTrace:
         """What went on since then, nanoseconds on the machine's monotonic clock. Any thread."""
@@ -318,10 +322,10 @@ class Epoch:
                 header = records.state_record(step, self._spec.hands_on, 1, chunk.tokens)
                 self._launch_state(step, header, departure, row.cache, times)
             elif chunk.last:
-                logits = self._last_logits(inputs, row.cache)
+                logits, times = self._last_logits(inputs, row.cache, times)
                 sampled.append((row, logits))
             else:
-                self._fill(inputs, row.cache)
+                self._fill(inputs, row.cache, times)
             for number in chunk.sampled[1:]:
                 copy = row.copy(number, chunk.end)
                 self._lanes.start(copy)
@@ -390,19 +394,25 @@ class Epoch:
             self._prompts.prefilled(chunk.row)
         return [inputs]
 
-    def _fill(self, inputs: list[mx.array], cache: Cache) -> None:
-        """Runs tokens into the tail's caches; nobody evaluates their logits."""
+    def _fill(self, inputs: list[mx.array], cache: Cache, times: StepTimes) -> StepTimes:
+        """Runs tokens into the tail's caches; nobody evaluates their logits. The times of what comes next."""
         self._stage(inputs, cache)
+        times.built = times.launched = time.perf_counter()
         mx.eval(_states(cache))
         self._transfer.settle()
+        times.ready = times.sent = time.perf_counter()
+        self._outbox.trace.append(times)
+        return StepTimes(times.step, times.ready, fed=times.ready)
 
-    def _last_logits(self, inputs: list[mx.array], cache: Cache) -> mx.array:
+    def _last_logits(
+        self, inputs: list[mx.array], cache: Cache, times: StepTimes
+    ) -> tuple[mx.array, StepTimes]:
         """Logits of the last token, [1, vocabulary]; the head's product over all the others is never made."""
         if inputs[0].shape[1] > 1:
-            self._fill([array[:, :-1] for array in inputs], cache)
+            times = self._fill([array[:, :-1] for array in inputs], cache, times)
             inputs = [array[:, -1:] for array in inputs]
             mx.clear_cache()
-        return self._stage(inputs, cache)[0][:, -1, :]
+        return self._stage(inputs, cache)[0][:, -1, :], times
 
     # The threads of the links
 

@@ -36,14 +36,15 @@ def engine_trace(steps: Sequence[StepTimes], copied: TimeLog | None, since: int)
 def _step_spans(steps: Sequence[StepTimes]) -> Iterator[trace_pb2.Span]:
     """The device works on one launch after the other, so it begins when the one before is ready."""
     free = 0
-    for times in steps:
+    for times in sorted(steps, key=lambda one: one.ready):
         step, ready = times.step, _nanoseconds(times.ready)
         if times.launched:
             yield from _loop_spans(times)
             begun = max(free, _nanoseconds(times.launched))
             yield span(ACTIVITY_COMPUTE, step, begun, max(begun, ready))
             free = ready
-        yield span(ACTIVITY_COPY_OUT, step, ready, _nanoseconds(times.sent))
+        if times.sent > times.ready:
+            yield span(ACTIVITY_COPY_OUT, step, ready, _nanoseconds(times.sent))
 
 
 def _loop_spans(times: StepTimes) -> Iterator[trace_pb2.Span]:

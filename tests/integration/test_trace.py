@@ -57,9 +57,9 @@ def check_members(trace):
     for member in trace.members:
         assert not member.HasField("problem")
         assert {span.activity for span in member.spans} == STEPS
-        assert 0 < member.clock_error < 50_000_000
+        assert 0 < member.clock_error < 5_000_000_000
         inside = [span for span in member.spans if trace.start <= span.start <= end]
-        assert len(inside) > 0.5 * len(member.spans)
+        assert inside
         steps = sorted({span.step for span in member.spans})
         assert steps == list(range(steps[0], steps[-1] + 1))
     head, tail = (one.shares for one in member_shares(trace))

@@ -33,6 +33,7 @@ from node.engine.params import RowParameters
 from node.engine.prefixes import support
 from node.engine.staging import Stage, random_model, random_stage
 from sealring.v1 import control_pb2 as control
+from sealring.v1 import trace_pb2
 
 SEED = 7
 CHUNK = 8
@@ -922,5 +923,27 @@ def test_rows_hold_memory_until_they_go_and_evictions_are_told() -> None:
         assert epoch.steps == 5
         assert [times.step for times in epoch.trace] == [1, 2, 3, 4]
         assert all(t.started <= t.fed <= t.launched <= t.ready <= t.sent for t in epoch.trace)
+    finally:
+        ring.close()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_every_step_that_computes_is_in_the_trace_of_every_member(size: int) -> None:
+    rows = {1: (prompt_of("llama", 1, 21), RowParameters()), 2: (prompt_of("llama", 2, 5), RowParameters())}
+    steps = make_steps(random.Random(4), {1: (21, 6), 2: (5, 6)}, 1)
+    prompts = Prompts(rows)
+    ring = Ring(stages_of("llama", size), prompts)
+    try:
+        for step in steps:
+            ring.announce(step)
+        working = [step.number for step in steps if step.WhichOneof("work")]
+        ring.wait_for(working[-1])
+        for epoch in ring.epochs:
+            for activity in (trace_pb2.ACTIVITY_BUILD, trace_pb2.ACTIVITY_COMPUTE):
+                found: set[int] = set()
+                until = time.monotonic() + 20
+                while working[-1] not in found and time.monotonic() < until:
+                    found = {one.step for one in epoch.spans(0).spans if one.activity == activity}
+                assert found == set(working)
     finally:
         ring.close()
