@@ -151,6 +151,7 @@ class StepPlanner:
         self._settle(step)
         if step.lane is not None:
             self._measure(step, step.lane, now)
+            self._turns.wake(step.lane)
         return step
 
     def _measure(self, step: Announced, lane: Lane, now: float) -> None:
@@ -243,14 +244,13 @@ class StepPlanner:
             self._budget.spend(tokens)
 
     def _next_decode(self) -> control.Step | None:
-        for lane in self._turns:
-            if lane.outstanding >= ANNOUNCED:
-                return None
+        while (lane := next(iter(self._turns), None)) and lane.outstanding < ANNOUNCED:
             step = self._decode(lane)
             if step is not None:
-                self._rounds += 1 / max(1, len(self._turns))
+                self._rounds += 1 / len(self._turns)
                 self._turns.stepped(lane)
                 return step
+            self._turns.park(lane)
         return None
 
     def _decode(self, lane: Lane) -> control.Step | None:

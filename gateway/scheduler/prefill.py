@@ -24,15 +24,18 @@ class PrefillLine:
         self._prepare = prepare
         self._rows: dict[int, Row] = {}
         self._oldest_turn = True
+        self._crowd: float | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add(self, row: Row) -> None:
         self._rows[row.number] = row
+        self._crowd = None
 
     def discard(self, row: Row) -> None:
         self._rows.pop(row.number, None)
+        self._crowd = None
 
     @property
     def unstarted(self) -> int:
@@ -41,11 +44,13 @@ class PrefillLine:
     def crowd(self, chunk: int, waiting: int) -> float:
         """How many prompts wait here and, as `waiting`, elsewhere, besides the first; one of several chunks
         counts for as little as a chunk does for it, and those elsewhere as much as those here."""
-        here = sum(min(1.0, chunk / row.remaining) for row in self._rows.values())
-        return max(0.0, here * (1 + waiting / len(self._rows)) - 1)
+        if self._crowd is None:
+            self._crowd = sum(min(1.0, chunk / row.remaining) for row in self._rows.values())
+        return max(0.0, self._crowd * (1 + waiting / len(self._rows)) - 1)
 
     def take(self, tokens: int) -> list[tuple[Row, control.Chunk]]:
         """The chunks of the next step, by rising row number. Rows that end with it leave the line."""
+        self._crowd = None
         picked = sorted(self._pick(tokens), key=lambda row: row.number)
         chunks = []
         for row in picked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from gateway.scheduler.lane import Lane
@@ -15,23 +16,27 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._running: dict[int, Lane] = {}
+        self._running: OrderedDict[int, Lane] = OrderedDict()
+        self._parked: dict[int, Lane] = {}
         self._spent: dict[int, Lane] = {}
         self._near: dict[int, Lane] = {}
 
     def __len__(self) -> int:
         """Lanes that run."""
-        return len(self._running)
+        return len(self._running) + len(self._parked)
 
     def __iter__(self) -> Iterator[Lane]:
-        """The lanes that run, the one whose turn it is first."""
+        """The lanes that run and are not parked, the one whose turn it is first."""
         return iter(self._running.values())
 
     def note(self, lane: Lane) -> None:
-        """A lane has changed; one that begins to run gets the last turn."""
+        """A lane has changed; one that begins to run gets the last turn, one that was parked the next."""
         number = lane.number
+        parked = self._parked.pop(number, None)
         if lane.running:
             self._running.setdefault(number, lane)
+            if parked is not None:
+                self._running.move_to_end(number, last=False)
             self._spent.pop(number, None)
         else:
             self._running.pop(number, None)
@@ -46,6 +51,15 @@ class Turns:
         """A lane has had its turn."""
         self._running.pop(lane.number, None)
         self.note(lane)
+
+    def park(self, lane: Lane) -> None:
+        """A running lane cannot be stepped before one of its steps is done, which is to be noted."""
+        self._parked[lane.number] = self._running.pop(lane.number)
+
+    def wake(self, lane: Lane) -> None:
+        """A step of the lane is done."""
+        if lane.number in self._parked:
+            self.note(lane)
 
     def take_spent(self) -> list[Lane]:
         """The lanes with rows of which nothing more is wanted."""
