@@ -190,6 +190,6 @@ BENCHMARK = Benchmark(
     tables,
     chart,
     checks,
-    quick=("--rounds", "1", "--tokens", "24", "--round-seconds", "25"),
+    quick=("--rounds", "1", "--tokens", "16", "--round-seconds", "25"),
     quick_seconds=150,
 )

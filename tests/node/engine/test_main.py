@@ -419,6 +419,16 @@ def test_commands_out_of_place_are_refused(process: EngineProcess) -> None:
     assert small.weight_bytes > 0
 
 
+def test_a_trace_is_of_an_open_epoch(process: EngineProcess) -> None:
+    assert process.ask("trace", trace=engine.TakeTrace()).reason == "NO_EPOCH"
+    process.load()
+    process.open_epoch()
+    found = process.ask("trace", trace=engine.TakeTrace(since=5))
+    assert (list(found.trace.spans), found.trace.since) == ([], 5)
+    process.close_epoch()
+    assert process.ask("trace", trace=engine.TakeTrace()).reason == "NO_EPOCH"
+
+
 def test_a_bad_step_is_a_fault_and_later_steps_are_ignored(process: EngineProcess) -> None:
     process.load()
     process.open_epoch(7)
