@@ -44,7 +44,12 @@ async def test_an_answer_with_the_heads_usage_and_the_verified_ring() -> None:
     body = answer.json()
     assert body["choices"][0]["message"]["content"] == "".join(PIECES)
     assert body["choices"][0]["finish_reason"] == "stop"
-    assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 13}
+    assert body["usage"] == {
+        "prompt_tokens": 7,
+        "completion_tokens": 6,
+        "total_tokens": 13,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert answer.headers["x-sealring-ring"] == "demo-0"
     assert answer.headers["x-sealring-min-trust"] == "10"
     assert 'sealring_prompt_tokens_total{model_name="demo"} 7.0' in metrics
