@@ -53,7 +53,15 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tls": ("mesh/test_tls.py",),
     "statefiles": ("mesh/test_statefiles.py",),
 }
-SHARED = ("mesh", "tests/mesh", "tests/trust", "tests/support", "sealring", "pyproject.toml")
+SHARED = (
+    "mesh",
+    "tests/conftest.py",
+    "tests/mesh",
+    "tests/trust",
+    "tests/support",
+    "sealring",
+    "pyproject.toml",
+)
 PRELOAD = ("pytest", "hypothesis", "cryptography.x509", "nacl.signing", "structlog", "grpc.aio", "pydantic")
 """Imported once, before the children that run the tests are forked: nothing of ours."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import ipaddress
 from pathlib import Path
 
@@ -9,8 +11,11 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from mesh.certificates import (
+    MAX_CERTIFICATE_BYTES,
+    ROOT_EXTENSION,
     ClusterCA,
     LeafKey,
     PeerIdentity,
@@ -19,6 +24,7 @@ from mesh.certificates import (
     check_issued_by,
     check_name,
     expires_at,
+    key_hash,
     load_certificate,
     needs_rotation,
     to_pem,
@@ -201,3 +207,123 @@ def test_a_request_of_unknown_version_is_refused(ca: ClusterCA) -> None:
     with pytest.raises(CertificateError) as caught:
         ca.issue(bytes(csr), PeerIdentity("demo", Role.MEMBER, "m"), lifetime=60, now=NOW)
     assert caught.value.reason == "BAD_CSR"
+
+
+def test_the_profile_of_a_leaf(ca: ClusterCA) -> None:
+    """What TLS libraries go by: no signing of certificates, both ends of TLS, and who issued it."""
+    leaf = load_certificate(issue(ca))
+    usage = leaf.extensions.get_extension_for_class(x509.KeyUsage)
+    assert usage.critical
+    wanted = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
+    assert usage.value == wanted
+    extended = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert set(extended) == {
+        ExtendedKeyUsageOID.SERVER_AUTH,
+        ExtendedKeyUsageOID.CLIENT_AUTH,
+    }
+    assert leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).critical
+    authority = load_certificate(ca.certificate)
+    issuer = leaf.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    own = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    assert issuer.key_identifier == own.digest
+    assert {extension.oid for extension in leaf.extensions if extension.critical} == {
+        x509.KeyUsage.oid,
+        x509.BasicConstraints.oid,
+        x509.SubjectAlternativeName.oid,
+    }
+
+
+def test_the_profile_of_an_authority(ca: ClusterCA) -> None:
+    """It signs certificates and nothing else, none of which may be authorities, for ten years."""
+    authority = load_certificate(ca.certificate)
+    constraints = authority.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.critical
+    assert (constraints.value.ca, constraints.value.path_length) == (True, 0)
+    usage = authority.extensions.get_extension_for_class(x509.KeyUsage)
+    assert usage.critical
+    assert usage.value == x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    assert expires_at(ca.certificate) == NOW + 10 * 365 * 86400
+    assert authority.not_valid_before_utc.timestamp() == NOW - 60
+
+
+def test_root_metadata_goes_where_it_is_asked_for_only(ca: ClusterCA) -> None:
+    found = load_certificate(issue(ca, root_chain=b"chain")).extensions.get_extension_for_oid(ROOT_EXTENSION)
+    assert (found.value.value, found.critical) == (b"chain", False)  # type: ignore[attr-defined]
+    with pytest.raises(x509.ExtensionNotFound):
+        load_certificate(issue(ca)).extensions.get_extension_for_oid(ROOT_EXTENSION)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "",
+        "spiffe://demo/member",
+        "spiffe://demo/member/",
+        "spiffe://demo/root/node-a",
+        "spiffe://demo/member/node-a/x",
+        "spiffe://demo/member/node-a\n",
+        "spiffe://-demo/member/node-a",
+        "spiffe://demo/member/-a",
+        "https://demo/member/node-a",
+        "spiffe://demo/Member/node-a",
+    ],
+)
+def test_names_that_are_no_peers(uri: str) -> None:
+    with pytest.raises(CertificateError) as caught:
+        PeerIdentity.parse(uri)
+    assert caught.value.reason == "BAD_PEER_URI"
+
+
+def test_the_bounds_of_lives_names_and_sizes(ca: ClusterCA) -> None:
+    for lifetime in (1, 30 * 86400):
+        assert expires_at(issue(ca, lifetime=lifetime)) == NOW + lifetime
+    for lifetime in (0.5, 30 * 86400 + 1):
+        with pytest.raises(InvalidInput):
+            issue(ca, lifetime=lifetime)
+    longest = ".".join(["x" * 62] * 4) + ".x"
+    assert len(longest) == 253
+    assert longest in names(issue(ca, addresses=[longest]), x509.DNSName)
+    with pytest.raises(InvalidInput):
+        issue(ca, addresses=[longest + "y"])
+    assert MAX_CERTIFICATE_BYTES == 1 << 17
+    with pytest.raises(CertificateError):
+        load_certificate(bytes(MAX_CERTIFICATE_BYTES + 1))
+
+
+def test_an_authority_of_another_kind_of_key_is_refused(tmp_path: Path) -> None:
+    """Even where the certificate agrees with it."""
+    ClusterCA.create(tmp_path, "demo", now=NOW)
+    key = ed25519.Ed25519PrivateKey.generate()
+    name = x509.Name([])
+    start = datetime.datetime.fromtimestamp(NOW, tz=datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=1))
+        .sign(key, None)
+    )
+    (tmp_path / "ca.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (tmp_path / "ca.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    with pytest.raises(ConfigError) as caught:
+        ClusterCA.load(tmp_path)
+    assert caught.value.reason == "BAD_CA"
+
+
+def test_key_hashes_tell_keys_apart(ca: ClusterCA) -> None:
+    leaf = LeafKey()
+    first, second = (ca.issue(leaf.csr(), MEMBER, lifetime=60 + n, now=NOW) for n in range(2))
+    spki = (
+        load_certificate(first)
+        .public_key()
+        .public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    assert key_hash(first) == key_hash(second) == hashlib.sha256(spki).digest()
+    assert key_hash(issue(ca)) != key_hash(first)
