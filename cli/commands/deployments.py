@@ -254,6 +254,7 @@ def print_plan(plan: Any) -> None:
             for stage in ring.stages
         ]
         title = f"{plan.spec.name}: ring {ring.ring}, minimum trust {ring.min_trust}"
+        title += f", KV in {plan.spec.kv_bits} bits" if plan.spec.kv_bits else ""
         columns = ["rank", "node", "layers", "weights", "KV per row", "usable", "trust"]
         print_table(columns, rows, title=title)
 
