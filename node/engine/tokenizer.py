@@ -142,7 +142,10 @@ class LoadedTokenizer:
     def spelling(self, token: int) -> bytes:
         if self._spelling is not None:
             return self._spelling.of(token)
-        text: str = self._wrapper.decode([token])
+        try:
+            text: str = self._wrapper.decode([token])
+        except Exception:  # models have more logits than tokens, and what then happens is up to the class
+            return b""
         return text.encode()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import json
@@ -435,8 +436,18 @@ def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
 def test_choices_are_what_rows_of_their_own_would_be(family: str, size: int) -> None:
     """Copies of a row are rows with seeds that follow on its own, wherever they are stepped."""
     prompt, tokens = prompt_of(family, 3, 13), 6
-    sampling = [RowParameters(temperature=1.3, seed=(1 << 64) - 2 + number) for number in range(2)]
-    sampling += [RowParameters(temperature=1.3, seed=number) for number in range(2)]
+    one = RowParameters(temperature=1.3)
+    if size > 1:
+        one = RowParameters(
+            temperature=1.3,
+            repetition_penalty=1.5,
+            repetition_context_size=9,
+            prompt_tail=tuple(prompt[-9:]),
+            presence_penalty=0.5,
+            frequency_penalty=1.5,
+        )
+    seeds = ((1 << 64) - 2, (1 << 64) - 1, 0, 1)
+    sampling = [dataclasses.replace(one, seed=seed) for seed in seeds]
     alone = {}
     for number, parameters in enumerate(sampling, start=1):
         steps = make_steps(random.Random(number), {1: (13, tokens)}, 1)

@@ -124,6 +124,24 @@ def test_special_and_unknown_tokens_have_no_text(tokenizer: FileTokenizer) -> No
     assert detokenizer.flush() == ""
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(alphabet=st.sampled_from("the capital of France Zürich漢🙂"), min_size=1, max_size=30))
+def test_spellings_join_to_the_text(tokenizer: FileTokenizer, text: str) -> None:
+    ids = backend_of(tokenizer).encode(text, add_special_tokens=False).ids
+    assert all(0 <= token < tokenizer.size for token in ids)
+    spelt = b"".join(map(tokenizer.spelling, ids))
+    if tokenizer._spelling.kind is None:  # neighbours decide on spaces
+        assert spelt.decode("utf-8", "replace").count("the") == text.count("the")
+    else:
+        assert spelt.decode().lstrip(" ") == text.lstrip(" ")
+
+
+def test_special_tokens_are_spelt_by_name_and_unknown_ones_not_at_all(tokenizer: FileTokenizer) -> None:
+    assert [tokenizer.spelling(token) for token in range(4)] == [name.encode() for name in SPECIAL]
+    assert tokenizer.spelling(tokenizer.size) == b""
+    assert tokenizer.spelling(2**32 - 1) == b""
+
+
 def test_chats_are_encoded_as_by_transformers(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", byte_level())
     ours, theirs = load_tokenizer(folder), transformers_tokenizer(folder)
@@ -163,6 +181,12 @@ def test_a_folder_without_tokenizer_json_goes_through_mlx_lm(tmp_path: Path) -> 
     ids = loaded.encode_text("the cat 漢")
     detokenizer = loaded.detokenizer()
     assert "".join([*map(detokenizer.add, ids), detokenizer.flush()]) == "the cat 漢"
+    assert b"".join(map(loaded.spelling, ids)).decode() == "the cat 漢"
+    assert loaded.size == byte_level().get_vocab_size()
+    loaded._spelling = None
+    assert b"".join(map(loaded.spelling, loaded.encode_text("the cat"))) == b"the cat"
+    assert loaded.spelling(1) == b"<|end|>"
+    assert loaded.spelling(2**32 - 1) == b""
     assert loaded.encode_chat([{"role": "user", "content": "hi"}])
 
 
