@@ -246,3 +246,16 @@ def test_a_lane_without_penalties_keeps_no_history() -> None:
     assert lane._history.recent is None
     lane.filter([0])
     assert lane.greedy
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_without_penalties_stay_in_the_models_precision(temperature: float) -> None:
+    """In bfloat16 two tokens tie that do not in the float32 in which the neighbour is computed."""
+    values = np.full((1, 2000), -1.0, np.float32)
+    values[0, :2] = 0.0, 0.01
+    logits = mx.array(values).astype(mx.bfloat16)
+    plain = RowParameters(temperature=temperature, top_k=1)
+    alone = Sampler([plain], [0])(logits).item()
+    assert (alone, mx.argmax(logits.astype(mx.float32)).item()) == (0, 1)
+    lane = Sampler([plain, RowParameters(presence_penalty=1.0)], [0, 0])
+    assert lane(mx.concatenate([logits, logits])).tolist() == [alone, 1]
