@@ -127,7 +127,7 @@ def numbers(text: str) -> list[int]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="12x256")
+    parser.add_argument("--model", default="12x512")
     parser.add_argument("--stages", type=numbers, default=[1, 2, 3])
     parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--tokens", type=int, default=24)

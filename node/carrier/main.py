@@ -5,6 +5,9 @@ Ends when its control pipe ends, when told to, or at the first fault, which it r
 
 from __future__ import annotations
 
+import node.lean  # noqa: F401  # before structlog
+
+# isort: split
 import argparse
 import os
 import signal

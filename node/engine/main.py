@@ -8,6 +8,9 @@ Nothing outlives the daemon: the end of the control socket ends the process at o
 
 from __future__ import annotations
 
+import node.lean  # noqa: F401  # before structlog
+
+# isort: split
 import argparse
 import os
 import socket
