@@ -36,6 +36,13 @@ class SealingBackend:
         """Started, deltas, Finished. `key` and `tenant` stay here. Raises what `AsyncClient.chat` lists."""
         if request.envelope.WhichOneof("content") != "clear":
             raise InvalidInput("the prompt is sealed already", reason="SEALED_ALREADY", param="envelope")
+        if request.choices > 1:
+            raise InvalidInput(
+                "several answers to one sealed prompt are not served yet",
+                hint="ask with n = 1, or ask again",
+                reason="CHOICES_NOT_SEALED",
+                param="n",
+            )
         label = await self._label(request.model)
         reply = self._client.ask(
             request.envelope.clear,

@@ -26,6 +26,7 @@ class Answer:
         self._events: deque[inference.GenerateResponse] = deque()
         self._text: list[str] = []
         self._text_tokens = 0
+        self._choice = 0
         self._logprobs: list[inference.TokenLogprob] = []
         self._error: SealringError | None = None
         self._over = False
@@ -35,12 +36,20 @@ class Answer:
         self._put(inference.GenerateResponse(started=event))
 
     def delta(
-        self, text: str, sealed: bytes, tokens: int, logprobs: Sequence[inference.TokenLogprob] = ()
+        self,
+        text: str,
+        sealed: bytes,
+        tokens: int,
+        logprobs: Sequence[inference.TokenLogprob] = (),
+        choice: int = 0,
     ) -> None:
-        """Adds generated text (or a sealed chunk of it); `tokens` counts all generated so far."""
+        """Adds text (or a sealed chunk of it) of one choice, whose tokens so far `tokens` counts."""
         if sealed:
             self._put(inference.GenerateResponse(delta=inference.Delta(sealed=sealed, tokens=tokens)))
             return
+        if choice != self._choice:
+            self._flush()
+            self._choice = choice
         self._text.append(text)
         self._text_tokens = tokens
         if logprobs:
@@ -90,7 +99,10 @@ class Answer:
     def _flush(self) -> None:
         if self._text:
             delta = inference.Delta(
-                text="".join(self._text), tokens=self._text_tokens, logprobs=self._logprobs
+                text="".join(self._text),
+                tokens=self._text_tokens,
+                logprobs=self._logprobs,
+                choice=self._choice,
             )
             self._events.append(inference.GenerateResponse(delta=delta))
             self._text.clear()

@@ -105,6 +105,7 @@ class RingBackend:
             request.envelope,
             model,
             tenant,
+            request.choices or 1,
             priority=request.priority,
             patience=request.deadline_ms / 1e3 or math.inf,
         )

@@ -43,7 +43,9 @@ class RequestMetrics:
 
     def event(self, event: inference.GenerateResponse) -> None:
         kind = event.WhichOneof("event")
-        if kind == "delta":
+        if kind == "delta" and event.delta.choice:
+            pass  # the time between tokens is that of the first answer
+        elif kind == "delta":
             self._delta(event.delta.tokens, time.perf_counter())
         elif kind == "started":
             self._metrics.prompt_tokens.labels(self._model).inc(event.started.prompt_tokens)

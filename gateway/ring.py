@@ -272,8 +272,8 @@ class Ring:
                 case AnnounceStep(step):
                     self._announce(step)
                 case Deliver(pieces):
-                    for request, text, sealed, tokens, logprobs in pieces:
-                        self._answers[request.id].answer.delta(text, sealed, tokens, logprobs)
+                    for request, text, sealed, tokens, logprobs, choice in pieces:
+                        self._answers[request.id].answer.delta(text, sealed, tokens, logprobs, choice)
                 case OpenRow():
                     todo.extend(self._open(action))
                 case DiscardRow(row):
@@ -327,6 +327,7 @@ class Ring:
                     deployment=request.deployment,
                     envelope=request.envelope,
                     max_tokens=request.max_tokens,
+                    choices=request.choices if request.choices > 1 else 0,
                     prefix_scope="all" if serving.share_prefixes else f"key {request.tenant}",
                 )
             ),
@@ -357,6 +358,11 @@ class Ring:
             prompt_tokens=action.prompt_tokens,
             completion_tokens=action.completion_tokens,
             cached_tokens=action.cached_tokens,
+            choices=[
+                inference.FinishedChoice(reason=end.reason, completion_tokens=end.completion_tokens)
+                for end in action.ends
+                if len(action.ends) > 1
+            ],
         )
         self._answers.pop(action.request.id).answer.finished(finished)
 

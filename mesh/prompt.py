@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from mesh.composition import MAX_CHOICES
 from mesh.errors import InvalidInput
 from sealring.v1 import inference_pb2 as inference
 
@@ -69,7 +70,8 @@ def validate_request(request: inference.GenerateRequest) -> None:
     """Checks a request as a gateway may see it: clear prompts wholly, sealed ones by their size.
 
     Raises InvalidInput: BAD_REQUEST_ID, EMPTY_ENVELOPE, ENVELOPE_TOO_LONG, BAD_MAX_TOKENS, BAD_PRIORITY,
-    BAD_DEADLINE, and those of `validate_prompt`. An empty request id and an empty model name pass.
+    BAD_DEADLINE, BAD_CHOICES, and those of `validate_prompt`. An empty request id and an empty model name
+    pass.
     """
     if request.request_id:
         validate_request_id(request.request_id)
@@ -84,6 +86,13 @@ def validate_request(request: inference.GenerateRequest) -> None:
     if request.deadline_ms > MAX_DEADLINE_MS:
         raise InvalidInput(
             f"deadline_ms is above {MAX_DEADLINE_MS}", reason="BAD_DEADLINE", param="deadline_ms"
+        )
+    if request.choices > MAX_CHOICES:
+        raise InvalidInput(
+            f"more than {MAX_CHOICES} answers",
+            reason="BAD_CHOICES",
+            param="n",
+            limit=MAX_CHOICES,
         )
     kind = request.envelope.WhichOneof("content")
     if kind == "clear":

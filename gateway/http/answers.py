@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.errors import error_event
-from gateway.http.render import Renderer
+from gateway.http.render import Choice, Renderer
 from mesh.errors import Cancelled, Internal, SealringError
 from sealring.v1 import inference_pb2 as inference
 
@@ -51,19 +51,18 @@ async def started(events: Events) -> inference.Started:
     return first.started
 
 
-async def collect(
-    events: Events,
-) -> tuple[inference.Started, str, list[inference.TokenLogprob], inference.Finished]:
-    """The whole answer: its start, its text, its tokens where they were asked for, its end."""
+async def collect(events: Events, choices: int) -> tuple[inference.Started, list[Choice], inference.Finished]:
+    """The whole answer: its start, each choice's text and its tokens where they were asked for, its end."""
     async with contextlib.aclosing(events):
         begin = await started(events)
-        texts: list[str] = []
-        tokens: list[inference.TokenLogprob] = []
+        texts: list[list[str]] = [[] for _ in range(choices)]
+        tokens: list[list[inference.TokenLogprob]] = [[] for _ in range(choices)]
         async for event in events:
             if event.WhichOneof("event") == "finished":
-                return begin, "".join(texts), tokens, event.finished
-            texts.append(event.delta.text)
-            tokens.extend(event.delta.logprobs)
+                told = zip(texts, tokens, strict=True)
+                return begin, [("".join(parts), logged) for parts, logged in told], event.finished
+            texts[event.delta.choice].append(event.delta.text)
+            tokens[event.delta.choice].extend(event.delta.logprobs)
     raise Internal("the answer does not end")
 
 

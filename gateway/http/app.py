@@ -79,15 +79,17 @@ class _Edge:
         key_id = request.state.caller.key_id or ""
         events = self._backend.generate(work, key=key_id or body.user or "", tenant=key_id)
         if not body.stream:
-            begin, text, tokens, finished = await unless_disconnected(request.receive, collect(events))
-            renderer = Renderer(begin, chat=chat, include_usage=False, likeliest=body.likeliest)
-            answer = renderer.whole(text, tokens, finished)
+            collected = collect(events, work.choices)
+            begin, answers, finished = await unless_disconnected(request.receive, collected)
+            renderer = Renderer(begin, work.choices, chat=chat, include_usage=False, likeliest=body.likeliest)
+            answer = renderer.whole(answers, finished)
             return Response(answer, headers=_headers(begin), media_type="application/json")
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(events.aclose)
             begin = await unless_disconnected(request.receive, started(events))
             stack.pop_all()
-        renderer = Renderer(begin, chat=chat, include_usage=body.include_usage, likeliest=body.likeliest)
+        usage, likeliest = body.include_usage, body.likeliest
+        renderer = Renderer(begin, work.choices, chat=chat, include_usage=usage, likeliest=likeliest)
         return EventStream(events, renderer, _headers(begin))
 
     async def models(self, request: Request) -> Response:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mesh.composition import MAX_CHOICES
 from mesh.errors import InvalidInput
 from mesh.prompt import (
     MAX_DEADLINE_MS,
@@ -20,7 +21,6 @@ from mesh.prompt import (
 from sealring.v1 import inference_pb2 as inference
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -129,6 +129,7 @@ class CommonBody(_Body):
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=2 * _INT64)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
@@ -292,6 +293,7 @@ def _request(
         min_trust=body.min_trust or 0,
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms or 0,
+        choices=body.n or 1,
     )
 
 

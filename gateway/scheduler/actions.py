@@ -30,6 +30,7 @@ class Request:
     envelope: inference.Envelope = field(repr=False)
     deployment: str = ""
     tenant: str = ""
+    choices: int = 1
     delivered: int = 0
     begun: bool = False
     attempts: int = 0
@@ -89,11 +90,18 @@ class Begin(NamedTuple):
     prompt_tokens: int
 
 
-Piece: TypeAlias = tuple[Request, str, bytes, int, Sequence[inference.TokenLogprob]]
-"""Of one request: text, sealed, tokens, log-probabilities.
+Piece: TypeAlias = tuple[Request, str, bytes, int, Sequence[inference.TokenLogprob], int]
+"""Of one request: text, sealed, tokens, log-probabilities, choice.
 
 Either sealed is not empty, or text or the log-probabilities are not; tokens counts all generated so far.
 """
+
+
+class End(NamedTuple):
+    """How one of a request's answers ended."""
+
+    reason: inference.FinishReason.ValueType
+    completion_tokens: int
 
 
 class Deliver(NamedTuple):
@@ -103,13 +111,14 @@ class Deliver(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The request is complete."""
+    """The request is complete: `reason` is its first answer's, `completion_tokens` are of all `ends`."""
 
     request: Request
     reason: inference.FinishReason.ValueType
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    ends: tuple[End, ...]
 
 
 class Fail(NamedTuple):

@@ -9,9 +9,10 @@ taken only where it fits on all of them.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gateway.scheduler.actions import RingFacts
+from gateway.scheduler.row import Row
 from mesh.composition import MAX_LANES
 
 BLOCK = 256
@@ -95,6 +96,21 @@ class Ledger:
         insort(self._sizes[lane], size)
         self._note(lane)
         self._held[row] = (lane, size)
+
+    def reserve_all(self, rows: Sequence[Row], tokens: int) -> bool:
+        """Places and reserves as much for each of several rows, or nothing when one does not fit."""
+        for done, row in enumerate(rows):
+            lane = self.place(tokens)
+            if lane is None:
+                for other in rows[:done]:
+                    self.release(other.number)
+                return False
+            self.reserve(row.number, lane, tokens)
+        return True
+
+    def lane_of(self, row: int) -> int:
+        """The lane that a row with memory was placed in."""
+        return self._held[row][0]
 
     def release(self, row: int) -> None:
         lane, size = self._held.pop(row)

@@ -62,6 +62,7 @@ class StepPlanner:
         self.ledger = Ledger(ring)
         self.pressed = False
         self.waiting = 0
+        self._ring = ring
         self._max_rows = ring.max_rows
         self._stages = ring.stages
         self._lanes = [Lane(number) for number in range(self.ledger.lanes)]
@@ -100,20 +101,41 @@ class StepPlanner:
 
     def start(self, row: Row) -> bool:
         """Reserves memory and puts the row in line; False when it has to wait."""
-        lane = self.ledger.place(row.reserved) if self.ledger.rows < self._max_rows else None
-        self.pressed = lane is None
-        if lane is None or self._turns.wanting():
+        fits = self.ledger.rows + len(row.group) <= self._max_rows and self._reserve(row)
+        self.pressed = not fits
+        if not fits:
             return False
-        self.ledger.reserve(row.number, lane, row.reserved)
-        row.lane = lane
-        row.phase = Phase.PREFILLING
+        if self._turns.wanting():
+            for each in row.group:
+                self.ledger.release(each.number)
+            return False
+        for each in row.group:
+            each.phase = Phase.PREFILLING
         self._line.add(row)
+        return True
+
+    def can_hold(self, row: Row) -> bool:
+        """Whether all rows of the request fit when they are alone."""
+        if not row.copies:
+            return row.reserved <= self.ledger.capacity
+        return len(row.group) <= self._max_rows and Ledger(self._ring).reserve_all(row.group, row.reserved)
+
+    def _reserve(self, row: Row) -> bool:
+        """Memory for all rows of the request, or for none."""
+        if not self.ledger.reserve_all(row.group, row.reserved):
+            return False
+        for each in row.group:
+            each.lane = self.ledger.lane_of(each.number)
         return True
 
     def close(self, row: Row) -> bool:
         """Nothing more is wanted of the row. Returns True when only the head knows it (discard it there)."""
         row.closed = True
         if row.phase is Phase.PREFILLING:
+            if row.source is not None:
+                self.ledger.release(row.number)  # it is nowhere yet
+                row.phase = Phase.GONE
+                return False
             self._line.discard(row)
             if not row.begun:
                 self.ledger.release(row.number)
@@ -216,7 +238,7 @@ class StepPlanner:
             self.prefixes.chunk(row, chunk.start)
         step.prefill.chunks.extend(chunk for _, chunk in chunks)
         self._count_prefill(sum(chunk.end - chunk.start for _, chunk in chunks), bool(running))
-        first = [row for row, _ in chunks if not row.remaining]
+        first = [each for row, _ in chunks if not row.remaining for each in row.group]
         ending = [row for row in first if row.limit == 1]
         self._prefills_outstanding += 1
         under_way = self._sampled if first else self._silent

@@ -104,6 +104,7 @@ class PrefillLine:
             prompt_tokens=row.prompt_tokens,
             params_bytes=row.params_bytes if first else 0,
             prefix=row.prefix if first else 0,
+            choices=len(row.group) if first and row.copies else 0,
         )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from gateway.scheduler.actions import Request
+from gateway.scheduler.actions import End, Request
 
 
 class Phase(enum.Enum):
@@ -29,6 +29,9 @@ class Row:
 
     A row has `begun` once its first chunk is announced. It may begin with the first `reused` tokens of a kept
     `prefix`; `names` are of its prompt's prefixes, and chunks also end at `cuts`.
+
+    A request for several answers has a row for each: one that is prefilled, the `source` of the others, its
+    `copies`, which become what it is when its prompt ends. It also keeps the `ends` of all by their choice.
     """
 
     number: int
@@ -46,7 +49,24 @@ class Row:
     limit: int = 0
     ceiling: int = 0
     lane: int = 0
+    source: Row | None = None
+    copies: tuple[Row, ...] = ()
+    ends: dict[int, End] = field(default_factory=dict)
     last_lane_step: int = 0  # the count of its lane's steps at which the limit is reached
+
+    @property
+    def first(self) -> Row:
+        """The row that is prefilled, for this one or as this one."""
+        return self if self.source is None else self.source
+
+    @property
+    def group(self) -> tuple[Row, ...]:
+        """All rows of the request, by choice; of a row that is prefilled."""
+        return (self, *self.copies)
+
+    @property
+    def choice(self) -> int:
+        return self.number - self.first.number
 
     @property
     def remaining(self) -> int:

@@ -23,6 +23,7 @@ from gateway.scheduler.actions import (
     Begin,
     Deliver,
     DiscardRow,
+    End,
     Fail,
     Finish,
     OpenRow,
@@ -158,11 +159,16 @@ class Scheduler:
         row.prompt_tokens, row.params_bytes, row.ceiling = prompt_tokens, params_bytes, max_tokens
         row.names = split(prefixes, prompt_tokens)
         row.limit = max_tokens if row.request.max_tokens else min(max_tokens, EXTENSION)
-        row.phase = Phase.WAITING
         capacity = epoch.planner.ledger.capacity
         if not row.request.max_tokens and prompt_tokens < capacity:
             row.limit = min(row.limit, capacity - prompt_tokens)
-        if row.reserved > capacity:
+            while row.limit > 1 and not epoch.planner.can_hold(row):
+                row.limit //= 2
+        row.phase = Phase.WAITING
+        for copy in row.copies:
+            copy.prompt_tokens = copy.prefilled = prompt_tokens
+            copy.limit, copy.ceiling, copy.phase = row.limit, row.ceiling, Phase.WAITING
+        if not epoch.planner.can_hold(row):
             self._actions.append(DiscardRow(number))
             self._fail(row, _too_large(row, capacity))
         elif not row.request.begun:
@@ -203,7 +209,7 @@ class Scheduler:
             row = self._row_of[request_id]
             if row.phase in (Phase.OPENING, Phase.WAITING):
                 self._actions.append(DiscardRow(row.number))
-            self._close(row)
+            self._close_all(row)
         return self._pump()
 
     def end_epoch(self, error: EpochEnded) -> list[Action]:
@@ -235,29 +241,43 @@ class Scheduler:
             text, logprobs = output.text, output.logprobs
             if text or logprobs:
                 row.request.delivered = tokens = output.tokens
-                add((row.request, text, b"", tokens, logprobs))
+                add((row.request, text, b"", tokens, logprobs, row.choice))
             else:
                 sealed = output.sealed
                 if sealed:
                     row.request.delivered = tokens = output.tokens
-                    add((row.request, "", sealed, tokens, ()))
+                    add((row.request, "", sealed, tokens, (), row.choice))
             finish = output.finish
             if finish:
                 self._running_epoch().planner.prefixes.finished(row, output.tokens, output.prefixes)
                 self._finish(row, finish, output.tokens, now)
 
     def _finish(self, row: Row, reason: inference.FinishReason.ValueType, tokens: int, now: float) -> None:
-        self._pace.finished(now)
-        self._actions.append(Finish(row.request, reason, row.prompt_tokens, tokens, row.reused))
+        first = row.first
+        first.ends[row.choice] = End(reason, tokens)
         self._close(row)
+        if len(first.ends) < len(first.group):
+            return
+        self._pace.finished(now)
+        del self._row_of[row.request.id]
+        ends = tuple(end for _, end in sorted(first.ends.items()))
+        generated = sum(end.completion_tokens for end in ends)
+        reason = ends[0].reason
+        self._actions.append(Finish(row.request, reason, row.prompt_tokens, generated, first.reused, ends))
 
     def _fail(self, row: Row, error: SealringError) -> None:
         self._actions.append(Fail(row.request, error))
-        self._close(row)
+        self._close_all(row)
+
+    def _close_all(self, row: Row) -> None:
+        """Ends what has not ended of a request."""
+        del self._row_of[row.request.id]
+        for each in row.group:
+            if not each.closed:
+                self._close(each)
 
     def _close(self, row: Row) -> None:
         epoch = self._running_epoch()
-        del self._row_of[row.request.id]
         del epoch.rows[row.number]
         epoch.opened.pop(row.number, None)
         if epoch.planner.close(row):
@@ -286,9 +306,14 @@ class Scheduler:
         room = min(OPEN_AHEAD, OPEN_SPARE + startable) - len(epoch.opened) - epoch.planner.unstarted
         while room > 0 and len(self._queue):
             room -= 1
-            epoch.last_row += 1
-            row = Row(epoch.last_row, self._queue.pop())
-            epoch.rows[row.number] = epoch.opened[row.number] = row
+            request = self._queue.pop()
+            row = Row(epoch.last_row + 1, request)
+            row.copies = tuple(
+                Row(row.number + choice, request, source=row) for choice in range(1, request.choices)
+            )
+            epoch.last_row += request.choices
+            epoch.opened[row.number] = row
+            epoch.rows.update((each.number, each) for each in row.group)
             self._row_of[row.request.id] = row
             self._actions.append(OpenRow(row.number, row.request))
 
@@ -321,11 +346,15 @@ def _too_late(request: Request) -> DeadlineExceeded:
 
 
 def _too_large(row: Row, capacity: int) -> InvalidInput:
+    param = "max_tokens" if row.prompt_tokens < capacity else "messages"
+    if row.reserved <= capacity:
+        param = "n"
+    needed = f"{row.reserved} tokens" if not row.copies else f"{len(row.group)} times {row.reserved} tokens"
     return InvalidInput(
-        f"prompt and max_tokens need memory for {row.reserved} tokens and this ring holds {capacity}",
+        f"prompt and max_tokens need memory for {needed} and this ring holds {capacity}",
         reason="TOO_LARGE_FOR_RING",
-        hint="send a shorter prompt or a lower max_tokens",
-        param="max_tokens" if row.prompt_tokens < capacity else "messages",
+        hint="send a shorter prompt or a lower max_tokens" + ", or ask for fewer answers" * bool(row.copies),
+        param=param,
         prompt_tokens=row.prompt_tokens,
         max_tokens=row.limit,
         capacity_tokens=capacity,

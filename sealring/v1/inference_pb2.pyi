@@ -612,7 +612,7 @@ class Finished(_message.Message):
     """of the prompt, not computed anew"""
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___FinishedChoice]:
-        """each answer's end, in order; the fields above are of the first, or of all"""
+        """of several answers, each one's end; above are the first one's reason and the tokens of all"""
 
     def __init__(
         self,

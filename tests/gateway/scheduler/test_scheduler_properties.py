@@ -16,6 +16,7 @@ from gateway.scheduler import (
     Begin,
     Deliver,
     DiscardRow,
+    End,
     Fail,
     Finish,
     MemberMemory,
@@ -72,6 +73,7 @@ class ModelRing:
         self.work: list[tuple[str, int | None]] = []
         self.contents: dict[int, Content] = {}
         self.kept: dict[int, tuple[Content, int]] = {}
+        self.named: set[int] = set()  # rows whose prefixes the head names: no copies
         self.reused = 0
 
     def execute(self, step: control.Step) -> None:
@@ -84,7 +86,7 @@ class ModelRing:
             elif isinstance(change, Dropping):
                 del self.kept[change.prefix]
         for chunk in resolved.chunks:
-            self.lengths[chunk.row] = chunk.end
+            self.lengths.update(dict.fromkeys(chunk.sampled or (chunk.row,), chunk.end))
             assert chunk.end <= self.prompts[chunk.row]
             if chunk.prefix:
                 self.reuse(chunk)
@@ -136,9 +138,10 @@ class ModelRing:
             output = done.outputs.add(row=row, text="x", tokens=self.generated[row])
             if self.generated[row] >= self.stops[row]:
                 output.finish = inference.FINISH_REASON_STOP
-                output.prefixes = names_of(
-                    self.contents[row], self.prompts[row] + output.tokens - 1, self.prompts[row]
-                )
+                if row in self.named:
+                    output.prefixes = names_of(
+                        self.contents[row], self.prompts[row] + output.tokens - 1, self.prompts[row]
+                    )
                 self.finished.add(row)
         return done
 
@@ -154,7 +157,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.open_requests: dict[str, Request] = {}
         self.ended: dict[str, object] = {}
         self.cancelled: set[str] = set()
-        self.tokens: dict[str, int] = {}
+        self.tokens: dict[tuple[str, int], int] = {}
         self.plans: dict[str, tuple[int, int]] = {}
         self.contents: dict[str, Content] = {}
         self.facts_of: RingFacts | None = None
@@ -194,6 +197,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         text=st.integers(0, 2),
         shared=st.sampled_from([0, 100, 700, 1500]),
         waits=st.sampled_from([(0, math.inf), (0, math.inf), (-10, math.inf), (10, 1.0), (0, 0.5)]),
+        choices=st.sampled_from([1, 1, 2, 4]),
     )
     def submit(
         self,
@@ -204,12 +208,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         text: int = 0,
         shared: int = 0,
         waits: tuple[int, float] = (0, math.inf),
+        choices: int = 1,
     ) -> None:
         self.count += 1
         self.contents[f"r{self.count}"] = (text, min(prompt, shared), f"r{self.count}")
         priority, patience = waits
         request = Request(
-            f"r{self.count}", key, max_tokens, inference.Envelope(), priority=priority, patience=patience
+            f"r{self.count}",
+            key,
+            max_tokens,
+            inference.Envelope(),
+            choices=choices,
+            priority=priority,
+            patience=patience,
         )
         self.open_requests[request.id] = request
         self.plans[request.id] = (prompt, stop)
@@ -253,9 +264,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         left = CONTEXT - prompt
         limit = min(request.max_tokens or left, left)
         ring = self.ring
-        ring.contents[number] = self.contents[request.id]
-        names = names_of(ring.contents[number], prompt)
-        ring.prompts[number], ring.limits[number], ring.stops[number] = prompt, limit, stop
+        names = names_of(self.contents[request.id], prompt)
+        for choice in range(request.choices):
+            row = number + choice
+            ring.contents[row], ring.known[row] = self.contents[request.id], request
+            ring.prompts[row], ring.limits[row], ring.stops[row] = prompt, limit, max(1, stop - choice % 2)
+        ring.named.add(number)
         self.perform(
             self.scheduler.row_opened(
                 number, prompt_tokens=prompt, params_bytes=64, max_tokens=limit, prefixes=names
@@ -313,29 +327,27 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert self.ring is not None
                     for change in step.changes:
                         if change.HasField("evict"):
-                            assert self.ring.known[change.evict.row].id not in self.open_requests
+                            self.check_eviction(self.ring, change.evict.row)
                     self.ring.execute(step)
                 case Begin(request, prompt):
                     assert request.id in self.open_requests
                     assert prompt == self.plans[request.id][0]
                 case Deliver(pieces):
-                    for request, text, _, tokens, _ in pieces:
+                    for request, text, _, tokens, _, choice in pieces:
                         assert request.id in self.open_requests
-                        assert tokens == self.tokens.get(request.id, 0) + 1
+                        assert tokens == self.tokens.get((request.id, choice), 0) + 1
                         assert text == "x"
-                        self.tokens[request.id] = tokens
-                case Finish(request, reason, prompt, tokens, cached):
+                        self.tokens[request.id, choice] = tokens
+                case Finish(request, reason, prompt, tokens, cached, ends):
                     assert cached < prompt
                     self.end(request, action)
-                    assert tokens == self.tokens[request.id]
                     planned, stop = self.plans[request.id]
                     assert prompt == planned
-                    if reason == inference.FINISH_REASON_STOP:
-                        assert tokens == stop
-                    elif request.max_tokens:
-                        assert tokens == min(request.max_tokens, CONTEXT - planned)
-                    else:
-                        assert tokens < stop
+                    assert reason == ends[0].reason
+                    assert tokens == sum(end.completion_tokens for end in ends)
+                    assert len(ends) == request.choices
+                    for choice, end in enumerate(ends):
+                        self.check_end(request, end, self.tokens[request.id, choice], stop - choice % 2)
                 case Fail(request, error):
                     self.end(request, action)
                     assert (error.reason == "DEADLINE_PASSED") <= (request.deadline <= self.now)
@@ -346,6 +358,24 @@ class SchedulerMachine(RuleBasedStateMachine):
                         "TOO_LARGE_FOR_RING",
                         "CONTEXT_FULL",
                     }
+
+    def check_eviction(self, ring: ModelRing, row: int) -> None:
+        """Of a request that has ended, or of one of its answers that has."""
+        request = ring.known[row]
+        if request.id in self.open_requests:
+            assert request.choices > 1
+            ended = row in ring.finished or ring.generated[row] >= ring.limits[row]
+            assert ended or not request.max_tokens
+
+    def check_end(self, request: Request, end: End, told: int, stop: int) -> None:
+        planned, _ = self.plans[request.id]
+        assert end.completion_tokens == told
+        if end.reason == inference.FINISH_REASON_STOP:
+            assert told == max(1, stop)
+        elif request.max_tokens:
+            assert told == min(request.max_tokens, CONTEXT - planned)
+        else:
+            assert told < stop
 
     def end(self, request: Request, action: object) -> None:
         assert request.id not in self.cancelled

@@ -1,0 +1,70 @@
+"""Several answers to one prompt on real rings: each is what a request with its seed would bring."""
+
+import asyncio
+
+import openai
+import pytest
+from ringtest import chat, serving
+
+from sealring.v1 import inference_pb2 as inference
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120), pytest.mark.xdist_group("integration")]
+QUESTION = [{"role": "user", "content": "Tell me about the planets."}]
+SAMPLING = {"temperature": 1.2, "top_p": 0.95, "max_tokens": 30}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+async def test_choices_are_answers_of_seeds_that_follow(tmp_path, size):
+    async with serving(tmp_path / "state", size, max_rows=8) as ring:
+        client = openai.AsyncOpenAI(base_url=f"{ring.cluster.http_url}/v1", api_key="unused", max_retries=0)
+
+        async def ask(**fields):
+            return await client.chat.completions.create(model="demo", messages=QUESTION, **SAMPLING, **fields)
+
+        alone = [(await ask(seed=seed)).choices[0] for seed in (7, 8, 9)]
+        together, streamed = await asyncio.gather(
+            ask(seed=7, n=3), ask(seed=7, n=3, stream=True, stream_options={"include_usage": True})
+        )
+        assert [choice.message.content for choice in together.choices] == [
+            choice.message.content for choice in alone
+        ]
+        assert [choice.finish_reason for choice in together.choices] == [one.finish_reason for one in alone]
+        assert [choice.index for choice in together.choices] == [0, 1, 2]
+        assert len({choice.message.content for choice in alone}) > 1
+
+        texts, reasons = ["", "", ""], {}
+        async for chunk in streamed:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+                if choice.finish_reason:
+                    reasons[choice.index] = choice.finish_reason
+            usage = chunk.usage
+        assert texts == [choice.message.content for choice in alone]
+        assert reasons == {index: one.finish_reason for index, one in enumerate(alone)}
+        assert usage.completion_tokens == together.usage.completion_tokens
+
+        text = await client.completions.create(model="demo", prompt="Once", n=8, seed=1, **SAMPLING)
+        assert len(text.choices) == 8
+
+        with pytest.raises(openai.BadRequestError):
+            await ask(n=9)
+
+
+async def test_what_can_never_fit_is_refused_and_a_cancelled_call_frees_all(tmp_path):
+    async with serving(tmp_path / "state", 1, max_rows=4) as ring:
+        client = openai.AsyncOpenAI(base_url=f"{ring.cluster.http_url}/v1", api_key="unused", max_retries=0)
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(model="demo", messages=QUESTION, n=5)
+        assert caught.value.param == "n"
+        prompt = chat(QUESTION[0]["content"], temperature=1.5, seed=3)
+        request = inference.GenerateRequest(
+            model="demo", envelope=inference.Envelope(clear=prompt), choices=4, max_tokens=1000
+        )
+        for _ in range(3):
+            call = ring.stub.Generate(request, timeout=30)
+            async for response in call:
+                if response.HasField("delta"):
+                    break
+            call.cancel()
+        answer = await client.chat.completions.create(model="demo", messages=QUESTION, n=4, **SAMPLING)
+        assert len(answer.choices) == 4
