@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import itertools
 import os
+import secrets
 import time
 from contextlib import AsyncExitStack
 from typing import Any
@@ -61,7 +62,7 @@ async def _run(options: argparse.Namespace) -> Result:
 async def _prompt(url: str, tokens: int, max_tokens: int = 2, into: Reply | None = None) -> Reply:
     body: dict[str, Any] = {
         "model": "bench",
-        "prompt": _WORD * tokens,
+        "prompt": f"{secrets.token_hex(8)}{_WORD * tokens}",  # else a kept prefix would be all of it
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream_options": {"include_usage": True},

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 
 from gateway.scheduler.row import Row
 
 ANNOUNCED = 2
 """Steps of a lane that are announced at most: the one in flight and one ahead."""
-
-CHANGE_INTERVAL = 4
-"""Lane steps between changes that can wait. A change copies the lane's caches, so changes are gathered; a
-small lane is cheap to copy and waits for no more steps than it has rows."""
 
 _NEVER = 1 << 62
 _SLACK = 64
@@ -23,7 +19,7 @@ EXTEND_AHEAD = 256
 
 class Lane:
     """`steps` counts the decode steps announced. `ready` rows are prefilled and wait to be admitted.
-    `done_at` and `prefills` are of its last step that is done: when that was, and what prefill was before it.
+    `done_at` and `before` are of its last step that is done: when that was, and what was announced before it.
 
     Nothing here looks at every row at every step: `_limits` is a heap of (lane step, row number), where an
     entry that its row no longer agrees with counts for nothing, and `_wants_from` is a lane step before which
@@ -37,7 +33,7 @@ class Lane:
         self.outstanding = 0
         self.steps = 0
         self.done_at = 0.0
-        self.prefills = (0, 0)
+        self.before = (0, 0, 0)
         self._closed: dict[int, Row] = {}
         self._ended: dict[int, Row] = {}
         self._changed_at = 0
@@ -65,14 +61,18 @@ class Lane:
             return []
         return [row for _, row in sorted((self._closed | self._ended).items())]
 
-    def must_change(self, leaving: list[Row], pressed: bool) -> bool:
-        """True when the next step has to change the lane's rows, or may and had better."""
+    def must_change(self, leaving: list[Row], pressed: bool, interval: Callable[[], int]) -> bool:
+        """True when the next step has to change the lane's rows, or may and had better.
+
+        A change copies the lane's caches, so changes are gathered over `interval` steps; a small lane is
+        cheap to copy and waits for no more steps than it has rows.
+        """
         if len(leaving) == len(self.rows):
             return True
         if leaving and (pressed or self._ended):
             return True
         waited = self.steps - self._changed_at
-        return bool(leaving or self.ready) and waited >= min(CHANGE_INTERVAL, len(self.rows))
+        return bool(leaving or self.ready) and waited >= min(interval(), len(self.rows))
 
     @property
     def near(self) -> bool:

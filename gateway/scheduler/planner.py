@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from gateway.scheduler.actions import RingFacts
 from gateway.scheduler.budget import PrefillBudget
+from gateway.scheduler.changes import ChangeCost
 from gateway.scheduler.lane import ANNOUNCED, Lane
 from gateway.scheduler.memory import Ledger
 from gateway.scheduler.prefill import PrefillLine
@@ -45,7 +46,7 @@ class Announced:
     first: list[Row]
     ending: list[Row]
     follows: bool = False  # a step of the same lane that was under way, so that they are a round apart
-    prefills: tuple[int, int] = (0, 0)  # steps and tokens of prefill announced before it
+    before: tuple[int, int, int] = (0, 0, 0)  # prefill steps, their tokens, and changes up to it
 
     @property
     def sampled(self) -> bool:
@@ -71,7 +72,8 @@ class StepPlanner:
         self._line = PrefillLine(self.prefixes.prepare)
         self._budget = PrefillBudget(ring.prefill_chunk)
         self._prefill_chunk = ring.prefill_chunk
-        self._prefills = (0, 0)
+        self._changing = ChangeCost()
+        self._before = (0, 0, 0)
         self._rounds = 0.0
         self._dropped: list[int] = []
         self._sampled: dict[int, Announced] = {}  # under way, by rising number
@@ -178,9 +180,11 @@ class StepPlanner:
 
     def _measure(self, step: Announced, lane: Lane, now: float) -> None:
         if step.follows:
-            steps, tokens = step.prefills[0] - lane.prefills[0], step.prefills[1] - lane.prefills[1]
+            steps, tokens, changes = (new - old for new, old in zip(step.before, lane.before, strict=True))
             self._budget.measure(now - lane.done_at, steps, tokens)
-        lane.done_at, lane.prefills = now, step.prefills
+            if not steps:
+                self._changing.measure(now - lane.done_at, changes)
+        lane.done_at, lane.before = now, step.before
 
     def _settle(self, step: Announced) -> None:
         if step.lane is not None:
@@ -260,8 +264,8 @@ class StepPlanner:
         )
 
     def _count_prefill(self, tokens: int, beside: bool) -> None:
-        steps, before = self._prefills
-        self._prefills = steps + 1, before + tokens
+        steps, before, changes = self._before
+        self._before = steps + 1, before + tokens, changes
         if beside:
             self._budget.spend(tokens)
 
@@ -278,7 +282,7 @@ class StepPlanner:
     def _decode(self, lane: Lane) -> control.Step | None:
         leaving = lane.leaving()
         joining = lane.ready
-        if not lane.must_change(leaving, self.pressed):
+        if not lane.must_change(leaving, self.pressed, self._change_interval):
             step = self._step([])
         elif lane.stuck:
             return None
@@ -286,13 +290,17 @@ class StepPlanner:
             lane.ready = []
             lane.change(leaving, joining)
             step = self._step(leaving, joining)
+            self._before = (*self._before[:2], self._before[2] + 1)
         step.decode.lane = lane.number
         follows = lane.outstanding > 0
         ending = lane.count_step()
         self._sampled[step.number] = Announced(
-            step.number, lane, lane.steps, [], ending, follows, self._prefills
+            step.number, lane, lane.steps, [], ending, follows, self._before
         )
         return step
+
+    def _change_interval(self) -> int:
+        return self._changing.interval(len(self._turns))
 
     def _step(self, leaving: list[Row], joining: list[Row] | None = None) -> control.Step:
         self._number += 1

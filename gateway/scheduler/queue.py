@@ -47,6 +47,9 @@ class _Key:
             if self._requests.get(entry[2].id) is entry:
                 return self.remove(entry[2].id)
 
+    def get(self, request_id: str) -> Request:
+        return self._requests[request_id][2]
+
     def remove(self, request_id: str) -> Request:
         return self._requests.pop(request_id)[2]
 
@@ -133,8 +136,10 @@ class FairQueue:
         gone = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, request_id = heappop(self._deadlines)
-            if request_id in self._key_of:
-                gone.append(self.remove(request_id))
+            key = self._key_of.get(request_id)
+            if key is None or self._keys[key].get(request_id).deadline > now:
+                continue  # it has gone, or has begun and come back
+            gone.append(self.remove(request_id))
         return gone
 
     def drain(self) -> list[Request]:

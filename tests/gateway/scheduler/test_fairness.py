@@ -167,7 +167,7 @@ def test_nothing_is_overtaken_by_what_comes_much_later(
             for waiting in queue._keys.get(first.key, _Key())._requests.values():
                 other = waiting[2]
                 ahead = max(AHEAD_SECONDS, -first.priority * STEP_SECONDS)
-                assert came[first.id] <= came[other.id] + other.priority * STEP_SECONDS + ahead
+                assert came[first.id] <= came[other.id] + other.priority * STEP_SECONDS + ahead + 1e-6
 
 
 def test_a_priority_is_paid_with_waiting() -> None:
@@ -226,6 +226,18 @@ def test_a_request_that_goes_to_another_ring_keeps_its_place_and_deadline() -> N
     there.push(moved, 20.0)
     assert there.expired(29.0) == []
     assert [request.id for request in there.expired(30.0)] == ["old"]
+
+
+def test_what_has_begun_once_has_no_deadline_any_more() -> None:
+    queue = FairQueue(10)
+    queue.push(Request("a", "", 1, inference.Envelope(), patience=1.0), 0.0)
+    begun = queue.pop()
+    begun.deadline = math.inf
+    queue.push(Request("gone", "", 1, inference.Envelope(), patience=1.0), 0.0)
+    queue.remove("gone")
+    queue.push_front(begun)
+    assert queue.expired(5.0) == []
+    assert queue.pop() is begun
 
 
 def test_a_removed_request_may_come_back() -> None:
