@@ -179,6 +179,24 @@ async def test_a_stop_string_cuts_the_tokens_with_the_text(client, reference):
     assert len(spelt) - len(answer.choices[0].message.content) < len(last)
 
 
+async def test_each_choice_has_its_own_penalties_and_tokens(client):
+    asked = {"model": "demo", "prompt": "The capital of", "max_tokens": 8, "temperature": 1.2, "seed": 3}
+    asked |= {"presence_penalty": 1.5, "extra_body": {"repetition_penalty": 1.5}, "logprobs": 2, "n": 3}
+    whole = (await client.completions.create(**asked)).choices
+    for choice in whole:
+        assert "".join(choice.logprobs.tokens) == choice.text
+        assert choice.logprobs.text_offset[0] == 0
+    for number, choice in enumerate(whole):
+        alone = await client.completions.create(**asked | {"seed": 3 + number, "n": 1})
+        assert alone.choices[0].text == choice.text
+        assert alone.choices[0].logprobs == choice.logprobs
+    chunks = [chunk async for chunk in await client.completions.create(**asked, stream=True)]
+    for number, choice in enumerate(whole):
+        own = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].index == number]
+        offsets = [one for piece in own if piece for one in piece.text_offset]
+        assert offsets == choice.logprobs.text_offset
+
+
 async def test_company_changes_nothing(ring):
     prompt = chat("Tell me about the planets.", **{**ASKED, "temperature": 1.1}, seed=5, logprobs=2)
     alone = await ring.ask(prompt, 30)
