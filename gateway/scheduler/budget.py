@@ -37,6 +37,7 @@ CLEAN_EVERY = 16
 """Rounds with prefill after which one is left without, so that it is known how long one takes by itself."""
 
 _SAMPLES = 9
+_WHOLE = 1 - 1e-6  # a round, summed up from its lanes' parts
 _FORGET = 0.985
 
 
@@ -78,7 +79,7 @@ class PrefillBudget:
         runs, besides the first, where one of several chunks counts for as little as a chunk does for it.
         """
         if crowd >= CROWD:
-            return self._go_ahead(rounds) if rounds >= self._opened + 1 else 0
+            return self._go_ahead(rounds) if rounds >= self._opened + _WHOLE else 0
         if rounds >= self._window_ends:
             if not self._own:  # answers of a token or two: nothing to measure, nobody to disturb
                 return self._go_ahead(rounds)

@@ -273,7 +273,7 @@ class StepPlanner:
         while (lane := next(iter(self._turns), None)) and lane.outstanding < ANNOUNCED:
             step = self._decode(lane)
             if step is not None:
-                self._rounds += 1 / len(self._turns)
+                self._rounds += 1 / self._turns.free
                 self._turns.stepped(lane)
                 return step
             self._turns.park(lane)

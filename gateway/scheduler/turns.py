@@ -25,6 +25,11 @@ class Turns:
         """Lanes that run."""
         return len(self._running) + len(self._parked)
 
+    @property
+    def free(self) -> int:
+        """Running lanes that are not parked."""
+        return len(self._running)
+
     def __iter__(self) -> Iterator[Lane]:
         """The lanes that run and are not parked, the one whose turn it is first."""
         return iter(self._running.values())
