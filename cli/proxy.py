@@ -36,13 +36,6 @@ class SealingBackend:
         """Started, deltas, Finished. `key` and `tenant` stay here. Raises what `AsyncClient.chat` lists."""
         if request.envelope.WhichOneof("content") != "clear":
             raise InvalidInput("the prompt is sealed already", reason="SEALED_ALREADY", param="envelope")
-        if request.choices > 1:
-            raise InvalidInput(
-                "several answers to one sealed prompt are not served yet",
-                hint="ask with n = 1, or ask again",
-                reason="CHOICES_NOT_SEALED",
-                param="n",
-            )
         label = await self._label(request.model)
         reply = self._client.ask(
             request.envelope.clear,
@@ -51,6 +44,7 @@ class SealingBackend:
             min_trust=request.min_trust,
             priority=request.priority,
             deadline_ms=request.deadline_ms,
+            n=request.choices or 1,
         )
         begun = False
         async with contextlib.aclosing(reply):
@@ -133,7 +127,7 @@ def _started(request: inference.GenerateRequest, ring: Ring | None) -> inference
 
 
 def _delta(delta: Delta) -> inference.Delta:
-    told = inference.Delta(text=delta.text, tokens=delta.tokens)
+    told = inference.Delta(text=delta.text, tokens=delta.tokens, choice=delta.choice)
     for one in delta.logprobs:
         token = told.logprobs.add(id=one.id, spelling=one.spelling, logprob=one.logprob)
         for each in one.top:
@@ -149,6 +143,13 @@ def _ended(completion: Completion) -> tuple[inference.GenerateResponse, inferenc
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+        choices=[
+            inference.FinishedChoice(
+                reason=_REASONS[choice.finish_reason], completion_tokens=choice.completion_tokens
+            )
+            for choice in completion.choices
+            if len(completion.choices) > 1
+        ],
     )
     return (
         inference.GenerateResponse(started=inference.Started(prompt_tokens=usage.prompt_tokens)),

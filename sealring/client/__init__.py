@@ -11,6 +11,7 @@ from sealring.client.asynchronous import AsyncClient, AsyncReply
 from sealring.client.options import SamplingOptions
 from sealring.client.synchronous import Client, Reply
 from sealring.client.types import (
+    Choice,
     Completion,
     Delta,
     FinishReason,
@@ -25,6 +26,7 @@ from sealring.client.types import (
 __all__ = [
     "AsyncClient",
     "AsyncReply",
+    "Choice",
     "Client",
     "Completion",
     "Delta",

@@ -21,6 +21,7 @@ from mesh.roster import Roster
 from sealring.client.choice import choose_ring
 from sealring.client.question import Question
 from sealring.client.types import (
+    Choice,
     Completion,
     Delta,
     FinishReason,
@@ -49,10 +50,8 @@ class Attempt:
         self.delivered = False
         self._question = question
         self._started = self._finished = False
-        self._tokens = 0
-        self._texts: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._end: tuple[FinishReason, Usage] | None = None
+        self._choices = [_Choice() for _ in range(question.choices)]
+        self._usage: Usage | None = None
         expires = int(time.time() + min(ceil(lifetime), MAX_LIFETIME_SECONDS))
         info = RequestInfo(ring.deployment, secrets.token_bytes(REQUEST_ID_BYTES), expires, roster.hash)
         body = inference.SealedPrompt(
@@ -60,6 +59,7 @@ class Attempt:
             max_tokens=question.max_tokens,
             min_trust=question.min_trust,
             prefix_salt=question.prefix_salt,
+            choices=question.choices,
         )
         head = roster.member(ring.members[0].id)
         sealed, self._opener = seal_request(head.sealing_key, info, body.SerializeToString())
@@ -72,6 +72,7 @@ class Attempt:
             envelope=inference.Envelope(sealed=sealed, sealed_for=sealed_for),
             max_tokens=question.max_tokens,
             min_trust=question.min_trust,
+            choices=question.choices,
             priority=question.priority,
             deadline_ms=question.deadline_ms,
         )
@@ -97,17 +98,18 @@ class Attempt:
 
     def completion(self) -> Completion:
         """The whole answer, once the stream is over. Raises EnvelopeError (REPLY_CUT_OFF)."""
-        if self._end is None:
+        if self._usage is None:
             raise _cut_off()
-        reason, usage = self._end
+        choices = tuple(choice.told() for choice in self._choices)
         return Completion(
-            text="".join(self._texts),
-            finish_reason=reason,
-            usage=usage,
+            text=choices[0].text,
+            finish_reason=choices[0].finish_reason,
+            usage=self._usage,
             model=self.ring.deployment,
             request_id=self.request.request_id,
             ring=self.ring,
-            logprobs=tuple(self._logprobs),
+            logprobs=choices[0].logprobs,
+            choices=choices,
         )
 
     def _take_start(self, started: inference.Started) -> None:
@@ -128,29 +130,57 @@ class Attempt:
             delta = inference.SealedDelta.FromString(chunk)
         except DecodeError:
             raise _out_of_order() from None
-        if delta.tokens < self._tokens or last != (delta.finish in _REASONS):
+        if delta.choice >= len(self._choices):
             raise _out_of_order()
-        self._tokens = delta.tokens
+        choice = self._choices[delta.choice]
+        if choice.reason is not None or delta.tokens < choice.tokens:
+            raise _out_of_order()
+        choice.tokens, choice.reason = delta.tokens, _REASONS.get(delta.finish)
+        if last != all(each.reason is not None for each in self._choices):
+            raise _out_of_order()
         if last:
-            self._end = (_REASONS[delta.finish], Usage(delta.prompt_tokens, delta.tokens))
+            self._usage = Usage(delta.prompt_tokens, sum(each.tokens for each in self._choices))
         if not delta.text and not delta.logprobs:
             return None
-        self._texts.append(delta.text)
+        choice.texts.append(delta.text)
         logprobs = tuple(map(_logprob, delta.logprobs))
-        self._logprobs += logprobs
-        return Delta(delta.text, delta.tokens, logprobs)
+        choice.logprobs += logprobs
+        return Delta(delta.text, delta.tokens, logprobs, delta.choice)
 
     def _take_end(self, finished: inference.Finished) -> None:
         self._finished = True
-        reason, usage = self._end or self._ended_by_gateway(finished)
+        usage = self._usage or self._ended_by_gateway(finished)
         cached = min(finished.cached_tokens, usage.prompt_tokens)
-        self._end = (reason, dataclasses.replace(usage, cached_tokens=cached))
+        self._usage = dataclasses.replace(usage, cached_tokens=cached)
 
-    def _ended_by_gateway(self, finished: inference.Finished) -> tuple[FinishReason, Usage]:
+    def _ended_by_gateway(self, finished: inference.Finished) -> Usage:
         """The gateway may end a reply itself only where memory sets the limit: with max_tokens 0."""
-        if self._question.max_tokens or finished.reason != inference.FINISH_REASON_LENGTH:
+        one = inference.FinishedChoice(reason=finished.reason, completion_tokens=finished.completion_tokens)
+        ends = list(finished.choices) or [one]
+        if self._question.max_tokens or len(ends) != len(self._choices):
             raise _cut_off()
-        return "length", Usage(finished.prompt_tokens, max(self._tokens, finished.completion_tokens))
+        for choice, end in zip(self._choices, ends, strict=True):
+            if choice.reason is not None:
+                continue
+            if end.reason != inference.FINISH_REASON_LENGTH:
+                raise _cut_off()
+            choice.reason, choice.tokens = "length", max(choice.tokens, end.completion_tokens)
+        return Usage(finished.prompt_tokens, sum(choice.tokens for choice in self._choices))
+
+
+@dataclasses.dataclass(slots=True, repr=False)
+class _Choice:
+    """One answer as far as it has come."""
+
+    tokens: int = 0
+    texts: list[str] = dataclasses.field(default_factory=list)
+    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    reason: FinishReason | None = None
+
+    def told(self) -> Choice:
+        if self.reason is None:
+            raise _cut_off()
+        return Choice("".join(self.texts), self.reason, self.tokens, tuple(self.logprobs))
 
 
 class Attempts:

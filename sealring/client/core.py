@@ -152,14 +152,15 @@ class ClientCore(Generic[R]):
         timeout: float | None = None,
         priority: int = 0,
         deadline_ms: int = 0,
+        n: int = 1,
     ) -> R:
-        """Asks with a prompt of the contract as it is; otherwise as `chat`.
+        """Asks with a prompt of the contract as it is, for `n` answers; otherwise as `chat`.
 
         `priority` and `deadline_ms` are GenerateRequest's.
         """
         floor, seconds = max(self._floor, min_trust), timeout or self._timeout
         return self._reply(
-            Question(prompt, model, max_tokens, floor, seconds, self._prefix_salt, priority, deadline_ms)
+            Question(prompt, model, max_tokens, floor, seconds, self._prefix_salt, priority, deadline_ms, n)
         )
 
     def _set_up(self) -> None:

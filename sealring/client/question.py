@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mesh.composition import MAX_CHOICES
 from mesh.envelope import MAX_LIFETIME_SECONDS
 from mesh.errors import InvalidInput
 from mesh.prompt import MAX_DEADLINE_MS, MAX_PRIORITY, MAX_TOKENS, validate_prompt
@@ -33,13 +34,16 @@ class Question:
     prefix_salt: bytes
     priority: int = 0
     deadline_ms: int = 0
+    choices: int = 1
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput: BAD_MAX_TOKENS, BAD_MIN_TRUST, BAD_PRIORITY, BAD_DEADLINE, BAD_TIMEOUT, and
-        those of validate_prompt."""
+        """Raises InvalidInput: BAD_MAX_TOKENS, BAD_CHOICES, BAD_MIN_TRUST, BAD_PRIORITY, BAD_DEADLINE,
+        BAD_TIMEOUT, and those of validate_prompt."""
         validate_prompt(self.prompt)
         if not 0 <= self.max_tokens <= MAX_TOKENS:
             raise _bad("max_tokens", "MAX_TOKENS", f"a number from 0 to {MAX_TOKENS}")
+        if not 1 <= self.choices <= MAX_CHOICES:
+            raise _bad("n", "CHOICES", f"a number from 1 to {MAX_CHOICES}")
         if not 0 <= self.min_trust <= MAX_SCORE:
             raise _bad("min_trust", "MIN_TRUST", f"a number from 0 to {MAX_SCORE}")
         if abs(self.priority) > MAX_PRIORITY:

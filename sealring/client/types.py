@@ -73,7 +73,7 @@ class TokenLogprob(TopLogprob):
 
 @dataclass(frozen=True, repr=False)
 class Delta:
-    """The next piece of an answer; `tokens` counts all that were generated so far.
+    """The next piece of an answer; `tokens` counts all that were generated so far of its `choice`, from 0.
 
     `logprobs` has the tokens that spell `text`, where the question asked for them.
     """
@@ -81,6 +81,7 @@ class Delta:
     text: str
     tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    choice: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,18 @@ class Usage:
 
 
 @dataclass(frozen=True, repr=False)
+class Choice:
+    """One of the answers to a question that asked for several."""
+
+    text: str
+    finish_reason: FinishReason
+    completion_tokens: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, repr=False)
 class Completion:
-    """A finished answer."""
+    """A finished answer: the first of `choices`, mostly the only one. `usage` counts the tokens of all."""
 
     text: str
     finish_reason: FinishReason
@@ -111,6 +122,7 @@ class Completion:
     request_id: str
     ring: Ring
     logprobs: tuple[TokenLogprob, ...] = ()
+    choices: tuple[Choice, ...] = ()
 
 
 @dataclass(frozen=True)

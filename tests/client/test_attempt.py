@@ -13,7 +13,7 @@ from mesh.envelope import ReplayGuard, RequestInfo
 from mesh.errors import DeadlineExceeded, EnvelopeError, EpochEnded, Unavailable
 from sealring.client.attempt import Attempt, Attempts
 from sealring.client.question import Question, text_prompt
-from sealring.client.types import Ring
+from sealring.client.types import Ring, Usage
 from sealring.v1 import inference_pb2 as inference
 
 CLUSTER = PaperCluster()
@@ -162,3 +162,56 @@ def test_log_probabilities_come_out_of_the_sealed_chunk_only() -> None:
     outer = inference.Delta(sealed=sealer.seal(last.SerializeToString(), last=True), logprobs=forged)
     assert attempt.take(inference.GenerateResponse(delta=outer)) is None
     assert attempt.completion().logprobs == delta.logprobs
+
+
+STOP = inference.FINISH_REASON_STOP
+
+
+@pytest.mark.parametrize(
+    ("bodies", "last"),
+    [
+        ([{"choice": 2, "text": "x", "tokens": 1}], False),
+        ([{"choice": 1, "finish": STOP}, {"choice": 1, "text": "x", "tokens": 1}], False),
+        ([{"choice": 1, "finish": STOP}], True),
+        ([{"choice": 1, "finish": STOP}, {"choice": 0, "finish": STOP}], False),
+    ],
+)
+def test_choices_that_contradict_themselves_are_not_believed(
+    bodies: list[dict[str, Any]], last: bool
+) -> None:
+    """Of which there are not as many, that go on after their end, or whose last chunk is not the last."""
+    attempt, seal = sealed_attempt(choices=2)
+    *before, worst = bodies
+    for body in before:
+        attempt.take(seal(body, last=False))
+    with pytest.raises(EnvelopeError):
+        attempt.take(seal(worst, last=last))
+
+
+def test_all_choices_must_have_ended() -> None:
+    attempt, seal = sealed_attempt(choices=2)
+    attempt.take(seal({"choice": 1, "text": "b", "tokens": 2, "finish": STOP}, last=False))
+    with pytest.raises(EnvelopeError):
+        attempt.take(inference.GenerateResponse(finished=inference.Finished(reason=STOP)))
+    attempt, seal = sealed_attempt(choices=2)
+    attempt.take(seal({"choice": 1, "text": "b", "tokens": 2, "finish": STOP}, last=False))
+    attempt.take(seal({"text": "a", "tokens": 3, "finish": STOP, "prompt_tokens": 4}, last=True))
+    attempt.take(inference.GenerateResponse(finished=inference.Finished(reason=STOP, cached_tokens=9)))
+    told = attempt.completion()
+    assert [(choice.text, choice.completion_tokens) for choice in told.choices] == [("a", 3), ("b", 2)]
+    assert told.usage == Usage(4, 5, 4)
+
+
+def sealed_attempt(**changes: Any) -> tuple[Attempt, Any]:
+    """An attempt that has begun, and what seals its events."""
+    attempt = Attempt(question(**changes), CLUSTER.roster, RING, 60.0)
+    to = attempt.request.envelope.sealed_for
+    info = RequestInfo("demo", to.request_id, to.expires, to.roster_hash)
+    reply = CLUSTER.keys["demo-0"].open_request(attempt.request.envelope.sealed, info, ReplayGuard()).reply
+    attempt.take(inference.GenerateResponse(started=inference.Started(ring="demo-0")))
+
+    def seal(body: dict[str, Any], *, last: bool) -> inference.GenerateResponse:
+        sealed = reply.seal(inference.SealedDelta(**body).SerializeToString(), last=last)
+        return inference.GenerateResponse(delta=inference.Delta(sealed=sealed))
+
+    return attempt, seal

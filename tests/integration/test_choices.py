@@ -6,6 +6,9 @@ import openai
 import pytest
 from ringtest import chat, serving
 
+from cli.operator import read_bundle
+from mesh.errors import InvalidInput
+from sealring.client import AsyncClient
 from sealring.v1 import inference_pb2 as inference
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120), pytest.mark.xdist_group("integration")]
@@ -68,3 +71,26 @@ async def test_what_can_never_fit_is_refused_and_a_cancelled_call_frees_all(tmp_
             call.cancel()
         answer = await client.chat.completions.create(model="demo", messages=QUESTION, n=4, **SAMPLING)
         assert len(answer.choices) == 4
+
+
+async def test_sealed_choices_are_those_in_clear(tmp_path):
+    async with serving(tmp_path / "state", 2, max_rows=8) as ring:
+        client = openai.AsyncOpenAI(base_url=f"{ring.cluster.http_url}/v1", api_key="unused", max_retries=0)
+        clear = await client.chat.completions.create(model="demo", messages=QUESTION, n=3, seed=5, **SAMPLING)
+        prompt = chat(QUESTION[0]["content"], temperature=1.2, top_p=0.95, seed=5)
+        pin = read_bundle(ring.cluster.operator_bundle).root_sha256.hex()
+        async with AsyncClient(ring.cluster.grpc_address, root_sha256=pin, timeout=60.0) as sealed:
+            texts = ["", "", ""]
+            reply = sealed.ask(prompt, max_tokens=30, n=3)
+            async for delta in reply:
+                texts[delta.choice] += delta.text
+            completion = reply.completion
+            with pytest.raises(InvalidInput):
+                sealed.ask(prompt, n=9)
+    assert texts == [choice.message.content for choice in clear.choices]
+    assert [choice.text for choice in completion.choices] == texts
+    assert [choice.finish_reason for choice in completion.choices] == [
+        choice.finish_reason for choice in clear.choices
+    ]
+    assert completion.usage.completion_tokens == clear.usage.completion_tokens
+    assert completion.text == texts[0]
