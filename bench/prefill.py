@@ -78,7 +78,7 @@ async def _streams(url: str, options: argparse.Namespace) -> Result:
     quiet_from = time.perf_counter()
     await asyncio.sleep(options.quiet)
     quiet_to = time.perf_counter()
-    long = await _prompt(url, options.tokens)
+    long = await _prompt(url, options.beside_tokens or options.tokens)
     busy_to = long.arrivals[0] if long.arrivals else time.perf_counter()
     for task in running:
         task.cancel()
@@ -152,6 +152,7 @@ def chart(result: Result, figure: Any) -> None:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="12x256")
     parser.add_argument("--tokens", type=int, default=4096, help="of the long prompt")
+    parser.add_argument("--beside-tokens", type=int, default=0, help="of the prompt beside streams; 0: alike")
     parser.add_argument("--stages", type=numbers, default=[1, 2, 3])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stream-rows", type=int, default=4)
@@ -168,6 +169,6 @@ BENCHMARK = Benchmark(
     tables,
     chart,
     checks,
-    quick=("--rounds", "1", "--tokens", "1024", "--quiet", "5", "--settle", "3"),
+    quick=("--rounds", "1", "--tokens", "1024", "--quiet", "5", "--settle", "3", "--beside-tokens", "512"),
     quick_seconds=130,
 )
