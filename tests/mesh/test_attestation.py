@@ -223,6 +223,21 @@ def test_every_field_has_to_be_there_and_no_other() -> None:
         refused(document | {"models": models})
 
 
+def test_the_bounds_of_texts() -> None:
+    document = json.loads(encode_statement(STATEMENT))
+    for chip, cluster, holds in (
+        ("x" * 128, "c" * 63, True),
+        ("x" * 129, "c", False),
+        ("x", "c" * 64, False),
+    ):
+        changed = document | {"cluster": "c" * cluster, "posture": document["posture"] | {"chip": "x" * chip}}
+        if holds:
+            data = json.dumps(changed, sort_keys=True, separators=(",", ":")).encode()
+            assert decode_statement(data).cluster == "c" * cluster
+        else:
+            refused(changed)
+
+
 def test_only_the_canonical_encoding_is_taken() -> None:
     data = encode_statement(STATEMENT)
     spaced = json.dumps(json.loads(data), sort_keys=True).encode()

@@ -616,3 +616,11 @@ def test_the_shared_secret_is_gone_afterwards(pair: Any) -> None:
     initiator, responder = pair.initiator(), pair.responder()
     pair.handshake(initiator=initiator, responder=responder)
     assert (initiator._secret, responder._secret) == (b"", b"")
+
+
+def test_the_largest_frame_is_looked_at(pair: Any) -> None:
+    for length, reason in ((MAX_FRAME_BYTES, "OUT_OF_ORDER"), (MAX_FRAME_BYTES + 1, "FRAME_TOO_LARGE")):
+        initiator = pair.initiator()
+        initiator.start()
+        assert refusal(initiator, bytes(length)) == reason
+        assert refusal(pair.responder(), bytes(length)) == reason
