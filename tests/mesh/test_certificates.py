@@ -327,3 +327,19 @@ def test_key_hashes_tell_keys_apart(ca: ClusterCA) -> None:
     )
     assert key_hash(first) == key_hash(second) == hashlib.sha256(spki).digest()
     assert key_hash(issue(ca)) != key_hash(first)
+
+
+def test_size_is_checked_before_anything_is_parsed(ca: ClusterCA, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh.certificates.MAX_CERTIFICATE_BYTES", len(ca.certificate) - 1)
+    with pytest.raises(CertificateError) as caught:
+        load_certificate(ca.certificate)
+    assert caught.value.reason == "BAD_CERTIFICATE"
+
+
+def test_a_bundle_is_nothing_but_its_certificates(ca: ClusterCA) -> None:
+    leaf = issue(ca)
+    bundle = to_pem(leaf, ca.certificate)
+    assert bundle == to_pem(leaf) + to_pem(ca.certificate)
+    assert to_pem() == b""
+    found = x509.load_pem_x509_certificates(bundle)
+    assert [one.public_bytes(serialization.Encoding.DER) for one in found] == [leaf, ca.certificate]

@@ -76,3 +76,49 @@ def test_a_full_sync_is_asked_for_where_there_is_one(tmp_path: Path, monkeypatch
     monkeypatch.setattr(fcntl, "fcntl", lambda descriptor, command: asked.append(command))
     write_atomic(tmp_path / "state", b"x")
     assert asked == [51, 51]
+
+
+@pytest.mark.parametrize("bit", [0o040, 0o020, 0o010, 0o004, 0o002, 0o001])
+def test_a_secret_that_others_can_reach_is_refused(tmp_path: Path, bit: int) -> None:
+    path = tmp_path / "key"
+    create_exclusive(path, b"x")
+    path.chmod(0o600 | bit)
+    with pytest.raises(ConfigError) as error:
+        read_secret(path)
+    assert error.value.reason == "SECRET_FILE_UNSAFE"
+    path.chmod(0o700)
+    assert read_secret(path) == b"x"
+
+
+def test_the_bounds_when_none_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    for read, most in ((read_secret, 1 << 16), (read_bounded, 1 << 20)):
+        write_atomic(path, bytes(most))
+        assert len(read(path)) == most
+        write_atomic(path, bytes(most + 1))
+        with pytest.raises(ConfigError):
+            read(path)
+
+
+def test_the_content_is_in_the_file_when_it_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
+    write_atomic(tmp_path / "state", b"whole")
+    assert sizes[0] == 5
+
+
+def test_the_first_error_is_the_one_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the temporary file has gone meanwhile."""
+
+    def fail(_descriptor: int) -> None:
+        for file in tmp_path.iterdir():
+            file.unlink()
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    for write in (write_atomic, create_exclusive):
+        with pytest.raises(OSError) as caught:
+            write(tmp_path / "state", b"x")
+        assert caught.value.errno == 28
