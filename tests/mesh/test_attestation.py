@@ -27,7 +27,7 @@ from mesh.attestation import (
     verify_statement,
 )
 from mesh.device import Device
-from mesh.encoding import encode_base64
+from mesh.encoding import encode_base64, pack_fields
 from mesh.errors import AttestationError
 from mesh.identity import Label, SoftwareSigner
 from mesh.trust import KeyType, TrustLevel
@@ -325,3 +325,18 @@ def test_the_hash_is_over_the_bytes() -> None:
     data = encode_statement(STATEMENT)
     assert statement_hash(data) != statement_hash(data + b" ")
     assert len(statement_hash(data)) == 32
+
+
+def test_the_largest_statement_is_looked_at() -> None:
+    """One byte more is refused for its size alone, also where the signature would hold."""
+    for size in (MAX_STATEMENT_BYTES, MAX_STATEMENT_BYTES + 1):
+        data = b"{" + b" " * (size - 2) + b"}"
+        other = SoftwareSigner.generate().sign(Label.ATTESTATION, data)
+        found = reason_of(data, other)
+        assert (found == "STATEMENT_MALFORMED") == (size > MAX_STATEMENT_BYTES), found
+
+
+def test_what_binds_a_sealing_key_is_pinned() -> None:
+    content = pack_fields(b"sealring sealing key v1", b"demo", b"\x01" * 32)
+    signature = SIGNER.sign(Label.ATTESTATION, content)
+    verify_sealing_key(SIGNER.public_key, "demo", b"\x01" * 32, signature)

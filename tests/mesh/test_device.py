@@ -133,3 +133,16 @@ def test_any_flipped_bit_is_refused(which: int, data: st.DataObject) -> None:
 
 
 _CHAIN = APPLE.chain(KEY)
+
+
+def test_chains_are_bounded_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    monkeypatch.setattr(device, "_certificate", lambda der: parsed.append(der) or der)
+    largest = bytes(device.MAX_CERTIFICATE_BYTES)
+    assert device._load([largest] * device.MAX_CHAIN) == [largest] * device.MAX_CHAIN
+    assert device.MAX_CHAIN == 4
+    parsed.clear()
+    for chain in ([], [largest] * 5, [largest + b"x"], [b"x", largest + b"x"]):
+        with pytest.raises(AttestationError):
+            device._load(chain)
+    assert parsed == []
