@@ -326,6 +326,7 @@ class Epoch:
                 sampled.append((row, logits))
             else:
                 self._fill(inputs, row.cache, times)
+                self._transfer.settle()
             for number in chunk.sampled[1:]:
                 copy = row.copy(number, chunk.end)
                 self._lanes.start(copy)
@@ -399,7 +400,6 @@ class Epoch:
         self._stage(inputs, cache)
         times.built = times.launched = time.perf_counter()
         mx.eval(_states(cache))
-        self._transfer.settle()
         times.ready = times.sent = time.perf_counter()
         self._outbox.trace.append(times)
         return StepTimes(times.step, times.ready, fed=times.ready)
