@@ -340,3 +340,22 @@ def test_what_binds_a_sealing_key_is_pinned() -> None:
     content = pack_fields(b"sealring sealing key v1", b"demo", b"\x01" * 32)
     signature = SIGNER.sign(Label.ATTESTATION, content)
     verify_sealing_key(SIGNER.public_key, "demo", b"\x01" * 32, signature)
+
+
+def test_a_posture_is_complete_only_with_everything_known() -> None:
+    good = Posture(
+        hardware_model="Mac16,1",
+        chip="M4",
+        os_version="26.1",
+        boot_session="b",
+        sip=True,
+        secure_boot=True,
+        authenticated_root=True,
+        filevault=True,
+    )
+    assert good.complete_and_good
+    for name in ("hardware_model", "chip", "os_version", "boot_session"):
+        assert not dataclasses.replace(good, **{name: None}).complete_and_good
+    for name in ("sip", "secure_boot", "authenticated_root", "filevault"):
+        for value in (None, False):
+            assert not dataclasses.replace(good, **{name: value}).complete_and_good

@@ -343,3 +343,17 @@ def test_a_bundle_is_nothing_but_its_certificates(ca: ClusterCA) -> None:
     assert to_pem() == b""
     found = x509.load_pem_x509_certificates(bundle)
     assert [one.public_bytes(serialization.Encoding.DER) for one in found] == [leaf, ca.certificate]
+
+
+def test_an_authority_that_has_ended_vouches_for_nobody(ca: ClusterCA) -> None:
+    later = expires_at(ca.certificate) + 3600
+    leaf = load_certificate(issue(ca, now=later))
+    with pytest.raises(CertificateError) as caught:
+        check_issued_by(leaf, [ca.certificate], now=later)
+    assert caught.value.reason == "CERTIFICATE_EXPIRED"
+
+
+def test_an_authority_has_a_proper_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput):
+        ClusterCA.create(tmp_path, "Not A Name", now=NOW)
+    assert not any(tmp_path.iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,19 @@ def test_the_first_error_is_the_one_that_is_told(tmp_path: Path, monkeypatch: py
         with pytest.raises(OSError) as caught:
             write(tmp_path / "state", b"x")
         assert caught.value.errno == 28
+
+
+def test_file_and_folder_are_both_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = []
+    monkeypatch.setattr(os, "fsync", lambda number: kinds.append(stat.S_ISDIR(os.fstat(number).st_mode)))
+    for write in (write_atomic, create_exclusive):
+        kinds.clear()
+        write(tmp_path / write.__name__, b"x")
+        assert kinds == [False, True]
+
+
+def test_a_pipe_is_no_secret(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "key", 0o600)
+    with pytest.raises(ConfigError) as error:
+        read_secret(tmp_path / "key")
+    assert error.value.reason == "SECRET_FILE_UNSAFE"
