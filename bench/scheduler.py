@@ -58,8 +58,8 @@ class Ring:
                 self.lanes.setdefault(change.admit.lane, []).append(change.admit.row)
             else:
                 for rows in self.lanes.values():
-                    if change.evict.row in rows:
-                        rows.remove(change.evict.row)
+                    for row in {change.evict.row, change.park.row}.intersection(rows):
+                        rows.remove(row)
         if step.HasField("decode"):
             self.under_way.append((step.number, list(self.lanes[step.decode.lane]), True))
         elif step.HasField("prefill"):

@@ -32,6 +32,7 @@ from gateway.scheduler import (
     RingFacts,
     Scheduler,
 )
+from gateway.scheduler.planner import StepPlanner
 from sealring.v1 import admin_pb2, model_pb2
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -45,13 +46,14 @@ class SimulatedRing:
     def __init__(self, stages: int, rows: int, queue: int, options: argparse.Namespace) -> None:
         self.now = 0.0
         self.cpu = 0.0
-        self.steps = self.sampled = 0
+        self.steps = self.sampled = self.moved = 0
         self.finished = self.failed = 0
         self.busy = 0.0
         self._step: float = options.step_ms / 1e3 / stages
         self._row: float = options.row_ms / 1e3 / stages
         self._prefill: float = options.prefill_ms / 1e3 / stages
         self._token: float = options.token_us / 1e6 / stages
+        self._change: float = options.change_ms / 1e3 / stages
         self._link = options.link_ms / 1e3 if stages > 1 else 0.0
         self._free = [0.0] * stages
         self._lane_ready: dict[int, float] = {}
@@ -61,6 +63,11 @@ class SimulatedRing:
         self._scheduler = Scheduler(queue_limit=queue)
         member = MemberMemory(1024, 4096, 1 << 40)
         self._do(self._scheduler.attach(RingFacts(1, (member,) * stages, rows, 256)))
+
+    @property
+    def planner(self) -> StepPlanner:
+        assert self._scheduler.planner is not None
+        return self._scheduler.planner
 
     def submit(self, request: Request) -> None:
         begun = time.thread_time()
@@ -105,6 +112,7 @@ class SimulatedRing:
 
     def _announce(self, step: control.Step) -> None:
         self.steps += 1
+        self.moved += sum(change.HasField("park") for change in step.changes)
         self._rows.step(step)
         tokens = sum(chunk.end - chunk.start for chunk in step.prefill.chunks)
         cost = self._cost(step, tokens)
@@ -135,7 +143,8 @@ class SimulatedRing:
         if tokens:
             return self._prefill + self._token * tokens
         if step.HasField("decode"):
-            return self._step + self._row * len(self._rows.lanes[step.decode.lane])
+            changes = self._change * bool(step.changes)
+            return self._step + self._row * len(self._rows.lanes[step.decode.lane]) + changes
         return 0.0
 
     def _at(self, when: float, kind: str, payload: Any) -> None:
@@ -160,6 +169,27 @@ def one_ring(stages: int, rows: int, requests: int, options: argparse.Namespace)
         "microseconds_per_token": round(ring.cpu / ring.sampled * 1e6, 2),
         "simulated_tokens_per_second": round(ring.sampled / ring.now, 1),
         "stages_busy": round(ring.busy / stages / ring.now, 3),
+    }
+
+
+def drifting(moves: bool, row_ms: float, change_ms: float, options: argparse.Namespace) -> Result:
+    """Two of four lanes are left without rows by answers that end early, and nobody comes."""
+    varied = argparse.Namespace(**vars(options) | {"row_ms": row_ms, "change_ms": change_ms})
+    ring = SimulatedRing(4, 32, 32, varied)
+    planner = ring.planner
+    if not moves:
+        planner._balance.moving = lambda *_: []  # type: ignore[method-assign]
+    for number in range(32):
+        ring.submit(Request(f"r{number}", "k", 512 if number % 4 < 2 else 64, inference.Envelope()))
+    ring.run()
+    assert ring.finished == 32
+    return {
+        "row_ms": row_ms,
+        "change_ms": change_ms,
+        "moves": "allowed" if moves else "not allowed",
+        "moved": ring.moved,
+        "simulated_tokens_per_second": round(ring.sampled / ring.now, 1),
+        "stages_busy": round(ring.busy / 4 / ring.now, 3),
     }
 
 
@@ -253,6 +283,12 @@ def run(options: argparse.Namespace) -> Result:
     for rows in (4, 16, 64, 256):
         progress(f"{rows} rows")
         found["rows"].append(one_ring(4, rows, int(2000 * scale), options))
+    progress("lanes that drift apart")
+    found["drifting"] = [
+        drifting(moves, row_ms, change_ms, options)
+        for row_ms, change_ms in ((0.0, 20.0), (2.0, 20.0), (10.0, 20.0), (10.0, 2000.0))
+        for moves in (False, True)
+    ]
     for requests in (1000, 10_000, int(100_000 * scale)):
         progress(f"{requests} requests on one ring")
         found["waiting"].append(one_ring(4, 64, requests, options))
@@ -284,6 +320,7 @@ def tables(result: Result) -> list[Table]:
     titles = {
         "stages": "stages",
         "rows": "rows, 4 stages",
+        "drifting": "32 rows, 4 stages, 2 lanes of which are left without rows",
         "waiting": "requests waiting, 4 stages, 64 rows",
         "rings": "rings of 2 stages, 16 rows",
         "routing": "choosing a ring",
@@ -314,6 +351,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-ms", type=float, default=20.0, help="a decode step of the whole model")
     parser.add_argument("--token-us", type=float, default=500.0, help="a prompt token of the whole model")
     parser.add_argument("--row-ms", type=float, default=0.0, help="each row of a decode step")
+    parser.add_argument("--change-ms", type=float, default=0.0, help="caches copied when rows change")
     parser.add_argument("--prefill-ms", type=float, default=0.0, help="a prefill step beside its tokens")
     parser.add_argument("--link-ms", type=float, default=0.5)
     parser.add_argument("--tokens", type=int, default=32, help="mean length of answers")

@@ -64,10 +64,19 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A prefilled row that is appended to a lane."""
+    """A prefilled or parked row that is appended to a lane."""
 
     row: int
     lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """A row that leaves its lane, where `index` is its place, and is alone as a prefilled row is."""
+
+    row: int
+    lane: int
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +101,15 @@ class Dropping:
     prefix: int
 
 
-Change: TypeAlias = Admission | Eviction | Keeping | Dropping
+Change: TypeAlias = Admission | Eviction | Parking | Keeping | Dropping
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedStep:
     """One step with everything that a member derives from it.
 
-    `changes` are in order, keeps and drops before all others. Exactly one of `chunks` and `rows` is
-    non-empty, or neither. `sampled` are the rows that get a token, in the order of the token record on the
+    `changes` are in order: keeps and drops, then parks, then all others. Exactly one of `chunks` and `rows`
+    is non-empty, or neither. `sampled` are the rows that get a token, in the order of the token record on the
     closing edge (uint32 [len(sampled)]).
     `digest` is 32 bytes over the composition after the changes and this step's work.
     """
@@ -147,7 +156,7 @@ class Composition:
         return {lane: tuple(rows) for lane, rows in sorted(self._lanes.items())}
 
     def prefilling(self) -> dict[int, tuple[int, int]]:
-        """Row -> (tokens done, tokens of the prompt), for rows not yet in a lane."""
+        """Row -> (tokens done, tokens of the prompt), for rows in no lane; parked ones hold both."""
         return dict(self._prefilling)
 
     def prefixes(self) -> dict[int, int]:
@@ -197,6 +206,8 @@ class Composition:
             return self._admit(change.admit.row, change.admit.lane)
         if kind == "evict":
             return self._evict(change.evict.row)
+        if kind == "park":
+            return self._park(change.park.row)
         self._digest_of_prefixes = None
         if kind == "keep":
             return self._keep(change.keep)
@@ -216,7 +227,7 @@ class Composition:
             index, held = 0, self._prefilling.get(keep.row, (0, 0))[0]
         else:
             index = self._lanes[lane].index(keep.row)
-            held = self._lane_base[keep.row] + self._lane_steps.get(lane, 0)
+            held = self._held(keep.row, lane)
         if not 1 <= keep.tokens <= held:
             raise _bad(f"row {keep.row} does not hold {keep.tokens} tokens")
         self._highest_prefix = keep.prefix
@@ -235,21 +246,39 @@ class Composition:
         self._lane_base[row] = total - self._lane_steps.get(lane, 0)
         return Admission(row, lane)
 
+    def _held(self, row: int, lane: int) -> int:
+        """Tokens of a row in a lane that are in its cache."""
+        return self._lane_base[row] + self._lane_steps.get(lane, 0)
+
+    def _park(self, row: int) -> Parking:
+        lane = self._lane_of.get(row)
+        if lane is None:
+            raise _bad(f"row {row} is in no lane to be parked")
+        held = self._held(row, lane)
+        index = self._leave(row, lane)
+        self._prefilling[row] = (held, held)
+        return Parking(row, lane, index)
+
     def _evict(self, row: int) -> Eviction:
         if row in self._prefilling:
             del self._prefilling[row]
             self._copies -= self._choices.pop(row, 1) - 1
             return Eviction(row, None, 0)
-        lane = self._lane_of.pop(row, None)
+        lane = self._lane_of.get(row)
         if lane is None:
             raise _bad(f"row {row} is not here to be evicted")
+        return Eviction(row, lane, self._leave(row, lane))
+
+    def _leave(self, row: int, lane: int) -> int:
+        """Takes a row out of its lane; returns the place that it had."""
+        del self._lane_of[row]
         del self._lane_base[row]
         rows = self._lanes[lane]
         index = rows.index(row)
         rows.pop(index)
         if not rows:
             del self._lanes[lane]
-        return Eviction(row, lane, index)
+        return index
 
     def _prefill(self, chunks: Sequence[control.Chunk]) -> tuple[Chunk, ...]:
         if not 1 <= len(chunks) <= MAX_CHUNKS:
@@ -337,10 +366,13 @@ class Composition:
 
 
 def _check_order(changes: Sequence[Change]) -> None:
-    """A keep is of the rows as the step before left them."""
-    kinds = [isinstance(change, Keeping | Dropping) for change in changes]
-    if kinds != sorted(kinds, reverse=True):
-        raise _bad("a prefix is kept or dropped after other changes of a step")
+    """A keep is of the rows as the step before left them, and so is what a parked row takes along."""
+    kinds = [
+        0 if isinstance(change, Keeping | Dropping) else 1 + (not isinstance(change, Parking))
+        for change in changes
+    ]
+    if kinds != sorted(kinds):
+        raise _bad("a prefix is kept or dropped, or a row parked, after other changes of a step")
 
 
 def _bad(message: str) -> InvalidInput:

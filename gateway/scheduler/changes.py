@@ -1,4 +1,4 @@
-"""How long changes of a lane's rows wait for each other, by what they have been seen to cost."""
+"""How long changes of a lane's rows wait for each other, and what rows cost, by what has been seen."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ SHARE = 0.1
 SHORTEST, LONGEST = 4, 32
 """Steps of a lane between changes that can wait, at least and at most."""
 
+GUESS = 0.25
+"""Part of a round that its rows take, and not the step as such, where nothing was seen."""
+
 _SAMPLES = 18
 
 
@@ -24,13 +27,35 @@ class ChangeCost:
     def __init__(self) -> None:
         self._plain: deque[float] = deque(maxlen=_SAMPLES)
         self._costs: deque[float] = deque(maxlen=_SAMPLES)
+        self._by_rows: dict[int, deque[float]] = {}
 
-    def measure(self, seconds: float, changes: int) -> None:
-        """A lane's round took so long, with so many changes of lanes in it."""
+    def measure(self, seconds: float, changes: int, rows: int = 0) -> None:
+        """A lane's round took so long, with so many changes of lanes in it, the largest of so many rows."""
         if not changes:
             self._plain.append(seconds)
+            if rows:
+                self._by_rows.setdefault(rows, deque(maxlen=_SAMPLES)).append(seconds)
         elif self._plain:
             self._costs.append((seconds - median(self._plain)) / changes)
+
+    @property
+    def seconds(self) -> float:
+        """What a change costs; as much as a round before one was measured."""
+        if not self._costs:
+            return median(self._plain) if self._plain else 0.0
+        return max(0.0, median(self._costs))
+
+    def saved(self, rows: int, fewer: int) -> float:
+        """Seconds by which a round is shorter when the largest lane has fewer rows.
+
+        By the round times with other numbers of rows; before there are any, rows are taken for `GUESS` of it.
+        """
+        others = [other for other in self._by_rows if other != rows]
+        if rows not in self._by_rows or not others:
+            return GUESS * (median(self._plain) if self._plain else 0.0) * (1 - fewer / rows)
+        nearest = min(others, key=lambda other: abs(other - fewer))
+        difference = median(self._by_rows[rows]) - median(self._by_rows[nearest])
+        return difference / (rows - nearest) * (rows - fewer)
 
     def interval(self, lanes: int) -> int:
         """Steps between changes of one of so many lanes, all of which wait for each other's."""

@@ -71,8 +71,7 @@ class Lane:
             return True
         if leaving and (pressed or self._ended):
             return True
-        waited = self.steps - self._changed_at
-        return bool(leaving or self.ready) and waited >= min(interval(), len(self.rows))
+        return bool(leaving or self.ready) and self.since_change >= min(interval(), len(self.rows))
 
     @property
     def near(self) -> bool:
@@ -95,11 +94,35 @@ class Lane:
             self._ended.pop(row.number, None)
         for row in joining:
             self.rows[row.number] = row
-            row.last_lane_step = self.steps + row.limit - 1
+            row.last_lane_step = self.steps + row.limit - 1 - row.stepped
             if row.closed:
                 self.close(row)
             self._expect(row)
         self._changed_at = self.steps
+
+    def left(self, row: Row) -> int:
+        """Steps of this lane before the row is at its limit."""
+        return row.last_lane_step - self.steps
+
+    def movable(self, steps: int) -> list[Row]:
+        """Rows that are wanted and have so many steps left and memory for them, those with most first."""
+        found = [
+            row
+            for row in self._going()
+            if self.left(row) >= steps and self._want(row) > self.steps and row.number not in self._ended
+        ]
+        return sorted(found, key=lambda row: (-self.left(row), row.number))
+
+    def park(self, rows: list[Row]) -> None:
+        """Rows leave that go on in another lane."""
+        for row in rows:
+            row.stepped = row.limit - 1 - self.left(row)
+        self.change(rows, [])
+
+    @property
+    def since_change(self) -> int:
+        """Steps since its rows changed."""
+        return self.steps - self._changed_at
 
     def extend(self, row: Row, limit: int) -> None:
         """Allows a row of this lane more tokens."""

@@ -8,6 +8,9 @@ Evictions that belong to no lane's own step ride on the next step of any kind.
 A row at its limit is not stepped again, and not evicted before its last token is there: its lane waits for
 that token instead of having a step announced ahead, which costs no more than the way over the gateway.
 
+A row that is moved is parked by a step of its lane. Once its last token there is round it waits to be
+admitted to the lane where it fits best, as a prefilled row does.
+
 A step that samples nothing brings nothing round. It is done when the head says so, by StepDone or by the
 number of steps that it has executed, or when a later step has come round.
 """
@@ -18,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway.scheduler.actions import RingFacts
+from gateway.scheduler.balance import Balance
 from gateway.scheduler.budget import PrefillBudget
 from gateway.scheduler.changes import ChangeCost
 from gateway.scheduler.lane import ANNOUNCED, Lane
@@ -38,7 +42,8 @@ BURST = 8
 
 @dataclass(slots=True, eq=False)
 class Announced:
-    """A step that is not done. `first` get their first token, `ending` their last allowed one."""
+    """A step that is not done. `first` get their first token, or were parked after it, `ending` get their
+    last allowed one."""
 
     number: int
     lane: Lane | None
@@ -73,10 +78,12 @@ class StepPlanner:
         self._budget = PrefillBudget(ring.prefill_chunk)
         self._prefill_chunk = ring.prefill_chunk
         self._changing = ChangeCost()
+        self._balance = Balance(self.ledger, self._changing)
         self._before = (0, 0, 0)
         self._rounds = 0.0
         self._dropped: list[int] = []
         self._sampled: dict[int, Announced] = {}  # under way, by rising number
+        self._latest: dict[int, Announced] = {}  # decode step by lane
         self._silent: dict[int, Announced] = {}
         self._prefills_outstanding = 0
         self._number = 0
@@ -183,7 +190,7 @@ class StepPlanner:
             steps, tokens, changes = (new - old for new, old in zip(step.before, lane.before, strict=True))
             self._budget.measure(now - lane.done_at, steps, tokens)
             if not steps:
-                self._changing.measure(now - lane.done_at, changes)
+                self._changing.measure(now - lane.done_at, changes, self.ledger.sizes()[0])
         lane.done_at, lane.before = now, step.before
 
     def _settle(self, step: Announced) -> None:
@@ -282,29 +289,51 @@ class StepPlanner:
     def _decode(self, lane: Lane) -> control.Step | None:
         leaving = lane.leaving()
         joining = lane.ready
-        if not lane.must_change(leaving, self.pressed, self._change_interval):
+        moving = self._moving(lane, len(leaving))
+        if not (moving or lane.must_change(leaving, self.pressed, self._change_interval)):
             step = self._step([])
         elif lane.stuck:
             return None
         else:
             lane.ready = []
+            lane.park(moving)
             lane.change(leaving, joining)
-            step = self._step(leaving, joining)
+            step = self._step(leaving, joining, moving)
+            self._parked(lane, moving)
             self._before = (*self._before[:2], self._before[2] + 1)
         step.decode.lane = lane.number
         follows = lane.outstanding > 0
         ending = lane.count_step()
-        self._sampled[step.number] = Announced(
+        self._latest[lane.number] = self._sampled[step.number] = Announced(
             step.number, lane, lane.steps, [], ending, follows, self._before
         )
         return step
 
+    def _moving(self, lane: Lane, leaving: int) -> list[Row]:
+        """Rows that had better go on in another lane; none while rows are coming that may fill those."""
+        if lane.number >= self.ledger.regular or self.waiting or len(self._line) or self.pressed:
+            return []
+        return self._balance.moving(lane, leaving, len(self._turns))
+
+    def _parked(self, lane: Lane, rows: list[Row]) -> None:
+        """Rows go on once the last step of the lane that holds them is done."""
+        if lane.outstanding:
+            self._latest[lane.number].first += rows
+            return
+        for row in rows:
+            self._ready(row)
+
     def _change_interval(self) -> int:
         return self._changing.interval(len(self._turns))
 
-    def _step(self, leaving: list[Row], joining: list[Row] | None = None) -> control.Step:
+    def _step(
+        self, leaving: list[Row], joining: list[Row] | None = None, moving: list[Row] | None = None
+    ) -> control.Step:
         self._number += 1
         step = control.Step(number=self._number, changes=self.prefixes.changes())
+        for row in moving or ():
+            step.changes.add().park.row = row.number
+            row.phase = Phase.PREFILLED
         for row in leaving:
             self._drop(row)
         for number in self._dropped:

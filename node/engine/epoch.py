@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mesh.composition import Admission, Chunk, Composition, Dropping, Eviction, Keeping, ResolvedStep
+from mesh.composition import Admission, Chunk, Composition, Dropping, Eviction, Keeping, Parking, ResolvedStep
 from mesh.errors import InvalidInput
 from mesh.records import Kind, RecordHeader
 from node.engine import params, records
@@ -221,7 +221,12 @@ class Epoch:
 
     def _change(self, step: ResolvedStep) -> None:
         self._keep_and_drop(step)
-        self._lanes.apply(change for change in step.changes if isinstance(change, Admission | Eviction))
+        self._lanes.apply(
+            change for change in step.changes if isinstance(change, Admission | Eviction | Parking)
+        )
+        for change in step.changes:
+            if isinstance(change, Parking):  # else it holds on to the whole lane's caches
+                _launch(_states(self._lanes.alone(change.row)))
         if self._feedback is None or self._prompts is None:
             return
         for change in step.changes:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mesh.composition import Admission, Eviction, Keeping
+from mesh.composition import Admission, Eviction, Keeping, Parking
 from mesh.errors import Internal
 from node.engine.params import RowParameters
 from node.engine.sampling import Sampler
@@ -20,7 +20,7 @@ from node.engine.staging.caches import Cache
 
 @dataclass(slots=True)
 class Row:
-    """A row in prefill. Only the tail knows its parameters, and its sampler from the first token on."""
+    """A row in no lane. Only the tail knows its parameters, and its sampler from the first token on."""
 
     number: int
     cache: Cache
@@ -59,6 +59,12 @@ class Lane:
             elif row.sampler is not None:
                 self.sampler.extend(row.sampler)
 
+    def parked(self, index: int) -> Row:
+        """One row as it is now, which the lane is to be recomposed without."""
+        cache = self.cache if len(self.rows) == 1 else caches.look_at(self.cache, index)
+        sampler = None if self.sampler is None else self.sampler.extract(index)
+        return Row(self.rows[index], cache, sampler=sampler)
+
     def _recomposed(self, keep: Sequence[int], joining: Sequence[Row]) -> Cache:
         arriving = [row.cache for row in joining]
         if not keep:
@@ -85,6 +91,11 @@ class Lanes:
     def prefilling(self, row: int) -> Row:
         return self._prefilling[row]
 
+    def alone(self, row: int) -> Cache:
+        """The cache of a row in prefill or parked; [] of any other."""
+        found = self._prefilling.get(row)
+        return [] if found is None else found.cache
+
     def cache_of(self, keeping: Keeping) -> Cache:
         """The cache of one row, to look at."""
         if keeping.lane is None:
@@ -92,7 +103,7 @@ class Lanes:
         lane = self._lanes[keeping.lane]
         return lane.cache if len(lane.rows) == 1 else caches.look_at(lane.cache, keeping.index)
 
-    def apply(self, changes: Iterable[Admission | Eviction]) -> None:
+    def apply(self, changes: Iterable[Admission | Eviction | Parking]) -> None:
         """Carries out a step's changes; each lane's caches are touched once, whatever the changes' number."""
         keep: dict[int, list[int]] = {}
         joining: dict[int, list[Row]] = {}
@@ -103,7 +114,10 @@ class Lanes:
             lane = self._lanes.setdefault(change.lane, Lane())
             kept = keep.setdefault(change.lane, list(range(len(lane.rows))))
             joined = joining.setdefault(change.lane, [])
-            if isinstance(change, Admission):
+            if isinstance(change, Parking):
+                index = kept.pop(change.index)
+                self._prefilling[change.row] = lane.parked(index)
+            elif isinstance(change, Admission):
                 joined.append(self._prefilling.pop(change.row))
             elif change.index < len(kept):
                 kept.pop(change.index)

@@ -376,6 +376,7 @@ class Change(_message.Message):
     EVICT_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     DROP_FIELD_NUMBER: _builtins.int
+    PARK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admit(self) -> Global___Admit: ...
     @_builtins.property
@@ -386,6 +387,10 @@ class Change(_message.Message):
 
     @_builtins.property
     def drop(self) -> Global___Drop: ...
+    @_builtins.property
+    def park(self) -> Global___Park:
+        """parks come before admissions and evictions"""
+
     def __init__(
         self,
         *,
@@ -393,12 +398,13 @@ class Change(_message.Message):
         evict: Global___Evict | None = ...,
         keep: Global___Keep | None = ...,
         drop: Global___Drop | None = ...,
+        park: Global___Park | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "park", b"park"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "park", b"park"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict", "keep", "drop"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict", "keep", "drop", "park"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -406,7 +412,7 @@ Global___Change: _TypeAlias = Change  # noqa: Y015
 
 @_typing.final
 class Admit(_message.Message):
-    """A row whose prompt is wholly prefilled joins a lane, at its end."""
+    """A row whose prompt is wholly prefilled, or that was parked, joins a lane, at its end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -448,6 +454,27 @@ class Evict(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Evict: _TypeAlias = Evict  # noqa: Y015
+
+@_typing.final
+class Park(_message.Message):
+    """A row leaves its lane with its cache and its sampler, and is alone until it is admitted to a lane or evicted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    row: _builtins.int
+    def __init__(
+        self,
+        *,
+        row: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["row", b"row"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Park: _TypeAlias = Park  # noqa: Y015
 
 @_typing.final
 class Keep(_message.Message):

@@ -19,7 +19,8 @@ class Streams(SimulatedRing):
     """Remembers when tokens came; a prompt is as long as the request's name says."""
 
     def __init__(self, stages: int, **costs: float) -> None:
-        options = {"step_ms": 0.0, "row_ms": 0.0, "prefill_ms": 0.0, "token_us": 0.0, "link_ms": 0.5, **costs}
+        names = ("step_ms", "row_ms", "prefill_ms", "token_us", "change_ms")
+        options = dict.fromkeys(names, 0.0) | {"link_ms": 0.5, **costs}
         super().__init__(stages, 128, 100, argparse.Namespace(**options))
         self.arrivals: dict[str, list[float]] = {}
 

@@ -65,8 +65,8 @@ def run(work: list[tuple[str, int, int]], stages: int, max_rows: int) -> list[in
                     if change.HasField("admit"):
                         lanes.setdefault(change.admit.lane, []).append(change.admit.row)
                     for members in lanes.values():
-                        if change.HasField("evict") and change.evict.row in members:
-                            members.remove(change.evict.row)
+                        for row in {change.evict.row, change.park.row}.intersection(members):
+                            members.remove(row)
                 started.extend(rows[chunk.row] for chunk in step.prefill.chunks if chunk.start == 0)
                 if step.HasField("decode"):
                     steps.append((step.number, list(lanes[step.decode.lane])))

@@ -84,8 +84,8 @@ class Driver:
             if change.HasField("admit"):
                 self.lanes.setdefault(change.admit.lane, []).append(change.admit.row)
             for lane in list(self.lanes):
-                if change.HasField("evict") and change.evict.row in self.lanes[lane]:
-                    self.lanes[lane].remove(change.evict.row)
+                for row in {change.evict.row, change.park.row}.intersection(self.lanes[lane]):
+                    self.lanes[lane].remove(row)
         if step.WhichOneof("work"):
             self.under_way.append(step)
         if step.HasField("decode"):

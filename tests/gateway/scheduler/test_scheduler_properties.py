@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections import deque
 
+import pytest
 from hypothesis import HealthCheck, settings, target
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -24,10 +25,11 @@ from gateway.scheduler import (
     Request,
     RingFacts,
     Scheduler,
+    balance,
 )
 from gateway.scheduler.memory import rounded
 from gateway.scheduler.planner import BURST
-from mesh.composition import Chunk, Composition, Dropping, Eviction, Keeping
+from mesh.composition import Chunk, Composition, Dropping, Eviction, Keeping, Parking
 from mesh.errors import EpochEnded, InvalidInput
 from mesh.prefixes import NAME_BYTES, boundaries
 from sealring.v1 import control_pb2 as control
@@ -75,12 +77,15 @@ class ModelRing:
         self.kept: dict[int, tuple[Content, int]] = {}
         self.named: set[int] = set()  # rows whose prefixes the head names: no copies
         self.reused = 0
+        self.moved = 0
 
     def execute(self, step: control.Step) -> None:
         resolved = self.composition.apply(step)
         for change in resolved.changes:
             if isinstance(change, Eviction):
                 self.lengths.pop(change.row)
+            elif isinstance(change, Parking):
+                self.moved += 1
             elif isinstance(change, Keeping):
                 self.keep(change)
             elif isinstance(change, Dropping):
@@ -441,3 +446,39 @@ SchedulerMachine.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestScheduler = SchedulerMachine.TestCase
+
+
+class MovingMachine(SchedulerMachine):
+    """The same with rows that are moved as soon as lanes differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = pytest.MonkeyPatch()
+        self.patches.setattr(balance, "PATIENCE", 1)
+        self.patches.setattr(balance, "LEAST_LEFT", 1)
+        self.patches.setattr(balance.Balance, "_pays", lambda _, lane, rows, most: bool(rows))
+
+    @precondition(lambda self: self.ring is not None)
+    @rule(
+        limits=st.lists(st.sampled_from([2, 3, 70, 300]), min_size=8, max_size=8),
+        steps=st.integers(10, 150),
+        count=st.integers(4, 8),
+    )
+    def drift(self, limits: list[int], steps: int, count: int) -> None:
+        """Rows of very different lengths, and time for them to drift apart."""
+        for number, limit in enumerate(limits[:count]):
+            self.submit("abc"[number % 3], 5 + number, limit, 1000 if number % 3 else limit - 1)
+        while self.ring is not None and self.ring.opening:
+            self.answer_open(False)
+        self.steps_done(steps)
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+            target(float(self.ring.moved if self.ring else 0), label="rows moved")
+        finally:
+            self.patches.undo()
+
+
+MovingMachine.TestCase.settings = SchedulerMachine.TestCase.settings
+TestMovedRows = MovingMachine.TestCase

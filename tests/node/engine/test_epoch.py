@@ -210,12 +210,13 @@ def make_steps(
     lanes: int,
     cancelled: set[int] | None = None,
     sizes: Mapping[int, int] | None = None,
+    parks: bool = False,
 ) -> list[control.Step]:
     """A whole run: rows (prompt tokens, tokens to generate) come, are prefilled, decoded and evicted.
 
     What happens when is up to `choices`. Rows may be stepped more often than needed, as by a gateway that
     announces ahead. With `cancelled` some rows leave at any time, and are put there. `sizes` are those of the
-    rows' parameter records, where they are not of one block.
+    rows' parameter records, where they are not of one block. With `parks` rows leave their lanes for others.
     """
     waiting = sorted(rows)
     done: dict[int, int] = {}
@@ -225,10 +226,15 @@ def make_steps(
     finished: set[int] = set()
     changes: list[control.Change] = []
     steps: list[control.Step] = []
+    admitted: set[int] = set()  # by the changes of the next step
+    parked = 0
 
     def add(**work: Any) -> None:
+        nonlocal parked
         steps.append(control.Step(number=len(steps) + 1, changes=changes, **work))
         changes.clear()
+        admitted.clear()
+        parked = 0
 
     def evict(row: int) -> None:
         changes.append(control.Change(evict=control.Evict(row=row)))
@@ -246,8 +252,20 @@ def make_steps(
             lane_rows = {lane: members for lane, members in remaining.items() if members}
             evict(row)
             continue
+        settled = [
+            (lane, row) for lane, members in lane_rows.items() for row in members if row not in admitted
+        ]
+        actions += ["park"] * (parks and bool(settled))
         action = choices.choice(actions)
-        if action == "prefill":
+        if action == "park":
+            lane, row = choices.choice(settled)
+            changes.insert(parked, control.Change(park=control.Park(row=row)))
+            parked += 1
+            lane_rows[lane].remove(row)
+            if not lane_rows[lane]:
+                del lane_rows[lane]
+            ready.append(row)
+        elif action == "prefill":
             going_on = choices.randint(0 if waiting else 1, len(done)) if done else 0
             chunks = [(row, done[row]) for row in choices.sample(sorted(done), going_on)]
             while waiting and (not chunks or choices.random() < 0.4):
@@ -279,6 +297,7 @@ def make_steps(
                     continue
                 lane = choices.randrange(lanes)
                 lane_rows.setdefault(lane, []).append(row)
+                admitted.add(row)
                 changes.append(control.Change(admit=control.Admit(row=row, lane=lane)))
         elif action == "decode":
             lane = choices.choice(sorted(lane_rows))
@@ -426,6 +445,18 @@ def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
     }
     rows = {row: (prompt_of(family, row, length), RowParameters()) for row, (length, _) in lengths.items()}
     steps = make_steps(random.Random(size), lengths, size)
+    answers = run(family, size, steps, rows).answers
+    for row, (_, tokens) in lengths.items():
+        assert answers[row][:tokens] == expected(family, tuple(rows[row][0]), 21)[:tokens], row
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("family", [*FAMILIES, *QUANTIZED])
+def test_rows_that_change_lanes_get_the_tokens_of_mlx_lm(family: str, size: int) -> None:
+    lengths = dict(enumerate([(3, 20), (17, 18), (1, 19), (30, 14), (9, 21), (2, 20)], start=1))
+    rows = {row: (prompt_of(family, row, length), RowParameters()) for row, (length, _) in lengths.items()}
+    steps = make_steps(random.Random(size), lengths, 3, parks=True)
+    assert sum(change.HasField("park") for step in steps for change in step.changes) > 10
     answers = run(family, size, steps, rows).answers
     for row, (_, tokens) in lengths.items():
         assert answers[row][:tokens] == expected(family, tuple(rows[row][0]), 21)[:tokens], row
@@ -616,7 +647,7 @@ def test_any_schedule_gives_the_same_tokens(
     numbered = dict(enumerate(lengths, start=1))
     rows = {row: (prompt_of(family, row, length), RowParameters()) for row, (length, _) in numbered.items()}
     cancelled: set[int] = set()
-    answers = run(family, size, make_steps(choices, numbered, lanes, cancelled), rows).answers
+    answers = run(family, size, make_steps(choices, numbered, lanes, cancelled, parks=True), rows).answers
     for row, (_, tokens) in numbered.items():
         got = answers[row][:tokens]
         assert len(got) == tokens or row in cancelled
@@ -642,7 +673,9 @@ def test_a_seed_gives_the_same_tokens_in_any_batch_lane_and_ring() -> None:
         alone[row] = run("llama", 1, steps, {1: rows[row]}).answers[1][: length[1]]
     assert len({tuple(tokens[:5]) for tokens in alone.values()}) == len(alone)
     for size in (1, 2, 3):
-        answers = run("llama", size, make_steps(random.Random(size + 5), lengths, 2), rows).answers
+        answers = run(
+            "llama", size, make_steps(random.Random(size + 5), lengths, 2, parks=True), rows
+        ).answers
         for row, (_, tokens) in lengths.items():
             assert answers[row][:tokens] == alone[row], (size, row)
 
@@ -724,7 +757,7 @@ def test_any_schedule_keeps_penalties_and_log_probabilities(
     rows = demanding_rows(family, numbered)
     cancelled: set[int] = set()
     sizes = {row: len(params.encode(parameters)) for row, (_, parameters) in rows.items()}
-    steps = make_steps(choices, numbered, lanes, cancelled, sizes)
+    steps = make_steps(choices, numbered, lanes, cancelled, sizes, parks=True)
     prompts = run(family, size, steps, rows)
     for row, length in numbered.items():
         prompt, parameters = rows[row]

@@ -1,0 +1,96 @@
+"""Rows that are moved between lanes, on modelled stages that take time for every row."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench import simulate
+from gateway.scheduler import Request
+from gateway.scheduler.balance import LEAST_LEFT, PATIENCE
+from gateway.scheduler.changes import ChangeCost
+from sealring.v1 import inference_pb2 as inference
+
+
+def options_with(**values: float) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    simulate.options(parser)
+    return argparse.Namespace(**vars(parser.parse_args([])) | values)
+
+
+def ring_with(lengths: list[int], stages: int, **values: float) -> simulate.SimulatedRing:
+    ring = simulate.SimulatedRing(stages, len(lengths), len(lengths), options_with(**values))
+    for number, length in enumerate(lengths):
+        ring.submit(Request(f"r{number}", "k", length, inference.Envelope()))
+    return ring
+
+
+def lanes(ring: simulate.SimulatedRing) -> list[int]:
+    ledger = ring.planner.ledger
+    return [ledger.lane_rows(lane) for lane in range(ledger.regular)]
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_lanes_that_drifted_apart_are_even_again(stages: int) -> None:
+    """Rows of all lanes but the first end early."""
+    lengths = [600 if number % stages == 0 else 30 for number in range(4 * stages)]
+    ring = ring_with(lengths, stages, row_ms=10.0)
+    ring.run(lambda: ring.finished == 4 * stages - 4)
+    assert max(lanes(ring)) == 4
+    steps = ring.steps
+    ring.run(lambda: ring.steps > steps + stages * (3 * PATIENCE + 16))
+    assert max(lanes(ring)) - min(lanes(ring)) <= 1
+    assert 0 < ring.moved <= 4
+    ring.run()
+    assert ring.finished == 4 * stages
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.sampled_from([3, 40, 90, 200, 400]), min_size=1, max_size=20),
+    st.integers(1, 5),
+    st.sampled_from([0.0, 1.0, 20.0]),
+    st.sampled_from([0.0, 10.0, 500.0]),
+)
+def test_moves_come_to_an_end(lengths: list[int], stages: int, row_ms: float, change_ms: float) -> None:
+    """There are no more of them than rows that came and went, and everybody is served."""
+    ring = ring_with(lengths, stages, row_ms=row_ms, change_ms=change_ms)
+    ring.run()
+    assert ring.finished == len(lengths)
+    assert ring.sampled == sum(lengths)
+    assert ring.moved <= 2 * len(lengths)
+    assert stages > 1 or not ring.moved
+
+
+def test_even_lanes_and_rows_near_their_limit_are_left_alone() -> None:
+    even = ring_with([300] * 8, 4, row_ms=10.0)
+    even.run()
+    assert even.moved == 0
+    short = ring_with([PATIENCE + LEAST_LEFT if number % 2 else 4 for number in range(8)], 2, row_ms=10.0)
+    short.run()
+    assert short.moved == 0
+
+
+def test_moves_gain_where_rows_cost_time_and_copies_do_not_cost_more() -> None:
+    def rate(moves: bool, row_ms: float, change_ms: float) -> Any:
+        return simulate.drifting(moves, row_ms, change_ms, options_with())["simulated_tokens_per_second"]
+
+    assert rate(True, 10.0, 20.0) > 1.3 * rate(False, 10.0, 20.0)
+    for row_ms, change_ms in ((0.0, 20.0), (2.0, 500.0), (10.0, 2000.0), (1.0, 1000.0)):
+        assert rate(True, row_ms, change_ms) > 0.95 * rate(False, row_ms, change_ms)
+
+
+def test_what_rows_cost_is_seen_in_the_rounds() -> None:
+    cost = ChangeCost()
+    assert cost.saved(4, 2) == 0 == cost.seconds
+    cost.measure(0.4, 0, 4)
+    assert cost.seconds == 0.4
+    assert cost.saved(4, 2) == pytest.approx(0.05)  # a guess
+    cost.measure(0.3, 0, 2)
+    assert cost.saved(4, 3) == pytest.approx(0.05)
+    cost.measure(0.9, 2)
+    assert cost.seconds == pytest.approx((0.9 - 0.35) / 2)
