@@ -36,6 +36,7 @@ MODULES = (
     "scheduler",
     "control",
     "simulate",
+    "copies",
     "seal",
     "loop",
     "ring",

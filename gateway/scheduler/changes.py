@@ -16,6 +16,7 @@ GUESS = 0.25
 """Part of a round that its rows take, and not the step as such, where nothing was seen."""
 
 _SAMPLES = 18
+_ENOUGH = 4
 
 
 class ChangeCost:
@@ -50,7 +51,7 @@ class ChangeCost:
 
         By the round times with other numbers of rows; before there are any, rows are taken for `GUESS` of it.
         """
-        others = [other for other in self._by_rows if other != rows]
+        others = [other for other, seen in self._by_rows.items() if other != rows and len(seen) >= _ENOUGH]
         if rows not in self._by_rows or not others:
             return GUESS * (median(self._plain) if self._plain else 0.0) * (1 - fewer / rows)
         nearest = min(others, key=lambda other: abs(other - fewer))
