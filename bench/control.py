@@ -183,7 +183,19 @@ async def measure(options: argparse.Namespace, rows: int) -> dict[str, Any]:
         )
         for rank, port in enumerate(ports)
     )
-    ring.serve(ServingEpoch("bench", 1, "bench", targets, rows, CHUNK, 1 << 20, 10, 1))
+    serving = ServingEpoch(
+        ring="bench",
+        epoch=1,
+        deployment="bench",
+        members=targets,
+        max_rows=rows,
+        prefill_chunk=CHUNK,
+        context=1 << 20,
+        share_prefixes=False,
+        min_trust=10,
+        roster_version=1,
+    )
+    ring.serve(serving)
     backend = RingBackend(OneRing(ring), metrics)
     while not ring.attached:  # noqa: ASYNC110
         await asyncio.sleep(0.05)

@@ -106,6 +106,7 @@ class RingBackend:
             model,
             tenant,
             request.choices or 1,
+            request.envelope.clear.sampling.HasField("logprobs"),
             priority=request.priority,
             patience=request.deadline_ms / 1e3 or math.inf,
         )

@@ -54,6 +54,10 @@ class Row:
     ends: dict[int, End] = field(default_factory=dict)
     stepped: int = 0  # decode steps that it had in lanes that it has left
     last_lane_step: int = 0  # the count of its lane's steps at which the limit is reached
+    choice: int = field(init=False)  # read for every token of every row, so it is no property
+
+    def __post_init__(self) -> None:
+        self.choice = self.number - self.first.number
 
     @property
     def first(self) -> Row:
@@ -64,10 +68,6 @@ class Row:
     def group(self) -> tuple[Row, ...]:
         """All rows of the request, by choice; of a row that is prefilled."""
         return (self, *self.copies)
-
-    @property
-    def choice(self) -> int:
-        return self.number - self.first.number
 
     @property
     def remaining(self) -> int:

@@ -238,7 +238,8 @@ class Scheduler:
             row = rows.get(output.row)
             if row is None:
                 continue
-            text, logprobs = output.text, output.logprobs
+            text = output.text
+            logprobs = output.logprobs if row.request.tells else ()
             if text or logprobs:
                 row.request.delivered = tokens = output.tokens
                 add((row.request, text, b"", tokens, logprobs, row.choice))
