@@ -55,6 +55,7 @@ class CoordinatorSession:
         self._outbox: deque[membership_pb2.MemberMessage] = deque(maxlen=_MAX_OUTBOX)
         self._wake = asyncio.Event()
         self._leaving = False
+        self._greeted = False  # hello is written, so a goodbye can be
         self._left = asyncio.Event()
 
     def send(self, message: membership_pb2.MemberMessage) -> None:
@@ -78,7 +79,7 @@ class CoordinatorSession:
         """Sends what waits and a goodbye, if the coordinator is there to read it."""
         self._leaving = True
         self.send(membership_pb2.MemberMessage(goodbye=membership_pb2.Goodbye(reason=reason)))
-        if self.connected:
+        if self._greeted:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GOODBYE_SECONDS):
                     await self._left.wait()
@@ -106,14 +107,16 @@ class CoordinatorSession:
             if writer is not None:
                 writer.cancel()
                 await asyncio.wait((writer,))
-            if self.connected:
-                self.connected = False
+            self.connected = False
+            if self._greeted:
+                self._greeted = False
                 self._left.set()
 
     async def _write(self, call: Any) -> None:
         """What there is to say, until the stream ends; a message leaves the outbox when it was written."""
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             await call.write(membership_pb2.MemberMessage(hello=self._listener.hello()))
+            self._greeted = True
             while True:
                 await call.write(membership_pb2.MemberMessage(heartbeat=self._listener.heartbeat()))
                 due = asyncio.get_running_loop().time() + HEARTBEAT_SECONDS
