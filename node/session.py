@@ -55,7 +55,7 @@ class CoordinatorSession:
         self._outbox: deque[membership_pb2.MemberMessage] = deque(maxlen=_MAX_OUTBOX)
         self._wake = asyncio.Event()
         self._leaving = False
-        self._greeted = False  # hello is written, so a goodbye can be
+        self._greeted = False  # hello is on its way, so a goodbye can follow
         self._left = asyncio.Event()
 
     def send(self, message: membership_pb2.MemberMessage) -> None:
@@ -115,8 +115,8 @@ class CoordinatorSession:
     async def _write(self, call: Any) -> None:
         """What there is to say, until the stream ends; a message leaves the outbox when it was written."""
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-            await call.write(membership_pb2.MemberMessage(hello=self._listener.hello()))
             self._greeted = True
+            await call.write(membership_pb2.MemberMessage(hello=self._listener.hello()))
             while True:
                 await call.write(membership_pb2.MemberMessage(heartbeat=self._listener.heartbeat()))
                 due = asyncio.get_running_loop().time() + HEARTBEAT_SECONDS
