@@ -83,11 +83,11 @@ class Ledger:
         size = rounded(tokens)
         regular = sorted((rows, _growth(rows, longest, size), longest) for rows, longest in self._alike)
         for rows, growth, longest in regular:
-            if self._fits(growth, 1):
+            if self._fits(growth):
                 return self._alike.first(rows, longest)
         others = sorted((_growth(rows, longest, size), rows, longest) for rows, longest in self._others_alike)
         for growth, rows, longest in others:
-            if self._fits(growth, 1):
+            if self._fits(growth):
                 return self._others_alike.first(rows, longest)
         return None
 
@@ -131,7 +131,7 @@ class Ledger:
         """Reserves more for a row in its lane; False, and nothing changes, when it does not fit."""
         lane, size = self._held[row]
         self.release(row)
-        fits = self._fits(self._growth(lane, rounded(tokens)), 1)
+        fits = self._fits(self._growth(lane, rounded(tokens)))
         self.reserve(row, lane, tokens if fits else size)
         return fits
 
@@ -176,7 +176,7 @@ class Ledger:
 
     def has_room_beside_rows(self, tokens: int) -> bool:
         """Whether a prefix of so many tokens would fit if no other were kept."""
-        return self._fits(tokens, 1)
+        return self._fits(tokens)
 
     def kept_bytes(self) -> list[int]:
         """Bytes of kept prefixes per member, in the order of ranks."""
@@ -190,8 +190,9 @@ class Ledger:
     def _cost(sizes: list[int]) -> int:
         return len(sizes) * sizes[-1] if sizes else 0
 
-    def _fits(self, tokens: int, rows: int) -> bool:
-        total, held = self._tokens + tokens, self.rows + rows
+    def _fits(self, tokens: int) -> bool:
+        """Whether one row more, with so many tokens more, fits beside the others on every member."""
+        total, held = self._tokens + tokens, self.rows + 1
         return all(self._bytes(member, total, held) <= member[2] for member in self._distinct)
 
     @staticmethod
