@@ -37,14 +37,17 @@ class ChangeCost:
             if rows:
                 self._by_rows.setdefault(rows, deque(maxlen=_SAMPLES)).append(seconds)
         elif self._plain:
-            self._costs.append((seconds - median(self._plain)) / changes)
+            self._costs.append((seconds - self._round) / changes)
+
+    @property
+    def _round(self) -> float:
+        """Seconds of a round without changes; 0 before there was one."""
+        return median(self._plain) if self._plain else 0.0
 
     @property
     def seconds(self) -> float:
         """What a change costs; as much as a round before one was measured."""
-        if not self._costs:
-            return median(self._plain) if self._plain else 0.0
-        return max(0.0, median(self._costs))
+        return max(0.0, median(self._costs)) if self._costs else self._round
 
     def saved(self, rows: int, fewer: int) -> float:
         """Seconds by which a round is shorter when the largest lane has fewer rows.
@@ -53,7 +56,7 @@ class ChangeCost:
         """
         others = [other for other, seen in self._by_rows.items() if other != rows and len(seen) >= _ENOUGH]
         if rows not in self._by_rows or not others:
-            return GUESS * (median(self._plain) if self._plain else 0.0) * (1 - fewer / rows)
+            return GUESS * self._round * (1 - fewer / rows)
         nearest = min(others, key=lambda other: abs(other - fewer))
         difference = median(self._by_rows[rows]) - median(self._by_rows[nearest])
         return difference / (rows - nearest) * (rows - fewer)
@@ -62,5 +65,5 @@ class ChangeCost:
         """Steps between changes of one of so many lanes, all of which wait for each other's."""
         if not self._costs:
             return SHORTEST
-        round_seconds = max(median(self._plain), 1e-9)
-        return min(max(SHORTEST, ceil(lanes * median(self._costs) / (SHARE * round_seconds))), LONGEST)
+        share = SHARE * max(self._round, 1e-9)
+        return min(max(SHORTEST, ceil(lanes * self.seconds / share)), LONGEST)
