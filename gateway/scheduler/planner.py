@@ -69,14 +69,11 @@ class StepPlanner:
         self.pressed = False
         self.waiting = 0
         self._ring = ring
-        self._max_rows = ring.max_rows
-        self._stages = ring.stages
         self._lanes = [Lane(number) for number in range(self.ledger.lanes)]
         self._turns = Turns()
         self.prefixes = PrefixCache(self.ledger, ring.prefixes)
         self._line = PrefillLine(self.prefixes.prepare)
         self._budget = PrefillBudget(ring.prefill_chunk)
-        self._prefill_chunk = ring.prefill_chunk
         self._changing = ChangeCost()
         self._balance = Balance(self.ledger, self._changing)
         self._before = (0, 0, 0)
@@ -110,7 +107,7 @@ class StepPlanner:
 
     def start(self, row: Row) -> bool:
         """Reserves memory and puts the row in line; False when it has to wait."""
-        fits = self.ledger.rows + len(row.group) <= self._max_rows and self._reserve(row)
+        fits = self.ledger.rows + len(row.group) <= self._ring.max_rows and self._reserve(row)
         self.pressed = not fits
         if not fits:
             return False
@@ -127,7 +124,9 @@ class StepPlanner:
         """Whether all rows of the request fit when they are alone."""
         if not row.copies:
             return row.reserved <= self.ledger.capacity
-        return len(row.group) <= self._max_rows and Ledger(self._ring).reserve_all(row.group, row.reserved)
+        return len(row.group) <= self._ring.max_rows and Ledger(self._ring).reserve_all(
+            row.group, row.reserved
+        )
 
     def _reserve(self, row: Row) -> bool:
         """Memory for all rows of the request, or for none."""
@@ -238,9 +237,9 @@ class StepPlanner:
         if not len(self._line):
             return None
         running = len(self._turns)
-        if self._prefills_outstanding >= max(self._stages + 1, BURST if running else 0):
+        if self._prefills_outstanding >= max(self._ring.stages + 1, BURST if running else 0):
             return None
-        tokens = self._prefill_tokens() if running else self._prefill_chunk
+        tokens = self._prefill_tokens() if running else self._ring.prefill_chunk
         if not tokens:
             return None
         step = self._step([])  # before the chunks, lest it drops a prefix that one of them begins with
@@ -256,7 +255,7 @@ class StepPlanner:
         under_way[step.number] = Announced(step.number, None, 0, first, ending)
         # a decode step that has to wait for these rows' first token stalls the stages behind the head,
         # unless they have nothing else to do
-        early = self._stages == 1 or not (running or len(self._line))
+        early = self._ring.stages == 1 or not (running or len(self._line))
         for row in first:
             row.phase = Phase.PREFILLED
             if early and row.limit > 1:
@@ -267,7 +266,7 @@ class StepPlanner:
         """What the next prefill step may have beside running lanes."""
         running = max(1, self.ledger.rows - len(self._line))
         return self._budget.tokens(
-            self._rounds, self._line.crowd(self._prefill_chunk, self.waiting) / running
+            self._rounds, self._line.crowd(self._ring.prefill_chunk, self.waiting) / running
         )
 
     def _count_prefill(self, tokens: int, beside: bool) -> None:
