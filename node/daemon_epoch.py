@@ -110,6 +110,16 @@ class LinkSecrets:
             infos=self.infos,
         )
 
+    def start(self) -> engine_pb2.StartCarrier:
+        """What the carrier is told of the links that these belong to."""
+        return engine_pb2.StartCarrier(
+            next_address=self.next_address,
+            outgoing_keys=self.outgoing_keys,
+            incoming_keys=self.incoming_keys,
+            outgoing_pass=self.outgoing_pass,
+            incoming_pass=self.incoming_pass,
+        )
+
 
 class Gateway(Protocol):
     """The one control stream of an epoch."""
@@ -357,18 +367,10 @@ class Epoch:
         while self._repeated:
             secrets = secrets.renewed(self._repeated.pop(0))
         self._keys_given = True
-        self._carrier.give(
-            engine_pb2.StartCarrier(
-                rank=self.plan.rank,
-                size=self.plan.size,
-                next_address=secrets.next_address,
-                outgoing_keys=secrets.outgoing_keys,
-                incoming_keys=secrets.incoming_keys,
-                outgoing_pass=secrets.outgoing_pass,
-                incoming_pass=secrets.incoming_pass,
-                form_timeout_ms=int(FORM_SECONDS * 1000),
-            )
-        )
+        start = secrets.start()
+        start.rank, start.size = self.plan.rank, self.plan.size
+        start.form_timeout_ms = int(FORM_SECONDS * 1000)
+        self._carrier.give(start)
         return secrets.infos
 
     def _give_again(self, secrets: LinkSecrets) -> None:
@@ -376,15 +378,7 @@ class Epoch:
         if not self._keys_given:
             self._repeated.append(secrets)
         elif self.phase is Phase.PREPARED and self._carrier is not None:
-            self._carrier.give(
-                engine_pb2.StartCarrier(
-                    next_address=secrets.next_address,
-                    outgoing_keys=secrets.outgoing_keys,
-                    incoming_keys=secrets.incoming_keys,
-                    outgoing_pass=secrets.outgoing_pass,
-                    incoming_pass=secrets.incoming_pass,
-                )
-            )
+            self._carrier.give(secrets.start())
 
     def _progress(self, what: str, fraction: float) -> None:
         if self.phase is Phase.PREPARING:
