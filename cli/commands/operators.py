@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,8 +120,6 @@ def _make_bundle(context: typer.Context, method: str, request: Any, leaf: LeafKe
         return await admin.call(method, request), admin.address
 
     answer, address = run_admin(context, work)
-    import time
-
     root = verify_root_chain(decode_chain(answer.root_metadata), own.root_sha256, now=time.time())
     material = TlsMaterial(leaf.private_pem(), parse_pem_leaf(answer.certificate_chain), root.authorities)
     peer = PeerIdentity(own.peer.cluster, Role.OPERATOR, request.name)
