@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.lifeline import die_with_parent
+from cli.settings_flags import load_settings, settings_command
 from mesh.errors import SealringError
 
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error")]
@@ -20,6 +22,24 @@ LogFile = Annotated[
     ),
 ]
 ParentPipe = Annotated[int | None, typer.Option("--die-with-parent-fd", hidden=True, min=3)]
+
+
+def add_run_command(app: typer.Typer, component: str, *, summary: str) -> None:
+    """Gives a component's commands the one that runs its daemon, with the component's settings as flags."""
+
+    @app.command(cls=settings_command(component), help=summary)
+    def run(
+        context: typer.Context,
+        log_level: LogLevel = "info",
+        log_file: LogFile = None,
+        parent_pipe: ParentPipe = None,
+    ) -> None:
+        settings = load_settings(context, component).settings
+
+        async def serve() -> None:
+            await importlib.import_module(f"{component}.main").run(settings)
+
+        run_daemon(component, serve, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)
 
 
 def run_daemon(

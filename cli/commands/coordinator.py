@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cli.output import print_data, print_json, say
-from cli.processes import LogFile, LogLevel, ParentPipe, run_daemon
+from cli.processes import add_run_command
 from cli.settings_flags import load_settings, settings_command
 from cli.words import AsJson, public_keys, read_file
 
@@ -82,25 +82,4 @@ def new_operator(context: typer.Context) -> None:
     say(f"made a new operator bundle in {settings.state_dir / 'operator'}; the old one opens nothing")
 
 
-@app.command(cls=settings_command("coordinator"))
-def run(
-    context: typer.Context,
-    log_level: LogLevel = "info",
-    log_file: LogFile = None,
-    parent_pipe: ParentPipe = None,
-) -> None:
-    """Run the coordinator until SIGTERM."""
-    settings = load_settings(context, "coordinator").settings
-
-    async def serve() -> None:
-        from coordinator.main import run as run_component
-
-        await run_component(settings)
-
-    run_daemon(
-        "coordinator",
-        serve,
-        log_level=log_level,
-        log_file=log_file,
-        parent_pipe=parent_pipe,
-    )
+add_run_command(app, "coordinator", summary="Run the coordinator until SIGTERM.")

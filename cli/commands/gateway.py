@@ -9,7 +9,7 @@ import typer
 
 from cli.commands.node import report_enrolled
 from cli.output import say
-from cli.processes import LogFile, LogLevel, ParentPipe, run_daemon
+from cli.processes import add_run_command
 from cli.settings_flags import load_settings, settings_command
 from cli.words import AsJson, JoinTokenText, read_token
 
@@ -34,19 +34,4 @@ def join(
     say("next: sealring gateway run")
 
 
-@app.command(cls=settings_command("gateway"))
-def run(
-    context: typer.Context,
-    log_level: LogLevel = "info",
-    log_file: LogFile = None,
-    parent_pipe: ParentPipe = None,
-) -> None:
-    """Run the gateway until SIGTERM."""
-    settings = load_settings(context, "gateway").settings
-
-    async def serve() -> None:
-        from gateway.main import run as run_component
-
-        await run_component(settings)
-
-    run_daemon("gateway", serve, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)
+add_run_command(app, "gateway", summary="Run the gateway until SIGTERM.")

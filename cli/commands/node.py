@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cli.output import print_data, print_json, say
-from cli.processes import LogFile, LogLevel, ParentPipe, run_daemon
+from cli.processes import add_run_command
 from cli.settings_flags import load_settings, settings_command
 from cli.words import AsJson, JoinTokenText, read_token
 
@@ -38,27 +38,12 @@ def nonce(context: typer.Context) -> None:
     print_data(device_nonce(make_signer(settings).public_key).hex())
 
 
-@app.command(cls=settings_command("node"))
-def run(
-    context: typer.Context,
-    log_level: LogLevel = "info",
-    log_file: LogFile = None,
-    parent_pipe: ParentPipe = None,
-) -> None:
-    """Run the node daemon until SIGTERM."""
-    settings = load_settings(context, "node").settings
-
-    async def serve() -> None:
-        from node.main import run as run_component
-
-        await run_component(settings)
-
-    run_daemon("node", serve, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)
-
-
 def report_enrolled(enrolled: Enrolled, settings: Any, *, as_json: bool) -> None:
     """Says who this machine is now."""
     member, cluster = enrolled.state.peer.id, enrolled.state.peer.cluster
     if as_json:
         print_json({"member_id": member, "cluster": cluster, "state_dir": str(settings.state_dir)})
     say(f"enrolled in cluster {cluster} as {member}; the state is in {settings.state_dir}")
+
+
+add_run_command(app, "node", summary="Run the node daemon until SIGTERM.")
