@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,9 +52,7 @@ SharePrefixes = Annotated[
 PrefillChunk = Annotated[int, typer.Option(min=0, max=1 << 16, help="tokens of a prompt at once; 0 is 256")]
 
 
-@app.command(cls=settings_command("cli"))
-def deploy(
-    context: typer.Context,
+def make_spec(
     model: ModelName,
     name: Name = None,
     tokens: Context = 0,
@@ -64,6 +65,49 @@ def deploy(
     prefill_chunk: PrefillChunk = 0,
     kv_bits: KvBits = 0,
     share_prefixes: SharePrefixes = False,
+) -> Any:
+    """The deployment that the options describe. Raises InvalidInput (BAD_SPLIT)."""
+    from sealring.v1 import admin_pb2
+
+    path = Path(model).expanduser()
+    if path.is_dir() and (model.startswith((".", "~")) or "/" in model):
+        model = str(path.resolve())
+    return admin_pb2.DeploymentSpec(
+        name=name if name is not None else default_name(model),
+        model=model,
+        strategy="pipeline",
+        context=tokens,
+        trust_floor=trust_floor,
+        replicas=replicas,
+        max_rows=max_rows,
+        stages=stages,
+        split=parse_split(split),
+        members=member or [],
+        prefill_chunk=prefill_chunk,
+        kv_bits=kv_bits,
+        share_prefixes=share_prefixes,
+    )
+
+
+def describes_deployment(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of `make_spec` in the place of its parameter `spec`."""
+    options = inspect.signature(make_spec, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True)
+    context, _, *others = own.parameters.values()
+
+    @functools.wraps(command)
+    def described(context: typer.Context, **given: Any) -> None:
+        command(context, make_spec(**{name: given.pop(name) for name in options}), **given)
+
+    described.__signature__ = own.replace(parameters=[context, *options.values(), *others])  # type: ignore[attr-defined]
+    return described
+
+
+@app.command(cls=settings_command("cli"))
+@describes_deployment
+def deploy(
+    context: typer.Context,
+    spec: Any,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait until it serves")] = True,
     wait_seconds: Annotated[float, typer.Option(min=1, max=86400, help="how long at most")] = 600,
     as_json: AsJson = False,
@@ -73,21 +117,6 @@ def deploy(
     Plans it over the nodes, forms its rings and waits until they serve.
     """
     from sealring.v1 import admin_pb2
-
-    spec = make_spec(
-        model,
-        name,
-        tokens,
-        trust_floor,
-        replicas,
-        max_rows,
-        stages,
-        split,
-        member or [],
-        prefill_chunk,
-        kv_bits,
-        share_prefixes,
-    )
 
     async def work(admin: Admin) -> Any:
         await name_members(admin, spec)
@@ -107,39 +136,10 @@ def deploy(
 
 
 @app.command(cls=settings_command("cli"))
-def plan(
-    context: typer.Context,
-    model: ModelName,
-    name: Name = None,
-    tokens: Context = 0,
-    trust_floor: TrustFloor = 0,
-    replicas: Replicas = 1,
-    max_rows: MaxRows = 0,
-    stages: Stages = 0,
-    split: Split = "",
-    member: Members = None,
-    prefill_chunk: PrefillChunk = 0,
-    kv_bits: KvBits = 0,
-    share_prefixes: SharePrefixes = False,
-    as_json: AsJson = False,
-) -> None:
+@describes_deployment
+def plan(context: typer.Context, spec: Any, as_json: AsJson = False) -> None:
     """Show what deploy would do, and do nothing."""
     from sealring.v1 import admin_pb2
-
-    spec = make_spec(
-        model,
-        name,
-        tokens,
-        trust_floor,
-        replicas,
-        max_rows,
-        stages,
-        split,
-        member or [],
-        prefill_chunk,
-        kv_bits,
-        share_prefixes,
-    )
 
     async def work(admin: Admin) -> Any:
         await name_members(admin, spec)
@@ -173,43 +173,6 @@ def delete(context: typer.Context, name: Annotated[str, typer.Argument(metavar="
 
     call_admin(context, "DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name=name))
     say(f"deleted {name}")
-
-
-def make_spec(
-    model: str,
-    name: str | None,
-    tokens: int,
-    trust_floor: int,
-    replicas: int,
-    max_rows: int,
-    stages: int,
-    split: str,
-    members: list[str],
-    prefill_chunk: int,
-    kv_bits: int,
-    share_prefixes: bool,
-) -> Any:
-    """The deployment that the options describe. Raises InvalidInput (BAD_SPLIT, BAD_DEPLOYMENT_NAME)."""
-    from sealring.v1 import admin_pb2
-
-    path = Path(model).expanduser()
-    if path.is_dir() and (model.startswith((".", "~")) or "/" in model):
-        model = str(path.resolve())
-    return admin_pb2.DeploymentSpec(
-        name=name if name is not None else default_name(model),
-        model=model,
-        strategy="pipeline",
-        context=tokens,
-        trust_floor=trust_floor,
-        replicas=replicas,
-        max_rows=max_rows,
-        stages=stages,
-        split=parse_split(split),
-        members=members,
-        prefill_chunk=prefill_chunk,
-        kv_bits=kv_bits,
-        share_prefixes=share_prefixes,
-    )
 
 
 async def name_members(admin: Admin, spec: Any) -> None:

@@ -127,6 +127,6 @@ def test_splits() -> None:
 
 def test_a_spec_keeps_hub_ids_and_resolves_folders(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(str(tmp_path))
-    spec = make_spec("org/name", None, 64, 10, 1, 4, 0, "4,5", ["node-1", "node-0"], 32, 8, True)
+    spec = make_spec("org/name", split="4,5", kv_bits=8)
     assert (spec.model, spec.name, list(spec.split), spec.kv_bits) == ("org/name", "name", [4, 5], 8)
-    assert make_spec(".", "here", 0, 0, 1, 0, 2, "", [], 0, 0, False).model == str(tmp_path)
+    assert make_spec(".", "here").model == str(tmp_path)
