@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -20,6 +21,7 @@ from gateway.answer import Answer
 from gateway.metrics import Metrics
 from gateway.scheduler import Request
 from gateway.timings import CURRENT, HEADER, Timings
+from mesh.affinity import SECRET_BYTES, affinity
 from mesh.envelope import RequestInfo
 from mesh.errors import InvalidInput, NotFound, Unavailable
 from mesh.prompt import validate_request
@@ -75,6 +77,7 @@ class RingBackend:
     def __init__(self, rings: Router, metrics: Metrics) -> None:
         self._rings = rings
         self._metrics = metrics
+        self._affinity_secret = os.urandom(SECRET_BYTES)
         self._running: set[str] = set()
         self._idle = asyncio.Event()
         self._draining = False
@@ -107,6 +110,7 @@ class RingBackend:
             tenant,
             request.choices or 1,
             request.envelope.clear.sampling.HasField("logprobs"),
+            affinity=self._affinity(request, tenant),
             priority=request.priority,
             patience=request.deadline_ms / 1e3 or math.inf,
         )
@@ -143,6 +147,13 @@ class RingBackend:
             self._idle.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), seconds)
+
+    def _affinity(self, request: inference.GenerateRequest, tenant: str) -> bytes:
+        """Sealed prompts have none here: they name their ring."""
+        if request.envelope.WhichOneof("content") != "clear":
+            return b""
+        key = request.prompt_cache_key if request.HasField("prompt_cache_key") else None
+        return affinity(self._affinity_secret, tenant, key, request.envelope.clear)
 
     def _model(self, name: str) -> str:
         names = self._rings.deployments()

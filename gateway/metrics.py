@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -24,6 +25,18 @@ _COUNT_EVERY = 16
 """Tokens of a request between two additions to the counter of all."""
 
 _REASONS = {inference.FINISH_REASON_STOP: "stop", inference.FINISH_REASON_LENGTH: "length"}
+
+
+@dataclass(slots=True)
+class ModelLoad:
+    """Of all rings of a model: requests, the part of KV memory that is reserved on the fullest one, and what
+    kept prefixes hold."""
+
+    waiting: int = 0
+    running: int = 0
+    kv_usage: float = 0.0
+    kept_tokens: int = 0
+    kept_bytes: int = 0
 
 
 class RequestMetrics:
@@ -112,6 +125,9 @@ class Metrics:
         self.turned_away = counter("requests_turned_away", "requests that were not let in", ("reason",))
         self.prefix_queries = counter("prefix_cache_queries", "prompt tokens looked for in kept prefixes")
         self.prefix_hits = counter("prefix_cache_hits", "prompt tokens taken from kept prefixes")
+        self.routed = counter("requests_routed_by_key", "requests with a key for the choice of a ring")
+        self.routed_hits = counter("routed_by_key_hits", "of those that finished, begun with a kept prefix")
+        self.routed_away = counter("routed_by_key_moved", "of them, gone elsewhere because of load")
         self.steps = counter("steps", "steps announced")
         self.epochs_ended = counter("epochs_ended", "epochs lost")
 
@@ -131,8 +147,8 @@ class Metrics:
             if observed.ended:
                 self.ended.labels(model, observed.ended).inc()
 
-    def watch(self, loads: Callable[[], dict[str, tuple[int, int, float]]]) -> None:
-        """Reads the gauges from `loads` at every scrape: model -> (waiting, running, part of KV memory)."""
+    def watch(self, loads: Callable[[], dict[str, ModelLoad]]) -> None:
+        """Reads the gauges from `loads` at every scrape: by model."""
         self.registry.register(_Loads(loads))
 
     def exposition(self) -> bytes:
@@ -141,15 +157,19 @@ class Metrics:
 
 
 class _Loads(Collector):
-    def __init__(self, loads: Callable[[], dict[str, tuple[int, int, float]]]) -> None:
+    def __init__(self, loads: Callable[[], dict[str, ModelLoad]]) -> None:
         self._loads = loads
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         waiting = GaugeMetricFamily("sealring_num_requests_waiting", "requests waiting", labels=_MODEL)
         running = GaugeMetricFamily("sealring_num_requests_running", "requests running", labels=_MODEL)
         usage = GaugeMetricFamily("sealring_kv_cache_usage_perc", "KV memory reserved, 0 to 1", labels=_MODEL)
-        for model, (waits, runs, used) in self._loads().items():
-            waiting.add_metric([model], waits)
-            running.add_metric([model], runs)
-            usage.add_metric([model], used)
-        yield from (waiting, running, usage)
+        tokens = GaugeMetricFamily("sealring_prefix_cache_tokens", "tokens of kept prefixes", labels=_MODEL)
+        held = GaugeMetricFamily("sealring_prefix_cache_bytes", "their memory, on all members", labels=_MODEL)
+        for model, load in self._loads().items():
+            waiting.add_metric([model], load.waiting)
+            running.add_metric([model], load.running)
+            usage.add_metric([model], load.kv_usage)
+            tokens.add_metric([model], load.kept_tokens)
+            held.add_metric([model], load.kept_bytes)
+        yield from (waiting, running, usage, tokens, held)

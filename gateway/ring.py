@@ -94,6 +94,7 @@ class Ring:
         self._steps = metrics.steps.labels(deployment)
         self._queries = metrics.prefix_queries.labels(deployment)
         self._hits = metrics.prefix_hits.labels(deployment)
+        self._routed_hits = metrics.routed_hits.labels(deployment)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -364,6 +365,8 @@ class Ring:
                 if len(action.ends) > 1
             ],
         )
+        if action.request.affinity and action.cached_tokens:
+            self._routed_hits.inc()
         self._answers.pop(action.request.id).answer.finished(finished)
 
 

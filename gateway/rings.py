@@ -12,10 +12,11 @@ import structlog
 
 from gateway.answer import Answer
 from gateway.control import MemberTarget
-from gateway.metrics import Metrics
+from gateway.metrics import Metrics, ModelLoad
 from gateway.ring import Ring, ServingEpoch, below_floor
 from gateway.scheduler import Request
 from mesh import roster as rosters
+from mesh.affinity import choose, ranked
 from mesh.certificates import PeerIdentity, Role
 from mesh.errors import NotFound, Unavailable
 from mesh.tls import PeerChannel, TlsStore
@@ -186,18 +187,26 @@ class Rings:
         for ring in self._rings.values():
             if ring.attached and ring.serving:
                 load = ring.scheduler.load()
+                state = self._states.get(ring.name)
                 response.serving.add(
-                    ring=ring.name, waiting=load.waiting, running=load.running, rows=ring.serving.max_rows
+                    ring=ring.name,
+                    waiting=load.waiting,
+                    running=load.running,
+                    rows=ring.serving.max_rows,
+                    model_type=state.model_type if state else "",
                 )
         return response
 
     def submit(self, model: str, request: Request, answer: Answer, *, min_trust: int) -> None:
-        """Gives a request to the least loaded ring that is trusted enough, or to the one it is sealed for.
+        """Gives a request to the ring that it is sealed for, else to one that is trusted enough: the one that
+        its key prefers if that is not too busy, without a key the least busy.
 
         Raises NotFound (MODEL_NOT_FOUND), FailedPrecondition (TRUST_BELOW_FLOOR), Unavailable (RING_DOWN,
         RING_GONE).
         """
-        ring = self._route(model, min_trust, request.envelope.sealed_for.ring)
+        ring = self._route(model, request, min_trust)
+        if request.affinity:
+            self._metrics.routed.labels(model).inc()
         self._ring_of[request.id] = ring
         ring.submit(request, answer, min_trust)
 
@@ -206,14 +215,26 @@ class Rings:
         if ring is not None:
             ring.cancel(request_id)
 
-    def _route(self, model: str, min_trust: int, sealed_for: str) -> Ring:
+    def _route(self, model: str, request: Request, min_trust: int) -> Ring:
         rings = self._of_model.get(model)
         if not rings:
             raise NotFound(f"there is no model {model!r}", reason="MODEL_NOT_FOUND", param="model")
-        if sealed_for:
+        if sealed_for := request.envelope.sealed_for.ring:
             rings = _sealed_route(rings, sealed_for)
+        elif request.affinity:
+            ready = [ring for ring in rings if ring.attached and self._trust(ring) >= min_trust]
+            if ready:
+                return self._preferred(model, request, ready)
         drawn = [ring for ring in _draw(rings) if ring.attached and self._trust(ring) >= min_trust]
         return min(drawn, key=_busy) if drawn else self._search(model, rings, min_trust)
+
+    def _preferred(self, model: str, request: Request, rings: Sequence[Ring]) -> Ring:
+        """The ring that keeps what the request's key has left, or the next that the key would prefer."""
+        order = ranked(request.affinity, rings, _name, SAMPLE)
+        at = choose([_requests(ring) for ring in order])
+        if at:
+            self._metrics.routed_away.labels(model).inc()
+        return order[at]
 
     def _search(self, model: str, rings: Sequence[Ring], min_trust: int) -> Ring:
         """The least busy of all that may have a request, or the error that tells why there is none."""
@@ -240,7 +261,10 @@ class Rings:
             if request.envelope.sealed_for.ring:
                 answer.fail(_sealed_elsewhere("RING_DOWN"))
                 continue
-            ring = min(_draw(others), key=_busy)
+            if request.affinity:
+                ring = self._preferred(lost.deployment, request, others)
+            else:
+                ring = min(_draw(others), key=_busy)
             self._ring_of[request.id] = ring
             ring.submit(request, answer, min_trust)
 
@@ -263,16 +287,16 @@ class Rings:
         states = (state for state in self._states.values() if state.deployment == name)
         return next((state.model_type for state in states if state.model_type), "")
 
-    def _loads(self) -> dict[str, tuple[int, int, float]]:
-        loads: dict[str, tuple[int, int, float]] = {}
+    def _loads(self) -> dict[str, ModelLoad]:
+        loads: dict[str, ModelLoad] = {}
         for ring in self._rings.values():
-            load = ring.scheduler.load()
-            waiting, running, usage = loads.get(ring.deployment, (0, 0, 0.0))
-            loads[ring.deployment] = (
-                waiting + load.waiting,
-                running + load.running,
-                max(usage, load.kv_usage),
-            )
+            load, (tokens, held) = ring.scheduler.load(), ring.scheduler.kept()
+            model = loads.setdefault(ring.deployment, ModelLoad())
+            model.waiting += load.waiting
+            model.running += load.running
+            model.kv_usage = max(model.kv_usage, load.kv_usage)
+            model.kept_tokens += tokens
+            model.kept_bytes += held
         return loads
 
 
@@ -304,5 +328,18 @@ def _draw(rings: Sequence[Ring]) -> Sequence[Ring]:
 def _busy(ring: Ring) -> tuple[float, float]:
     """Requests per row that the ring could run, then memory: the less the better."""
     load = ring.scheduler.load()
-    rows = ring.serving.max_rows if ring.serving else 1
-    return ((load.waiting + load.running) / rows, load.kv_usage)
+    return ((load.waiting + load.running) / _rows(ring), load.kv_usage)
+
+
+def _requests(ring: Ring) -> tuple[int, int]:
+    """Requests there, and rows that it could run."""
+    load = ring.scheduler.load()
+    return load.waiting + load.running, _rows(ring)
+
+
+def _rows(ring: Ring) -> int:
+    return ring.serving.max_rows if ring.serving else 1
+
+
+def _name(ring: Ring) -> str:
+    return ring.name

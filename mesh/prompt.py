@@ -35,6 +35,9 @@ MAX_ENVELOPE_BYTES = 8 << 20
 
 MAX_PRIORITY = 10
 MAX_DEADLINE_MS = 24 * 3600 * 1000
+MAX_PROMPT_CACHE_KEY = 256
+"""Characters."""
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
@@ -70,8 +73,8 @@ def validate_request(request: inference.GenerateRequest) -> None:
     """Checks a request as a gateway may see it: clear prompts wholly, sealed ones by their size.
 
     Raises InvalidInput: BAD_REQUEST_ID, EMPTY_ENVELOPE, ENVELOPE_TOO_LONG, BAD_MAX_TOKENS, BAD_PRIORITY,
-    BAD_DEADLINE, BAD_CHOICES, and those of `validate_prompt`. An empty request id and an empty model name
-    pass.
+    BAD_DEADLINE, BAD_CHOICES, BAD_PROMPT_CACHE_KEY, and those of `validate_prompt`. An empty request id and
+    an empty model name pass.
     """
     if request.request_id:
         validate_request_id(request.request_id)
@@ -95,6 +98,7 @@ def validate_request(request: inference.GenerateRequest) -> None:
             limit=MAX_CHOICES,
         )
     kind = request.envelope.WhichOneof("content")
+    validate_prompt_cache_key(request.prompt_cache_key, sealed=kind == "sealed")
     if kind == "clear":
         validate_prompt(request.envelope.clear)
     elif not request.envelope.sealed:
@@ -105,6 +109,24 @@ def validate_request(request: inference.GenerateRequest) -> None:
             reason="ENVELOPE_TOO_LONG",
             param="envelope",
             limit=MAX_ENVELOPE_BYTES,
+        )
+
+
+def validate_prompt_cache_key(key: str, *, sealed: bool = False) -> None:
+    """Raises InvalidInput (BAD_PROMPT_CACHE_KEY). Nobody needs to tell a gateway one with a sealed prompt."""
+    if key and sealed:
+        raise InvalidInput(
+            "a sealed prompt goes to the ring that it names, and a key beside it would only tell more",
+            hint="leave prompt_cache_key out",
+            reason="BAD_PROMPT_CACHE_KEY",
+            param="prompt_cache_key",
+        )
+    if len(key) > MAX_PROMPT_CACHE_KEY:
+        raise InvalidInput(
+            f"prompt_cache_key is longer than {MAX_PROMPT_CACHE_KEY} characters",
+            reason="BAD_PROMPT_CACHE_KEY",
+            param="prompt_cache_key",
+            limit=MAX_PROMPT_CACHE_KEY,
         )
 
 

@@ -15,6 +15,7 @@ from mesh.prompt import (
     MAX_LOGPROBS,
     MAX_PENALTY,
     MAX_PRIORITY,
+    MAX_PROMPT_CACHE_KEY,
     MAX_REPETITION_CONTEXT_SIZE,
     MAX_TOKEN_ID,
 )
@@ -77,7 +78,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields that other servers know, accepted where they ask for nothing: with one of these values, or null."""
 
-_IGNORED = ("safety_identifier", "prompt_cache_key")
+_IGNORED = ("safety_identifier",)
 """Strings that change no answer."""
 
 _MAX_STRING = 256
@@ -138,6 +139,7 @@ class CommonBody(_Body):
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     user: Annotated[str, Field(max_length=_MAX_STRING)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_PROMPT_CACHE_KEY)] | None = None
     min_trust: Annotated[int, Field(ge=0, le=100)] | None = None
 
     @property
@@ -294,6 +296,7 @@ def _request(
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms or 0,
         choices=body.n or 1,
+        prompt_cache_key=body.prompt_cache_key,
     )
 
 

@@ -20,6 +20,8 @@ class Request:
     `max_tokens` 0 means as many as the context holds. `delivered` counts the
     tokens whose text the client has; with the envelope it is what a replay in a later epoch starts from.
 
+    `affinity` is the key by which a ring is preferred for it (mesh.affinity), or empty.
+
     `tells` is whether a prompt in clear asks for log-probabilities, which are looked at only then.
 
     `priority` orders the requests of one key, the lower the earlier; `patience` is how many seconds may pass
@@ -34,6 +36,7 @@ class Request:
     tenant: str = ""
     choices: int = 1
     tells: bool = False
+    affinity: bytes = b""
     delivered: int = 0
     begun: bool = False
     attempts: int = 0

@@ -42,7 +42,7 @@ class Ledger:
         self._held: dict[int, tuple[int, int]] = {}
         self._most_and_fewest: tuple[int, int] | None = None
         self._tokens = 0
-        self._kept_tokens = 0
+        self.kept_tokens = 0
         self._kept = 0
         self.capacity = self._capacity()
 
@@ -161,16 +161,16 @@ class Ledger:
 
     def keep(self, tokens: int) -> None:
         """Counts a kept prefix, which rows do not give way to."""
-        self._kept_tokens += tokens
+        self.kept_tokens += tokens
         self._kept += 1
 
     def give_up(self, tokens: int) -> None:
-        self._kept_tokens -= tokens
+        self.kept_tokens -= tokens
         self._kept -= 1
 
     def has_room(self, tokens: int = 0) -> bool:
         """Whether rows, kept prefixes and one more of so many tokens (0: none) fit on every member."""
-        total = self._tokens + self._kept_tokens + tokens
+        total = self._tokens + self.kept_tokens + tokens
         held = self.rows + self._kept + (tokens > 0)
         return all(self._bytes(member, total, held) <= member[2] for member in self._distinct)
 
@@ -180,7 +180,7 @@ class Ledger:
 
     def kept_bytes(self) -> list[int]:
         """Bytes of kept prefixes per member, in the order of ranks."""
-        return [self._bytes(member, self._kept_tokens, self._kept) for member in self._members]
+        return [self._bytes(member, self.kept_tokens, self._kept) for member in self._members]
 
     def _growth(self, lane: int, size: int) -> int:
         sizes = self._sizes[lane]

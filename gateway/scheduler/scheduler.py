@@ -115,6 +115,13 @@ class Scheduler:
         running = len(self._row_of) - opened
         return Load(len(self._queue) + opened, running, self._epoch.planner.ledger.usage())
 
+    def kept(self) -> tuple[int, int]:
+        """Tokens of the prefixes that the ring keeps, and their bytes on all members together."""
+        if self._epoch is None:
+            return 0, 0
+        ledger = self._epoch.planner.ledger
+        return ledger.kept_tokens, sum(ledger.kept_bytes())
+
     def attach(self, ring: RingFacts) -> list[Action]:
         """A new epoch has begun; the one before must have been ended."""
         self._epoch = _Epoch(ring)

@@ -52,6 +52,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
+    PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the deployment's name; may be empty when there is only one"""
     request_id: _builtins.str
@@ -66,6 +67,10 @@ class GenerateRequest(_message.Message):
     """it is to be begun so soon after its arrival, or fails; 0: whenever"""
     choices: _builtins.int
     """answers to the prompt, at most 8; 0: 1"""
+    prompt_cache_key: _builtins.str
+    """Prompts in clear of one key go to one ring while that is not much busier than others; at most 256 characters.
+    Empty: by load alone. Unset: one is derived from how the conversation begins. With a sealed prompt it is refused.
+    """
     @_builtins.property
     def envelope(self) -> Global___Envelope: ...
     def __init__(
@@ -79,12 +84,15 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int = ...,
         deadline_ms: _builtins.int = ...,
         choices: _builtins.int = ...,
+        prompt_cache_key: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_cache_key", b"_prompt_cache_key", "envelope", b"envelope", "prompt_cache_key", b"prompt_cache_key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "deadline_ms", b"deadline_ms", "envelope", b"envelope", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "priority", b"priority", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_cache_key", b"_prompt_cache_key", "choices", b"choices", "deadline_ms", b"deadline_ms", "envelope", b"envelope", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "priority", b"priority", "prompt_cache_key", b"prompt_cache_key", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prompt_cache_key: _TypeAlias = _typing.Literal["prompt_cache_key"]  # noqa: Y015
+    _WhichOneofArgType__prompt_cache_key: _TypeAlias = _typing.Literal["_prompt_cache_key", b"_prompt_cache_key"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_cache_key) -> _WhichOneofReturnType__prompt_cache_key | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
@@ -785,12 +793,14 @@ class RingLoad(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    MODEL_TYPE_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     waiting: _builtins.int
     """requests"""
     running: _builtins.int
     rows: _builtins.int
     """that it can run at once"""
+    model_type: _builtins.str
     def __init__(
         self,
         *,
@@ -798,10 +808,11 @@ class RingLoad(_message.Message):
         waiting: _builtins.int = ...,
         running: _builtins.int = ...,
         rows: _builtins.int = ...,
+        model_type: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ring", b"ring", "rows", b"rows", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_type", b"model_type", "ring", b"ring", "rows", b"rows", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

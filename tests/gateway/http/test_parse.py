@@ -101,6 +101,11 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_object"}}, "unsupported_field", "response_format"),
     ({"model": 3}, "bad_field", "model"),
     ({"user": "x" * 300}, "bad_field", "user"),
+    ({"prompt_cache_key": "x" * 257}, "bad_field", "prompt_cache_key"),
+    ({"prompt_cache_key": "x" * 10_240}, "bad_field", "prompt_cache_key"),
+    ({"prompt_cache_key": "\ud800"}, "bad_field", "prompt_cache_key"),
+    ({"prompt_cache_key": b"\xff"}, "bad_field", "prompt_cache_key"),
+    ({"prompt_cache_key": 7}, "bad_field", "prompt_cache_key"),
 ]
 
 
@@ -145,6 +150,13 @@ def test_where_it_waits_is_taken_over() -> None:
     request = parse({**GOOD, "priority": -10, "deadline_ms": 86_400_000})
     assert (request.priority, request.deadline_ms) == (-10, 86_400_000)
     assert (parse(GOOD).priority, parse(GOOD).deadline_ms) == (0, 0)
+
+
+def test_a_cache_key_is_taken_over_and_none_is_not_an_empty_one() -> None:
+    assert parse({**GOOD, "prompt_cache_key": "\0 \u2028 key"}).prompt_cache_key == "\0 \u2028 key"
+    assert parse({**GOOD, "prompt_cache_key": ""}).HasField("prompt_cache_key")
+    for body in (GOOD, {**GOOD, "prompt_cache_key": None}):
+        assert not parse(body).HasField("prompt_cache_key")
 
 
 def test_sampling_fields_are_taken_over() -> None:

@@ -1,0 +1,103 @@
+"""Which of several rings a conversation goes to: the one that keeps its prefix, unless that is too busy.
+
+Rendezvous hashing (Thaler and Ravishankar 1998): every ring has a score for every key, the highest is the
+key's own. When a ring leaves, its keys move and no others; when one comes, it takes some from each. The load
+is bounded as in consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016), against the
+least busy ring instead of the mean.
+
+Gateways choose so for prompts in clear, client libraries for sealed ones: both from a digest under a secret
+of their own, which never leaves them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+from sealring.v1 import inference_pb2 as inference
+
+SECRET_BYTES = 32
+SHORTEST = 256
+"""Characters of a prompt below which no key is derived from it: too short for a prefix to be kept of it."""
+
+LEEWAY = 0.25
+"""By how much of its rows a ring may be busier than the least busy one and still get what is its own."""
+
+LEEWAY_REQUESTS = 8
+"""The same in requests: a ring with very many rows loses what is its own earlier."""
+
+_KEY_BYTES = 8
+_LOOKED_AT = 4096
+_MESSAGES = 8
+_MASK = (1 << 64) - 1
+
+T = TypeVar("T")
+
+
+def affinity(secret: bytes, scope: str, key: str | None, prompt: inference.Prompt | None) -> bytes:
+    """The key by which a request is routed, or nothing: then by load alone.
+
+    `key` is what the asker gave; an empty one asks for no key. Without one it is derived from how the
+    conversation begins, where the prompt can be read. Equal keys of different scopes have nothing to do with
+    each other.
+    """
+    if key is not None:
+        return _digest(secret, scope, b"key", key.encode()) if key else b""
+    told = _beginning(prompt) if prompt is not None else b""
+    return _digest(secret, scope, b"conversation", told) if told else b""
+
+
+def ranked(key: bytes, rings: Iterable[T], name: Callable[[T], str], most: int) -> list[T]:
+    """The rings in the order in which the key prefers them, at most so many."""
+    number = int.from_bytes(key, "big")
+    return heapq.nlargest(most, rings, key=lambda ring: _mixed(number ^ _number(name(ring))))
+
+
+def choose(loads: Sequence[tuple[int, int]]) -> int:
+    """The index of the first ring that is not much busier than the least busy one.
+
+    Each load is (requests there, rows that it has), in the order of preference.
+    """
+    least = min(requests / rows for requests, rows in loads)
+    return next(
+        index
+        for index, (requests, rows) in enumerate(loads)
+        if requests / rows <= least + min(LEEWAY, LEEWAY_REQUESTS / rows)
+    )
+
+
+def _beginning(prompt: inference.Prompt) -> bytes:
+    """What all turns of a conversation have in common, up to the first message of the user, in short."""
+    if prompt.WhichOneof("input") == "text":
+        return prompt.text[:_LOOKED_AT].encode() if len(prompt.text) >= SHORTEST else b""
+    messages = prompt.chat.messages
+    if sum(len(message.content) for message in messages) < SHORTEST:
+        return b""
+    parts = []
+    for message in messages[:_MESSAGES]:
+        content = message.content[:_LOOKED_AT].encode()
+        parts.append(b"%s %d %d %s" % (message.role.encode(), len(message.content), len(content), content))
+        if message.role == "user":
+            break
+    return b"".join(parts)
+
+
+def _digest(secret: bytes, scope: str, kind: bytes, told: bytes) -> bytes:
+    scoped = scope.encode()
+    content = b"%d %s %s %s" % (len(scoped), scoped, kind, told)
+    return hashlib.blake2b(content, key=secret, digest_size=_KEY_BYTES).digest()
+
+
+@lru_cache(maxsize=1 << 13)
+def _number(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=_KEY_BYTES).digest(), "big")
+
+
+def _mixed(number: int) -> int:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014): every bit depends on all of them."""
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
+    return number ^ number >> 31
