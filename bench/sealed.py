@@ -39,8 +39,7 @@ class MeasuredClient(AsyncClient):
     """`AsyncClient` as it is, but that its only stream notes times; one request after the other."""
 
     def __init__(self, gateway: str, *, root_sha256: str, user: str) -> None:
-        super().__init__(gateway, root_sha256=root_sha256)
-        self._metadata = (("sealring-user", user),)
+        super().__init__(gateway, root_sha256=root_sha256, user=user)
         self.measured = Measured()
 
     async def measure(self, content: str, *, model: str, max_tokens: int, stream: bool) -> Measured:
@@ -69,9 +68,9 @@ class MeasuredClient(AsyncClient):
     ) -> AsyncGenerator[Delta, None]:
         attempts = Attempts(question, on_ring=state.set_ring)
         while True:
-            roster, response = await self._view(fresh=attempts.retrying)
+            view = await self._view(fresh=attempts.retrying)
             begun = time.perf_counter()
-            attempt = attempts.next(roster, response.serving)
+            attempt = attempts.next(view.roster, view.loads)
             measured.segments["encrypt"] = time.perf_counter() - begun
             call = self._stub().Generate(
                 attempt.request, timeout=attempts.seconds_left, metadata=self._metadata
@@ -90,4 +89,5 @@ class MeasuredClient(AsyncClient):
                 pause = attempts.pause_after(from_rpc_error(error), attempt)
             finally:
                 call.cancel()
+                attempts.ended()
             await asyncio.sleep(pause)

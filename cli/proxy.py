@@ -33,7 +33,10 @@ class SealingBackend:
     async def generate(
         self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
     ) -> AsyncGenerator[inference.GenerateResponse, None]:
-        """Started, deltas, Finished. `key` and `tenant` stay here. Raises what `AsyncClient.chat` lists."""
+        """Started, deltas, Finished. `key`, `tenant` and the request's cache key stay here.
+
+        Raises what `AsyncClient.chat` lists.
+        """
         if request.envelope.WhichOneof("content") != "clear":
             raise InvalidInput("the prompt is sealed already", reason="SEALED_ALREADY", param="envelope")
         label = await self._label(request.model)
@@ -45,6 +48,7 @@ class SealingBackend:
             priority=request.priority,
             deadline_ms=request.deadline_ms,
             n=request.choices or 1,
+            prompt_cache_key=request.prompt_cache_key if request.HasField("prompt_cache_key") else None,
         )
         begun = False
         async with contextlib.aclosing(reply):
@@ -72,9 +76,11 @@ class SealingBackend:
         return [
             inference.Model(
                 name=model.name,
+                model_type=model.model_type,
                 context=model.context,
                 min_trust=model.min_trust,
                 rings=model.rings,
+                rows=model.rows,
                 created=self._created,
             )
             for model in await self._client.models()

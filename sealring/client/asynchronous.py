@@ -10,17 +10,14 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from mesh.roster import Roster
 from mesh.rpc import CHANNEL_OPTIONS
 from mesh.status import from_rpc_error
 from sealring.client.attempt import Attempts
-from sealring.client.core import CALL_SECONDS, ClientCore, ReplyState, ReplyView, models_of, rings_of
+from sealring.client.core import CALL_SECONDS, ClientCore, ReplyState, ReplyView, View, models_of, rings_of
 from sealring.client.question import Question
 from sealring.client.types import Completion, Delta, Model, Ring
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
-
-View = tuple[Roster, inference.GetRosterResponse]
 
 
 class AsyncReply(ReplyView):
@@ -84,15 +81,15 @@ class AsyncClient(ClientCore[AsyncReply]):
 
     async def models(self) -> list[Model]:
         """The models of the verified roster, by name. Raises RosterError, Unavailable."""
-        return models_of(*await self._view())
+        return models_of(await self._view())
 
     async def rings(self) -> list[Ring]:
         """The rings of the verified roster with all of their members. Raises RosterError, Unavailable."""
-        return rings_of((await self._view())[0])
+        return rings_of((await self._view()).roster)
 
     async def signed_roster(self) -> inference.GetRosterResponse:
         """The roster as it was signed, after its verification. Raises RosterError, Unavailable."""
-        return (await self._view())[1]
+        return (await self._view()).response
 
     def _reply(self, question: Question) -> AsyncReply:
         state = ReplyState()
@@ -125,8 +122,8 @@ class AsyncClient(ClientCore[AsyncReply]):
     async def _stream(self, question: Question, state: ReplyState) -> AsyncGenerator[Delta, None]:
         attempts = Attempts(question, on_ring=state.set_ring)
         while True:
-            roster, response = await self._view(fresh=attempts.retrying)
-            attempt = attempts.next(roster, response.serving)
+            view = await self._view(fresh=attempts.retrying)
+            attempt = attempts.next(view.roster, view.loads)
             call = self._stub().Generate(
                 attempt.request, timeout=attempts.seconds_left, metadata=self._metadata
             )
@@ -141,4 +138,5 @@ class AsyncClient(ClientCore[AsyncReply]):
                 pause = attempts.pause_after(from_rpc_error(error), attempt)
             finally:
                 call.cancel()
+                attempts.ended()
             await asyncio.sleep(pause)

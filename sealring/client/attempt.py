@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from math import ceil
 
 from google.protobuf.message import DecodeError
@@ -18,7 +18,7 @@ from mesh.clock import Clock, monotonic_clock
 from mesh.envelope import MAX_LIFETIME_SECONDS, REQUEST_ID_BYTES, RequestInfo, seal_request
 from mesh.errors import DeadlineExceeded, EnvelopeError, SealringError, Unavailable
 from mesh.roster import Roster
-from sealring.client.choice import choose_ring
+from sealring.client.choice import Loads, choose_ring
 from sealring.client.question import Question
 from sealring.client.types import (
     Choice,
@@ -199,6 +199,7 @@ class Attempts:
         self._deadline = clock() + question.timeout
         self._avoid: set[str] = set()
         self._count = 0
+        self._counted: tuple[Loads, str] | None = None
 
     @property
     def seconds_left(self) -> float:
@@ -215,13 +216,26 @@ class Attempts:
         """Whether an attempt has failed, so that the roster has to be fetched anew."""
         return self._count > 0
 
-    def next(self, roster: Roster, serving: Collection[inference.RingLoad]) -> Attempt:
-        """The next envelope. Raises NotFound, FailedPrecondition (TRUST_BELOW_FLOOR), InvalidInput."""
+    def next(self, roster: Roster, loads: Loads) -> Attempt:
+        """The next envelope; `ended` must follow. Raises NotFound, FailedPrecondition (TRUST_BELOW_FLOOR),
+        InvalidInput."""
         question = self._question
-        chosen = choose_ring(roster, question.model, question.min_trust, serving, self._avoid)
+        chosen = choose_ring(
+            roster, question.model, question.min_trust, loads, self._avoid, question.affinity
+        )
         ring = Ring.from_roster(chosen, roster)
         self._on_ring(ring)
-        return Attempt(question, roster, ring, self.seconds_left)
+        attempt = Attempt(question, roster, ring, self.seconds_left)
+        loads.sent(ring.id)
+        self._counted = loads, ring.id
+        return attempt
+
+    def ended(self) -> None:
+        """The attempt is over, however it ended."""
+        if self._counted is not None:
+            loads, ring = self._counted
+            loads.ended(ring)
+            self._counted = None
 
     def pause_after(self, error: SealringError, attempt: Attempt) -> float:
         """Seconds to wait before the next attempt. Raises `error` where there must not be another one."""

@@ -1,26 +1,70 @@
-"""Which ring gets a prompt: trusted enough by the verified roster first, then the least busy."""
+"""Which ring gets a prompt: trusted enough by the verified roster first, then the one that has its prefix.
+
+The choice is made here, by a key that stays here (mesh.affinity); the gateway sees what was chosen.
+"""
 
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Collection, Iterable
+from operator import attrgetter
 
+from mesh.affinity import choose, ranked
 from mesh.errors import FailedPrecondition, NotFound
 from mesh.roster import Ring, Roster, ring_min_trust
 from sealring.v1 import inference_pb2 as inference
+
+MOST = 16
+"""Rings that are compared for a key, in the order in which it prefers them."""
+
+_MAX_REQUESTS = 1 << 20
+
+
+class Loads:
+    """How busy rings are: by the gateway's hint, which nobody signed, and by what this client sent since."""
+
+    def __init__(self, serving: Iterable[inference.RingLoad] = ()) -> None:
+        self._told = {
+            load.ring: (
+                min(load.waiting, _MAX_REQUESTS) + min(load.running, _MAX_REQUESTS),
+                min(max(1, load.rows), _MAX_REQUESTS),
+            )
+            for load in serving
+        }
+        self._sent: Counter[str] = Counter()
+
+    def __contains__(self, ring: str) -> bool:
+        """Whether the gateway says that the ring serves."""
+        return ring in self._told
+
+    def of(self, ring: str) -> tuple[int, int]:
+        """Requests that are there, and rows that the ring can run."""
+        requests, rows = self._told.get(ring, (0, 1))
+        return requests + self._sent[ring], rows
+
+    def sent(self, ring: str) -> None:
+        """A request of this client is on its way there."""
+        self._sent[ring] += 1
+
+    def ended(self, ring: str) -> None:
+        """One that was counted is over."""
+        self._sent[ring] -= 1
 
 
 def choose_ring(
     roster: Roster,
     model: str,
     min_trust: int,
-    serving: Iterable[inference.RingLoad] = (),
+    loads: Loads,
     avoid: Collection[str] = (),
+    affinity: bytes = b"",
 ) -> Ring:
-    """A ring of `model` whose weakest member scores at least `min_trust`.
+    """A ring of `model` whose weakest member scores at least `min_trust`: the one that `affinity` prefers if
+    it is not too busy, without one the least busy.
 
-    `serving` is the gateway's unsigned hint and only chooses among rings that are trusted; rings named in
-    `avoid` come last. Raises NotFound (MODEL_NOT_FOUND), FailedPrecondition (TRUST_BELOW_FLOOR).
+    `loads` only chooses among rings that are trusted; rings named in `avoid` come last. Raises NotFound
+    (MODEL_NOT_FOUND), FailedPrecondition (TRUST_BELOW_FLOOR).
     """
     name = _deployment(roster, model)
     rings = [ring for ring in roster.rings if ring.deployment == name]
@@ -35,9 +79,18 @@ def choose_ring(
             param="min_trust",
             min_trust=best,
         )
-    loads = {load.ring: (load.waiting + load.running) / max(1, load.rows) for load in serving}
-    secrets.SystemRandom().shuffle(trusted)
-    return min(trusted, key=lambda ring: (ring.id in avoid, ring.id not in loads, loads.get(ring.id, 0.0)))
+    places = {ring.id: (ring.id in avoid, ring.id not in loads) for ring in trusted}
+    first = min(places.values())
+    candidates = [ring for ring in trusted if places[ring.id] == first]
+    if affinity:
+        order = ranked(affinity, candidates, attrgetter("id"), MOST)
+        return order[choose([loads.of(ring.id) for ring in order])]
+    secrets.SystemRandom().shuffle(candidates)
+    return min(candidates, key=lambda ring: _busy(*loads.of(ring.id)))
+
+
+def _busy(requests: int, rows: int) -> float:
+    return requests / rows
 
 
 def _deployment(roster: Roster, model: str) -> str:

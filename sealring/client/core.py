@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import time
 from pathlib import Path
-from typing import Generic, TypeVar, Unpack
+from typing import Generic, NamedTuple, TypeVar, Unpack
 
 import grpc
 
 from mesh.addresses import parse_address, require_loopback
+from mesh.affinity import SECRET_BYTES
 from mesh.errors import FailedPrecondition, InvalidInput
 from mesh.roster import Roster, ring_min_trust
 from mesh.trust import MAX_SCORE
+from sealring.client.choice import Loads
 from sealring.client.options import SamplingOptions
-from sealring.client.question import Messages, Question, chat_prompt, set_sampling, text_prompt
+from sealring.client.question import Messages, Question, affinity_of, chat_prompt, set_sampling, text_prompt
 from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Model, Ring
 from sealring.v1 import inference_pb2 as inference
@@ -26,7 +29,19 @@ ROSTER_SECONDS = 1.0
 CALL_SECONDS = 10.0
 """Deadline of a call that does not generate."""
 
+_MAX_USER = 256
+_MAX_ROWS = (1 << 32) - 1
+_MODEL_TYPE = re.compile("[A-Za-z0-9_.-]{1,64}")
+
 R = TypeVar("R")
+
+
+class View(NamedTuple):
+    """A verified roster, the answer that it came in, and how busy its rings are."""
+
+    roster: Roster
+    response: inference.GetRosterResponse
+    loads: Loads
 
 
 class ReplyState:
@@ -72,6 +87,7 @@ class ClientCore(Generic[R]):
         timeout: float = 600.0,
         credentials: grpc.ChannelCredentials | None = None,
         api_key: str | None = None,
+        user: str = "",
     ) -> None:
         """A client of the gateway at `gateway` (host:port of its gRPC edge). Nothing is sent yet.
 
@@ -80,14 +96,16 @@ class ClientCore(Generic[R]):
         `state_file` remembers the newest roster over restarts. `timeout` in seconds, at most 3600, holds for
         calls that set none; the envelope expires with it. Without `credentials` the connection to the gateway
         is not encrypted again, which costs a sealed prompt nothing but metadata. `api_key` is for gateways
-        that ask for one; without `credentials` it is sent over loopback only.
+        that ask for one; without `credentials` it is sent over loopback only. `user` is told to gateways that
+        ask for no key: requests of different users take turns.
 
-        Raises InvalidInput (BAD_ADDRESS, BAD_ROOT_HASH, BAD_MIN_TRUST), ConfigError (LOOPBACK_ONLY).
+        Raises InvalidInput (BAD_ADDRESS, BAD_ROOT_HASH, BAD_MIN_TRUST, BAD_USER), ConfigError
+        (LOOPBACK_ONLY).
         """
         parse_address(gateway)
         if api_key is not None and credentials is None:
             require_loopback(gateway)
-        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key is not None else None
+        self._metadata = _metadata(api_key, user)
         if not 0 <= min_trust <= MAX_SCORE:
             raise InvalidInput(
                 f"min_trust is not from 0 to {MAX_SCORE}", reason="BAD_MIN_TRUST", param="min_trust"
@@ -96,10 +114,11 @@ class ClientCore(Generic[R]):
         self._credentials = credentials
         self._floor = min_trust
         self._prefix_salt = secrets.token_bytes(32)
+        self._affinity_secret = secrets.token_bytes(SECRET_BYTES)
         self._timeout = timeout
         path = Path(state_file) if state_file is not None else None
         self._verifier = RosterVerifier(parse_root_sha256(root_sha256), path)
-        self._fetched: tuple[float, Roster, inference.GetRosterResponse] | None = None
+        self._fetched: tuple[float, View] | None = None
         self._set_up()
 
     def chat(
@@ -110,6 +129,10 @@ class ClientCore(Generic[R]):
         max_tokens: int = 0,
         min_trust: int = 0,
         timeout: float | None = None,
+        n: int = 1,
+        priority: int = 0,
+        deadline_ms: int = 0,
+        prompt_cache_key: str | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> R:
         """Asks for the next message of a chat; `messages` are `{"role": ..., "content": ...}`.
@@ -118,6 +141,12 @@ class ClientCore(Generic[R]):
         holds. `sampling` takes `temperature`, `seed`, `stop`, penalties and more; without, an answer is
         greedy. A ring with a member that scores below `min_trust` gets nothing.
 
+        `n` asks for so many answers, at most 8. `priority` (-10 to 10, the lower the earlier) and
+        `deadline_ms` (begun within, or refused; 0: whenever) say where it waits among this client's others.
+        Questions with one `prompt_cache_key` go to one ring while that is not too busy; without one the key
+        is derived from how the conversation begins, with an empty one the least busy ring is taken. The key
+        stays in this process.
+
         Iterate the reply for its pieces, or take its `result`. Raises at once InvalidInput; while it is read
         RosterError (the gateway's roster is not believed), FailedPrecondition (TRUST_BELOW_FLOOR), NotFound
         (MODEL_NOT_FOUND), EnvelopeError (PLAINTEXT_REPLY, REPLY_CUT_OFF, ...), DeadlineExceeded,
@@ -125,7 +154,17 @@ class ClientCore(Generic[R]):
         """
         prompt = chat_prompt(messages)
         set_sampling(prompt, sampling)
-        return self.ask(prompt, model=model, max_tokens=max_tokens, min_trust=min_trust, timeout=timeout)
+        return self.ask(
+            prompt,
+            model=model,
+            max_tokens=max_tokens,
+            min_trust=min_trust,
+            timeout=timeout,
+            n=n,
+            priority=priority,
+            deadline_ms=deadline_ms,
+            prompt_cache_key=prompt_cache_key,
+        )
 
     def complete(
         self,
@@ -135,12 +174,26 @@ class ClientCore(Generic[R]):
         max_tokens: int = 0,
         min_trust: int = 0,
         timeout: float | None = None,
+        n: int = 1,
+        priority: int = 0,
+        deadline_ms: int = 0,
+        prompt_cache_key: str | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> R:
         """Asks for the continuation of a text, without the chat template; otherwise as `chat`."""
         prompt = text_prompt(text)
         set_sampling(prompt, sampling)
-        return self.ask(prompt, model=model, max_tokens=max_tokens, min_trust=min_trust, timeout=timeout)
+        return self.ask(
+            prompt,
+            model=model,
+            max_tokens=max_tokens,
+            min_trust=min_trust,
+            timeout=timeout,
+            n=n,
+            priority=priority,
+            deadline_ms=deadline_ms,
+            prompt_cache_key=prompt_cache_key,
+        )
 
     def ask(
         self,
@@ -150,17 +203,25 @@ class ClientCore(Generic[R]):
         max_tokens: int = 0,
         min_trust: int = 0,
         timeout: float | None = None,
+        n: int = 1,
         priority: int = 0,
         deadline_ms: int = 0,
-        n: int = 1,
+        prompt_cache_key: str | None = None,
     ) -> R:
-        """Asks with a prompt of the contract as it is, for `n` answers; otherwise as `chat`.
-
-        `priority` and `deadline_ms` are GenerateRequest's.
-        """
-        floor, seconds = max(self._floor, min_trust), timeout or self._timeout
+        """Asks with a prompt of the contract as it is; otherwise as `chat`."""
         return self._reply(
-            Question(prompt, model, max_tokens, floor, seconds, self._prefix_salt, priority, deadline_ms, n)
+            Question(
+                prompt,
+                model,
+                max_tokens,
+                max(self._floor, min_trust),
+                timeout or self._timeout,
+                self._prefix_salt,
+                priority,
+                deadline_ms,
+                n,
+                affinity_of(self._affinity_secret, prompt_cache_key, prompt),
+            )
         )
 
     def _set_up(self) -> None:
@@ -170,15 +231,27 @@ class ClientCore(Generic[R]):
     def _reply(self, question: Question) -> R:
         raise NotImplementedError
 
-    def _recent(self) -> tuple[Roster, inference.GetRosterResponse] | None:
+    def _recent(self) -> View | None:
         if self._fetched is None or time.monotonic() - self._fetched[0] > ROSTER_SECONDS:
             return None
-        return self._fetched[1:]
+        return self._fetched[1]
 
-    def _verify(self, response: inference.GetRosterResponse) -> tuple[Roster, inference.GetRosterResponse]:
-        roster = self._verifier.verify(response)
-        self._fetched = (time.monotonic(), roster, response)
-        return roster, response
+    def _verify(self, response: inference.GetRosterResponse) -> View:
+        view = View(self._verifier.verify(response), response, Loads(response.serving))
+        self._fetched = (time.monotonic(), view)
+        return view
+
+
+def _metadata(api_key: str | None, user: str) -> tuple[tuple[str, str], ...] | None:
+    if len(user) > _MAX_USER or not (user.isascii() and user.isprintable()):
+        raise InvalidInput(
+            "the user's name is malformed",
+            hint=f"use at most {_MAX_USER} printable characters of ASCII",
+            reason="BAD_USER",
+            param="user",
+        )
+    key = (("authorization", f"Bearer {api_key}"),) if api_key is not None else ()
+    return (*key, *((("sealring-user", user),) if user else ())) or None
 
 
 def rings_of(roster: Roster) -> list[Ring]:
@@ -186,18 +259,22 @@ def rings_of(roster: Roster) -> list[Ring]:
     return [Ring.from_roster(ring, roster) for ring in roster.rings]
 
 
-def models_of(roster: Roster, response: inference.GetRosterResponse) -> list[Model]:
+def models_of(view: View) -> list[Model]:
     """The models of a verified roster, by name."""
-    serving = {load.ring for load in response.serving}
-    names = sorted({ring.deployment for ring in roster.rings})
-    return [_model(name, roster, serving) for name in names]
+    serving = {load.ring: load for load in view.response.serving}
+    names = sorted({ring.deployment for ring in view.roster.rings})
+    return [_model(name, view.roster, serving) for name in names]
 
 
-def _model(name: str, roster: Roster, serving: set[str]) -> Model:
+def _model(name: str, roster: Roster, serving: dict[str, inference.RingLoad]) -> Model:
     rings = [ring for ring in roster.rings if ring.deployment == name]
+    loads = [serving[ring.id] for ring in rings if ring.id in serving]
+    types = (load.model_type for load in loads)
     return Model(
         name=name,
         context=min(ring.context for ring in rings),
         min_trust=min(ring_min_trust(ring.members, roster.members) for ring in rings),
-        rings=sum(ring.id in serving for ring in rings),
+        rings=len(loads),
+        model_type=next((kind for kind in types if _MODEL_TYPE.fullmatch(kind)), ""),
+        rows=min(sum(load.rows for load in loads), _MAX_ROWS),
     )

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mesh.affinity import affinity
 from mesh.composition import MAX_CHOICES
 from mesh.envelope import MAX_LIFETIME_SECONDS
 from mesh.errors import InvalidInput
-from mesh.prompt import MAX_DEADLINE_MS, MAX_PRIORITY, MAX_TOKENS, validate_prompt
+from mesh.prompt import MAX_DEADLINE_MS, MAX_PRIORITY, MAX_TOKENS, validate_prompt, validate_prompt_cache_key
 from mesh.trust import MAX_SCORE
 from sealring.client.options import SamplingOptions
 from sealring.v1 import inference_pb2 as inference
@@ -24,6 +25,7 @@ class Question:
 
     `priority` and `deadline_ms` are GenerateRequest's: where it waits among this client's other questions.
     `prefix_salt` is secret: prompts sealed with the same one may share kept prefixes at the head.
+    `affinity` is the key by which the ring is chosen (mesh.affinity), or empty; it stays here.
     """
 
     prompt: inference.Prompt
@@ -35,6 +37,7 @@ class Question:
     priority: int = 0
     deadline_ms: int = 0
     choices: int = 1
+    affinity: bytes = b""
 
     def __post_init__(self) -> None:
         """Raises InvalidInput: BAD_MAX_TOKENS, BAD_CHOICES, BAD_MIN_TRUST, BAD_PRIORITY, BAD_DEADLINE,
@@ -52,6 +55,13 @@ class Question:
             raise _bad("deadline_ms", "DEADLINE", f"milliseconds, at most {MAX_DEADLINE_MS}")
         if not 0 < self.timeout <= MAX_LIFETIME_SECONDS:
             raise _bad("timeout", "TIMEOUT", f"seconds, at most {MAX_LIFETIME_SECONDS}")
+
+
+def affinity_of(secret: bytes, key: str | None, prompt: inference.Prompt) -> bytes:
+    """By what the ring is chosen. Raises InvalidInput (BAD_PROMPT_CACHE_KEY, BAD_UTF8)."""
+    if key is not None:
+        validate_prompt_cache_key(_text(key, "prompt_cache_key"))
+    return affinity(secret, "", key, prompt)
 
 
 def chat_prompt(messages: Messages) -> inference.Prompt:

@@ -127,15 +127,18 @@ class Completion:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that can be asked for: what the verified roster says, and how many rings serve just now.
+    """A model that can be asked for: what the verified roster says.
 
-    `min_trust` is that of the weakest ring; `context` counts tokens.
+    `min_trust` is that of the weakest ring; `context` counts tokens. By the word of the gateway: how many
+    `rings` serve just now, with how many `rows` together, and the model's architecture.
     """
 
     name: str
     context: int
     min_trust: int
     rings: int
+    model_type: str = ""
+    rows: int = 0
 
 
 def _member(place: rosters.RingMember, member: rosters.RosterMember) -> Member:

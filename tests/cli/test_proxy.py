@@ -113,6 +113,29 @@ async def test_models_that_nobody_has_are_one_in_the_metrics() -> None:
     assert [model["id"] for model in models] == ["demo"]
 
 
+async def test_models_have_their_type_and_rows() -> None:
+    async with proxied() as (stage, http):
+        stage.gateway.serving = [inference.RingLoad(ring="demo-0", rows=7, model_type="llama")]
+        (model,) = (await http.get("/v1/models")).json()["data"]
+        one = (await http.get("/v1/models/demo")).json()
+    assert (model["model_type"], model["rows"], model["rings"]) == ("llama", 7, 1)
+    assert one == model
+
+
+async def test_a_cache_key_stays_on_this_machine() -> None:
+    async with proxied() as (stage, http):
+        body = {**BODY, "prompt_cache_key": "conversation 41"}
+        assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+        (request,) = stage.gateway.requests
+        inside, _ = stage.gateway.open(request)
+        refused = await http.post("/v1/chat/completions", json={**BODY, "prompt_cache_key": "x" * 10_240})
+    assert not request.HasField("prompt_cache_key")
+    for told in (request, inside):
+        assert b"conversation 41" not in told.SerializeToString()
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_cache_key")
+    assert "x" * 100 not in refused.text
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -536,9 +536,100 @@ async def test_neither_question_nor_answer_is_in_a_repr(stage: Stage) -> None:
     assert not [text for text in shown for word in ("capital", "Paris") if word in text]
 
 
-async def test_where_it_waits_is_told_to_the_gateway(stage: Stage) -> None:
-    prompt = inference.Prompt(text="the capital")
-    async with stage.client() as client:
-        await client.ask(prompt, priority=-3, deadline_ms=5000)
+async def two_answers(
+    gateway: ScriptedGateway, request: inference.GenerateRequest
+) -> AsyncIterator[inference.GenerateResponse]:
+    asked, sealer = gateway.open(request)
+    yield inference.GenerateResponse(started=inference.Started(ring="demo-0"))
+    for choice in range(asked.choices):
+        delta = inference.SealedDelta(
+            text=f"answer {choice}", tokens=1, choice=choice, finish=inference.FINISH_REASON_STOP
+        )
+        sealed = sealer.seal(delta.SerializeToString(), last=choice + 1 == asked.choices)
+        yield inference.GenerateResponse(delta=inference.Delta(sealed=sealed))
+    yield inference.GenerateResponse(finished=inference.Finished())
+
+
+@pytest.mark.parametrize("way", ["chat", "complete", "ask"])
+async def test_all_that_a_request_may_say_reaches_the_gateway(stage: Stage, way: str) -> None:
+    """And the cache key does not: the ring is chosen by it here."""
+    said: dict[str, Any] = {
+        "chat": QUESTION,
+        "complete": "the capital",
+        "ask": inference.Prompt(text="the capital"),
+    }
+    stage.gateway.script = two_answers
+    async with stage.client(user="somebody") as client:
+        reply = getattr(client, way)(
+            said[way],
+            n=2,
+            priority=-3,
+            deadline_ms=5000,
+            max_tokens=9,
+            min_trust=10,
+            prompt_cache_key="conversation 41",
+        )
+        done = await reply
+    assert [choice.text for choice in done.choices] == ["answer 0", "answer 1"]
     (request,) = stage.gateway.requests
-    assert (request.priority, request.deadline_ms) == (-3, 5000)
+    assert (request.priority, request.deadline_ms, request.choices) == (-3, 5000, 2)
+    assert (request.max_tokens, request.min_trust) == (9, 10)
+    assert not request.HasField("prompt_cache_key")
+    inside, _ = stage.gateway.open(request)
+    for told in (request, inside):
+        assert b"conversation 41" not in told.SerializeToString()
+    assert stage.gateway.users == ["somebody"]
+
+
+async def test_a_conversation_stays_with_its_ring_and_others_go_elsewhere(stage: Stage) -> None:
+    rings = [f"demo-{number}" for number in range(3)]
+    stage.gateway.cluster = PaperCluster(dict.fromkeys(rings, TrustLevel.SOFTWARE))
+    stage.gateway.serving = [inference.RingLoad(ring=ring, rows=16) for ring in rings]
+    system = {"role": "system", "content": "you answer questions about capitals " * 10}
+    homes = set()
+    async with stage.client() as client:
+        for number in range(12):
+            turns = [system, {"role": "user", "content": f"question {number}"}]
+            first = await client.chat(turns)
+            turns += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "more"}]
+            assert (await client.chat(turns)).ring == first.ring
+            homes.add(first.ring.id)
+        assert homes == set(rings)
+        keyed = {(await client.complete(f"text {n}", prompt_cache_key="one")).ring.id for n in range(6)}
+        assert len(keyed) == 1
+        spread = {(await client.chat(turns, prompt_cache_key="")).ring.id for _ in range(30)}
+        assert spread == set(rings)
+
+
+async def test_a_ring_that_is_down_loses_a_key_only_while_it_is(stage: Stage) -> None:
+    rings = ["demo-0", "demo-1"]
+    stage.gateway.cluster = PaperCluster(dict.fromkeys(rings, TrustLevel.SOFTWARE))
+    stage.gateway.serving = [inference.RingLoad(ring=ring, rows=16) for ring in rings]
+    async with stage.client() as client:
+        home = (await client.chat(QUESTION, prompt_cache_key="one")).ring.id
+        stage.gateway.script = failing(Unavailable("gone", reason="RING_DOWN"))
+        assert (await client.chat(QUESTION, prompt_cache_key="one")).ring.id != home
+        assert (await client.chat(QUESTION, prompt_cache_key="one")).ring.id == home
+
+
+@pytest.mark.parametrize("key", ["x" * 257, "x" * 10_240, "\ud800"])
+async def test_a_bad_cache_key_is_refused_at_once(stage: Stage, key: str) -> None:
+    async with stage.client() as client:
+        with pytest.raises(InvalidInput) as caught:
+            client.chat(QUESTION, prompt_cache_key=key)
+    assert caught.value.metadata["param"] == "prompt_cache_key"
+
+
+@pytest.mark.parametrize("user", ["x" * 257, "na\u00efve", "a\nb", "a\r\nauthorization: b"])
+def test_a_users_name_that_is_no_metadata_is_refused(user: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        AsyncClient("127.0.0.1:1", root_sha256="ab" * 32, user=user)
+    assert caught.value.reason == "BAD_USER"
+
+
+async def test_what_the_gateway_says_of_a_model_is_told_if_it_can_be_a_name(stage: Stage) -> None:
+    for said, told in (("llama", "llama"), ("<script>", ""), ("x" * 65, ""), ("", "")):
+        stage.gateway.serving = [inference.RingLoad(ring="demo-0", rows=7, model_type=said)]
+        async with stage.client() as client:
+            (model,) = await client.models()
+        assert (model.model_type, model.rows, model.rings) == (told, 7, 1)

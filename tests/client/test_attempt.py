@@ -12,6 +12,7 @@ from scriptedgateway import PIECES, answer
 from mesh.envelope import ReplayGuard, RequestInfo
 from mesh.errors import DeadlineExceeded, EnvelopeError, EpochEnded, Unavailable
 from sealring.client.attempt import Attempt, Attempts
+from sealring.client.choice import Loads
 from sealring.client.question import Question, text_prompt
 from sealring.client.types import Ring, Usage
 from sealring.v1 import inference_pb2 as inference
@@ -127,7 +128,7 @@ def test_a_head_that_contradicts_itself_is_not_believed() -> None:
 def test_attempts_end_with_the_time_and_with_their_number() -> None:
     now = [0.0]
     attempts = Attempts(question(timeout=5.0), clock=lambda: now[0])
-    attempt = attempts.next(CLUSTER.roster, ())
+    attempt = attempts.next(CLUSTER.roster, Loads())
     assert attempts.pause_after(EpochEnded("gone"), attempt) == 0.2
     assert attempts.pause_after(EpochEnded("gone"), attempt) == 0.4
     assert attempts.retrying

@@ -25,6 +25,7 @@ class ScriptedGateway(inference_grpc.InferenceServicer):
     def __init__(self, cluster: PaperCluster) -> None:
         self.cluster = cluster
         self.requests: list[inference.GenerateRequest] = []
+        self.users: list[str] = []
         self.fetched = 0
         self.script: Script = honest
         self.serving: list[inference.RingLoad] = []
@@ -40,6 +41,8 @@ class ScriptedGateway(inference_grpc.InferenceServicer):
         self, request: inference.GenerateRequest, context: Any
     ) -> AsyncIterator[inference.GenerateResponse]:
         self.requests.append(request)
+        metadata = dict(context.invocation_metadata() or ())
+        self.users += [metadata["sealring-user"]] if "sealring-user" in metadata else []
         async for response in self.script(self, request):
             yield response
 

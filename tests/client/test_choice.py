@@ -1,0 +1,134 @@
+"""Which ring a sealed prompt is for: by a key that stays here, never too busy and never below a floor."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rostertest import PaperCluster
+
+from mesh.errors import InvalidInput
+from mesh.trust import TrustLevel
+from sealring.client.attempt import Attempts
+from sealring.client.choice import Loads, choose_ring
+from sealring.client.question import Question, affinity_of, chat_prompt, text_prompt
+from sealring.v1 import inference_pb2 as inference
+
+RINGS = [f"demo-{number}" for number in range(4)]
+CLUSTER = PaperCluster(dict.fromkeys(RINGS, TrustLevel.SOFTWARE) | {"demo-4": TrustLevel.SELF_SIGNED}, size=1)
+LONG = "a system prompt that all conversations begin with " * 8
+
+
+def told(rows: int = 16, running: dict[str, int] | None = None, rings: list[str] = RINGS) -> Loads:
+    return Loads(
+        inference.RingLoad(ring=ring, rows=rows, running=(running or {}).get(ring, 0)) for ring in rings
+    )
+
+
+def chosen(key: bytes, loads: Loads, **options: object) -> str:
+    return choose_ring(CLUSTER.roster, "demo", 0, loads, affinity=key, **options).id  # type: ignore[arg-type]
+
+
+def key_of(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+@given(st.binary(min_size=8, max_size=8), st.sampled_from(RINGS))
+def test_a_key_has_one_ring_and_moves_only_when_that_is_not_there(key: bytes, gone: str) -> None:
+    home = chosen(key, told())
+    assert chosen(key, told()) == home
+    left = chosen(key, told(rings=[ring for ring in RINGS if ring != gone]))
+    assert (left == home) == (gone != home)
+    assert left != gone
+    assert (chosen(key, told(), avoid={gone}) == home) == (gone != home)
+
+
+def test_keys_are_spread_over_all_rings_that_serve() -> None:
+    homes = Counter(chosen(key_of(number), told()) for number in range(400))
+    assert set(homes) == set(RINGS)
+    assert min(homes.values()) > 60
+
+
+@given(st.integers(1, 64), st.dictionaries(st.sampled_from(RINGS), st.integers(0, 200)))
+def test_the_gateways_hint_moves_a_key_only_off_a_ring_that_is_much_busier(
+    rows: int, running: dict[str, int]
+) -> None:
+    home, now = chosen(key_of(1), told(rows)), chosen(key_of(1), told(rows, running))
+    least = min(running.get(ring, 0) for ring in RINGS)
+    room = least + min(rows / 4, 8)
+    assert running.get(now, 0) <= room
+    if running.get(home, 0) <= room:
+        assert now == home
+
+
+def test_the_floor_comes_before_the_key() -> None:
+    rings = [*RINGS, "demo-4"]
+    for number in range(20):
+        loads = told(running={"demo-4": 99}, rings=rings)
+        ring = choose_ring(CLUSTER.roster, "demo", 20, loads, affinity=key_of(number))
+        assert ring.id == "demo-4"
+
+
+def question(key: bytes, **fields: int) -> Question:
+    return Question(text_prompt("x"), "demo", 0, 0, 5.0, b"salt", affinity=key, **fields)
+
+
+@pytest.mark.parametrize("key", [key_of(1), b""])
+def test_what_was_sent_since_the_hint_counts_until_it_ends(key: bytes) -> None:
+    """One client that sends everything at once, with one key or with none, overloads no ring."""
+    loads = told(rows=8)
+    under_way = [Attempts(question(key)) for _ in range(32)]
+    rings = Counter(attempts.next(CLUSTER.roster, loads).ring.id for attempts in under_way)
+    assert set(rings) == set(RINGS)
+    assert max(rings.values()) <= 8 + 2
+    for attempts in under_way:
+        attempts.ended()
+        attempts.ended()
+    assert [loads.of(ring) for ring in RINGS] == [(0, 8)] * 4
+    one_by_one = set()
+    for _ in range(32):
+        attempts = Attempts(question(key_of(1)))
+        one_by_one.add(attempts.next(CLUSTER.roster, loads).ring.id)
+        attempts.ended()
+    assert len(one_by_one) == 1
+
+
+def test_a_hint_that_lies_about_numbers_breaks_nothing() -> None:
+    most = (1 << 32) - 1
+    loads = Loads(
+        [
+            inference.RingLoad(ring="demo-0", rows=0, running=most, waiting=most),
+            inference.RingLoad(ring="demo-1", rows=most),
+            inference.RingLoad(ring="nobody", rows=1),
+        ]
+    )
+    assert {chosen(key_of(number), loads) for number in range(20)} == {"demo-1"}
+
+
+def test_the_key_is_of_the_conversation_and_of_this_client() -> None:
+    def key(secret: bytes, *contents: str) -> bytes:
+        roles = ("system", "user", "assistant", "user")
+        pairs = zip(roles, contents, strict=False)
+        return affinity_of(secret, None, chat_prompt([{"role": r, "content": c} for r, c in pairs]))
+
+    mine, other = bytes(32), bytes([1]) * 32
+    first = key(mine, LONG, "hello")
+    assert key(mine, LONG, "hello", "yes?", "more") == first
+    assert len({first, key(mine, LONG, "bye"), key(other, LONG, "hello"), b""}) == 4
+    assert key(mine, "short", "hello") == b""
+    given_key = affinity_of(mine, "k", text_prompt("a"))
+    assert given_key == affinity_of(mine, "k", text_prompt("b"))
+    assert affinity_of(mine, "", text_prompt(LONG)) == b""
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [("x" * 257, "BAD_PROMPT_CACHE_KEY"), ("x" * 10_240, "BAD_PROMPT_CACHE_KEY"), ("\ud800", "BAD_UTF8")],
+)
+def test_bad_keys(key: str, reason: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        affinity_of(bytes(32), key, text_prompt("x"))
+    assert caught.value.reason == reason
+    assert key not in caught.value.message
