@@ -17,13 +17,11 @@ from coordinator.rings import Rings
 from coordinator.sessions import Sessions
 from mesh.errors import Conflict, DeadlineExceeded, InvalidInput, SealringError, Unavailable
 from mesh.problem import to_problem
+from mesh.traces import MAX_SPANS
 from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage
 
 MAX_MILLISECONDS = 60_000
-MAX_SPANS = 32768
-"""Of one process in one answer."""
-
 _MAX_PROCESSES = 2
 _MAX_TIME = 1 << 62
 _ROUND_TRIPS = 8

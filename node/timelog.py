@@ -9,13 +9,11 @@ import struct
 import time
 from collections.abc import Iterable
 
+from mesh.traces import MAX_SPANS
 from sealring.v1 import trace_pb2
 
 LENGTH = 4096
 """Pieces of work that are kept."""
-
-MAX_SPANS = 32768
-"""Of one process in one answer."""
 
 now = time.perf_counter_ns
 """The machine's monotonic clock, the same in all its processes, in nanoseconds."""

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.traces import MAX_SPANS, Offset, check_trace
+from coordinator.traces import Offset, check_trace
 from mesh.errors import InvalidInput, SealringError
+from mesh.traces import MAX_SPANS
 from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.timelog import MAX_SPANS, TimeLog, process_trace, span
+from mesh.traces import MAX_SPANS
+from node.timelog import TimeLog, process_trace, span
 from sealring.v1 import trace_pb2
 
 
