@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import signal
 import time
 from collections.abc import AsyncGenerator, Callable
 
@@ -14,6 +12,7 @@ from gateway.http.app import create_app
 from gateway.http.server import HttpServer
 from gateway.metrics import Metrics
 from mesh.errors import InvalidInput
+from mesh.processes import stop_on_signals
 from sealring.client import AsyncClient, Completion, Delta, Ring
 from sealring.v1 import inference_pb2 as inference
 
@@ -97,26 +96,28 @@ async def serve(client: AsyncClient, listen: str, *, say: Callable[[str], None])
     `say` is told where it serves and who will see the prompts. Raises ConfigError (LOOPBACK_ONLY,
     CANNOT_LISTEN), and at the start RosterError or Unavailable without a roster that the root vouches for.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, stop.set)
     metrics = Metrics()
     edge = HttpServer(create_app(SealingBackend(client, metrics), exposition=metrics.exposition))
-    try:
-        async with client:
-            port = edge.listen(listen)
-            rings = await client.rings()
-            await edge.start()
-            log.info("proxy started", http_port=port, gateway=client.gateway, rings=len(rings))
-            say(f"serving http://{listen.rpartition(':')[0]}:{port}/v1; {client.gateway} gets sealed prompts")
-            for ring in rings:
-                members = ", ".join(f"{one.id[:8]} ({one.level})" for one in ring.members)
-                say(f"{ring.deployment} is answered by ring {ring.id}, trust {ring.min_trust}: {members}")
-            await stop.wait()
-    finally:
-        await edge.stop()
-        log.info("proxy stopped")
+    with stop_on_signals() as stop:
+        try:
+            async with client:
+                port = edge.listen(listen)
+                rings = await client.rings()
+                await edge.start()
+                log.info("proxy started", http_port=port, gateway=client.gateway, rings=len(rings))
+                host = listen.rpartition(":")[0]
+                say(f"serving http://{host}:{port}/v1; {client.gateway} gets sealed prompts")
+                for ring in rings:
+                    say(_answered_by(ring))
+                await stop.wait()
+        finally:
+            await edge.stop()
+            log.info("proxy stopped")
+
+
+def _answered_by(ring: Ring) -> str:
+    members = ", ".join(f"{one.id[:8]} ({one.level})" for one in ring.members)
+    return f"{ring.deployment} is answered by ring {ring.id}, trust {ring.min_trust}: {members}"
 
 
 def _started(request: inference.GenerateRequest, ring: Ring | None) -> inference.GenerateResponse:

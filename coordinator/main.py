@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Coroutine
 from typing import Any
 
@@ -34,6 +33,7 @@ from coordinator.watchers import SchedulingService, Watchers
 from mesh.certificates import needs_rotation
 from mesh.clock import Clock, wall_clock
 from mesh.device import APPLE_ROOT
+from mesh.processes import stop_on_signals
 from mesh.rpc import Server
 from mesh.tls import MAX_CONNECTION_AGE_MILLISECONDS, TlsStore, server_credentials
 from sealring.v1 import membership_pb2_grpc as rpc
@@ -228,19 +228,16 @@ class Coordinator:
 async def run(settings: CoordinatorSettings) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError when state or ports are unusable."""
     coordinator = Coordinator(settings)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    try:
-        await coordinator.start()
-    except BaseException:
-        coordinator.store.close()
-        raise
-    waiting = {asyncio.create_task(stopping.wait()), asyncio.create_task(coordinator.failed())}
-    done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    await coordinator.stop()
-    for task in done:
-        task.result()
+    with stop_on_signals() as stopping:
+        try:
+            await coordinator.start()
+        except BaseException:
+            coordinator.store.close()
+            raise
+        waiting = {asyncio.create_task(stopping.wait()), asyncio.create_task(coordinator.failed())}
+        done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await coordinator.stop()
+        for task in done:
+            task.result()

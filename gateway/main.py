@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from gateway.settings import GatewaySettings
 from gateway.watch import Watch
 from mesh.certificate_keeper import CertificateKeeper
 from mesh.certificates import Role, role_server_name
-from mesh.errors import ConfigError, PermissionDenied
+from mesh.errors import ConfigError
+from mesh.processes import run_enrolled
 from mesh.roster_keeper import RosterKeeper
 from mesh.rpc import Server
-from mesh.statelock import lock_state
 from mesh.tls import PeerChannel, TlsStore
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 
@@ -42,21 +41,7 @@ async def run(settings: GatewaySettings) -> None:
     RosterError (ROSTER_STATE_*) at the start. Returns as well when the operator throws the gateway out:
     starting it again is of no use.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, stop.set)
-    try:
-        with lock_state(settings.state_dir):
-            await serve(settings, stop)
-    except PermissionDenied as error:
-        if error.reason != "REMOVED":
-            raise
-        # A success towards whoever supervises this process: to start it again would change nothing.
-        log.error("gateway was removed from the cluster", why=error.message, hint=error.hint)
-    finally:
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(sign)
+    await run_enrolled(settings.state_dir, lambda stop: serve(settings, stop))
 
 
 async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:

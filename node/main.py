@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 
 import structlog
 
 from mesh.certificates import Role
-from mesh.errors import ConfigError, PermissionDenied
+from mesh.errors import ConfigError
 from mesh.identity import Signer, member_id
 from mesh.memberstate import MemberState, load_member_state
+from mesh.processes import run_enrolled
 from mesh.rpc import Server
-from mesh.statelock import lock_state
 from mesh.tls import server_credentials
 from node import control, links
 from node.attestor import require_software_allowed
@@ -35,21 +34,7 @@ async def run(settings: NodeSettings) -> None:
     RosterError (ROSTER_STATE_*) at the start. Returns as well when the operator evicts or bans the node, once
     everything is dropped: starting it again is of no use.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, stop.set)
-    try:
-        with lock_state(settings.state_dir):
-            await serve(settings, stop)
-    except PermissionDenied as error:
-        if error.reason != "REMOVED":
-            raise
-        # A success towards whoever supervises this process: to start it again would change nothing.
-        log.error("node was removed from the cluster", why=error.message, hint=error.hint)
-    finally:
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(sign)
+    await run_enrolled(settings.state_dir, lambda stop: serve(settings, stop))
 
 
 async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:

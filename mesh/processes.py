@@ -1,0 +1,46 @@
+"""How long-running processes end: by a signal, or because the operator took them out of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from mesh.errors import PermissionDenied
+from mesh.statelock import lock_state
+
+log = structlog.get_logger()
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[asyncio.Event]:
+    """The event that SIGTERM and SIGINT set until the end of the block, in the running loop."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+async def run_enrolled(folder: Path, serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Serves with the state folder locked, until SIGTERM or SIGINT or until the process is thrown out.
+
+    Raises Conflict (STATE_IN_USE), and what `serve` raises but for PermissionDenied (REMOVED).
+    """
+    try:
+        with stop_on_signals() as stop, lock_state(folder):
+            await serve(stop)
+    except PermissionDenied as error:
+        if error.reason != "REMOVED":
+            raise
+        # A success towards whoever supervises this process: to start it again would change nothing.
+        log.error("removed from the cluster", why=error.message, hint=error.hint)
