@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -31,6 +32,18 @@ def prepare() -> None:
     wired = mx.device_info().get("max_recommended_working_set_size")
     if wired:
         mx.set_wired_limit(int(wired))
+
+
+def compute_in_batches() -> None:
+    """From now on the calling thread, and those that it starts, interrupt no other when they wake (Linux).
+
+    Whoever hands MLX a graph wakes MLX's own thread once for every operation. Where both have one core, each
+    would interrupt the other some 150 times a decode step; so, one works until it has to wait or its time is
+    up. What a daemon or a carrier does takes moments and comes first.
+    """
+    if hasattr(os, "sched_setscheduler"):
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _is_private(folder: str) -> bool:

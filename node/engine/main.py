@@ -61,6 +61,7 @@ class Engine:
         device.prepare()
         self._emit(engine.EngineEvent(ready=engine.EngineReady(memory_limit=device.memory_limit())))
         threading.Thread(target=self._read, name="commands", daemon=True).start()
+        device.compute_in_batches()  # this thread, not those beside it
         while True:
             self._tasks.get()()
 

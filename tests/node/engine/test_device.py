@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,3 +40,38 @@ def test_memory_is_told() -> None:
     mx.eval(held)
     assert device.peak_memory() >= device.active_memory() >= held.nbytes
     assert device.memory_limit() >= 0
+
+
+def _policies() -> dict[int, int]:
+    return {int(task): os.sched_getscheduler(int(task)) for task in os.listdir("/proc/self/task")}
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux schedules so")
+def test_a_computing_thread_and_those_that_mlx_starts_for_it_interrupt_nobody() -> None:
+    before = _policies()
+    computing: list[int] = []
+    others: dict[int, int] = {}
+
+    def compute() -> None:
+        device.compute_in_batches()
+        mx.eval(mx.zeros((3,)) + 1)
+        computing.append(threading.get_native_id())
+        others.update({task: policy for task, policy in _policies().items() if task not in before})
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    assert others.pop(computing[0]) == os.SCHED_BATCH
+    assert set(others.values()) == {os.SCHED_BATCH}, "those of MLX"
+    after = _policies()
+    assert all(after[task] == policy for task, policy in before.items() if task in after)
+
+
+def test_a_system_that_refuses_computes_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "SCHED_BATCH", 3, raising=False)
+    monkeypatch.setattr(os, "sched_param", lambda priority: priority, raising=False)
+    monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
+    device.compute_in_batches()

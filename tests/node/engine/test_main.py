@@ -451,6 +451,22 @@ def test_a_profile_is_measured_beside_an_epoch(process: EngineProcess) -> None:
     assert process.ask("profiled", profile=engine.ProfileModel(path="/missing")).code == "FAILED_PRECONDITION"
 
 
+def policies(pid: int) -> dict[int, int]:
+    return {int(task): os.sched_getscheduler(int(task)) for task in os.listdir(f"/proc/{pid}/task")}
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux schedules so")
+def test_what_computes_interrupts_nobody_and_what_passes_results_on_does(process: EngineProcess) -> None:
+    process.load()
+    loaded, computing = policies(process.process.pid), process.process.pid
+    assert loaded[computing] == os.SCHED_BATCH
+    assert list(loaded.values()).count(os.SCHED_BATCH) > 1, "MLX's thread is not among them"
+    assert os.SCHED_OTHER in loaded.values(), "the thread that reads commands"
+    process.open_epoch()
+    opened = policies(process.process.pid)
+    assert [policy for task, policy in opened.items() if task not in loaded] == [os.SCHED_OTHER]
+
+
 def test_shutdown_and_the_end_of_the_pipe_end_the_process(process: EngineProcess) -> None:
     process.send(shutdown=engine.Shutdown())
     assert process.process.wait(5) == 0
