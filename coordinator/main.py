@@ -33,7 +33,7 @@ from coordinator.watchers import SchedulingService, Watchers
 from mesh.certificates import needs_rotation
 from mesh.clock import Clock, wall_clock
 from mesh.device import APPLE_ROOT
-from mesh.processes import stop_on_signals
+from mesh.processes import first_of, stop_on_signals
 from mesh.rpc import Server
 from mesh.tls import MAX_CONNECTION_AGE_MILLISECONDS, TlsStore, server_credentials
 from sealring.v1 import membership_pb2_grpc as rpc
@@ -234,10 +234,7 @@ async def run(settings: CoordinatorSettings) -> None:
         except BaseException:
             coordinator.store.close()
             raise
-        waiting = {asyncio.create_task(stopping.wait()), asyncio.create_task(coordinator.failed())}
-        done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        await coordinator.stop()
-        for task in done:
-            task.result()
+        try:
+            await first_of(stopping.wait(), coordinator.failed())
+        finally:
+            await coordinator.stop()

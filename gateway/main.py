@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -24,7 +22,7 @@ from gateway.watch import Watch
 from mesh.certificate_keeper import CertificateKeeper
 from mesh.certificates import Role, role_server_name
 from mesh.errors import ConfigError
-from mesh.processes import run_enrolled
+from mesh.processes import first_of, run_enrolled
 from mesh.roster_keeper import RosterKeeper
 from mesh.rpc import Server
 from mesh.tls import PeerChannel, TlsStore
@@ -83,7 +81,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
             keys_required=gate.required,
         )
         renewing = [tls.run() for tls in (http_tls, grpc_tls) if tls]
-        await _until(stop, [watch.run(), certificates.run(), gate.run(), *renewing])
+        await first_of(stop.wait(), watch.run(), certificates.run(), gate.run(), *renewing)
         await server.set_serving(False)
         await backend.drain(settings.drain_seconds)
     finally:
@@ -117,16 +115,3 @@ def _gate(settings: GatewaySettings, metrics: Metrics) -> Gate:
 
 def _tls(certificate: Path | None, key: Path | None) -> EdgeTls | None:
     return EdgeTls(certificate, key) if certificate and key else None
-
-
-async def _until(stop: asyncio.Event, background: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Runs everything until `stop` is set or one of it fails."""
-    tasks = [asyncio.create_task(each) for each in (stop.wait(), *background)]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)

@@ -14,9 +14,10 @@ import structlog
 
 from gateway.rings import Rings
 from mesh.errors import PermissionDenied, SealringError
+from mesh.processes import first_of
 from mesh.roster_keeper import RosterKeeper, removed
 from mesh.status import from_rpc_error
-from mesh.tls import PeerChannel
+from mesh.tls import PeerChannel, is_own_cancellation
 from sealring.v1 import membership_pb2 as membership
 from sealring.v1 import membership_pb2_grpc as membership_grpc
 
@@ -47,19 +48,18 @@ class Watch:
     async def run(self) -> None:
         """Watches for ever. Raises PermissionDenied (REMOVED) once this gateway is out of the roster."""
         self._rings.use_roster(self._keeper.valid)
-        ticking = asyncio.create_task(self._tick())
-        try:
-            backoff = _FIRST_BACKOFF
-            loop = asyncio.get_running_loop()
-            while True:
-                started = loop.time()
-                await self._once()
-                if loop.time() - started > _STEADY_SECONDS:
-                    backoff = _FIRST_BACKOFF
-                await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311
-                backoff = min(2 * backoff, _LAST_BACKOFF)
-        finally:
-            ticking.cancel()
+        await first_of(self._watch(), self._tick())
+
+    async def _watch(self) -> None:
+        backoff = _FIRST_BACKOFF
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            await self._once()
+            if loop.time() - started > _STEADY_SECONDS:
+                backoff = _FIRST_BACKOFF
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311
+            backoff = min(2 * backoff, _LAST_BACKOFF)
 
     async def _once(self) -> None:
         try:
@@ -72,6 +72,10 @@ class Watch:
             log.warning("watch of the coordinator ended", reason=problem.reason, code=problem.code)
             if problem.reason in _THROWN_OUT:
                 raise removed() from None
+        except asyncio.CancelledError:
+            if is_own_cancellation():
+                raise
+            log.info("channel to the coordinator was replaced")
 
     async def _hear(self, event: membership.WatchResponse) -> None:
         kind = event.WhichOneof("event")

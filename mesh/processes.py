@@ -1,12 +1,13 @@
-"""How long-running processes end: by a signal, or because the operator took them out of the cluster."""
+"""How long-running processes end: by a signal, by a part that fails, or thrown out by the operator."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -29,6 +30,19 @@ def stop_on_signals() -> Iterator[asyncio.Event]:
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+async def first_of(*work: Coroutine[Any, Any, Any]) -> None:
+    """Runs everything until one of it ends, then cancels the others. Raises what it failed with."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def run_enrolled(folder: Path, serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:

@@ -160,6 +160,15 @@ class PeerChannel:
             task.add_done_callback(self._retiring.discard)
 
 
+def is_own_cancellation() -> bool:
+    """Of a CancelledError that was caught: whether the running task is cancelled, and not the call it is at.
+
+    Calls are cancelled with their channel: one that was retired is closed once its certificate has ended.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 class AuthenticatedContext(Protocol):
     """The part of a gRPC servicer context that `peer_identity` reads."""
 

@@ -17,7 +17,7 @@ import structlog
 
 from mesh.errors import SealringError
 from mesh.rpc import from_rpc_error
-from mesh.tls import PeerChannel
+from mesh.tls import PeerChannel, is_own_cancellation
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 log = structlog.get_logger()
@@ -99,10 +99,9 @@ class CoordinatorSession:
             if problem.reason in _THROWN_OUT:
                 self._listener.thrown_out()
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_own_cancellation():
                 raise
-            log.info("channel to the coordinator was replaced")  # the certificate it was made with has ended
+            log.info("channel to the coordinator was replaced")
         finally:
             if writer is not None:
                 writer.cancel()

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mesh.errors import PermissionDenied, SealringError
-from mesh.processes import run_enrolled, stop_on_signals
+from mesh.processes import first_of, run_enrolled, stop_on_signals
 from mesh.statelock import lock_state
 
 
@@ -54,3 +54,24 @@ async def test_the_state_is_locked_while_it_serves(tmp_path: Path) -> None:
     assert served.is_set()
     with lock_state(tmp_path):
         pass
+
+
+async def test_what_ends_first_ends_the_others() -> None:
+    ended = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("waits")
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("a fault")
+
+    async with asyncio.timeout(10):
+        await first_of(waits(), asyncio.sleep(0))
+        assert ended == ["waits"]
+        with pytest.raises(ValueError, match="a fault"):
+            await first_of(waits(), fails())
+    assert ended == ["waits", "waits"]
