@@ -23,6 +23,7 @@ from mesh.clock import Clock, monotonic_clock
 from mesh.errors import EpochEnded, SealringError, Unavailable
 from mesh.problem import from_problem
 from mesh.rpc import from_rpc_error
+from mesh.tls import is_own_cancellation
 from sealring.v1 import control_pb2 as control
 
 log = structlog.get_logger()
@@ -134,6 +135,10 @@ class MemberStream:
             raise from_rpc_error(error) from None
         except asyncio.InvalidStateError:
             raise await self._failure() from None
+        except asyncio.CancelledError:
+            if is_own_cancellation():
+                raise
+            raise _replaced(self.target.id) from None
 
     async def read_all(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
         """Hands every response on, pongs of the head only. Raises SealringError once the stream is over."""
@@ -153,6 +158,10 @@ class MemberStream:
                 handle(response)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
+        except asyncio.CancelledError:
+            if is_own_cancellation():
+                raise
+            raise _replaced(self.target.id) from None
 
     def cancel(self) -> None:
         """Ends the call, whatever state it is in."""
@@ -284,3 +293,7 @@ def _over(response: control.ScheduleResponse, member: str) -> SealringError:
     if kind == "goodbye":
         return EpochEnded("a member left", reason="MEMBER_LEFT", member=member)
     return EpochEnded("a member sent what makes no sense", reason="BAD_MESSAGE", member=member)
+
+
+def _replaced(member: str) -> EpochEnded:
+    return EpochEnded("the channel to a member was replaced", reason="CHANNEL_REPLACED", member=member)
