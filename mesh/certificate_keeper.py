@@ -14,7 +14,7 @@ from cryptography import x509
 
 from mesh.certificates import LeafKey, check_issued_by, load_certificate, needs_rotation
 from mesh.clock import Clock, wall_clock
-from mesh.errors import CertificateError, SealringError
+from mesh.errors import CertificateError, ConfigError, SealringError
 from mesh.identity import Label, Signer
 from mesh.memberstate import MemberState, parse_pem_leaf, save_root, save_tls
 from mesh.rootmeta import RootMetadata, decode_chain, verify_root_chain
@@ -64,7 +64,7 @@ class CertificateKeeper:
     async def renew(self) -> None:
         """Gets, verifies, stores and uses a new certificate, and newer root metadata if there is any.
 
-        Raises CertificateError, RosterError, Unavailable.
+        Raises CertificateError, RosterError, Unavailable, ConfigError (STATE_UNWRITABLE).
         """
         async with self._turn:
             leaf = LeafKey()
@@ -101,5 +101,12 @@ class CertificateKeeper:
         return root, TlsMaterial(leaf.private_pem(), der, root.authorities)
 
     def _keep(self, root: RootMetadata, material: TlsMaterial) -> None:
-        save_root(self._folder, root)
-        save_tls(self._folder, material)
+        try:
+            save_root(self._folder, root)
+            save_tls(self._folder, material)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to {self._folder}: {error.strerror}",
+                hint="check free space and permissions of the state folder",
+                reason="STATE_UNWRITABLE",
+            ) from None

@@ -122,8 +122,11 @@ class RosterKeeper:
 
     def _accept(self, envelope: bytes) -> Roster:
         roster = self._reader.accept(envelope)
-        write_atomic(self._file, envelope)
         self._learn(roster, envelope)
+        try:
+            write_atomic(self._file, envelope)
+        except OSError as error:  # without it, a restart waits for the coordinator
+            log.warning("roster not stored", errno=error.errno)
         return roster
 
     def _learn(self, roster: Roster, envelope: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,20 @@ async def test_what_does_not_hold_changes_nothing(
         await machine.keeper.renew()
     assert caught.value.reason == reason
     assert machine.unchanged()
+
+
+async def test_a_full_disk_is_told_and_tried_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(folder: Path, material: TlsMaterial) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(certificate_keeper, "save_tls", full)
+        with pytest.raises(SealringError) as caught:
+            await machine.keeper.renew()
+    assert caught.value.reason == "STATE_UNWRITABLE"
+    assert machine.unchanged()
+    await machine.keeper.renew()
+    assert machine.store.current()[0] == 1
 
 
 async def test_another_clusters_root_is_refused(machine: Machine, make_authority: Any) -> None:

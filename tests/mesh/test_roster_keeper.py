@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from rostertest import PaperCluster
 
+from mesh import roster_keeper
 from mesh.certificates import PeerIdentity, Role
 from mesh.errors import FailedPrecondition, PermissionDenied, RosterError
 from mesh.identity import SoftwareSigner, member_id
@@ -77,6 +79,18 @@ async def test_a_roster_is_kept_and_taken_up_again(
         envelope, chain = one.signed()
         root = verify_root_chain(decode_chain(chain), paper.root.fingerprint, now=time.time())
         assert check_roster(envelope, root, now=time.time()) == paper.roster
+
+
+async def test_a_full_disk_does_not_keep_a_roster_from_use(
+    keeper: RosterKeeper, folder: Path, paper: PaperCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(roster_keeper, "write_atomic", full)
+    assert await keeper.accept(paper.envelope, no_newer_root) == paper.roster
+    assert keeper.signed()[0] == paper.envelope
+    assert not (folder / ROSTER).exists()
 
 
 async def test_a_refused_roster_leaves_what_was(
