@@ -1,6 +1,7 @@
 """mlx-lm alone, in a process of its own: one row by generate_step, several by BatchGenerator. Prints JSON.
 
     python -m bench.baseline MODEL [--rows N] [--tokens N] [--prompt N] [--rounds N] [--cores A,B]
+                             [--in-batches]
 
 With --serve it measures one round for every line on standard input, so that it can take turns with others.
 """
@@ -58,9 +59,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--cores", default="")
     parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--in-batches", action="store_true", help="with the scheduling policy of an engine")
     options = parser.parse_args()
     if options.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core) for core in options.cores.split(",")})
+    if options.in_batches:
+        from node.engine.device import compute_in_batches
+
+        compute_in_batches()
     from mlx_lm import load
 
     model = load(options.model)[0]

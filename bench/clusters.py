@@ -97,6 +97,15 @@ def family(pid: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
+def kind(process: psutil.Process) -> str:
+    """What a process of a node is."""
+    command = " ".join(process.cmdline())
+    for name in ("engine", "carrier"):
+        if f"node.{name}.main" in command:
+            return name
+    return "daemon"
+
+
 def pin(pid: int, cores: Iterable[int]) -> None:
     """Puts every thread of a process, and of all that descend from it, on these cores (Linux only)."""
     if not hasattr(os, "sched_setaffinity"):

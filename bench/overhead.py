@@ -18,7 +18,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from bench import control
-from bench.clusters import Deployment, can_pin, cluster, family
+from bench.clusters import Deployment, can_pin, cluster, family, kind
 from bench.frame import Benchmark, Check, Result, Table, find, parse, progress
 from bench.models import by_name
 from bench.serve import load
@@ -84,7 +84,7 @@ async def _idle(made: LocalCluster, seconds: float) -> list[dict[str, Any]]:
         found.append(
             {
                 "component": component,
-                "process": _kind(process),
+                "process": kind(process),
                 "cpu_percent": round(spent / seconds * 100, 2),
                 "rss_mib": round(memory.rss / _MIB, 1),
                 "uss_mib": round(memory.uss / _MIB, 1),
@@ -121,14 +121,6 @@ def _mappings(smaps: str) -> Iterator[tuple[str, int, int]]:
         elif first.startswith("Private_") and "Hugetlb" not in first:
             own += int(rest.split()[0]) * 1024
     yield name, common, own
-
-
-def _kind(process: psutil.Process) -> str:
-    command = " ".join(process.cmdline())
-    for kind in ("engine", "carrier"):
-        if f"node.{kind}.main" in command:
-            return kind
-    return "daemon"
 
 
 async def _first_token(options: argparse.Namespace) -> Result:

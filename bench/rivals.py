@@ -88,13 +88,15 @@ async def _running(arguments: Sequence[str], *, pipes: bool) -> AsyncIterator[Pr
 
 @asynccontextmanager
 async def in_process(
-    model: Path, *, rows: int, tokens: int, prompt: int, cores: Sequence[int] = ()
+    model: Path, *, rows: int, tokens: int, prompt: int, cores: Sequence[int] = (), in_batches: bool = False
 ) -> AsyncIterator[Process]:
-    """mlx-lm without a server."""
+    """mlx-lm without a server; `in_batches`: with the scheduling policy of an engine."""
     arguments = [sys.executable, "-m", "bench.baseline", str(model), "--serve", "--rows", str(rows)]
     arguments += ["--tokens", str(tokens), "--prompt", str(prompt)]
     if cores:
         arguments += ["--cores", ",".join(map(str, cores))]
+    if in_batches:
+        arguments.append("--in-batches")
     async with _running(arguments, pipes=True) as running:
         await running.line()
         yield running
