@@ -2,6 +2,10 @@
 
 A stage's daemon, engine and carrier share one core; gateway, coordinator and client have the others. The
 rings are up together, and rounds take turns, so that other load on the machine hits all alike.
+
+What counts is the time in which all rows decode: requests for long answers are sent, a measurement begins
+when each of them has had its second token and ends --seconds later, and then they are given up. So prompts,
+which are prefilled one after the other, take their time before it, however many rows there are.
 """
 
 from __future__ import annotations
@@ -9,16 +13,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 from bench.clusters import Deployment, can_pin, cluster, pin_stages
 from bench.frame import Benchmark, Check, Result, Table, progress
 from bench.models import by_name
-from bench.openai_client import Reply
-from bench.serve import load
+from bench.openai_client import Reply, ask
+from bench.serve import prompt
 from bench.summaries import median
 from cli.cluster import LocalCluster
+
+_BEGIN_SECONDS = 240.0
+"""In which all of a measurement's answers have to begin."""
+
+_GAPS = 3
+"""Between pieces of each row that a measurement has at least, however slow the rows are."""
+
+_STRETCH = 4.0
+"""Times --seconds that a measurement takes at most for that."""
+
+_LOOK_SECONDS = 0.02
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -39,16 +57,17 @@ async def _run(options: argparse.Namespace) -> Result:
             rings[stages] = made
         if can_pin():
             os.sched_setaffinity(0, list(range(max(options.stages), cores)) or [cores - 1])
+        requests = Requests(options)
         for number in range(options.rounds + 1):
             for rows in options.rows[:1] if not number else options.rows:
                 for stages, made in rings.items():
                     progress(f"round {number} of {options.rounds}: {stages} stages, {rows} rows")
-                    rate = await _rate(made.http_url, rows, options)
+                    rate = await requests.rate(made.http_url, rows)
                     if number:
                         rates.setdefault(stages, {}).setdefault(rows, []).append(rate)
     return {
         "model": options.model,
-        "tokens": options.tokens,
+        "seconds": options.seconds,
         "tokens_per_second": {
             str(stages): {str(rows): round(median(each), 2) for rows, each in by_rows.items()}
             for stages, by_rows in rates.items()
@@ -60,20 +79,71 @@ async def _run(options: argparse.Namespace) -> Result:
     }
 
 
-async def _rate(url: str, rows: int, options: argparse.Namespace) -> float:
-    """Tokens per second while all rows decode: from the last row's first token to the first row's last."""
-    replies, _ = await load(
-        url, "bench", count=rows, rate=float("inf"), words=options.words, max_tokens=options.tokens
-    )
-    return steady_rate(replies)
+class Requests:
+    """Those of all measurements, each with a prompt of its own."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._generator = random.Random(0)
+
+    async def rate(self, url: str, rows: int) -> float:
+        """Tokens per second of so many rows. Raises ValueError when an answer breaks off."""
+        replies = [Reply(time.perf_counter()) for _ in range(rows)]
+        asked = [asyncio.ensure_future(self._ask(url, self._options.tokens, one)) for one in replies]
+        try:
+            await _until(lambda: _fewest(replies) > 1, replies, _BEGIN_SECONDS)
+            begun, most = time.perf_counter(), self._options.seconds * _STRETCH
+            ends = begun + self._options.seconds
+            await _until(
+                lambda: time.perf_counter() >= ends and _fewest(replies, begun) > _GAPS, replies, most
+            )
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        await self._ask(url, 1, Reply(time.perf_counter()))  # what was under way is over
+        return steady_rate(replies, begun)
+
+    async def _ask(self, url: str, tokens: int, into: Reply) -> None:
+        body = {
+            "model": "bench",
+            "max_tokens": tokens,
+            "temperature": 0,
+            "prompt": prompt(self._generator, self._options.words),
+        }
+        await ask(url, body, path="/v1/completions", into=into)
 
 
-def steady_rate(replies: list[Reply]) -> float:
-    """Pieces per second between the moment when all have begun and that when the first one ends."""
-    begun = max(one.arrivals[0] for one in replies)
-    ended = min(one.arrivals[-1] for one in replies)
-    count = sum(begun < arrival <= ended for one in replies for arrival in one.arrivals)
-    return count / max(ended - begun, 1e-9)
+async def _until(holds: Callable[[], bool], replies: Sequence[Reply], seconds: float) -> None:
+    """Waits until `holds`, an answer has ended, or so many seconds are over."""
+    for _ in range(round(seconds / _LOOK_SECONDS)):
+        if holds() or any(one.ended for one in replies):
+            break
+        await asyncio.sleep(_LOOK_SECONDS)
+    if errors := sorted({one.error for one in replies if one.error}):
+        raise ValueError(f"answers broke off: {', '.join(errors)}")
+
+
+def _fewest(replies: Sequence[Reply], begun: float = 0.0) -> int:
+    """Pieces since then of the answer that has had fewest."""
+    return min(sum(arrival > begun for arrival in one.arrivals) for one in replies)
+
+
+def steady_rate(replies: Sequence[Reply], begun: float) -> float:
+    """Pieces per second after the moment when all had begun and up to when the first one ended, 0 if it has
+    then ended.
+
+    Each row from a piece of its own to a piece of its own, for a lane brings one for all of its rows at once
+    and seconds between two.
+    """
+    ended = min((one.ended for one in replies if one.ended), default=float("inf"))
+    rate = 0.0
+    for one in replies:
+        steady = [arrival for arrival in one.arrivals if begun < arrival <= ended]
+        if len(steady) < 2:
+            return 0.0
+        rate += (len(steady) - 1) / (steady[-1] - steady[0])
+    return rate
 
 
 def speedup(result: Result, stages: int, rows: int) -> float | None:
@@ -130,7 +200,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="12x512")
     parser.add_argument("--stages", type=numbers, default=[1, 2, 3])
     parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=10.0, help="that all rows decode and are measured")
+    parser.add_argument("--tokens", type=int, default=512, help="of an answer, at most")
     parser.add_argument("--words", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
 
@@ -143,6 +214,6 @@ BENCHMARK = Benchmark(
     tables,
     chart,
     checks,
-    quick=("--rounds", "1", "--rows", "1,16"),
-    quick_seconds=150,
+    quick=("--rounds", "1", "--rows", "1,16", "--seconds", "5"),
+    quick_seconds=90,
 )

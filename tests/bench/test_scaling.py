@@ -1,0 +1,66 @@
+"""What counts of the answers of a scaling measurement."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from bench import scaling
+from bench.openai_client import Reply
+
+
+def reply(*arrivals: float, ended: float = 0.0) -> Reply:
+    return Reply(0.0, list(arrivals), ended=ended)
+
+
+def test_each_row_counts_from_piece_to_piece_after_all_have_begun() -> None:
+    early = reply(0.5, 1.0, 2.5, 3.0, 3.5)  # 2 gaps in a second
+    late = reply(2.0, 2.1, 4.1)  # 1 gap in two seconds
+    assert scaling.steady_rate([early, late], 2.0) == pytest.approx(2.0 + 0.5)
+
+
+def test_nothing_counts_after_the_first_answer_has_ended() -> None:
+    ends = reply(1.0, 2.0, 3.0, ended=3.0)
+    goes_on = reply(1.0, 2.0, 3.0, 3.1, 3.2, 3.3)
+    assert scaling.steady_rate([ends, goes_on], 0.5) == pytest.approx(2.0)
+    assert scaling.steady_rate([ends, goes_on], 2.5) == 0.0
+
+
+OPTIONS = argparse.Namespace(seconds=0.2, tokens=40, words=2)
+
+
+async def test_answers_are_given_up_once_enough_of_them_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    ended: list[bool] = []
+
+    async def ask(url: str, body: dict[str, Any], *, path: str, into: Reply) -> Reply:
+        asked.append(body["max_tokens"])
+        try:
+            for _ in range(body["max_tokens"]):
+                await asyncio.sleep(0.01)
+                into.arrivals.append(time.perf_counter())
+        except asyncio.CancelledError:
+            ended.append(False)
+            raise
+        into.ended = 1.0
+        ended.append(True)
+        return into
+
+    monkeypatch.setattr(scaling, "ask", ask)
+    assert await scaling.Requests(OPTIONS).rate("", 3) > 0
+    assert asked == [40, 40, 40, 1]
+    assert ended == [False, False, False, True]
+
+
+async def test_an_answer_that_breaks_off_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(url: str, body: dict[str, Any], *, path: str, into: Reply) -> Reply:
+        into.error, into.ended = "timeout", 1.0
+        return into
+
+    monkeypatch.setattr(scaling, "ask", ask)
+    with pytest.raises(ValueError, match="timeout"):
+        await scaling.Requests(OPTIONS).rate("", 2)
