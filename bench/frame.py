@@ -31,6 +31,7 @@ MODULES = (
     "scaling",
     "solo",
     "prefill",
+    "prefix",
     "comms",
     "overhead",
     "scheduler",

@@ -30,6 +30,7 @@ class Reply:
     text: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
     error: str = ""
     ended: float = 0.0
 
@@ -84,11 +85,26 @@ async def ask(
 
 async def get_json(base_url: str, path: str) -> Any:
     """The body of a GET. Raises OSError, ValueError."""
+    return json.loads(await _get(base_url, path))
+
+
+async def get_metrics(base_url: str, model: str) -> dict[str, float]:
+    """What /metrics has of a model, without its prefix and `_total`, by name. Raises OSError, ValueError."""
+    label = f'{{model_name="{model}"}} '
+    found: dict[str, float] = {}
+    for line in (await _get(base_url, "/metrics")).decode().splitlines():
+        name, matched, value = line.partition(label)
+        if matched:
+            found[name.removeprefix("sealring_").removesuffix("_total")] = float(value)
+    return found
+
+
+async def _get(base_url: str, path: str) -> bytes:
     async with _exchange(base_url, "GET", path, None, "") as (status, body):
         text = b"".join([part async for part in body])
     if status != 200:
         raise ValueError(f"status {status}")
-    return json.loads(text)
+    return text
 
 
 def _take(reply: Reply, event: dict[str, Any]) -> None:
@@ -98,6 +114,7 @@ def _take(reply: Reply, event: dict[str, Any]) -> None:
     if usage:
         reply.prompt_tokens = usage.get("prompt_tokens", 0)
         reply.completion_tokens = usage.get("completion_tokens", 0)
+        reply.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     for choice in event.get("choices", ()):
         delta = choice.get("delta") or {}
         text = delta.get("content") or delta.get("reasoning") or choice.get("text") or ""

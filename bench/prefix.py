@@ -262,6 +262,6 @@ BENCHMARK = Benchmark(
     tables,
     chart,
     checks,
-    quick=("--rounds", "1", "--turns", "4", "--conversations", "3", "--crowd", "6", "--system-words", "256"),
+    quick=("--rounds", "1", "--turns", "3", "--conversations", "2", "--crowd", "4", "--system-words", "192"),
     quick_seconds=60,
 )
