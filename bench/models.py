@@ -37,6 +37,7 @@ SHAPES = {
     "12x512": Shape(),
     "12x256": Shape(hidden=256, intermediate=768, heads=4, kv_heads=4),
     "12x256-qwen2": Shape(kind="qwen2", hidden=256, intermediate=768, heads=4, kv_heads=4),
+    "6x128": Shape(layers=6, hidden=128, intermediate=384, heads=4, kv_heads=4),
     "2x64": Shape(layers=2, hidden=64, intermediate=192, heads=2, kv_heads=2),
     "24x1024": Shape(layers=24, hidden=1024, intermediate=3072, heads=16, kv_heads=8),
 }

@@ -240,16 +240,16 @@ def chart(result: Result, figure: Any) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="12x256")
+    parser.add_argument("--model", default="6x128")
     parser.add_argument("--stages", type=numbers, default=[1, 2])
     parser.add_argument("--rings", type=int, default=2, help="of one stage each; 1: without that part")
-    parser.add_argument("--conversations", type=int, default=4, help="on one ring")
+    parser.add_argument("--conversations", type=int, default=3, help="on one ring")
     parser.add_argument("--at-once", type=int, default=1, help="how many of their questions are under way")
     parser.add_argument("--crowd", type=int, default=8, help="side by side on several rings")
-    parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--system-words", type=int, default=512, help="of the system prompt that all share")
-    parser.add_argument("--words", type=int, default=64, help="of every question")
-    parser.add_argument("--tokens", type=int, default=32, help="of every answer")
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--system-words", type=int, default=256, help="of the system prompt that all share")
+    parser.add_argument("--words", type=int, default=48, help="of every question")
+    parser.add_argument("--tokens", type=int, default=16, help="of every answer")
     parser.add_argument("--pause", type=float, default=0.2, help="seconds at most before a question")
     parser.add_argument("--rounds", type=int, default=3)
 

@@ -205,7 +205,8 @@ async def test_a_key_that_is_no_text_is_refused_and_the_gateway_goes_on(tmp_path
     field = b"\x4a"  # prompt_cache_key
     forged = [field + b"\x03\xff\xfe\x00", field + b"\x80\x50" + b"\x80" * 10_240]
     async with two_rings(tmp_path / "state") as ring:
-        async with grpc.aio.insecure_channel(ring.cluster.grpc_address) as channel:
+        address = ring.cluster.grpc_address
+        async with grpc.aio.insecure_channel(address) as channel:
             call = channel.unary_stream(
                 "/sealring.v1.Inference/Generate", response_deserializer=inference.GenerateResponse.FromString
             )
