@@ -176,9 +176,9 @@ def checks(result: Result) -> list[Check]:
     found = []
     for stages, rounds in result["stages"].items():
         later = ratio(rounds, "on", "off", "ttft_later_ms", "p50")
-        found.append(Check(f"TTFT of later turns with kept prefixes, {stages} stages", later, 0.5))
+        found.append(Check(f"TTFT of later turns with kept prefixes, {_stages(stages)}", later, 0.5))
         speed = ratio(rounds, "on", "off", "tokens_per_second")
-        found.append(Check(f"tokens/s with kept prefixes, {stages} stages", speed, 1.0, True))
+        found.append(Check(f"tokens/s with kept prefixes, {_stages(stages)}", speed, 1.0, True))
     rounds = result["rings"]["rounds"]
     if rounds:
         computed = ratio(rounds, "by prefix", "by load", "computed_tokens")
@@ -193,7 +193,7 @@ _COLUMNS = ("TTFT first", "later p50", "p95", "prompt", "computed", "hits", "tok
 
 def tables(result: Result) -> list[Table]:
     cached = [
-        [f"{stages} stages, {mode}", *_row(rounds[mode])]
+        [f"{_stages(stages)}, {mode}", *_row(rounds[mode])]
         for stages, rounds in result["stages"].items()
         for mode in _CACHED
     ]
@@ -207,6 +207,10 @@ def tables(result: Result) -> list[Table]:
         title = f"{result['rings']['count']} rings, {count['routed']} conversations of {turns} turns, ms"
         shown.append(Table(title, ["", *_COLUMNS, "moved"], routed))
     return shown
+
+
+def _stages(count: str) -> str:
+    return "1 stage" if count == "1" else f"{count} stages"
 
 
 def _row(rounds: list[Result]) -> list[object]:
@@ -223,7 +227,7 @@ def _row(rounds: list[Result]) -> list[object]:
 
 def chart(result: Result, figure: Any) -> None:
     left, right = figure.subplots(1, 2)
-    groups = {f"{stages} stages": rounds for stages, rounds in result["stages"].items()}
+    groups = {_stages(stages): rounds for stages, rounds in result["stages"].items()}
     if result["rings"]["rounds"]:
         groups[f"{result['rings']['count']} rings"] = result["rings"]["rounds"]
     for place, rounds in enumerate(groups.values()):

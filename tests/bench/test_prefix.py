@@ -38,7 +38,7 @@ def test_ratios_are_medians_over_rounds_that_belong_together():
     values = {check.name: check.value for check in prefix.checks(result)}
     assert list(values.values()) == [0.575, 1.0, 0.5, 0]
     cached, routed = prefix.tables(result)
-    assert [row[0] for row in cached.rows] == ["1 stages, on", "1 stages, off"]
+    assert [row[0] for row in cached.rows] == ["1 stage, on", "1 stage, off"]
     assert [row[-1] for row in routed.rows] == [3, 0]
     assert all(len(row) == len(table.columns) for table in (cached, routed) for row in table.rows)
     prefix.chart(result, new_figure())
