@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,19 @@ from gateway.inference import RingBackend
 from gateway.metrics import Metrics
 from gateway.ring import Ring, ServingEpoch
 from gateway.scheduler import Request
-from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role
+from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, key_hash
 from mesh.composition import Composition
+from mesh.identity import SoftwareSigner
+from mesh.proof import CalledProof, Connection, HeldRoster, Identity, Purpose, by_identity
 from mesh.rpc import Server
-from mesh.tls import PeerChannel, TlsMaterial, TlsStore, server_credentials
+from mesh.tls import (
+    PeerChannel,
+    TlsMaterial,
+    TlsStore,
+    peer_certificate,
+    peer_identity,
+    server_credentials,
+)
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import control_pb2_grpc as control_grpc
 from sealring.v1 import inference_pb2 as inference
@@ -50,10 +59,22 @@ class Member(control_grpc.ControlServicer):
 
     def __init__(self, rank: int, rows: int, rate: float) -> None:
         self._rank, self._rate = rank, rate
+        self.signer = SoftwareSigner.generate()
         self._composition = Composition(epoch=1, max_rows=rows, prefill_chunk=CHUNK)
 
     async def Schedule(self, requests: Any, context: Any) -> AsyncIterator[control.ScheduleResponse]:  # noqa: N802
-        await anext(requests)
+        caller = peer_identity(context)
+        connection = Connection(
+            Purpose.SCHEDULE,
+            caller.cluster,
+            caller.id,
+            f"m{self._rank}",
+            key_hash(peer_certificate(context)),
+        )
+        proof = CalledProof(connection, (await anext(requests)).offer, HeldRoster())
+        yield control.ScheduleResponse(proof=await proof.answer(by_identity(self.signer)))
+        for _ in ("proof", "attach"):
+            await anext(requests)
         yield control.ScheduleResponse(
             attached=control.Attached(
                 ring="bench", epoch=1, rank=self._rank, kv_bytes_per_token=1, kv_budget=1 << 40
@@ -100,7 +121,7 @@ class Member(control_grpc.ControlServicer):
             out.put_nowait(control.ScheduleResponse(done=done))
 
 
-def run_members(folder: str, count: int, rows: int, rate: float, pipe: Connection) -> None:
+def run_members(folder: str, count: int, rows: int, rate: float, pipe: Pipe) -> None:
     async def serve() -> None:
         ca = ClusterCA.load(Path(folder))
         ports, servers = [], []
@@ -108,7 +129,8 @@ def run_members(folder: str, count: int, rows: int, rate: float, pipe: Connectio
             store = TlsStore(material(ca, PeerIdentity(CLUSTER, Role.MEMBER, f"m{rank}")))
             member = Member(rank, rows, rate)
             server = Server([(control_grpc.add_ControlServicer_to_server, member, "sealring.v1.Control")])
-            ports.append(server.listen("127.0.0.1:0", server_credentials(store)))
+            port = server.listen("127.0.0.1:0", server_credentials(store))
+            ports.append((port, member.signer.public_key))
             await server.start()
             servers.append(server)
         pipe.send(ports)
@@ -171,17 +193,21 @@ async def measure(options: argparse.Namespace, rows: int) -> dict[str, Any]:
         ports = await asyncio.to_thread(ours.recv)
     store = TlsStore(material(ca, PeerIdentity(CLUSTER, Role.GATEWAY, "gateway")))
     metrics = Metrics()
-    ring = Ring("bench", "bench", queue_limit=1000, metrics=metrics, on_lost=lambda ring: None)
+    identity = Identity(CLUSTER, "gateway", by_identity(SoftwareSigner.generate()), HeldRoster)
+    ring = Ring(
+        "bench", "bench", identity=identity, queue_limit=1000, metrics=metrics, on_lost=lambda ring: None
+    )
     targets = tuple(
         MemberTarget(
             f"m{rank}",
+            key,
             (
                 PeerChannel(
                     f"127.0.0.1:{port}", store, PeerIdentity(CLUSTER, Role.MEMBER, f"m{rank}").server_name
-                ).get,
+                ),
             ),
         )
-        for rank, port in enumerate(ports)
+        for rank, (port, key) in enumerate(ports)
     )
     serving = ServingEpoch(
         ring="bench",

@@ -14,6 +14,7 @@ from mesh.certificates import Role, to_pem
 from mesh.clock import Clock
 from mesh.errors import InvalidInput
 from mesh.identity import Label, verify
+from mesh.proof import by_roster_keys, renewal
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 _MAX_CSR_BYTES = 4096
@@ -29,6 +30,7 @@ class CertificatesService(membership_pb2_grpc.CertificatesServicer):
         self._access = access
         self._store = store
         self._keys = keys
+        self._sign = by_roster_keys(keys.rosters, Label.RENEWAL)
         self._settings = settings
         self._clock = clock
 
@@ -45,6 +47,7 @@ class CertificatesService(membership_pb2_grpc.CertificatesServicer):
             request.csr, peer, lifetime=self._settings.certificate_lifetime, now=self._clock()
         )
         log.info("certificate_renewed", member=peer.id, role=peer.role)
+        chain, root = to_pem(certificate), self._keys.root_chain
         return membership_pb2.RenewResponse(
-            certificate_chain=to_pem(certificate), root_metadata=self._keys.root_chain
+            certificate_chain=chain, root_metadata=root, proof=self._sign(renewal(request.csr, chain, root))
         )

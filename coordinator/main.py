@@ -22,6 +22,7 @@ from coordinator.membership import MembershipService
 from coordinator.moves import Moves
 from coordinator.operators import OperatorAccess
 from coordinator.profiles import Profiles
+from coordinator.proofs import Proofs
 from coordinator.rings import Rings
 from coordinator.sessions import Sessions
 from coordinator.settings import CoordinatorSettings
@@ -113,11 +114,22 @@ class Coordinator:
             traces,
             clock=clock,
         )
+        proofs = Proofs(keys, store, authority)
         self._membership = MembershipService(
-            access, store, authority, sessions, rings, profiles, challenges, traces, cluster, clock=clock
+            access,
+            proofs,
+            store,
+            authority,
+            sessions,
+            rings,
+            profiles,
+            challenges,
+            traces,
+            cluster,
+            clock=clock,
         )
         self._certificates = CertificatesService(access, store, keys, settings, clock=clock)
-        self._scheduling = SchedulingService(access, watchers, rings.snapshot)
+        self._scheduling = SchedulingService(access, proofs, watchers, rings.snapshot)
         self._enrolment = EnrolmentService(
             store,
             keys,

@@ -14,6 +14,7 @@ from coordinator.authority import Authority
 from coordinator.challenges import Challenges
 from coordinator.enrolment import check_addresses
 from coordinator.profiles import Profiles
+from coordinator.proofs import Proofs
 from coordinator.rings import Rings
 from coordinator.sessions import NodeSession, Sessions, roster_message
 from coordinator.store import Store
@@ -22,7 +23,8 @@ from mesh.attestation import verify_sealing_key
 from mesh.certificates import Role
 from mesh.clock import Clock, monotonic_clock
 from mesh.errors import FailedPrecondition, InvalidInput, PermissionDenied, SealringError
-from sealring.v1 import membership_pb2, membership_pb2_grpc
+from mesh.proof import Purpose, no_proof
+from sealring.v1 import membership_pb2, membership_pb2_grpc, proof_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, MemberMessage
 
 _HELLO_SECONDS = 10.0
@@ -39,6 +41,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     def __init__(
         self,
         access: Access,
+        proofs: Proofs,
         store: Store,
         authority: Authority,
         sessions: Sessions,
@@ -51,6 +54,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         clock: Clock,
     ) -> None:
         self._access = access
+        self._proofs = proofs
         self._store = store
         self._authority = authority
         self._sessions = sessions
@@ -65,8 +69,26 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     async def Session(  # noqa: N802
         self, requests: AsyncIterator[MemberMessage], context: Any
     ) -> AsyncIterator[CoordinatorMessage]:
-        """Role member. Raises InvalidInput (BAD_HELLO), AttestationError, Unavailable (SILENT, SLOW_PEER)."""
-        peer = self._access.require(context, Role.MEMBER)
+        """Role member.
+
+        Raises Unauthenticated (NO_PROOF, BAD_PROOF), InvalidInput (BAD_HELLO), AttestationError, Unavailable
+        (SILENT, SLOW_PEER).
+        """
+        peer = self._access.identify(context, Role.MEMBER)
+        first = await self._message(peer.id, requests)
+        if not first.HasField("offer"):
+            self._access.require(context, Role.MEMBER)  # it may have been thrown out meanwhile
+            raise no_proof()
+        proof = self._proofs.begin(Purpose.SESSION, peer, context, first.offer)
+        yield CoordinatorMessage(
+            proof=await self._proofs.answer(proof)
+        )  # also to who is not enrolled any more
+        second = await self._message(peer.id, requests)
+        self._access.require(context, Role.MEMBER)
+        if not second.HasField("proof"):
+            raise no_proof()
+        self._proofs.check(proof, peer, second.proof)
+        yield CoordinatorMessage(accepted=proof_pb2.ProofAccepted())
         hello = await self._hello(peer.id, requests, context)
         self._take_hello(peer.id, hello)
         session = NodeSession(peer.id, clock=monotonic_clock)
@@ -86,16 +108,20 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     async def _hello(
         self, member: str, requests: AsyncIterator[MemberMessage], context: Any
     ) -> membership_pb2.Hello:
+        message = await self._message(member, requests)
+        self._access.require(context, Role.MEMBER)
+        if not message.HasField("hello"):
+            raise InvalidInput("a session begins with a hello", reason="BAD_HELLO")
+        return message.hello
+
+    async def _message(self, member: str, requests: AsyncIterator[MemberMessage]) -> MemberMessage:
+        """The next of the messages that a session begins with; an empty one where none comes in time."""
         try:
             async with asyncio.timeout(_HELLO_SECONDS) as limit:
                 with self._sessions.arriving(member, limit):
-                    first = await anext(requests, None)
+                    return await anext(requests, MemberMessage())
         except TimeoutError:
-            first = None
-        self._access.require(context, Role.MEMBER)  # it may have been thrown out meanwhile
-        if first is None or not first.HasField("hello"):
-            raise InvalidInput("a session begins with a hello", reason="BAD_HELLO")
-        return first.hello
+            return MemberMessage()
 
     def _take_hello(self, identifier: str, hello: membership_pb2.Hello) -> None:
         """What a node says of itself now; the roster is signed again when it differs from before."""

@@ -22,8 +22,9 @@ from gateway.losses import LossWatch
 from mesh.clock import Clock, monotonic_clock
 from mesh.errors import EpochEnded, SealringError, Unavailable
 from mesh.problem import from_problem
+from mesh.proof import CallerProof, Connection, Identity, Purpose, no_proof, of_identity
 from mesh.rpc import from_rpc_error
-from mesh.tls import is_own_cancellation
+from mesh.tls import PeerChannel, is_own_cancellation
 from sealring.v1 import control_pb2 as control
 
 log = structlog.get_logger()
@@ -38,20 +39,31 @@ GOODBYE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class MemberTarget:
-    """A member of a ring, and how to reach it at each of its addresses, pinned to its id by TLS."""
+    """A member of a ring, and how to reach it at each of its addresses, pinned to its id by TLS.
+
+    `identity_key` is the one in the roster, which it has to prove.
+    """
 
     id: str
-    channels: tuple[Callable[[], grpc.aio.Channel], ...]
+    identity_key: bytes
+    channels: tuple[PeerChannel, ...]
 
 
 class MemberStream:
     """One `Schedule` call. Messages out are serialized bytes, in the order of `send`."""
 
     def __init__(
-        self, target: MemberTarget, clock: Clock, *, head: bool, on_pong: Callable[[control.Pong], None]
+        self,
+        target: MemberTarget,
+        identity: Identity,
+        clock: Clock,
+        *,
+        head: bool,
+        on_pong: Callable[[control.Pong], None],
     ) -> None:
         """`on_pong` is told every pong and may raise the SealringError that ends the epoch."""
         self.target = target
+        self._identity = identity
         self._head = head
         self._on_pong = on_pong
         self.heard = clock()
@@ -65,13 +77,13 @@ class MemberStream:
         """Opens the stream at the first address that answers. Raises SealringError."""
         failed: SealringError = Unavailable("the member has no address", reason="MEMBER_UNREACHABLE")
         for channel in self.target.channels:
-            method: Any = channel().stream_stream(
+            method: Any = channel.get().stream_stream(
                 METHOD, request_serializer=None, response_deserializer=control.ScheduleResponse.FromString
             )
             self._call = method()
             try:
-                request = control.ScheduleRequest(attach=control.Attach(ring=ring, epoch=epoch))
-                await self._call.write(request.SerializeToString())
+                await self._prove(channel.key_hash)
+                await self._write(attach=control.Attach(ring=ring, epoch=epoch))
                 return self._attached(await self._call.read())
             except grpc.RpcError as error:
                 failed = from_rpc_error(error)
@@ -80,6 +92,24 @@ class MemberStream:
             if failed.code != "UNAVAILABLE":
                 break
         raise failed
+
+    async def _prove(self, own_key: bytes) -> None:
+        """The member proves itself, then this gateway does. Raises Unauthenticated (NO_PROOF, BAD_PROOF)."""
+        own = self._identity
+        proof = CallerProof(
+            Connection(Purpose.SCHEDULE, own.cluster, own.id, self.target.id, own_key), own.roster()
+        )
+        await self._write(offer=proof.offer)
+        answer = await self._call.read()
+        if answer is grpc.aio.EOF or not answer.HasField("proof"):
+            raise no_proof()
+        proof.check(answer.proof, of_identity(self.target.identity_key))
+        await self._write(proof=await proof.finish(own.sign))
+
+    async def _write(self, **message: Any) -> None:
+        """One of the first messages; if the stream is over, reading tells why."""
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            await self._call.write(control.ScheduleRequest(**message).SerializeToString())
 
     def _attached(self, response: Any) -> control.Attached:
         if response is grpc.aio.EOF:
@@ -153,7 +183,7 @@ class MemberStream:
                     self._on_pong(response.pong)
                     if not self._head:
                         continue
-                if kind in ("fault", "goodbye", "attached", None):
+                if kind in ("fault", "goodbye", "attached", "proof", None):
                     raise _over(response, self.target.id)
                 handle(response)
         except grpc.RpcError as error:
@@ -173,7 +203,13 @@ class EpochSession:
     """All control streams of one epoch; `members` are in the order of ranks, the head first."""
 
     def __init__(
-        self, ring: str, epoch: int, members: Sequence[MemberTarget], *, clock: Clock = monotonic_clock
+        self,
+        ring: str,
+        epoch: int,
+        members: Sequence[MemberTarget],
+        identity: Identity,
+        *,
+        clock: Clock = monotonic_clock,
     ) -> None:
         self.ring = ring
         self.epoch = epoch
@@ -181,7 +217,7 @@ class EpochSession:
         self._clock = clock
         self._losses = LossWatch(len(members))
         self._streams = [
-            MemberStream(member, clock, head=rank == 0, on_pong=partial(self._pong, rank))
+            MemberStream(member, identity, clock, head=rank == 0, on_pong=partial(self._pong, rank))
             for rank, member in enumerate(members)
         ]
         self._pings = 0

@@ -22,7 +22,9 @@ from gateway.watch import Watch
 from mesh.certificate_keeper import CertificateKeeper
 from mesh.certificates import Role, role_server_name
 from mesh.errors import ConfigError
+from mesh.introduction import Introduction
 from mesh.processes import first_of, run_enrolled
+from mesh.proof import Identity, Purpose, by_identity
 from mesh.roster_keeper import RosterKeeper
 from mesh.rpc import Server
 from mesh.tls import PeerChannel, TlsStore
@@ -49,8 +51,9 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     keeper = RosterKeeper(settings.state_dir, state)
     keeper.load()
     metrics = Metrics()
+    identity = Identity(state.peer.cluster, state.peer.id, by_identity(signer), lambda: keeper.held)
     rings = Rings(
-        state.peer.cluster,
+        identity,
         store,
         queue_limit=settings.queue_limit,
         metrics=metrics,
@@ -59,7 +62,8 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     backend = RingBackend(rings, metrics)
     channel = PeerChannel(state.coordinator, store, role_server_name(Role.COORDINATOR))
     certificates = CertificateKeeper(settings.state_dir, state, store, signer, channel, keeper.follow_root)
-    watch = Watch(channel, keeper, rings, certificates.renew)
+    introduction = Introduction(Purpose.WATCH, identity, channel, lambda: keeper.root, certificates.renew)
+    watch = Watch(channel, introduction, keeper, rings, certificates.renew)
     gate = _gate(settings, metrics)
     http_tls = _tls(settings.http_tls_certificate, settings.http_tls_key)
     grpc_tls = _tls(settings.grpc_tls_certificate, settings.grpc_tls_key)

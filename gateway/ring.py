@@ -31,6 +31,7 @@ from gateway.timings import Timings
 from mesh.clock import Clock, monotonic_clock
 from mesh.errors import EpochEnded, FailedPrecondition, SealringError, Unavailable
 from mesh.problem import from_problem
+from mesh.proof import Identity
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -73,6 +74,7 @@ class Ring:
         name: str,
         deployment: str,
         *,
+        identity: Identity,
         queue_limit: int,
         metrics: Metrics,
         on_lost: Callable[[Ring], None],
@@ -80,6 +82,7 @@ class Ring:
     ) -> None:
         self.name = name
         self.deployment = deployment
+        self._identity = identity
         self.scheduler = Scheduler(queue_limit=queue_limit)
         self.serving: ServingEpoch | None = None
         self._metrics = metrics
@@ -182,7 +185,9 @@ class Ring:
 
     async def _attend(self, serving: ServingEpoch) -> bool:
         """One attachment to an epoch. Returns whether the epoch was used; then it is over."""
-        session = EpochSession(serving.ring, serving.epoch, serving.members, clock=self._clock)
+        session = EpochSession(
+            serving.ring, serving.epoch, serving.members, self._identity, clock=self._clock
+        )
         known = log.bind(ring=serving.ring, epoch=serving.epoch)
         try:
             attached = await session.attach()

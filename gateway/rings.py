@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-import grpc.aio
 import structlog
 
 from gateway.answer import Answer
@@ -19,6 +18,7 @@ from mesh import roster as rosters
 from mesh.affinity import choose, ranked
 from mesh.certificates import PeerIdentity, Role
 from mesh.errors import NotFound, Unavailable
+from mesh.proof import Identity
 from mesh.tls import PeerChannel, TlsStore
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import membership_pb2 as membership
@@ -38,14 +38,14 @@ class Rings:
 
     def __init__(
         self,
-        cluster: str,
+        identity: Identity,
         store: TlsStore,
         *,
         queue_limit: int,
         metrics: Metrics,
         signed_roster: Callable[[], tuple[bytes, bytes]],
     ) -> None:
-        self._cluster = cluster
+        self._identity = identity
         self._store = store
         self._queue_limit = queue_limit
         self._metrics = metrics
@@ -109,6 +109,7 @@ class Rings:
             mine = Ring(
                 ring.id,
                 ring.deployment,
+                identity=self._identity,
                 queue_limit=self._queue_limit,
                 metrics=self._metrics,
                 on_lost=self._lost,
@@ -127,9 +128,9 @@ class Rings:
         assert self._roster is not None
         targets = []
         for member in ring.members:
-            addresses = self._roster.member(member.id).addresses
-            channels = tuple(self._channel(member.id, address) for address in addresses)
-            targets.append(MemberTarget(member.id, channels))
+            listed = self._roster.member(member.id)
+            channels = tuple(self._channel(member.id, address) for address in listed.addresses)
+            targets.append(MemberTarget(member.id, listed.identity_key, channels))
         return ServingEpoch(
             ring=ring.id,
             epoch=state.epoch,
@@ -143,14 +144,14 @@ class Rings:
             roster_version=self._roster.version,
         )
 
-    def _channel(self, member: str, address: str) -> Callable[[], grpc.aio.Channel]:
+    def _channel(self, member: str, address: str) -> PeerChannel:
         """A channel on which only this member can answer: TLS demands the name of its certificate."""
         channel = self._channels.get((member, address))
         if channel is None:
-            peer = PeerIdentity(self._cluster, Role.MEMBER, member)
+            peer = PeerIdentity(self._identity.cluster, Role.MEMBER, member)
             channel = PeerChannel(address, self._store, peer.server_name)
             self._channels[member, address] = channel
-        return channel.get
+        return channel
 
     def _close(self, name: str) -> None:
         ring = self._rings.pop(name)

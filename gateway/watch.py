@@ -6,14 +6,18 @@ While the coordinator is away, rings go on until the roster that they stand in e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
+import grpc.aio
 import structlog
 
 from gateway.rings import Rings
 from mesh.errors import PermissionDenied, SealringError
+from mesh.introduction import Introduction
 from mesh.processes import first_of
 from mesh.roster_keeper import RosterKeeper, removed
 from mesh.status import from_rpc_error
@@ -36,11 +40,13 @@ class Watch:
     def __init__(
         self,
         channel: PeerChannel,
+        introduction: Introduction,
         keeper: RosterKeeper,
         rings: Rings,
         newer_root: Callable[[], Awaitable[None]],
     ) -> None:
         self._channel = channel
+        self._introduction = introduction
         self._keeper = keeper
         self._rings = rings
         self._newer_root = newer_root
@@ -62,20 +68,35 @@ class Watch:
             backoff = min(2 * backoff, _LAST_BACKOFF)
 
     async def _once(self) -> None:
+        call: Any = None
+        believed = False
         try:
-            stub = membership_grpc.SchedulingStub(self._channel.get())
-            async for event in stub.Watch(membership.WatchRequest()):
+            call = membership_grpc.SchedulingStub(self._channel.get()).Follow()
+            finish = await self._introduction.exchange(
+                call, lambda offer: membership.FollowRequest(offer=offer)
+            )
+            believed = True
+            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # reading tells why
+                await call.write(membership.FollowRequest(proof=finish))
+            while (event := await call.read()) is not grpc.aio.EOF:
                 await self._hear(event)
             log.info("coordinator ended the watch")
         except grpc.RpcError as error:
             problem = from_rpc_error(error)
             log.warning("watch of the coordinator ended", reason=problem.reason, code=problem.code)
-            if problem.reason in _THROWN_OUT:
+            if believed and problem.reason in _THROWN_OUT:
                 raise removed() from None
         except asyncio.CancelledError:
             if is_own_cancellation():
                 raise
             log.info("channel to the coordinator was replaced")
+        except SealringError as error:
+            if believed:
+                raise
+            log.error("whoever answers in the coordinator's place is not believed", reason=error.reason)
+        finally:
+            if call is not None:
+                call.cancel()
 
     async def _hear(self, event: membership.WatchResponse) -> None:
         kind = event.WhichOneof("event")

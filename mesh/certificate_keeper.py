@@ -17,6 +17,7 @@ from mesh.clock import Clock, wall_clock
 from mesh.errors import CertificateError, ConfigError, SealringError
 from mesh.identity import Label, Signer
 from mesh.memberstate import MemberState, parse_pem_leaf, save_root, save_tls
+from mesh.proof import check_proof, of_coordinator, renewal
 from mesh.rootmeta import RootMetadata, decode_chain, verify_root_chain
 from mesh.status import from_rpc_error
 from mesh.tls import PeerChannel, TlsMaterial, TlsStore
@@ -64,7 +65,8 @@ class CertificateKeeper:
     async def renew(self) -> None:
         """Gets, verifies, stores and uses a new certificate, and newer root metadata if there is any.
 
-        Raises CertificateError, RosterError, Unavailable, ConfigError (STATE_UNWRITABLE).
+        Raises CertificateError, RosterError, Unauthenticated (BAD_PROOF), Unavailable, ConfigError
+        (STATE_UNWRITABLE).
         """
         async with self._turn:
             leaf = LeafKey()
@@ -90,6 +92,8 @@ class CertificateKeeper:
         root = verify_root_chain(decode_chain(answer.root_metadata), self._state.root_sha256, now=now)
         if root.version < self._state.root.version:
             raise CertificateError("coordinator sent older root metadata", reason="ROOT_ROLLBACK")
+        said = renewal(csr, answer.certificate_chain, answer.root_metadata)
+        check_proof(said, answer.proof, of_coordinator(root, Label.RENEWAL))
         try:
             der = parse_pem_leaf(answer.certificate_chain)
         except ValueError:

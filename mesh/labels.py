@@ -20,6 +20,8 @@ class Label(enum.Enum):
     CHALLENGE = b"sealring/v1 challenge"
     HANDSHAKE = b"sealring/v1 handshake"
     CSR = b"sealring/v1 csr"
+    CONNECTION = b"sealring/v1 connection"
+    RENEWAL = b"sealring/v1 renewal"
     ROOT = b"sealring/v1 root"
     ROSTER = b"sealring/v1 roster"
 

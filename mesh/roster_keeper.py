@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import structlog
 
 from mesh.errors import FailedPrecondition, NotFound, PermissionDenied, RosterError
 from mesh.memberstate import ROSTER, ROSTER_STATE, MemberState
+from mesh.proof import HeldRoster
 from mesh.rootmeta import RootMetadata, encode_chain
 from mesh.roster import Roster
 from mesh.roster_reader import Equivocation, RosterReader
@@ -100,6 +102,17 @@ class RosterKeeper:
         return valid.version if valid else 0
 
     @property
+    def held(self) -> HeldRoster:
+        """The roster in use, as proofs state it."""
+        valid = self.valid
+        return HeldRoster(valid.version, valid.hash) if valid else HeldRoster()
+
+    @property
+    def root(self) -> RootMetadata:
+        """The newest root metadata that was followed."""
+        return self._reader.root
+
+    @property
     def expired(self) -> bool:
         return self._reader.expired()
 
@@ -107,18 +120,18 @@ class RosterKeeper:
         """Whether the roster in use names this id as thrown out; also one that has expired meanwhile."""
         return identifier in self._revoked
 
-    def check_gateway(self, cluster: str, identifier: str) -> None:
-        """Raises PermissionDenied (GATEWAY_NOT_ALLOWED), FailedPrecondition without a roster."""
-        try:
-            self.current.gateway(identifier)
-        except NotFound:
-            allowed = False
-        else:
-            allowed = cluster == self._cluster
-        if not allowed:
-            raise PermissionDenied(
-                "this gateway is not in the roster", hint="enrol it first", reason="GATEWAY_NOT_ALLOWED"
-            )
+    def gateway_key(self, cluster: str, identifier: str) -> bytes:
+        """The identity key of a gateway of the roster in use.
+
+        Raises PermissionDenied (GATEWAY_NOT_ALLOWED), FailedPrecondition without a roster.
+        """
+        with contextlib.suppress(NotFound):
+            gateway = self.current.gateway(identifier)
+            if cluster == self._cluster:
+                return gateway.identity_key
+        raise PermissionDenied(
+            "this gateway is not in the roster", hint="enrol it first", reason="GATEWAY_NOT_ALLOWED"
+        )
 
     def _accept(self, envelope: bytes) -> Roster:
         roster = self._reader.accept(envelope)

@@ -19,7 +19,7 @@ import grpc.aio
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from mesh.certificates import PeerIdentity, Role, expires_at, role_server_name, to_pem
+from mesh.certificates import PeerIdentity, Role, expires_at, key_hash, role_server_name, to_pem
 from mesh.clock import Clock
 from mesh.errors import Unauthenticated
 from mesh.rpc import CHANNEL_OPTIONS
@@ -129,6 +129,8 @@ class PeerChannel:
         self._generation = -1
         self._channel: grpc.aio.Channel | None = None
         self._expires = 0.0
+        self.key_hash = b""
+        """Of the key that the channel proves (`mesh.certificates.key_hash`), once `get` has given one."""
         self._retiring: set[asyncio.Task[None]] = set()
 
     def get(self) -> grpc.aio.Channel:
@@ -138,6 +140,7 @@ class PeerChannel:
             self._retire()
             self._generation = generation
             self._expires = expires_at(material.certificate)
+            self.key_hash = key_hash(material.certificate)
             self._channel = grpc.aio.secure_channel(
                 self.address, channel_credentials(material), options=channel_options(self._server_name)
             )

@@ -19,7 +19,7 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
-from mesh.certificates import Role
+from mesh.certificates import Role, key_hash
 from mesh.composition import MAX_CHOICES
 from mesh.errors import (
     DeadlineExceeded,
@@ -31,7 +31,8 @@ from mesh.errors import (
 )
 from mesh.prefixes import clear_scope, sealed_scope
 from mesh.problem import to_problem
-from mesh.tls import peer_identity
+from mesh.proof import CalledProof, Connection, Identity, Purpose, no_proof, of_identity
+from mesh.tls import peer_certificate, peer_identity
 from node.daemon_epoch import Epoch
 from node.sealed_rows import SealedReply, SealedRows, Unsealer
 from sealring.v1 import control_pb2, engine_pb2, membership_pb2
@@ -56,8 +57,12 @@ _RESPONSE_OF_EVENT = {0x32: b"\x12", 0x3A: b"\x1a", 0x42: b"\x22"}
 class Schedules(Protocol):
     """What the service needs of the daemon."""
 
-    def check_gateway(self, cluster: str, identifier: str) -> None:
-        """Raises PermissionDenied unless the roster in use lets this gateway schedule."""
+    def gateway_key(self, cluster: str, identifier: str) -> bytes:
+        """The gateway's identity key. Raises PermissionDenied unless the roster in use lets it schedule."""
+
+    @property
+    def identity(self) -> Identity:
+        """What this member proves itself with."""
 
     def serving_epoch(self, ring: str, epoch: int) -> Epoch:
         """Raises FailedPrecondition (EPOCH_NOT_SERVING)."""
@@ -246,13 +251,24 @@ class ControlService:
         self._schedules = schedules
 
     async def schedule(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """One stream. Raises PermissionDenied, InvalidInput, FailedPrecondition, Conflict."""
+        """One stream.
+
+        Raises Unauthenticated, PermissionDenied, InvalidInput, FailedPrecondition, Conflict.
+        """
         caller = peer_identity(context)
         if caller.role is not Role.GATEWAY:
             raise PermissionDenied("only a gateway may schedule", reason="NOT_A_GATEWAY")
-        self._schedules.check_gateway(caller.cluster, caller.id)
-        attach = await _first_message(requests)
-        self._schedules.check_gateway(caller.cluster, caller.id)  # it may have been thrown out meanwhile
+        self._schedules.gateway_key(caller.cluster, caller.id)
+        own = self._schedules.identity
+        connection = Connection(
+            Purpose.SCHEDULE, caller.cluster, caller.id, own.id, key_hash(peer_certificate(context))
+        )
+        proof = CalledProof(connection, (await _message(requests, "offer")).offer, own.roster())
+        yield control_pb2.ScheduleResponse(proof=await proof.answer(own.sign)).SerializeToString()
+        finish = await _message(requests, "proof")
+        proof.check(finish.proof, of_identity(self._schedules.gateway_key(caller.cluster, caller.id)))
+        attach = (await _message(requests, "attach")).attach
+        self._schedules.gateway_key(caller.cluster, caller.id)  # it may have been thrown out meanwhile
         epoch = self._schedules.serving_epoch(attach.ring, attach.epoch)
         stream = GatewayStream(caller.id, epoch, self._schedules.unsealer)
         epoch.attach(stream)
@@ -288,7 +304,8 @@ def parse_request(request: bytes) -> control_pb2.ScheduleRequest:
         raise InvalidInput("a schedule message is malformed", reason="BAD_MESSAGE") from None
 
 
-async def _first_message(requests: AsyncIterator[bytes]) -> control_pb2.Attach:
+async def _message(requests: AsyncIterator[bytes], kind: str) -> control_pb2.ScheduleRequest:
+    """The next of the messages that a stream begins with. Raises InvalidInput, Unauthenticated (NO_PROOF)."""
     try:
         async with asyncio.timeout(ATTACH_SECONDS):
             first = await anext(requests)
@@ -297,9 +314,11 @@ async def _first_message(requests: AsyncIterator[bytes]) -> control_pb2.Attach:
     except StopAsyncIteration:
         raise InvalidInput("the stream ended before it attached", reason="NO_ATTACH") from None
     message = parse_request(first)
-    if message.WhichOneof("message") != "attach":
-        raise InvalidInput("the first message is not an attach", reason="NO_ATTACH")
-    return message.attach
+    if message.WhichOneof("message") == kind:
+        return message
+    if kind == "attach":
+        raise InvalidInput("the message after the proof is not an attach", reason="NO_ATTACH")
+    raise no_proof()
 
 
 def _attached(epoch: Epoch) -> control_pb2.Attached:

@@ -29,8 +29,10 @@ from mesh.errors import (
     Unavailable,
 )
 from mesh.identity import Signer
+from mesh.introduction import Introduction
 from mesh.memberstate import MemberState
 from mesh.problem import to_problem
+from mesh.proof import Identity, Purpose, by_identity
 from mesh.roster import Roster
 from mesh.roster_keeper import RosterKeeper, removed
 from mesh.session import LinkParams
@@ -85,7 +87,6 @@ class Daemon:
         self.unsealer = Unsealer(self._sealing_key, self._own_id)
         name = role_server_name(Role.COORDINATOR)
         self._channel = PeerChannel(state.coordinator, self.store, name)
-        self._session = CoordinatorSession(self._channel, self)
         self._prover = Prover(
             self._cluster,
             signer,
@@ -96,6 +97,15 @@ class Daemon:
         self._certificates = CertificateKeeper(
             settings.state_dir, state, self.store, signer, self._channel, self._rosters.follow_root
         )
+        self.identity = Identity(self._cluster, self._own_id, by_identity(signer), lambda: self._rosters.held)
+        introduction = Introduction(
+            Purpose.SESSION,
+            self.identity,
+            self._channel,
+            lambda: self._rosters.root,
+            self._certificates.renew,
+        )
+        self._session = CoordinatorSession(self._channel, introduction, self)
 
     async def run(self, addresses: tuple[str, ...], stop: asyncio.Event) -> None:
         """Works until `stop` is set. Raises PermissionDenied (REMOVED) once the node is out of the roster.
@@ -305,8 +315,8 @@ class Daemon:
 
     # Control service
 
-    def check_gateway(self, cluster: str, identifier: str) -> None:
-        self._rosters.check_gateway(cluster, identifier)
+    def gateway_key(self, cluster: str, identifier: str) -> bytes:
+        return self._rosters.gateway_key(cluster, identifier)
 
     def serving_epoch(self, ring: str, epoch: int) -> Epoch:
         found = self._named(ring, epoch)

@@ -16,6 +16,7 @@ import grpc.aio
 import structlog
 
 from mesh.errors import SealringError
+from mesh.introduction import Introduction
 from mesh.rpc import from_rpc_error
 from mesh.tls import PeerChannel, is_own_cancellation
 from sealring.v1 import membership_pb2, membership_pb2_grpc
@@ -48,9 +49,10 @@ class Listener(Protocol):
 class CoordinatorSession:
     """Keeps `Membership.Session` open until `run` is cancelled."""
 
-    def __init__(self, channel: PeerChannel, listener: Listener) -> None:
+    def __init__(self, channel: PeerChannel, introduction: Introduction, listener: Listener) -> None:
         self.connected = False
         self._channel = channel
+        self._introduction = introduction
         self._listener = listener
         self._outbox: deque[membership_pb2.MemberMessage] = deque(maxlen=_MAX_OUTBOX)
         self._wake = asyncio.Event()
@@ -86,18 +88,30 @@ class CoordinatorSession:
 
     async def _once(self) -> None:
         writer: asyncio.Task[None] | None = None
+        call: Any = None
+        believed = False
         try:
             call = membership_pb2_grpc.MembershipStub(self._channel.get()).Session()
-            writer = asyncio.get_running_loop().create_task(self._write(call))
-            writer.add_done_callback(lambda _: None if self._leaving else call.cancel())
-            async for message in call:
-                await self._hear(message)
+            finish = await self._introduction.exchange(
+                call, lambda offer: membership_pb2.MemberMessage(offer=offer)
+            )
+            believed = True
+            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # reading tells why
+                await call.write(membership_pb2.MemberMessage(proof=finish))
+            while (message := await call.read()) is not grpc.aio.EOF:
+                if message.HasField("accepted") and writer is None:
+                    writer = asyncio.get_running_loop().create_task(self._write(call))
+                    writer.add_done_callback(lambda _: None if self._leaving else call.cancel())
+                else:
+                    await self._hear(message)
             log.info("coordinator ended the session")
         except grpc.RpcError as error:
             problem = from_rpc_error(error)
             log.warning("session with the coordinator ended", reason=problem.reason, code=problem.code)
-            if problem.reason in _THROWN_OUT:
+            if believed and problem.reason in _THROWN_OUT:
                 self._listener.thrown_out()
+        except SealringError as error:
+            log.error("whoever answers in the coordinator's place is not believed", reason=error.reason)
         except asyncio.CancelledError:
             if is_own_cancellation():
                 raise
@@ -106,6 +120,8 @@ class CoordinatorSession:
             if writer is not None:
                 writer.cancel()
                 await asyncio.wait((writer,))
+            if call is not None:
+                call.cancel()
             self.connected = False
             if self._greeted:
                 self._greeted = False

@@ -12,6 +12,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from sealring.v1 import inference_pb2 as _inference_pb2
 from sealring.v1 import membership_pb2 as _membership_pb2
+from sealring.v1 import proof_pb2 as _proof_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -57,6 +58,8 @@ class ScheduleRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     PING_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach: ...
     @_builtins.property
@@ -73,6 +76,14 @@ class ScheduleRequest(_message.Message):
     def ping(self) -> Global___Ping: ...
     @_builtins.property
     def goodbye(self) -> _membership_pb2.Goodbye: ...
+    @_builtins.property
+    def offer(self) -> _proof_pb2.ProofOffer:
+        """first"""
+
+    @_builtins.property
+    def proof(self) -> _proof_pb2.ProofFinish:
+        """second"""
+
     def __init__(
         self,
         *,
@@ -82,12 +93,14 @@ class ScheduleRequest(_message.Message):
         step: Global___Step | None = ...,
         ping: Global___Ping | None = ...,
         goodbye: _membership_pb2.Goodbye | None = ...,
+        offer: _proof_pb2.ProofOffer | None = ...,
+        proof: _proof_pb2.ProofFinish | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "goodbye", b"goodbye", "message", b"message", "open", b"open", "ping", b"ping", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "goodbye", b"goodbye", "message", b"message", "open", b"open", "ping", b"ping", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye", "offer", "proof"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -104,6 +117,7 @@ class ScheduleResponse(_message.Message):
     PONG_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached: ...
     @_builtins.property
@@ -126,6 +140,10 @@ class ScheduleResponse(_message.Message):
 
     @_builtins.property
     def goodbye(self) -> _membership_pb2.Goodbye: ...
+    @_builtins.property
+    def proof(self) -> _proof_pb2.ProofAnswer:
+        """first"""
+
     def __init__(
         self,
         *,
@@ -136,12 +154,13 @@ class ScheduleResponse(_message.Message):
         pong: Global___Pong | None = ...,
         fault: _membership_pb2.EpochFault | None = ...,
         goodbye: _membership_pb2.Goodbye | None = ...,
+        proof: _proof_pb2.ProofAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "refused", b"refused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "proof", b"proof", "refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "proof", b"proof", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attached", "opened", "refused", "done", "pong", "fault", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attached", "opened", "refused", "done", "pong", "fault", "goodbye", "proof"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -45,7 +45,7 @@ class ControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Schedule(self, request_iterator, context):
-        """One per member and epoch. The first message is Attach. The stream ends with a Goodbye.
+        """One per member and epoch. Offer, answer and proof come first, then Attach. The stream ends with a Goodbye.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

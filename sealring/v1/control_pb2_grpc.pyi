@@ -34,13 +34,13 @@ class ControlStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
     Schedule: _grpc.StreamStreamMultiCallable[_control_pb2.ScheduleRequest, _control_pb2.ScheduleResponse]
-    """One per member and epoch. The first message is Attach. The stream ends with a Goodbye."""
+    """One per member and epoch. Offer, answer and proof come first, then Attach. The stream ends with a Goodbye."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Schedule: _aio.StreamStreamMultiCallable[_control_pb2.ScheduleRequest, _control_pb2.ScheduleResponse]  # type: ignore[assignment]
-    """One per member and epoch. The first message is Attach. The stream ends with a Goodbye."""
+    """One per member and epoch. Offer, answer and proof come first, then Attach. The stream ends with a Goodbye."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -49,6 +49,6 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_control_pb2.ScheduleRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.ScheduleResponse], _abc.AsyncIterator[_control_pb2.ScheduleResponse]]:
-        """One per member and epoch. The first message is Attach. The stream ends with a Goodbye."""
+        """One per member and epoch. Offer, answer and proof come first, then Attach. The stream ends with a Goodbye."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

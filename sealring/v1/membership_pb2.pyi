@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from sealring.v1 import model_pb2 as _model_pb2
+from sealring.v1 import proof_pb2 as _proof_pb2
 from sealring.v1 import trace_pb2 as _trace_pb2
 import builtins as _builtins
 import sys
@@ -232,17 +233,21 @@ class RenewResponse(_message.Message):
 
     CERTIFICATE_CHAIN_FIELD_NUMBER: _builtins.int
     ROOT_METADATA_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     certificate_chain: _builtins.bytes
     root_metadata: _builtins.bytes
+    proof: _builtins.bytes
+    """DSSE envelope by a threshold of roster keys, label renewal, over mesh.proof.renewal(...)"""
     def __init__(
         self,
         *,
         certificate_chain: _builtins.bytes = ...,
         root_metadata: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_chain", b"certificate_chain", "root_metadata", b"root_metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_chain", b"certificate_chain", "proof", b"proof", "root_metadata", b"root_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -263,9 +268,11 @@ class MemberMessage(_message.Message):
     GOODBYE_FIELD_NUMBER: _builtins.int
     CHALLENGE_ANSWER_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
-        """first"""
+        """first after the proof"""
 
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
@@ -287,6 +294,14 @@ class MemberMessage(_message.Message):
     def challenge_answer(self) -> Global___ChallengeAnswer: ...
     @_builtins.property
     def trace(self) -> Global___TraceAnswer: ...
+    @_builtins.property
+    def offer(self) -> _proof_pb2.ProofOffer:
+        """first"""
+
+    @_builtins.property
+    def proof(self) -> _proof_pb2.ProofFinish:
+        """second"""
+
     def __init__(
         self,
         *,
@@ -301,12 +316,14 @@ class MemberMessage(_message.Message):
         goodbye: Global___Goodbye | None = ...,
         challenge_answer: Global___ChallengeAnswer | None = ...,
         trace: Global___TraceAnswer | None = ...,
+        offer: _proof_pb2.ProofOffer | None = ...,
+        proof: _proof_pb2.ProofFinish | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "roster_seen", b"roster_seen", "trace", b"trace", "up", b"up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "roster_seen", b"roster_seen", "trace", b"trace", "up", b"up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "roster_seen", b"roster_seen", "trace", b"trace", "up", b"up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "roster_seen", b"roster_seen", "trace", b"trace", "up", b"up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye", "challenge_answer", "trace"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye", "challenge_answer", "trace", "offer", "proof"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -324,6 +341,8 @@ class CoordinatorMessage(_message.Message):
     GOODBYE_FIELD_NUMBER: _builtins.int
     CHALLENGE_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def roster(self) -> Global___RosterUpdate: ...
     @_builtins.property
@@ -340,6 +359,14 @@ class CoordinatorMessage(_message.Message):
     def challenge(self) -> Global___Challenge: ...
     @_builtins.property
     def trace(self) -> Global___TraceQuestion: ...
+    @_builtins.property
+    def proof(self) -> _proof_pb2.ProofAnswer:
+        """first"""
+
+    @_builtins.property
+    def accepted(self) -> _proof_pb2.ProofAccepted:
+        """second; the member says nothing between its proof and this"""
+
     def __init__(
         self,
         *,
@@ -351,12 +378,14 @@ class CoordinatorMessage(_message.Message):
         goodbye: Global___Goodbye | None = ...,
         challenge: Global___Challenge | None = ...,
         trace: Global___TraceQuestion | None = ...,
+        proof: _proof_pb2.ProofAnswer | None = ...,
+        accepted: _proof_pb2.ProofAccepted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye", "challenge", "trace"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye", "challenge", "trace", "proof", "accepted"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -998,30 +1027,66 @@ class WatchRequest(_message.Message):
 Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
 
 @_typing.final
+class FollowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFER_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def offer(self) -> _proof_pb2.ProofOffer:
+        """first"""
+
+    @_builtins.property
+    def proof(self) -> _proof_pb2.ProofFinish:
+        """second and last"""
+
+    def __init__(
+        self,
+        *,
+        offer: _proof_pb2.ProofOffer | None = ...,
+        proof: _proof_pb2.ProofFinish | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "offer", b"offer", "proof", b"proof"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "offer", b"offer", "proof", b"proof"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["offer", "proof"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+
+@_typing.final
 class WatchResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROSTER_FIELD_NUMBER: _builtins.int
     RING_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def roster(self) -> Global___RosterUpdate: ...
     @_builtins.property
     def ring(self) -> Global___RingState: ...
     @_builtins.property
     def gone(self) -> Global___RingGone: ...
+    @_builtins.property
+    def proof(self) -> _proof_pb2.ProofAnswer:
+        """first"""
+
     def __init__(
         self,
         *,
         roster: Global___RosterUpdate | None = ...,
         ring: Global___RingState | None = ...,
         gone: Global___RingGone | None = ...,
+        proof: _proof_pb2.ProofAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "gone", b"gone", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "gone", b"gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "gone", b"gone", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "gone", b"gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["roster", "ring", "gone"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["roster", "ring", "gone", "proof"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -315,6 +315,11 @@ class SchedulingStub:
                 request_serializer=sealring_dot_v1_dot_membership__pb2.WatchRequest.SerializeToString,
                 response_deserializer=sealring_dot_v1_dot_membership__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.Follow = channel.stream_stream(
+                '/sealring.v1.Scheduling/Follow',
+                request_serializer=sealring_dot_v1_dot_membership__pb2.FollowRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_membership__pb2.WatchResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulingServicer:
@@ -322,7 +327,14 @@ class SchedulingServicer:
     """
 
     def Watch(self, request, context):
-        """The current roster and the state of every ring, then every change.
+        """Not served any more: a watcher that does not prove its identity. Follow is the way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Follow(self, request_iterator, context):
+        """Offer, answer and proof; then the current roster and the state of every ring, and every change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -334,6 +346,11 @@ def add_SchedulingServicer_to_server(servicer, server):
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
                     request_deserializer=sealring_dot_v1_dot_membership__pb2.WatchRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_membership__pb2.WatchResponse.SerializeToString,
+            ),
+            'Follow': grpc.stream_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=sealring_dot_v1_dot_membership__pb2.FollowRequest.FromString,
                     response_serializer=sealring_dot_v1_dot_membership__pb2.WatchResponse.SerializeToString,
             ),
     }
@@ -364,6 +381,33 @@ class Scheduling:
             target,
             '/sealring.v1.Scheduling/Watch',
             sealring_dot_v1_dot_membership__pb2.WatchRequest.SerializeToString,
+            sealring_dot_v1_dot_membership__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/sealring.v1.Scheduling/Follow',
+            sealring_dot_v1_dot_membership__pb2.FollowRequest.SerializeToString,
             sealring_dot_v1_dot_membership__pb2.WatchResponse.FromString,
             options,
             channel_credentials,

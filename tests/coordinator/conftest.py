@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from prooftest import identity, introduce
 
 from coordinator.init import init
 from coordinator.main import Coordinator
@@ -24,6 +25,7 @@ from mesh.errors import ModelError, SealringError
 from mesh.identity import Label, SoftwareSigner
 from mesh.memberstate import IDENTITY_KEY, ROSTER_STATE, load_member_state
 from mesh.problem import to_problem
+from mesh.proof import Purpose
 from mesh.roster import Roster
 from mesh.roster_reader import RosterReader
 from mesh.rpc import from_rpc_error
@@ -166,12 +168,17 @@ class FakeNode:
 
     async def start(self) -> None:
         self._call = membership_pb2_grpc.MembershipStub(self.channel).Session()
+        await self.prove(self._call)
         await self.send(hello=self.hello())
         if self.beating:
             await self.beat()
             self._tasks.append(asyncio.create_task(self._beat_forever()))
         self._tasks.append(asyncio.create_task(self._read()))
         await self.wait_for("roster")
+
+    async def prove(self, call: Any, request: Any = membership_pb2.MemberMessage, **options: Any) -> None:
+        own = identity(self.signer, self.state.peer.cluster)
+        await introduce(call, request, own, self.state.tls.certificate, Purpose.SESSION, **options)
 
     def hello(self) -> membership_pb2.Hello:
         signature = sign_sealing_key(self.signer, self.state.peer.cluster, self.sealing_key)
@@ -251,7 +258,7 @@ class FakeNode:
 
     async def _read(self) -> None:
         try:
-            async for message in self._call:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
                 await self._take(message)
         except grpc.aio.AioRpcError as error:
             self.error = from_rpc_error(error)

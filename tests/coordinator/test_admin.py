@@ -261,6 +261,7 @@ async def open_session(cluster: Cluster, name: str) -> None:
     node = FakeNode(cluster.folder / name, cluster.coordinator.main_address())
     call = membership_pb2_grpc.MembershipStub(node.channel).Session()
     try:
+        await node.prove(call)
         await call.write(membership_pb2.MemberMessage(hello=node.hello()))
         await call.read()
     except grpc.aio.AioRpcError as error:
@@ -301,7 +302,7 @@ async def test_gateways_and_members_keep_to_their_own_services(cluster: Cluster)
     member = await cluster.join("alpha")
     gateway = await cluster.join("gate", role=Role.GATEWAY)
     async with channel_to(cluster.coordinator.main_address(), member.state.tls) as channel:
-        watch = membership_pb2_grpc.SchedulingStub(channel).Watch(membership_pb2.WatchRequest())
+        watch = membership_pb2_grpc.SchedulingStub(channel).Follow()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await watch.read()
         assert from_rpc_error(caught.value).reason == "WRONG_ROLE"

@@ -440,6 +440,7 @@ async def refusal(cluster: Cluster, name: str) -> str:
         node = FakeNode(cluster.folder / name, cluster.coordinator.main_address())
         call = membership_pb2_grpc.MembershipStub(node.channel).Session()
         try:
+            await node.prove(call)
             await call.write(membership_pb2.MemberMessage(hello=node.hello()))
             await call.read()
         except grpc.aio.AioRpcError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
+from prooftest import identity, introduce
 
 from mesh.certificates import LeafKey, Role, load_certificate
 from mesh.clock import wall_clock
@@ -15,6 +16,7 @@ from mesh.dsse import Ed25519Signer
 from mesh.errors import SealringError
 from mesh.identity import Label, SoftwareSigner
 from mesh.memberstate import IDENTITY_KEY, parse_pem_leaf
+from mesh.proof import Purpose
 from mesh.rootmeta import (
     cosign_root,
     decode_chain,
@@ -36,12 +38,19 @@ if TYPE_CHECKING:
 class Watcher:
     """A gateway that watches for real."""
 
-    def __init__(self, cluster: Cluster, material: TlsMaterial) -> None:
+    def __init__(self, cluster: Cluster, material: TlsMaterial, signer: SoftwareSigner) -> None:
         from tests.coordinator.conftest import channel_to
 
         self.root = cluster.coordinator.keys.root
         self.channel = channel_to(cluster.coordinator.main_address(), material)
-        self.call = membership_pb2_grpc.SchedulingStub(self.channel).Watch(membership_pb2.WatchRequest())
+        self.call = membership_pb2_grpc.SchedulingStub(self.channel).Follow()
+        self.material = material
+        self.identity = identity(signer, cluster.settings.cluster)
+
+    async def start(self) -> Watcher:
+        request, certificate = membership_pb2.FollowRequest, self.material.certificate
+        await introduce(self.call, request, self.identity, certificate, Purpose.WATCH)
+        return self
 
     async def next(self, kind: str) -> Any:
         """The next event of a kind."""
@@ -73,10 +82,14 @@ class Watcher:
         await self.channel.close()
 
 
+def gate_key(cluster: Cluster) -> SoftwareSigner:
+    return SoftwareSigner.load(cluster.folder / "gate" / IDENTITY_KEY)
+
+
 @pytest.fixture
 async def watcher(cluster: Cluster) -> Any:
     joined = await cluster.join("gate", role=Role.GATEWAY)
-    watching = Watcher(cluster, joined.state.tls)
+    watching = await Watcher(cluster, joined.state.tls, gate_key(cluster)).start()
     yield watching
     await watching.close()
 
@@ -110,7 +123,7 @@ async def test_a_late_gateway_sees_what_there_is(cluster: Cluster) -> None:
     await cluster.node("alpha")
     await cluster.call("CreateDeployment", create())
     joined = await cluster.join("gate", role=Role.GATEWAY)
-    watching = Watcher(cluster, joined.state.tls)
+    watching = await Watcher(cluster, joined.state.tls, gate_key(cluster)).start()
     assert len((await watching.roster()).rings) == 1
     await watching.phase(membership_pb2.RING_PHASE_SERVING)
     await watching.close()
@@ -183,6 +196,7 @@ async def test_a_certificate_is_renewed_for_the_callers_own_identity(cluster: Cl
     from tests.coordinator.conftest import channel_to
 
     node.channel = channel_to(cluster.coordinator.main_address(), material)
+    node.state = dataclasses.replace(node.state, tls=material)
     cluster.nodes.append(node)
     await node.start()
 
@@ -226,6 +240,7 @@ async def hello_error(cluster: Cluster, spoil: Any) -> str:
     call = membership_pb2_grpc.MembershipStub(node.channel).Session()
     message = membership_pb2.MemberMessage(hello=node.hello())
     spoil(message)
+    await node.prove(call)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.write(message)
         await call.read()

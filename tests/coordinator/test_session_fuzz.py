@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from mesh.errors import Internal
 from mesh.rpc import from_rpc_error
 from sealring.v1 import admin_pb2, membership_pb2
-from sealring.v1.membership_pb2 import MemberMessage
+from sealring.v1.membership_pb2 import CoordinatorMessage, MemberMessage
 
 if TYPE_CHECKING:
     from tests.coordinator.conftest import Cluster, FakeNode
@@ -105,6 +105,8 @@ async def say(cluster: Cluster, said: list[bytes], *, hello: bool, draw_nonce: b
     node = FakeNode(cluster.folder / "alpha", cluster.coordinator.main_address())
     call = node.channel.stream_stream("/sealring.v1.Membership/Session")()
     try:
+        if hello or draw_nonce:
+            await node.prove(call, packed, parse=CoordinatorMessage.FromString)
         if hello:
             await call.write(MemberMessage(hello=node.hello()).SerializeToString())
         for data in said:
@@ -129,6 +131,10 @@ async def say(cluster: Cluster, said: list[bytes], *, hello: bool, draw_nonce: b
         call.cancel()
         await node.channel.close()
     return ""
+
+
+def packed(**fields: Any) -> bytes:
+    return MemberMessage(**fields).SerializeToString()
 
 
 def alpha_id(cluster: Cluster) -> str:
@@ -169,8 +175,8 @@ async def test_the_fuzzing_reaches_what_it_should(serving: tuple[Cluster, FakeNo
     fault = MemberMessage(fault=membership_pb2.EpochFault(ring="demo-0", epoch=1)).SerializeToString()
     goodbye = MemberMessage(goodbye=membership_pb2.Goodbye()).SerializeToString()
     for said, hello, reason in (
-        ([], False, "BAD_HELLO"),
-        ([beat], False, "BAD_HELLO"),
+        ([], False, "NO_PROOF"),
+        ([beat], False, "NO_PROOF"),
         ([b"\xff"], False, "BAD_MESSAGE"),
         ([beat, b"\xff\xff"], True, "BAD_MESSAGE"),
         ([b""], True, "BAD_MESSAGE"),

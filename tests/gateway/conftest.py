@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prooftest import answer_offer
 
 from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
 from mesh.composition import Composition
@@ -19,6 +20,7 @@ from mesh.errors import EpochEnded
 from mesh.identity import Label, SoftwareSigner, member_id, verify
 from mesh.memberstate import IDENTITY_KEY, ROSTER, ROSTER_STATE, MemberState, save_member_state
 from mesh.problem import to_problem
+from mesh.proof import Purpose, by_identity, by_roster_keys, of_identity, renewal
 from mesh.rootmeta import RootMetadata, encode_chain, sign_root
 from mesh.roster import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember
 from mesh.roster_codec import complete_roster, sign_roster
@@ -50,6 +52,8 @@ class ActedRing:
         self.steps: dict[int, list[control.Step]] = {}
         self.silent: set[int] = set()
         self.hold = False
+        self.proves = True
+        self.believed: list[int] = []
         self.goodbyes: list[str] = []
         self.kv_budget = 1 << 30
         self._begin()
@@ -119,12 +123,26 @@ class ActedRing:
 class ActedMember(control_grpc.ControlServicer):
     """One member's Control service."""
 
-    def __init__(self, ring: ActedRing, rank: int) -> None:
-        self._ring = ring
+    def __init__(self, cluster: ActedCluster, rank: int, signer: SoftwareSigner, own: str) -> None:
+        self._ring = cluster.ring
         self._rank = rank
+        self._signer = signer
+        self._own = own
+        self._gateway = cluster.gateway.public_key
 
     async def Schedule(self, requests: Any, context: Any) -> AsyncIterator[control.ScheduleResponse]:
         ring, rank = self._ring, self._rank
+        proof, answer = await answer_offer(
+            requests, context, Purpose.SCHEDULE, by_identity(self._signer), called=self._own
+        )
+        if ring.proves:
+            yield control.ScheduleResponse(proof=answer)
+        else:
+            yield control.ScheduleResponse(
+                attached=control.Attached(ring="ring-0", epoch=ring.epoch, rank=rank)
+            )
+        proof.check((await anext(requests)).proof, of_identity(self._gateway))
+        ring.believed.append(rank)
         first = await anext(requests)
         if first.attach.epoch != ring.epoch:
             raise EpochEnded("not this epoch", reason="EPOCH_NOT_SERVING")
@@ -168,9 +186,11 @@ class ActedMember(control_grpc.ControlServicer):
 
 
 class ActedCoordinator(membership_grpc.SchedulingServicer):
-    """Watch, with what a test puts in."""
+    """Follow, with what a test puts in."""
 
-    def __init__(self) -> None:
+    def __init__(self, roster_signer: Ed25519Signer, gateway: SoftwareSigner) -> None:
+        self._sign = by_roster_keys([roster_signer])
+        self._gateway = gateway.public_key
         self.snapshot: dict[str, membership.WatchResponse] = {}
         self._watches: set[asyncio.Queue[membership.WatchResponse]] = set()
 
@@ -179,7 +199,10 @@ class ActedCoordinator(membership_grpc.SchedulingServicer):
         for watch in self._watches:
             watch.put_nowait(event)
 
-    async def Watch(self, request: Any, context: Any) -> AsyncIterator[membership.WatchResponse]:
+    async def Follow(self, requests: Any, context: Any) -> AsyncIterator[membership.WatchResponse]:
+        proof, answer = await answer_offer(requests, context, Purpose.WATCH, self._sign)
+        yield membership.WatchResponse(proof=answer)
+        proof.check((await anext(requests)).proof, of_identity(self._gateway))
         watch: asyncio.Queue[membership.WatchResponse] = asyncio.Queue()
         self._watches.add(watch)
         for event in self.snapshot.values():
@@ -202,8 +225,10 @@ class ActedCertificates(membership_grpc.CertificatesServicer):
         verify(cluster.gateway.public_key, Label.CSR, request.csr, request.signature)
         peer = cluster.peer(cluster.gateway, Role.GATEWAY)
         certificate = cluster.ca.issue(request.csr, peer, lifetime=3600, now=time.time())
+        chain, root = to_pem(certificate), encode_chain(cluster.root.chain)
+        sign = by_roster_keys([cluster._roster_signer], Label.RENEWAL)
         return membership.RenewResponse(
-            certificate_chain=to_pem(certificate), root_metadata=encode_chain(cluster.root.chain)
+            certificate_chain=chain, root_metadata=root, proof=sign(renewal(request.csr, chain, root))
         )
 
 
@@ -214,7 +239,6 @@ class ActedCluster:
         now = time.time()
         self.size = size
         self.ring = ActedRing(size)
-        self.coordinator = ActedCoordinator()
         self.ca = ClusterCA.create(folder / "ca", CLUSTER, now=now)
         self.state_dir = folder / "gateway"
         self._root_signer = Ed25519Signer.generate()
@@ -235,6 +259,7 @@ class ActedCluster:
         )
         self.members = [SoftwareSigner.generate() for _ in range(size)]
         self.gateway = SoftwareSigner.load_or_create(self.state_dir / IDENTITY_KEY)
+        self.coordinator = ActedCoordinator(self._roster_signer, self.gateway)
         self.version = 0
         self.previous = NO_PREVIOUS
         self._servers: list[Server] = []
@@ -249,15 +274,22 @@ class ActedCluster:
     def peer(self, signer: SoftwareSigner, role: Role) -> PeerIdentity:
         return PeerIdentity(CLUSTER, role, member_id(signer.public_key))
 
-    async def start(self, *, impostor: int | None = None, lifetime: int = 3600) -> None:
+    async def start(
+        self, *, impostor: int | None = None, thief: int | None = None, lifetime: int = 3600
+    ) -> None:
         """`impostor`: the rank at whose address another valid member answers.
+
+        `thief`: the rank at whose address somebody answers with a certificate for the member's name, made
+        with the authority's stolen key, and an identity key of his own.
 
         `lifetime`: of the gateway's certificate, in seconds, half of it over.
         """
         for rank in range(self.size):
             signer = self.members[rank] if rank != impostor else SoftwareSigner.generate()
             store = TlsStore(self.material(self.peer(signer, Role.MEMBER)))
-            member = ActedMember(self.ring, rank)
+            own = member_id(signer.public_key)
+            signer = signer if rank != thief else SoftwareSigner.generate()
+            member = ActedMember(self, rank, signer, own)
             server = Server([(control_grpc.add_ControlServicer_to_server, member, "sealring.v1.Control")])
             self.ports.append(server.listen("127.0.0.1:0", server_credentials(store)))
             await server.start()

@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
+import structlog
 from edgecert import write_edge_certificate
 
 from gateway import control as gateway_control
@@ -218,6 +219,23 @@ async def test_an_impostor_is_not_given_anything(make_cluster: Callable[..., Any
                 pass
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert not any(cluster.ring.steps.values())
+
+
+@pytest.mark.parametrize("downgrade", [False, True])
+async def test_a_member_without_its_identity_key_is_not_given_anything(
+    make_cluster: Callable[..., Any], downgrade: bool
+) -> None:
+    """The authority's key makes a certificate for its name; it cannot prove to be it, or does not try to."""
+    cluster = await make_cluster(2, thief=0)
+    cluster.ring.proves = not downgrade
+    with structlog.testing.capture_logs() as logs:
+        async with running(cluster) as gateway:
+            await asyncio.sleep(1.0)
+            await gateway.ready(0)
+            assert 0 not in cluster.ring.believed
+            assert not any(cluster.ring.steps.values())
+    reasons = {one["reason"] for one in logs if one["event"] == "ring lost"}
+    assert reasons == {"NO_PROOF" if downgrade else "BAD_PROOF"}
 
 
 async def test_rosters_that_do_not_hold_are_not_used(cluster: Any) -> None:

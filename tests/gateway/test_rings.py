@@ -49,7 +49,7 @@ class FakeRing:
 
 def make(monkeypatch: pytest.MonkeyPatch, count: int, trust: int = 10) -> tuple[Rings, list[FakeRing]]:
     monkeypatch.setattr(module, "Ring", FakeRing)
-    rings = Rings("c", None, queue_limit=9, metrics=Metrics(), signed_roster=lambda: (b"", b""))  # type: ignore[arg-type]
+    rings = Rings(None, None, queue_limit=9, metrics=Metrics(), signed_roster=lambda: (b"", b""))  # type: ignore[arg-type]
     names = [f"ring-{number}" for number in range(count)]
     roster = SimpleNamespace(
         rings=[SimpleNamespace(id=name, deployment="model", min_trust=trust) for name in names], members=[]

@@ -19,6 +19,7 @@ from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, expires_at
 from mesh.errors import PermissionDenied, SealringError, Unauthenticated
 from mesh.identity import Label, SoftwareSigner, verify
 from mesh.memberstate import MemberState, load_member_state, save_member_state
+from mesh.proof import by_roster_keys, renewal
 from mesh.rootmeta import RootMetadata, encode_chain, sign_root
 from mesh.rpc import Server
 from mesh.tls import TlsMaterial, TlsStore
@@ -33,6 +34,7 @@ class Coordinator(membership_pb2_grpc.CertificatesServicer):
 
     def __init__(self, authority: Any, clock: Any, signer: SoftwareSigner) -> None:
         self.ca, self.clock, self.signer = authority.ca, clock, signer
+        self.roster_signers = authority.roster_signers
         self.root: RootMetadata = authority.root
         self.peer = PEER
         self.asked = 0
@@ -49,6 +51,9 @@ class Coordinator(membership_pb2_grpc.CertificatesServicer):
             certificate_chain=to_pem(der), root_metadata=encode_chain(self.root.chain)
         )
         self.spoil(answer)
+        if not answer.proof:
+            said = renewal(request.csr, answer.certificate_chain, answer.root_metadata)
+            answer.proof = by_roster_keys(self.roster_signers, Label.RENEWAL)(said)
         return answer
 
 

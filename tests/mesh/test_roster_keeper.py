@@ -63,7 +63,7 @@ def test_without_memory_it_does_not_begin(tmp_path: Path, paper: PaperCluster) -
 def test_before_the_first_roster_there_is_none(keeper: RosterKeeper) -> None:
     keeper.load()
     assert (keeper.valid, keeper.version, keeper.expired) == (None, 0, True)
-    for ask in (lambda: keeper.current, keeper.signed, lambda: keeper.check_gateway("paper", "x")):
+    for ask in (lambda: keeper.current, keeper.signed, lambda: keeper.gateway_key("paper", "x")):
         with pytest.raises(FailedPrecondition):
             ask()
 
@@ -191,14 +191,14 @@ async def test_the_revoked_stay_revoked_after_the_end_of_the_roster(
 
 async def test_only_gateways_of_the_roster_and_the_cluster(keeper: RosterKeeper, paper: PaperCluster) -> None:
     await keeper.accept(paper.envelope, no_newer_root)
-    keeper.check_gateway("paper", member_id(GATEWAY))
+    keeper.gateway_key("paper", member_id(GATEWAY))
     for cluster, identifier in (
         ("other", member_id(GATEWAY)),
         ("paper", paper.draft.members[0].id),
         ("paper", ""),
     ):
         with pytest.raises(PermissionDenied) as caught:
-            keeper.check_gateway(cluster, identifier)
+            keeper.gateway_key(cluster, identifier)
         assert caught.value.reason == "GATEWAY_NOT_ALLOWED"
 
 

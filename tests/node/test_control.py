@@ -7,11 +7,14 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prooftest import identity, introduce
 from rostertest import PaperCluster
 
-from mesh.certificates import PeerIdentity, Role, expires_at
+from mesh.certificates import PeerIdentity, Role, expires_at, to_pem
 from mesh.envelope import RequestInfo, seal_request
 from mesh.errors import InvalidInput, PermissionDenied, SealringError
+from mesh.identity import SoftwareSigner
+from mesh.proof import Identity, Purpose
 from mesh.roster import RingMember
 from mesh.rpc import Server
 from mesh.tls import PeerChannel, server_credentials
@@ -52,7 +55,9 @@ class Plan:
 class Desk:
     """A daemon with one epoch that is up."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, gateway: bytes = b"") -> None:
+        self.signer = SoftwareSigner.generate()
+        self.gateway = gateway
         self.plan = Plan()
         self.plan.rank = rank
         self.faults: list[str] = []
@@ -72,9 +77,14 @@ class Desk:
     def release(self, plan: Any) -> None:
         return
 
-    def check_gateway(self, cluster: str, identifier: str) -> None:
+    @property
+    def identity(self) -> Identity:
+        return identity(self.signer, "testbed")
+
+    def gateway_key(self, cluster: str, identifier: str) -> bytes:
         if cluster != "testbed":
             raise PermissionDenied("no", reason="GATEWAY_NOT_ALLOWED")
+        return self.gateway
 
     def serving_epoch(self, ring: str, epoch: int) -> Epoch:
         return self.epoch
@@ -97,6 +107,14 @@ class Stream:
         return None if answer is grpc.aio.EOF else control_pb2.ScheduleResponse.FromString(answer)
 
 
+def packed(**fields: Any) -> bytes:
+    return control_pb2.ScheduleRequest(**fields).SerializeToString()
+
+
+def unpacked(data: bytes) -> control_pb2.ScheduleResponse:
+    return control_pb2.ScheduleResponse.FromString(data)
+
+
 @pytest.fixture
 async def connect(cluster):
     """Opens an attached stream to a desk."""
@@ -104,7 +122,7 @@ async def connect(cluster):
     closing: list[Any] = []
 
     async def open_stream(rank: int = 0) -> tuple[Desk, Stream]:
-        desk = Desk(rank)
+        desk = Desk(rank, gateway.signer.public_key)
         server = Server([(add_control_to_server, ControlService(desk), SERVICE)])
         port = server.listen("127.0.0.1:0", server_credentials(member.store()))
         await server.start()
@@ -113,6 +131,10 @@ async def connect(cluster):
         stream = Stream(channel.get().stream_stream("/sealring.v1.Control/Schedule")())
         stream.channel = channel
         closing.extend((channel.close, lambda: server.stop(0)))
+        own, certificate = identity(gateway.signer, "testbed"), gateway.material.certificate
+        await introduce(
+            stream.call, packed, own, certificate, Purpose.SCHEDULE, called=desk.identity.id, parse=unpacked
+        )
         await stream.send(attach=control_pb2.Attach(ring="demo-0", epoch=1))
         attached = (await stream.next()).attached
         assert (attached.rank, attached.kv_bytes_per_token, attached.kv_bytes_per_row) == (rank, 3, 4)
@@ -362,27 +384,56 @@ def test_reframing_never_lets_a_second_field_through(tail: bytes) -> None:
     assert command.WhichOneof("command") == "step"
 
 
-async def test_a_gateway_that_is_thrown_out_before_it_attaches_is_refused() -> None:
+@pytest.mark.parametrize("moment", ["offer", "proof", "attach"])
+async def test_a_gateway_that_is_thrown_out_before_it_attaches_is_refused(cluster, moment: str) -> None:
     """It opened its stream while it was in the roster, and says what it wants when it is not."""
-    desk = Desk(0)
+    gateway = cluster.party(Role.GATEWAY)
+    desk = Desk(0, gateway.signer.public_key)
     allowed = [True]
 
-    def check(cluster: str, identifier: str) -> None:
+    def check(cluster: str, identifier: str) -> bytes:
         if not allowed[0]:
             raise PermissionDenied("no", reason="GATEWAY_NOT_ALLOWED")
+        return gateway.signer.public_key
 
     class Context:
         def auth_context(self) -> dict[str, list[bytes]]:
-            uri = PeerIdentity("testbed", Role.GATEWAY, "a" * 52).uri
-            return {"transport_security_type": [b"ssl"], "peer_uri": [uri.encode()]}
+            uri = PeerIdentity("testbed", Role.GATEWAY, gateway.id).uri
+            certificate = to_pem(gateway.material.certificate)
+            return {
+                "transport_security_type": [b"ssl"],
+                "peer_uri": [uri.encode()],
+                "x509_pem_cert": [certificate],
+            }
+
+    desk.gateway_key = check  # type: ignore[method-assign]
+    said: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def requests() -> Any:
-        allowed[0] = False
-        yield control_pb2.ScheduleRequest(
-            attach=control_pb2.Attach(ring="demo-0", epoch=1)
-        ).SerializeToString()
+        while True:
+            yield await said.get()
 
-    desk.check_gateway = check  # type: ignore[method-assign]
+    answers = ControlService(desk).schedule(requests(), Context())
+
+    class Call:
+        """What a gateway's end of the stream would be."""
+
+        async def write(self, message: bytes) -> None:
+            kind = control_pb2.ScheduleRequest.FromString(message).WhichOneof("message")
+            allowed[0] = allowed[0] and kind != moment
+            said.put_nowait(message)
+
+        async def read(self) -> bytes:
+            return await anext(answers)
+
+    async def attach() -> None:
+        own = identity(gateway.signer, "testbed")
+        certificate = gateway.material.certificate
+        options = {"called": desk.identity.id, "parse": unpacked}
+        await introduce(Call(), packed, own, certificate, Purpose.SCHEDULE, **options)
+        await Call().write(packed(attach=control_pb2.Attach(ring="demo-0", epoch=1)))
+        await anext(answers)
+
     with pytest.raises(PermissionDenied):
-        await anext(ControlService(desk).schedule(requests(), Context()))
+        await attach()
     assert desk.epoch.gateway is None

@@ -3,25 +3,41 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from prooftest import answer_offer, identity
 
 from mesh.certificates import PeerIdentity, Role, role_server_name
+from mesh.dsse import Ed25519Signer
 from mesh.errors import InvalidInput, PermissionDenied
+from mesh.introduction import Introduction
+from mesh.proof import Purpose, SignProof, by_roster_keys, of_identity
 from mesh.rpc import Server
 from mesh.tls import PeerChannel, TlsStore, server_credentials
 from node import session as session_module
 from node.session import CoordinatorSession
-from sealring.v1 import membership_pb2, membership_pb2_grpc
+from sealring.v1 import membership_pb2, membership_pb2_grpc, proof_pb2
 
 
 class Coordinator(membership_pb2_grpc.MembershipServicer):
-    def __init__(self) -> None:
+    def __init__(self, sign: SignProof, member: bytes) -> None:
+        self.sign = sign
+        self.member = member
+        self.proves = True
+        self.offers = asyncio.Semaphore(0)
         self.heard: asyncio.Queue[membership_pb2.MemberMessage] = asyncio.Queue()
         self.say: asyncio.Queue[membership_pb2.CoordinatorMessage | None] = asyncio.Queue()
         self.refusal: Exception | None = None
 
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[membership_pb2.CoordinatorMessage]:
+        proof, answer = await answer_offer(requests, context, Purpose.SESSION, self.sign)
+        self.offers.release()
+        if not self.proves:
+            yield GOODBYE
+            return
+        yield membership_pb2.CoordinatorMessage(proof=answer)
+        proof.check((await anext(requests)).proof, of_identity(self.member))
         if self.refusal is not None:
             raise self.refusal
+        yield membership_pb2.CoordinatorMessage(accepted=proof_pb2.ProofAccepted())
 
         async def read() -> None:
             async for message in requests:
@@ -33,6 +49,13 @@ class Coordinator(membership_pb2_grpc.MembershipServicer):
                 yield message
         finally:
             reader.cancel()
+
+    async def offered(self, times: int) -> None:
+        """Returns when so many more streams have begun."""
+        while self.offers.locked() is False:
+            await self.offers.acquire()
+        for _ in range(times):
+            await asyncio.wait_for(self.offers.acquire(), 20)
 
     async def hears(self, kind: str) -> membership_pb2.MemberMessage:
         async with asyncio.timeout(10):
@@ -67,14 +90,22 @@ class Listener:
 async def talk(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     monkeypatch.setattr(session_module, "HEARTBEAT_SECONDS", 0.2)
     store = TlsStore(cluster.material(PeerIdentity("testbed", Role.COORDINATOR, "coordinator")))
-    coordinator, listener = Coordinator(), Listener()
+    party = cluster.party()
+    coordinator = Coordinator(by_roster_keys([cluster.roster_key]), party.signer.public_key)
+    listener = Listener()
     add = membership_pb2_grpc.add_MembershipServicer_to_server
     server = Server([(add, coordinator, "sealring.v1.Membership")])
     port = server.listen("127.0.0.1:0", server_credentials(store))
     await server.start()
     name = role_server_name(Role.COORDINATOR)
-    channel = PeerChannel(f"127.0.0.1:{port}", cluster.party().store(), name)
-    session = CoordinatorSession(channel, listener)
+    channel = PeerChannel(f"127.0.0.1:{port}", party.store(), name)
+    own = identity(party.signer, "testbed")
+
+    async def newer_root() -> None:
+        raise InvalidInput("there is none", reason="NO_NEWER_ROOT")
+
+    introduction = Introduction(Purpose.SESSION, own, channel, lambda: cluster.root, newer_root)
+    session = CoordinatorSession(channel, introduction, listener)
     task = asyncio.create_task(session.run())
     yield coordinator, listener, session, channel
     assert not task.done() or not task.cancelled()
@@ -134,6 +165,35 @@ async def test_a_node_that_is_not_enrolled_any_more_learns_it(talk: Any, reason:
     coordinator.refusal = PermissionDenied("no", reason=reason)
     coordinator.say.put_nowait(None)
     await asyncio.wait_for(listener.out.wait(), 10)
+
+
+@pytest.mark.parametrize("reason", ["NOT_ENROLLED", "EVICTED", "BANNED"])
+async def test_who_has_not_proved_to_be_the_coordinator_throws_nobody_out(talk: Any, reason: str) -> None:
+    """With the authority's stolen key anybody can answer in its place."""
+    coordinator, listener, _, _ = talk
+    await coordinator.hears("hello")
+    coordinator.sign = by_roster_keys([Ed25519Signer.generate()])
+    coordinator.refusal = PermissionDenied("no", reason=reason)
+    coordinator.say.put_nowait(None)
+    await coordinator.offered(3)
+    assert not listener.out.is_set()
+
+
+async def test_a_coordinator_without_a_proof_is_told_nothing(talk: Any) -> None:
+    coordinator, listener, session, _ = talk
+    await coordinator.hears("hello")
+    coordinator.proves = False
+    coordinator.say.put_nowait(None)
+    await coordinator.offered(2)
+    while not coordinator.heard.empty():
+        coordinator.heard.get_nowait()
+    session.send(fault(1))
+    coordinator.say.put_nowait(COMMIT)
+    await coordinator.offered(2)
+    assert coordinator.heard.empty()
+    assert listener.heard.empty()
+    coordinator.proves = True
+    assert (await coordinator.hears("fault")).fault.epoch == 1
 
 
 async def test_goodbye_is_said_last(talk: Any) -> None:

@@ -1,4 +1,4 @@
-"""The attacker as a process of its own: `python attacker.py calls|hold|stranger|scan`, JSON on its stdin.
+"""The attacker as a process of its own: `attacker.py calls|hold|pose|stranger|scan`, JSON on its stdin.
 
 It has what an attacker has: keys and certificates that it stole or that another cluster gave it, addresses,
 and the cluster's public certificates. What it got is printed as one JSON object a line.
@@ -23,14 +23,40 @@ import grpc
 import grpc.aio
 
 from mesh.attestation import sign_sealing_key
-from mesh.certificates import LeafKey
+from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, key_hash
+from mesh.dsse import Ed25519Signer
 from mesh.envelope import SealingKey
+from mesh.errors import PermissionDenied
 from mesh.identity import Label, SoftwareSigner
-from mesh.tls import channel_options
-from sealring.v1 import admin_pb2, control_pb2, links_pb2, membership_pb2
+from mesh.memberstate import parse_pem_leaf
+from mesh.proof import (
+    CalledProof,
+    CallerProof,
+    Connection,
+    HeldRoster,
+    Purpose,
+    by_identity,
+    by_roster_keys,
+)
+from mesh.rpc import Server
+from mesh.status import from_rpc_error
+from mesh.tls import (
+    TlsMaterial,
+    TlsStore,
+    channel_options,
+    peer_certificate,
+    peer_identity,
+    server_credentials,
+)
+from sealring.v1 import admin_pb2, control_pb2, links_pb2, membership_pb2, membership_pb2_grpc
 
 CALL_SECONDS = 3.0
-HELD = ("Session", "Watch", "Handshake", "Schedule")
+PROVED = {
+    "Session": (membership_pb2.MemberMessage, membership_pb2.CoordinatorMessage, Purpose.SESSION),
+    "Follow": (membership_pb2.FollowRequest, membership_pb2.WatchResponse, Purpose.WATCH),
+    "Schedule": (control_pb2.ScheduleRequest, control_pb2.ScheduleResponse, Purpose.SCHEDULE),
+}
+"""Streams that begin with a proof: messages to and from, and what is proved."""
 
 
 def say(**what: Any) -> None:
@@ -51,9 +77,32 @@ class Thief:
         )
         key = folder / "identity.key"
         self._signer = SoftwareSigner.load(key) if key.exists() else SoftwareSigner.generate()
+        self._key_hash = key_hash(parse_pem_leaf((folder / "tls.pem").read_bytes()))
 
     def channel(self, address: str, name: str) -> grpc.aio.Channel:
         return grpc.aio.secure_channel(address, self._credentials, options=channel_options(name))
+
+    async def prove(self, stream: Any, method: str, called: str) -> None:
+        """Begins a stream as it has to begin, with the identity key that there is."""
+        kind = method.rpartition("/")[2]
+        if kind not in PROVED:
+            return
+        request, answer, purpose = PROVED[kind]
+        own = self.member["member_id"]
+        connection = Connection(
+            purpose, self.member["cluster"], own, called if kind == "Schedule" else "", self._key_hash
+        )
+        proof = CallerProof(connection, HeldRoster())
+        await stream.write(request(offer=proof.offer).SerializeToString())
+        told = await stream.read()
+        if told is grpc.aio.EOF:
+            return
+        proof.check(answer.FromString(told).proof, lambda content, given: None)
+        finish = await proof.finish(by_identity(self._signer))
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            await stream.write(request(proof=finish).SerializeToString())
+        if purpose is Purpose.SESSION:
+            await stream.read()  # that it was accepted, or why not
 
     def requests(self, cluster: str, ring: str, epoch: int) -> dict[str, Any]:
         """Every method that a port could have, and its first message."""
@@ -74,6 +123,7 @@ class Thief:
                 csr=csr, signature=self._signer.sign(Label.CSR, csr)
             ),
             f"{v1}Scheduling/Watch": membership_pb2.WatchRequest(),
+            f"{v1}Scheduling/Follow": membership_pb2.FollowRequest(),
             f"{v1}Admin/ListNodes": admin_pb2.ListNodesRequest(),
             f"{v1}Admin/CreateJoinToken": admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE),
             f"{v1}Admin/EvictNode": admin_pb2.EvictNodeRequest(id=self.member["member_id"]),
@@ -82,21 +132,34 @@ class Thief:
         }
 
 
-async def call(channel: grpc.aio.Channel, method: str, request: Any) -> tuple[str, int]:
-    """How one call ended, and how many messages it brought."""
+async def call(
+    thief: Thief, target: dict[str, str], method: str, request: Any, *, prove: bool
+) -> tuple[str, str, int]:
+    """How one call ended and why, and how many messages it brought after the other end's own proof."""
     answers = 0
+    channel = thief.channel(target["address"], target["name"])
+    begin = prove and method.rpartition("/")[2] in PROVED
 
-    async def messages() -> AsyncIterator[bytes]:
+    async def messages() -> AsyncIterator[bytes]:  # written by gRPC, which then tells how a call really ended
         yield request.SerializeToString()
         await asyncio.sleep(CALL_SECONDS + 1)
 
-    stream = channel.stream_stream(method)(messages(), timeout=CALL_SECONDS)
+    stream = channel.stream_stream(method)(None if begin else messages(), timeout=CALL_SECONDS)
     try:
-        async for _ in stream:
+        if begin:
+            await thief.prove(stream, method, target["name"].partition(".")[0])
+            if not method.endswith("Follow"):
+                with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+                    await stream.write(request.SerializeToString())
+        while await stream.read() is not grpc.aio.EOF:
             answers += 1
-        return (await stream.code()).name, answers
+        return (await stream.code()).name, "", answers
     except grpc.aio.AioRpcError as error:
-        return error.code().name, answers
+        return error.code().name, from_rpc_error(error).reason, answers
+    except asyncio.InvalidStateError:
+        return (await stream.code()).name, "", answers
+    finally:
+        await channel.close()
 
 
 async def calls(arguments: dict[str, Any]) -> None:
@@ -105,14 +168,17 @@ async def calls(arguments: dict[str, Any]) -> None:
     requests = thief.requests(arguments["cluster"], arguments["ring"], arguments["epoch"])
 
     async def one(target: dict[str, str], method: str) -> None:
-        channel = thief.channel(target["address"], target["name"])
         started = time.monotonic()
-        try:
-            code, answers = await call(channel, method, requests[method])
-            seconds = time.monotonic() - started
-            say(target=target["address"], method=method, code=code, answers=answers, seconds=seconds)
-        finally:
-            await channel.close()
+        prove = arguments.get("prove", True)
+        code, reason, answers = await call(thief, target, method, requests[method], prove=prove)
+        say(
+            target=target["address"],
+            method=method,
+            code=code,
+            reason=reason,
+            answers=answers,
+            seconds=time.monotonic() - started,
+        )
 
     await asyncio.gather(*(one(target, method) for target in arguments["targets"] for method in requests))
 
@@ -127,7 +193,9 @@ async def hold(arguments: dict[str, Any]) -> None:
         stream = channel.stream_stream(method)()
         code = "OK"
         try:
-            await stream.write(requests[method].SerializeToString())
+            await thief.prove(stream, method, target["name"].partition(".")[0])
+            if not method.endswith("Follow"):
+                await stream.write(requests[method].SerializeToString())
             say(opened=method, target=target["address"])
             while (answer := await stream.read()) is not grpc.aio.EOF:
                 say(answer=method, target=target["address"], size=len(answer))
@@ -212,10 +280,70 @@ def _handshake_only(port: int) -> None:
         guest.sendall(os.urandom(100))
 
 
+class Pose(
+    membership_pb2_grpc.MembershipServicer,
+    membership_pb2_grpc.SchedulingServicer,
+    membership_pb2_grpc.CertificatesServicer,
+):
+    """In the coordinator's place, with a certificate that its authority's stolen key has made."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+        self._sign = by_roster_keys([Ed25519Signer.generate()])
+
+    async def Session(self, requests: Any, context: Any) -> Any:
+        async for answer in self._pose(requests, context, Purpose.SESSION, membership_pb2.CoordinatorMessage):
+            yield answer
+
+    async def Follow(self, requests: Any, context: Any) -> Any:
+        async for answer in self._pose(requests, context, Purpose.WATCH, membership_pb2.WatchResponse):
+            yield answer
+
+    async def Renew(self, request: Any, context: Any) -> Any:
+        say(heard="renew", purpose="RENEW")
+        raise PermissionDenied("no", reason="NOT_ENROLLED")
+
+    async def _pose(self, requests: Any, context: Any, purpose: Purpose, message: Any) -> Any:
+        first = await anext(requests)
+        say(heard=first.WhichOneof("message"), purpose=purpose.name)
+        caller = peer_identity(context)
+        connection = Connection(purpose, caller.cluster, caller.id, "", key_hash(peer_certificate(context)))
+        proof = CalledProof(connection, first.offer, HeldRoster(), root_version=1)
+        if self._how == "wrong proof":
+            yield message(proof=await proof.answer(self._sign))
+        elif self._how == "no proof":
+            yield message(roster=membership_pb2.RosterUpdate(envelope=b"x"))
+        else:
+            raise PermissionDenied("no", reason="NOT_ENROLLED")
+        async for more in requests:
+            say(heard=more.WhichOneof("message"), purpose=purpose.name)
+
+
+async def pose(arguments: dict[str, Any]) -> None:
+    """Answers as the coordinator until killed."""
+    ca = ClusterCA.load(Path(arguments["authority"]))
+    peer = PeerIdentity(arguments["cluster"], Role.COORDINATOR, "main")
+    leaf = LeafKey()
+    der = ca.issue(leaf.csr(), peer, lifetime=3600, now=time.time(), addresses=("127.0.0.1",))
+    store = TlsStore(TlsMaterial(leaf.private_pem(), der, (ca.certificate,)))
+    servicer = Pose(arguments["how"])
+    server = Server(
+        [
+            (membership_pb2_grpc.add_MembershipServicer_to_server, servicer, "sealring.v1.Membership"),
+            (membership_pb2_grpc.add_SchedulingServicer_to_server, servicer, "sealring.v1.Scheduling"),
+            (membership_pb2_grpc.add_CertificatesServicer_to_server, servicer, "sealring.v1.Certificates"),
+        ]
+    )
+    server.listen(arguments["address"], server_credentials(store))
+    await server.start()
+    say(posing=True)
+    await server.wait()
+
+
 def main() -> None:
     arguments = json.loads(sys.stdin.readline())
-    if sys.argv[1] in ("calls", "hold"):
-        asyncio.run({"calls": calls, "hold": hold}[sys.argv[1]](arguments))
+    if sys.argv[1] in ("calls", "hold", "pose"):
+        asyncio.run({"calls": calls, "hold": hold, "pose": pose}[sys.argv[1]](arguments))
     else:
         {"stranger": stranger, "scan": scan}[sys.argv[1]](arguments)
 

@@ -13,19 +13,21 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+from prooftest import answer_offer, identity, introduce
 
 from mesh.addresses import free_port
 from mesh.certificates import PeerIdentity, Role, to_pem
 from mesh.errors import PermissionDenied, SealringError
-from mesh.identity import _encode_private_key
+from mesh.identity import Label, _encode_private_key
 from mesh.memberstate import IDENTITY_KEY
+from mesh.proof import Purpose, by_roster_keys, renewal
 from mesh.rootmeta import encode_chain
 from mesh.rpc import Server
 from mesh.statefiles import write_atomic
 from mesh.tls import PeerChannel, TlsStore, peer_identity, server_credentials
 from node.main import serve
 from node.settings import NodeSettings
-from sealring.v1 import control_pb2, control_pb2_grpc, membership_pb2, membership_pb2_grpc
+from sealring.v1 import control_pb2, control_pb2_grpc, membership_pb2, membership_pb2_grpc, proof_pb2
 from sealring.v1 import inference_pb2 as inference
 
 MODEL = Path(__file__).parents[3] / "examples" / "demo_model" / "model"
@@ -65,8 +67,13 @@ class Coordinator(membership_pb2_grpc.MembershipServicer, membership_pb2_grpc.Ce
 
     async def Session(self, requests, context) -> AsyncIterator[membership_pb2.CoordinatorMessage]:
         member = peer_identity(context).id
+        sign = by_roster_keys([self.cluster.roster_key])
+        proof, answer = await answer_offer(requests, context, Purpose.SESSION, sign)
+        yield membership_pb2.CoordinatorMessage(proof=answer)
+        proof.check((await anext(requests)).proof, lambda content, given: None)
         if member in self.evicted:
             raise PermissionDenied("not enrolled any more", reason="NOT_ENROLLED")
+        yield membership_pb2.CoordinatorMessage(accepted=proof_pb2.ProofAccepted())
         queue = self.outgoing[member] = asyncio.Queue()
 
         async def read() -> None:
@@ -89,8 +96,10 @@ class Coordinator(membership_pb2_grpc.MembershipServicer, membership_pb2_grpc.Ce
         certificate = self.cluster.ca.issue(
             request.csr, peer_identity(context), lifetime=3600, now=time.time()
         )
+        chain, root = to_pem(certificate), encode_chain(self.cluster.root.chain)
+        sign = by_roster_keys([self.cluster.roster_key], Label.RENEWAL)
         return membership_pb2.RenewResponse(
-            certificate_chain=to_pem(certificate), root_metadata=encode_chain(self.cluster.root.chain)
+            certificate_chain=chain, root_metadata=root, proof=sign(renewal(request.csr, chain, root))
         )
 
     def send(self, member: str, **message: Any) -> None:
@@ -202,6 +211,9 @@ class Gateway:
             channel = PeerChannel(node.party.address, self.store, name)
             self.channels.append(channel)
             call = control_pb2_grpc.ControlStub(channel.get()).Schedule()
+            own = identity(self.party.signer, "testbed")
+            certificate, request = self.party.material.certificate, control_pb2.ScheduleRequest
+            await introduce(call, request, own, certificate, Purpose.SCHEDULE, called=node.id)
             await call.write(control_pb2.ScheduleRequest(attach=control_pb2.Attach(ring=RING, epoch=epoch)))
             self.calls.append(call)
             attached.append((await self.next(call)).attached)

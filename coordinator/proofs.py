@@ -1,0 +1,40 @@
+"""The coordinator's part of the proofs that its streams begin with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator.authority import Authority
+from coordinator.keys import ClusterKeys
+from coordinator.store import Store
+from mesh.certificates import PeerIdentity, key_hash
+from mesh.proof import CalledProof, Connection, HeldRoster, Purpose, by_roster_keys, of_identity
+from mesh.tls import peer_certificate
+from sealring.v1 import proof_pb2
+
+
+class Proofs:
+    """Answers offers with the roster keys, and checks that callers hold the key that they enrolled with."""
+
+    def __init__(self, keys: ClusterKeys, store: Store, authority: Authority) -> None:
+        self._keys = keys
+        self._store = store
+        self._authority = authority
+        self._sign = by_roster_keys(keys.rosters)
+
+    def begin(
+        self, purpose: Purpose, peer: PeerIdentity, context: Any, offer: proof_pb2.ProofOffer
+    ) -> CalledProof:
+        """Raises Unauthenticated (NO_PROOF), FailedPrecondition (ROSTER_EQUIVOCATION)."""
+        current = self._authority.current
+        connection = Connection(purpose, peer.cluster, peer.id, "", key_hash(peer_certificate(context)))
+        held = HeldRoster(current.version, current.hash)
+        return CalledProof(connection, offer, held, root_version=self._keys.root.version)
+
+    async def answer(self, proof: CalledProof) -> proof_pb2.ProofAnswer:
+        """The coordinator's own proof, signed by every roster key that it holds."""
+        return await proof.answer(self._sign)
+
+    def check(self, proof: CalledProof, peer: PeerIdentity, finish: proof_pb2.ProofFinish) -> None:
+        """Raises Unauthenticated (BAD_PROOF), NotFound."""
+        proof.check(finish, of_identity(self._store.members.get(peer.id).identity_key))

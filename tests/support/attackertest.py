@@ -1,0 +1,92 @@
+"""The attacker process of tests/trust, and what it needs to know of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from ringtest import Ring, chat
+
+from mesh.certificates import PeerIdentity, Role, role_server_name
+from mesh.memberstate import load_member_state
+from sealring.v1 import admin_pb2
+
+ATTACKER = Path(__file__).parents[1] / "trust" / "attacker.py"
+
+
+@asynccontextmanager
+async def attacker(mode: str, **arguments: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ATTACKER),
+        mode,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(arguments).encode() + b"\n")
+    await process.stdin.drain()
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def lines(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str, Any]]:
+    assert process.stdout is not None
+    while line := await asyncio.wait_for(process.stdout.readline(), 60):
+        yield json.loads(line)
+
+
+async def told(mode: str, **arguments: Any) -> list[dict[str, Any]]:
+    async with attacker(mode, **arguments) as process:
+        return [line async for line in lines(process)]
+
+
+async def nodes(ring: Ring) -> dict[str, Any]:
+    answer = await ring.cluster.admin.call("ListNodes", admin_pb2.ListNodesRequest())
+    return {node.name: node for node in answer.nodes}
+
+
+async def status(ring: Ring) -> Any:
+    answer = await ring.cluster.admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+    return answer.deployments[0].rings[0]
+
+
+async def targets(ring: Ring) -> list[dict[str, str]]:
+    """Every port that asks for a certificate, with the name that its holder proves."""
+    cluster = ring.cluster
+    coordinator = role_server_name(Role.COORDINATOR)
+    found = [{"address": cluster._address(name), "name": coordinator} for name in ("coordinator", "join")]
+    state = load_member_state(cluster.operator_bundle)
+    for name, node in (await nodes(ring)).items():
+        peer = PeerIdentity(state.peer.cluster, Role.MEMBER, node.id)
+        found.append({"address": cluster._address(name), "name": peer.server_name})
+    return found
+
+
+async def attack_with(ring: Ring, state: Path, **options: Any) -> list[dict[str, Any]]:
+    now = await status(ring)
+    return await told(
+        "calls",
+        **options,
+        state=str(state),
+        authorities=str(ring.cluster.operator_bundle / "ca.pem"),
+        targets=await targets(ring),
+        cluster=load_member_state(ring.cluster.operator_bundle).peer.cluster,
+        ring=now.ring,
+        epoch=now.epoch,
+    )
+
+
+async def serves_on(ring: Ring, epoch: int) -> None:
+    assert (await ring.ask(chat("What is the capital of France?"), 20)).completion_tokens > 0
+    assert (await status(ring)).epoch == epoch

@@ -1,0 +1,65 @@
+"""Either end of the proof that a control stream begins with, for tests that play one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from mesh.certificates import key_hash
+from mesh.identity import Signer, member_id
+from mesh.proof import (
+    CalledProof,
+    CallerProof,
+    Connection,
+    HeldRoster,
+    Identity,
+    Purpose,
+    SignProof,
+    by_identity,
+)
+from mesh.tls import peer_certificate, peer_identity
+from sealring.v1 import proof_pb2
+
+
+def identity(signer: Signer, cluster: str, roster: HeldRoster | None = None) -> Identity:
+    held = roster or HeldRoster()
+    return Identity(cluster, member_id(signer.public_key), by_identity(signer), lambda: held)
+
+
+async def introduce(
+    call: Any,
+    request: Callable[..., Any],
+    own: Identity,
+    certificate: bytes,
+    purpose: Purpose,
+    *,
+    called: str = "",
+    parse: Callable[[Any], Any] = lambda answer: answer,
+) -> proof_pb2.ProofAnswer:
+    """The caller's part, which believes whatever answers. `request` makes a message of its fields."""
+    connection = Connection(purpose, own.cluster, own.id, called, key_hash(certificate))
+    proof = CallerProof(connection, own.roster())
+    await call.write(request(offer=proof.offer))
+    answer = parse(await call.read()).proof
+    proof.check(answer, lambda content, given: None)
+    try:
+        await call.write(request(proof=await proof.finish(own.sign)))
+    except (grpc.RpcError, asyncio.InvalidStateError):  # the stream is over: reading tells why
+        await call.read()
+    if purpose is Purpose.SESSION:
+        await call.read()  # that it was accepted, or why not
+    return answer
+
+
+async def answer_offer(
+    requests: Any, context: Any, purpose: Purpose, sign: SignProof, *, called: str = "", root_version: int = 1
+) -> tuple[CalledProof, proof_pb2.ProofAnswer]:
+    """The called end's part: what is answered to the first of `requests`, and what checks the second."""
+    caller = peer_identity(context)
+    connection = Connection(purpose, caller.cluster, caller.id, called, key_hash(peer_certificate(context)))
+    offer = (await anext(requests)).offer
+    proof = CalledProof(connection, offer, HeldRoster(), root_version=root_version)
+    return proof, await proof.answer(sign)
