@@ -10,6 +10,9 @@ import pytest
 from gateway.control import EpochSession, MemberTarget
 from mesh.certificates import Role
 from mesh.errors import EpochEnded
+from mesh.memberstate import load_member_state
+from mesh.proof import Identity, by_identity
+from mesh.roster_keeper import RosterKeeper
 from mesh.tls import PeerChannel, TlsStore
 
 
@@ -22,8 +25,15 @@ async def test_a_channel_that_is_replaced_ends_the_epoch_with_a_reason(make_clus
         PeerChannel(f"127.0.0.1:{port}", store, peer.server_name)
         for port, peer in zip(cluster.ports, peers, strict=True)
     ]
-    targets = [MemberTarget(peer.id, (channel.get,)) for peer, channel in zip(peers, channels, strict=True)]
-    session = EpochSession("ring-0", 1, targets)
+    targets = [
+        MemberTarget(peer.id, signer.public_key, (channel,))
+        for peer, signer, channel in zip(peers, cluster.members, channels, strict=True)
+    ]
+    state = load_member_state(cluster.state_dir)
+    keeper = RosterKeeper(cluster.state_dir, state)
+    keeper.load()
+    identity = Identity(state.peer.cluster, state.peer.id, by_identity(cluster.gateway), lambda: keeper.held)
+    session = EpochSession("ring-0", 1, targets, identity)
     assert len(await session.attach()) == 2
     heard = asyncio.Event()
     running = asyncio.create_task(session.run(lambda response: heard.set()))

@@ -23,7 +23,7 @@ class Coordinator(membership_grpc.SchedulingServicer):
         self.watched: asyncio.Queue[None] = asyncio.Queue()
         self.refusal: Exception | None = None
 
-    async def Watch(self, request: Any, context: Any) -> AsyncIterator[membership.WatchResponse]:
+    async def Follow(self, requests: Any, context: Any) -> AsyncIterator[membership.WatchResponse]:
         if self.refusal is not None:
             raise self.refusal
         self.watched.put_nowait(None)
@@ -47,6 +47,13 @@ class Rings:
 
     def tick(self) -> None:
         self.on_tick()
+
+
+class Introduction:
+    """One that is over at once."""
+
+    async def exchange(self, call: Any, ask: Any) -> Any:
+        return None
 
 
 class Keeper:
@@ -92,7 +99,7 @@ async def watching(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watching]:
     async def newer_root() -> None: ...
 
     watch: Any = Watch
-    found.task = asyncio.create_task(watch(channel, found.keeper, rings, newer_root).run())
+    found.task = asyncio.create_task(watch(channel, Introduction(), found.keeper, rings, newer_root).run())
     yield found
     found.task.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
