@@ -206,19 +206,9 @@ class Ring:
     def _begin(
         self, serving: ServingEpoch, session: EpochSession, attached: Sequence[control.Attached]
     ) -> None:
-        facts = RingFacts(
-            epoch=serving.epoch,
-            members=tuple(
-                MemberMemory(each.kv_bytes_per_token, each.kv_bytes_per_row, each.kv_budget)
-                for each in attached
-            ),
-            max_rows=serving.max_rows,
-            prefill_chunk=serving.prefill_chunk,
-            prefixes=min(each.prefixes for each in attached),
-        )
         self._session = session
         self._unstarted.clear()
-        self._perform(self.scheduler.attach(facts))
+        self._perform(self.scheduler.attach(ring_facts(serving, attached)))
 
     def _end(self, session: EpochSession) -> bool:
         if self._session is not session:
@@ -373,6 +363,20 @@ class Ring:
         if action.request.affinity and action.cached_tokens:
             self._routed_hits.inc()
         self._answers.pop(action.request.id).answer.finished(finished)
+
+
+def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> RingFacts:
+    """What the scheduler needs to know of an epoch; `attached` are its members' answers by rank."""
+    return RingFacts(
+        epoch=serving.epoch,
+        members=tuple(
+            MemberMemory(each.kv_bytes_per_token, each.kv_bytes_per_row, each.kv_budget) for each in attached
+        ),
+        max_rows=serving.max_rows,
+        prefill_chunk=serving.prefill_chunk,
+        prefixes=min(each.prefixes for each in attached),
+        rows_in_turn=all(each.rows_in_turn for each in attached),
+    )
 
 
 def _ids(serving: ServingEpoch) -> list[str]:

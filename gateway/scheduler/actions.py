@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from mesh.composition import MAX_LANES
 from mesh.errors import SealringError
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -57,17 +58,32 @@ class MemberMemory:
 
 @dataclass(frozen=True, slots=True)
 class RingFacts:
-    """One epoch of a ring, as its roster and its members state it. `members` are in the order of ranks."""
+    """One epoch of a ring, as its roster and its members state it. `members` are in the order of ranks.
+
+    `rows_in_turn`: on every member a step takes about as long as its rows would one after the other.
+    """
 
     epoch: int
     members: tuple[MemberMemory, ...]
     max_rows: int
     prefill_chunk: int
     prefixes: control.PrefixSupport.ValueType = control.PREFIX_SUPPORT_UNSPECIFIED
+    rows_in_turn: bool = False
 
     @property
     def stages(self) -> int:
         return len(self.members)
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that rows are spread over.
+
+        One for each stage keeps all of them at work if steps take alike and the way to the next member no
+        time. One more makes up for what is not so: it costs what a step takes besides its rows, so it is
+        there only where that is little (docs/decisions/0010-one-lane-more-than-stages.md).
+        """
+        spare = self.rows_in_turn and self.stages > 1
+        return min(self.stages + spare, MAX_LANES)
 
 
 class OpenRow(NamedTuple):

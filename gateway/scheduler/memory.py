@@ -26,15 +26,15 @@ def rounded(tokens: int) -> int:
 
 
 class Ledger:
-    """Reservations by lane. Lanes below `stages` are regular; the others are for rows that would make
-    every row of a regular lane too long, and are used for nothing else."""
+    """Reservations by lane. As many as `RingFacts.lanes` are regular; as many again are for rows that would
+    make every row of a regular lane too long, and are used for nothing else."""
 
     def __init__(self, ring: RingFacts) -> None:
         self._members = tuple(
             (member.kv_bytes_per_token, member.kv_bytes_per_row, member.kv_budget) for member in ring.members
         )
         self._distinct = tuple(dict.fromkeys(self._members))
-        self.regular = min(ring.stages, MAX_LANES)
+        self.regular = ring.lanes
         self.lanes = min(2 * self.regular, MAX_LANES)
         self._sizes: list[list[int]] = [[] for _ in range(self.lanes)]
         self._alike = LanesAlike(range(self.regular))

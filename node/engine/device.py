@@ -60,6 +60,14 @@ def memory_limit() -> int:
     return 0
 
 
+def rows_in_turn() -> bool:
+    """Whether a step takes about as long as its rows would one after the other.
+
+    MLX's build for CPUs multiplies a matrix by one vector after the other; a GPU reads it once for all.
+    """
+    return bool(mx.default_device() == mx.cpu)
+
+
 def active_memory() -> int:
     return int(mx.get_active_memory())
 

@@ -57,6 +57,7 @@ class Loaded:
             kv_bytes_per_token=self.kv_bytes_per_token,
             kv_bytes_per_row=self.kv_bytes_per_row,
             prefixes=support(self.stage.make_cache()),
+            rows_in_turn=device.rows_in_turn(),
         )
 
     def free(self) -> None:

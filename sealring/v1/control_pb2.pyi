@@ -199,6 +199,7 @@ class Attached(_message.Message):
     KV_BYTES_PER_ROW_FIELD_NUMBER: _builtins.int
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    ROWS_IN_TURN_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     rank: _builtins.int
@@ -210,6 +211,8 @@ class Attached(_message.Message):
     """bytes"""
     prefixes: Global___PrefixSupport.ValueType
     """what this member's caches allow"""
+    rows_in_turn: _builtins.bool
+    """a step takes about as long as its rows would one after the other"""
     def __init__(
         self,
         *,
@@ -220,10 +223,11 @@ class Attached(_message.Message):
         kv_bytes_per_row: _builtins.int = ...,
         kv_budget: _builtins.int = ...,
         prefixes: Global___PrefixSupport.ValueType = ...,
+        rows_in_turn: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring", "rows_in_turn", b"rows_in_turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -300,11 +300,13 @@ class StageLoaded(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_ROW_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    ROWS_IN_TURN_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     weight_bytes: _builtins.int
     kv_bytes_per_token: _builtins.int
     kv_bytes_per_row: _builtins.int
     prefixes: _control_pb2.PrefixSupport.ValueType
+    rows_in_turn: _builtins.bool
     def __init__(
         self,
         *,
@@ -313,10 +315,11 @@ class StageLoaded(_message.Message):
         kv_bytes_per_token: _builtins.int = ...,
         kv_bytes_per_row: _builtins.int = ...,
         prefixes: _control_pb2.PrefixSupport.ValueType = ...,
+        rows_in_turn: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rows_in_turn", b"rows_in_turn", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,7 +31,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.figures = EngineFigures(steps=5, memory=77)
-        self.loaded = engine_pb2.StageLoaded(kv_bytes_per_token=3, kv_bytes_per_row=4)
+        self.loaded = engine_pb2.StageLoaded(kv_bytes_per_token=3, kv_bytes_per_row=4, rows_in_turn=True)
         self.work: list[engine_pb2.EngineCommand] = []
 
     def send_work(self, command: bytes) -> None:
@@ -139,6 +139,7 @@ async def connect(cluster):
         attached = (await stream.next()).attached
         assert (attached.rank, attached.kv_bytes_per_token, attached.kv_bytes_per_row) == (rank, 3, 4)
         assert attached.kv_budget == 1 << 20
+        assert attached.rows_in_turn
         return desk, stream
 
     yield open_stream

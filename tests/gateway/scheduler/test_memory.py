@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.scheduler.actions import MemberMemory, RingFacts
 from gateway.scheduler.memory import BLOCK, Ledger, rounded
+from mesh.composition import MAX_LANES
 
 members = st.lists(
     st.builds(MemberMemory, st.integers(0, 50), st.integers(0, 5000), st.integers(0, 1_000_000)),
@@ -78,3 +80,18 @@ def test_rows_go_to_the_emptiest_lane_and_long_ones_to_a_lane_of_their_own() -> 
         assert lane == row % 2
         ledger.reserve(row, lane, BLOCK)
     assert ledger.place(4 * BLOCK) == 2
+
+
+@pytest.mark.parametrize(
+    ("stages", "in_turn", "lanes"),
+    [(1, False, 1), (1, True, 1), (2, False, 2), (2, True, 3), (3, True, 4), (MAX_LANES, True, MAX_LANES)],
+)
+def test_a_ring_has_a_lane_more_than_stages_where_a_step_costs_what_its_rows_do(
+    stages: int, in_turn: bool, lanes: int
+) -> None:
+    facts = RingFacts(1, (MemberMemory(1, 0, 16 * BLOCK),) * stages, 100, 64, rows_in_turn=in_turn)
+    ledger = Ledger(facts)
+    assert facts.lanes == ledger.regular == lanes
+    for row in range(2 * lanes if lanes < 8 else 0):
+        ledger.reserve(row, ledger.place(BLOCK) or 0, BLOCK)
+    assert lanes > 8 or [ledger.lane_rows(lane) for lane in range(lanes)] == [2] * lanes

@@ -173,6 +173,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([64, 16, 256]),
         budget=st.sampled_from([4000, 20_000, 100_000, 600]),
         support=st.sampled_from(control.PrefixSupport.values()),
+        in_turn=st.booleans(),
     )
     def start(
         self,
@@ -181,9 +182,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk: int,
         budget: int,
         support: control.PrefixSupport.ValueType,
+        in_turn: bool,
     ) -> None:
         members = tuple(MemberMemory(10 + rank, 100 * rank, budget * 10) for rank in range(stages))
-        self.facts_of = RingFacts(0, members, max_rows, chunk, support)
+        self.facts_of = RingFacts(0, members, max_rows, chunk, support, in_turn)
 
     @precondition(lambda self: self.ring is None)
     @rule()
@@ -403,9 +405,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def lanes_follow_rows(self) -> None:
         if self.ring is not None and self.facts_of is not None:
-            lanes = self.ring.composition.lanes()
-            regular = [lane for lane in lanes if lane < self.facts_of.stages]
-            assert len(regular) <= self.facts_of.stages
+            stages = self.facts_of.stages
+            spare = self.facts_of.rows_in_turn and stages > 1
+            assert all(lane < 2 * (stages + spare) for lane in self.ring.composition.lanes())
 
     def teardown(self) -> None:
         """Everything that is still there ends, and then nothing is held."""

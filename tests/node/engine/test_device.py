@@ -75,3 +75,11 @@ def test_a_system_that_refuses_computes_all_the_same(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "sched_param", lambda priority: priority, raising=False)
     monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
     device.compute_in_batches()
+
+
+@pytest.mark.parametrize(("chosen", "in_turn"), [(mx.cpu, True), (mx.gpu, False)])
+def test_a_cpu_computes_rows_in_turn(
+    monkeypatch: pytest.MonkeyPatch, chosen: mx.DeviceType, in_turn: bool
+) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(chosen))
+    assert device.rows_in_turn() is in_turn
