@@ -43,7 +43,9 @@ OPEN_SECONDS, ANNOUNCE_SECONDS = 0.002, 0.0003
 class SimulatedRing:
     """One ring in simulated time. Steps pass the stages in the order of their numbers."""
 
-    def __init__(self, stages: int, rows: int, queue: int, options: argparse.Namespace) -> None:
+    def __init__(
+        self, stages: int, rows: int, queue: int, options: argparse.Namespace, rows_in_turn: bool = False
+    ) -> None:
         self.now = 0.0
         self.cpu = 0.0
         self.steps = self.sampled = self.moved = 0
@@ -62,7 +64,9 @@ class SimulatedRing:
         self._sequence = itertools.count()
         self._scheduler = Scheduler(queue_limit=queue)
         member = MemberMemory(1024, 4096, 1 << 40)
-        self._do(self._scheduler.attach(RingFacts(1, (member,) * stages, rows, 256)))
+        facts = RingFacts(1, (member,) * stages, rows, 256, rows_in_turn=rows_in_turn)
+        self.lanes = facts.lanes
+        self._do(self._scheduler.attach(facts))
 
     @property
     def planner(self) -> StepPlanner:
@@ -193,6 +197,22 @@ def drifting(moves: bool, row_ms: float, change_ms: float, options: argparse.Nam
     }
 
 
+def in_turn(rows: int, spare: bool, options: argparse.Namespace) -> Result:
+    """Three stages that compute the rows of a step one after the other, with a lane for each or one more."""
+    varied = argparse.Namespace(**vars(options) | {"row_ms": 40.0, "step_ms": 24.0})
+    ring = SimulatedRing(3, rows, rows, varied, rows_in_turn=spare)
+    for number in range(rows):
+        ring.submit(Request(f"r{number}", "k", 256, inference.Envelope()))
+    ring.run()
+    assert ring.finished == rows
+    return {
+        "rows": rows,
+        "lanes": ring.lanes,
+        "simulated_tokens_per_second": round(ring.sampled / ring.now, 1),
+        "stages_busy": round(ring.busy / 3 / ring.now, 3),
+    }
+
+
 def many_rings(rings: int, requests: int, options: argparse.Namespace) -> Result:
     """Requests over rings of two stages, each ring on its own: what the schedulers cost together."""
     cpu = steps = sampled = 0.0
@@ -289,6 +309,10 @@ def run(options: argparse.Namespace) -> Result:
         for row_ms, change_ms in ((0.0, 20.0), (2.0, 20.0), (10.0, 20.0), (10.0, 2000.0))
         for moves in (False, True)
     ]
+    progress("rows that are computed in turn")
+    found["in_turn"] = [
+        in_turn(rows, spare, options) for rows in (3, 4, 6, 7, 8, 16, 24) for spare in (False, True)
+    ]
     for requests in (1000, 10_000, int(100_000 * scale)):
         progress(f"{requests} requests on one ring")
         found["waiting"].append(one_ring(4, 64, requests, options))
@@ -321,6 +345,7 @@ def tables(result: Result) -> list[Table]:
         "stages": "stages",
         "rows": "rows, 4 stages",
         "drifting": "32 rows, 4 stages, 2 lanes of which are left without rows",
+        "in_turn": "3 stages that compute rows in turn (40 ms each, 24 ms a step), divided by the stages",
         "waiting": "requests waiting, 4 stages, 64 rows",
         "rings": "rings of 2 stages, 16 rows",
         "routing": "choosing a ring",

@@ -80,7 +80,7 @@ class RingFacts:
 
         One for each stage keeps all of them at work if steps take alike and the way to the next member no
         time. One more makes up for what is not so: it costs what a step takes besides its rows, so it is
-        there only where that is little (docs/decisions/0010-one-lane-more-than-stages.md).
+        there only where that is little (docs/decisions/0011-one-lane-more-than-stages.md).
         """
         spare = self.rows_in_turn and self.stages > 1
         return min(self.stages + spare, MAX_LANES)

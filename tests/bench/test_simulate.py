@@ -28,3 +28,11 @@ def test_more_stages_are_faster_while_links_are_cheap(options):
 
 def test_plans_are_made_by_the_real_planner():
     assert simulate.planning(4, 8)["nodes"] == 32
+
+
+def test_a_lane_more_than_stages_pays_where_rows_are_computed_in_turn(options):
+    for rows, least in ((4, 1.2), (7, 1.1), (16, 1.05), (24, 0.98)):
+        plain, spare = (simulate.in_turn(rows, more, options) for more in (False, True))
+        assert (plain["lanes"], spare["lanes"]) == (3, 4)
+        ratio = spare["simulated_tokens_per_second"] / plain["simulated_tokens_per_second"]
+        assert ratio > least
