@@ -26,6 +26,7 @@ from rostertest import PaperCluster
 from gateway.http.body import parse_object
 from gateway.http.parse import ChatBody, CompletionBody, chat_request, completion_request, parse_body
 from mesh.addresses import parse_address
+from mesh.affinity import affinity
 from mesh.attestation import decode_statement
 from mesh.bootstrap import JoinToken, verify_coordinator_leaf
 from mesh.certificates import (
@@ -432,6 +433,7 @@ def test_what_a_coordinator_prepares(data: bytes) -> None:
     damaged(
         inference_pb2.GenerateRequest(
             model="demo",
+            prompt_cache_key="conversation",
             envelope=inference_pb2.Envelope(
                 clear=inference_pb2.Prompt(
                     chat=inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="x")]),
@@ -453,6 +455,8 @@ def test_what_a_client_asks_over_grpc(data: bytes) -> None:
     if message is not None:
         survives(validate_request, message)
         survives(validate_prompt, message.envelope.clear)
+        survives(affinity, bytes(32), "tenant", message.prompt_cache_key, message.envelope.clear)
+        survives(affinity, bytes(32), "tenant", None, message.envelope.clear)
 
 
 @fuzz()
@@ -472,7 +476,7 @@ def parsed(kind: Any, data: bytes) -> Any:
 
 
 CHAT = (
-    b'{"model":"demo","messages":[{"role":"user","content":[{"type":"text","text":"a"}]}],"stop":["x"],'
+    b'{"model":"demo","prompt_cache_key":"conversation","messages":[{"role":"user","content":[{"type":"text","text":"a"}]}],"stop":["x"],'
     b'"temperature":0.5,"max_tokens":5,"stream":true,"stream_options":{"include_usage":true},"user":"u"}'
 )
 COMPLETION = b'{"model":"demo","prompt":"a","max_tokens":5,"top_p":0.9,"seed":1,"stop":"x","echo":false}'
