@@ -2,7 +2,8 @@
 
 Conversations go on side by side, each asks its next question when its last one is answered. First on rings of
 one and more stages: with prefixes to be found, and with a word of its own in front of every prompt, so that
-nothing is. Then on two rings: a conversation goes to the ring that has its prefix, or to the least busy one.
+nothing is. Then on two rings, with a longer first question in each conversation, as of a document: they go to
+the ring that has their prefix, or to the least busy one.
 """
 
 from __future__ import annotations
@@ -100,8 +101,10 @@ async def _conversation(
     system = prompt(random.Random(0), options.system_words)
     messages: list[dict[str, str]] = []
     replies: list[Reply] = []
-    for _ in range(options.turns):
-        messages.append({"role": "user", "content": prompt(generator, options.words)})
+    document = options.document_words if mode in _ROUTED else 0
+    for turn in range(options.turns):
+        words = options.words + (document if turn == 0 else 0)
+        messages.append({"role": "user", "content": prompt(generator, words)})
         first = secrets.token_hex(4) if mode == "off" else word
         body: dict[str, Any] = {
             "model": _MODEL,
@@ -253,6 +256,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--system-words", type=int, default=256, help="of the system prompt that all share")
     parser.add_argument("--words", type=int, default=48, help="of every question")
+    parser.add_argument("--document-words", type=int, default=96, help="more in first questions, rings")
     parser.add_argument("--tokens", type=int, default=16, help="of every answer")
     parser.add_argument("--pause", type=float, default=0.2, help="seconds at most before a question")
     parser.add_argument("--rounds", type=int, default=3)

@@ -23,11 +23,8 @@ SECRET_BYTES = 32
 SHORTEST = 256
 """Characters of a prompt below which no key is derived from it: too short for a prefix to be kept of it."""
 
-LEEWAY = 0.25
-"""By how much of its rows a ring may be busier than the least busy one and still get what is its own."""
-
-LEEWAY_REQUESTS = 8
-"""The same in requests: a ring with very many rows loses what is its own earlier."""
+MOST_LEEWAY = 4
+"""Requests by which a ring may be busier than the least busy one and still get what is its own, at most."""
 
 _KEY_BYTES = 8
 _LOOKED_AT = 4096
@@ -56,6 +53,11 @@ def ranked(key: bytes, rings: Iterable[T], name: Callable[[T], str], most: int) 
     return heapq.nlargest(most, rings, key=lambda ring: _mixed(number ^ _number(name(ring))))
 
 
+def leeway(rows: int) -> int:
+    """The same for a ring of so many rows: one for every eight, none for a ring of a few rows."""
+    return min(MOST_LEEWAY, (rows + 4) // 8)
+
+
 def choose(loads: Sequence[tuple[int, int]]) -> int:
     """The index of the first ring that is not much busier than the least busy one.
 
@@ -63,9 +65,7 @@ def choose(loads: Sequence[tuple[int, int]]) -> int:
     """
     least = min(requests / rows for requests, rows in loads)
     return next(
-        index
-        for index, (requests, rows) in enumerate(loads)
-        if requests / rows <= least + min(LEEWAY, LEEWAY_REQUESTS / rows)
+        index for index, (requests, rows) in enumerate(loads) if (requests - leeway(rows)) / rows <= least
     )
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rostertest import PaperCluster
 
+from mesh.affinity import leeway
 from mesh.errors import InvalidInput
 from mesh.trust import TrustLevel
 from sealring.client.attempt import Attempts
@@ -57,7 +58,7 @@ def test_the_gateways_hint_moves_a_key_only_off_a_ring_that_is_much_busier(
 ) -> None:
     home, now = chosen(key_of(1), told(rows)), chosen(key_of(1), told(rows, running))
     least = min(running.get(ring, 0) for ring in RINGS)
-    room = least + min(rows / 4, 8)
+    room = least + leeway(rows)
     assert running.get(now, 0) <= room
     if running.get(home, 0) <= room:
         assert now == home
@@ -82,7 +83,7 @@ def test_what_was_sent_since_the_hint_counts_until_it_ends(key: bytes) -> None:
     under_way = [Attempts(question(key)) for _ in range(32)]
     rings = Counter(attempts.next(CLUSTER.roster, loads).ring.id for attempts in under_way)
     assert set(rings) == set(RINGS)
-    assert max(rings.values()) <= 8 + 2
+    assert max(rings.values()) <= 32 / 4 + leeway(8) + 1
     for attempts in under_way:
         attempts.ended()
         attempts.ended()

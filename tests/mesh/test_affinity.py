@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.affinity import LEEWAY, LEEWAY_REQUESTS, SHORTEST, affinity, choose, ranked
+from mesh.affinity import MOST_LEEWAY, SHORTEST, affinity, choose, leeway, ranked
 from sealring.v1 import inference_pb2 as inference
 
 SECRET = bytes(range(32))
@@ -53,7 +53,7 @@ def test_the_chosen_ring_is_the_first_that_is_not_much_busier(loads: list[tuple[
 
     def much_busier(load: tuple[int, int]) -> bool:
         there, rows = load
-        return there / rows > least + LEEWAY or there > least * rows + LEEWAY_REQUESTS + 1e-9
+        return there - leeway(rows) > least * rows + 1e-9
 
     assert not much_busier(loads[at])
     assert all(much_busier(load) for load in loads[:at])
@@ -74,13 +74,17 @@ def test_whatever_keys_come_no_ring_is_overloaded_and_none_is_starved(
         ring = order[choose([(there[each], rows[each]) for each in order])]
         least = min(count / size for count, size in zip(there, rows, strict=True))
         there[ring] += 1
-        assert there[ring] <= least * rows[ring] + min(rows[ring] / 4, LEEWAY_REQUESTS) + 1 + 1e-9
+        assert there[ring] <= least * rows[ring] + leeway(rows[ring]) + 1 + 1e-9
         if ends:
             busiest = max(rings, key=lambda each: there[each] / rows[each])
             there[busiest] -= 1
     if len(set(rows)) == 1 and not any(ends for _, ends in events):
-        most = len(events) / len(rows) + min(rows[0] / 4, LEEWAY_REQUESTS) + 1
+        most = len(events) / len(rows) + leeway(rows[0]) + 1
         assert max(there, default=0) <= math.ceil(most)
+
+
+def test_the_leeway_follows_the_rows_and_ends() -> None:
+    assert [leeway(rows) for rows in (1, 3, 4, 11, 12, 16, 28, 256)] == [0, 0, 1, 1, 2, 2, 4, MOST_LEEWAY]
 
 
 def chat(*contents: str) -> inference.Prompt:
