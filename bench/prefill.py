@@ -1,7 +1,8 @@
 """Long prompts: time to the first token on N stages against one, and what running streams feel of it.
 
 Stages have a core each, as in `scaling`. The second part runs streams on the longest ring, undisturbed and
-while a long prompt prefills, and compares the p95 of the time between tokens.
+while a long prompt prefills, and compares the p95 of the time between tokens. A stream's steps take longer
+the longer it has run, so undisturbed are as many seconds before the prompt and after it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ async def _prompt(url: str, tokens: int, max_tokens: int = 2, into: Reply | None
 
 
 async def _streams(url: str, options: argparse.Namespace) -> Result:
-    """Streams that run all the time; the gaps between their tokens before and during a long prefill."""
+    """Streams that run all the time; the gaps between their tokens beside a long prefill, and around it."""
     replies = [Reply(time.perf_counter()) for _ in range(options.stream_rows)]
     running = [asyncio.create_task(_prompt(url, 16, options.stream_tokens, one)) for one in replies]
     await asyncio.sleep(options.settle)
@@ -80,14 +81,20 @@ async def _streams(url: str, options: argparse.Namespace) -> Result:
     quiet_to = time.perf_counter()
     long = await _prompt(url, options.beside_tokens or options.tokens)
     busy_to = long.arrivals[0] if long.arrivals else time.perf_counter()
+    after_from = time.perf_counter()
+    await asyncio.sleep(options.quiet)
+    after_to = time.perf_counter()
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
-    quiet = [gap for one in replies for gap in _gaps(one, quiet_from, quiet_to)]
+    before = [gap for one in replies for gap in _gaps(one, quiet_from, quiet_to)]
+    after = [gap for one in replies for gap in _gaps(one, after_from, after_to)]
     busy = [gap for one in replies for gap in _gaps(one, quiet_to, busy_to)]
     return {
         "rows": options.stream_rows,
-        "quiet_ms": summary([gap * 1e3 for gap in quiet]),
+        "quiet_ms": summary([gap * 1e3 for gap in before + after]),
+        "before_ms": summary([gap * 1e3 for gap in before]),
+        "after_ms": summary([gap * 1e3 for gap in after]),
         "beside_prefill_ms": summary([gap * 1e3 for gap in busy]),
         "prefill_seconds": round(busy_to - quiet_to, 3),
     }
@@ -123,12 +130,19 @@ def tables(result: Result) -> list[Table]:
     streams = result["streams"]
     gaps = [
         [name, *(streams[key].get(part, "") for part in ("count", "mean", "p50", "p95", "max"))]
-        for name, key in (("undisturbed", "quiet_ms"), ("beside a prefill", "beside_prefill_ms"))
+        for name, key in (
+            ("undisturbed, before", "before_ms"),
+            ("undisturbed, after", "after_ms"),
+            ("undisturbed", "quiet_ms"),
+            ("beside a prefill", "beside_prefill_ms"),
+        )
     ]
     return [
         Table(f"prompt of {result['tokens']} tokens", ["stages", "s", "tok/s", "times one"], rows),
         Table(
-            f"{streams['rows']} streams, ms between tokens", ["", "count", "mean", "p50", "p95", "max"], gaps
+            f"{streams['rows']} streams, ms between tokens, {streams['prefill_seconds']} s of prefill",
+            ["", "count", "mean", "p50", "p95", "max"],
+            gaps,
         ),
     ]
 
@@ -158,7 +172,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream-rows", type=int, default=4)
     parser.add_argument("--stream-tokens", type=int, default=4000)
     parser.add_argument("--settle", type=float, default=5.0, help="seconds before streams are watched")
-    parser.add_argument("--quiet", type=float, default=10.0, help="seconds that streams run undisturbed")
+    parser.add_argument(
+        "--quiet", type=float, default=10.0, help="seconds that streams run undisturbed, before and after"
+    )
 
 
 BENCHMARK = Benchmark(

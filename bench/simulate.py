@@ -137,7 +137,7 @@ class SimulatedRing:
             return
         done = self._rows.done()
         if not done.outputs:
-            self._at(head_done, "executed", step.number)
+            self._at(head_done + ANNOUNCE_SECONDS, "done", done)
             return
         self.sampled += len(done.outputs)
         self._at(at + ANNOUNCE_SECONDS, "done", done)

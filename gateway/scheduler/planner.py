@@ -1,8 +1,8 @@
 """The steps of one epoch: which rows are prefilled, stepped, admitted and evicted, and in what order.
 
 Lanes take turns, and each has at most two steps announced. While any run, prefill keeps to a budget
-(gateway.scheduler.budget); when nothing decodes, prefill steps go back to back, as many as fill the pipeline
-and one more.
+(gateway.scheduler.budget, gateway.scheduler.crowd); when nothing decodes, prefill steps go back to back, as
+many as fill the pipeline and one more. In a rush, rows that are through are held until the others are.
 Evictions that belong to no lane's own step ride on the next step of any kind.
 
 A row at its limit is not stepped again, and not evicted before its last token is there: its lane waits for
@@ -24,6 +24,8 @@ from gateway.scheduler.actions import RingFacts
 from gateway.scheduler.balance import Balance
 from gateway.scheduler.budget import PrefillBudget
 from gateway.scheduler.changes import ChangeCost
+from gateway.scheduler.chunkcost import LonePrefill
+from gateway.scheduler.crowd import Crowd
 from gateway.scheduler.lane import ANNOUNCED, Lane
 from gateway.scheduler.memory import Ledger
 from gateway.scheduler.prefill import PrefillLine
@@ -36,7 +38,7 @@ from sealring.v1 import control_pb2 as control
 EXTENSION = 1024
 """Tokens that a row without a limit of its own reserves at a time."""
 
-BURST = 8
+BURST = 16
 """Prefill steps under way at most beside running lanes, in a ring of fewer stages."""
 
 
@@ -72,8 +74,11 @@ class StepPlanner:
         self._lanes = [Lane(number) for number in range(self.ledger.lanes)]
         self._turns = Turns()
         self.prefixes = PrefixCache(self.ledger, ring.prefixes)
-        self._line = PrefillLine(self.prefixes.prepare)
-        self._budget = PrefillBudget(ring.prefill_chunk)
+        self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk)
+        self._budget = PrefillBudget(ring.prefill_chunk, ring.stages)
+        self._lone = LonePrefill(self._budget.cost, ring.stages)
+        self._crowd = Crowd()
+        self._held: list[Row] = []
         self._changing = ChangeCost()
         self._balance = Balance(self.ledger, self._changing)
         self._before = (0, 0, 0)
@@ -182,12 +187,15 @@ class StepPlanner:
         if step.lane is not None:
             self._measure(step, step.lane, now)
             self._turns.wake(step.lane)
+        else:
+            self._lone.done(number, step.sampled, now)
+        self._crowd.tick(now, bool(len(self._line)) and self._line.todo.short)
         return step
 
     def _measure(self, step: Announced, lane: Lane, now: float) -> None:
         if step.follows:
             steps, tokens, changes = (new - old for new, old in zip(step.before, lane.before, strict=True))
-            self._budget.measure(now - lane.done_at, steps, tokens)
+            self._budget.measure(now - lane.done_at, steps, tokens, self._running_rows)
             if not steps:
                 self._changing.measure(now - lane.done_at, changes, self.ledger.sizes()[0])
         lane.done_at, lane.before = now, step.before
@@ -205,9 +213,32 @@ class StepPlanner:
 
     def tokens_out(self, step: Announced) -> None:
         """Must follow once the outputs of a step that is done have been looked at, and rows closed."""
+        held = step.lane is None and self._rush()
         for row in step.first:
             if row.phase is Phase.PREFILLED:
-                self._ready(row)
+                if held:
+                    self._held.append(row)
+                else:
+                    self._ready(row)
+
+    def _rush(self) -> bool:
+        """Whether prompts go first, and rows that are through wait for them."""
+        if not (len(self._line) and self._line.todo.short):
+            return False
+        return self._crowd.rush(self._line.crowd(self.waiting), self._running_rows)
+
+    @property
+    def _running_rows(self) -> int:
+        """About how many rows decode; one at least."""
+        return max(1, self.ledger.rows - len(self._line) - len(self._held))
+
+    def _release(self) -> None:
+        """Lets rows decode that were held."""
+        if self._held and not self._rush():
+            for row in self._held:
+                if row.phase is Phase.PREFILLED:
+                    self._ready(row)
+            self._held.clear()
 
     def sweep(self) -> None:
         """Frees lanes of which nothing more is wanted. Must come before rows are started."""
@@ -217,11 +248,13 @@ class StepPlanner:
     def steps(self) -> Iterator[control.Step]:
         """Everything that can be announced now."""
         self._extend()
+        self._release()
         while True:
             step = self._next_prefill() or self._next_decode()
             if step is None:
                 break
             yield step
+            self._release()
         if self._dropped and not self.under_way:
             yield self._step([])
 
@@ -239,7 +272,8 @@ class StepPlanner:
         running = len(self._turns)
         if self._prefills_outstanding >= max(self._ring.stages + 1, BURST if running else 0):
             return None
-        tokens = self._prefill_tokens() if running else self._ring.prefill_chunk
+        todo = self._line.todo
+        tokens = self._prefill_tokens() if running else self._budget.alone(todo.tokens, todo.rows)
         if not tokens:
             return None
         step = self._step([])  # before the chunks, lest it drops a prefix that one of them begins with
@@ -247,7 +281,7 @@ class StepPlanner:
         for row, chunk in chunks:
             self.prefixes.chunk(row, chunk.start)
         step.prefill.chunks.extend(chunk for _, chunk in chunks)
-        self._count_prefill(sum(chunk.end - chunk.start for _, chunk in chunks), bool(running))
+        self._count_prefill(step.number, sum(chunk.end - chunk.start for _, chunk in chunks), bool(running))
         first = [each for row, _ in chunks if not row.remaining for each in row.group]
         ending = [row for row in first if row.limit == 1]
         self._prefills_outstanding += 1
@@ -255,7 +289,7 @@ class StepPlanner:
         under_way[step.number] = Announced(step.number, None, 0, first, ending)
         # a decode step that has to wait for these rows' first token stalls the stages behind the head,
         # unless they have nothing else to do
-        early = self._ring.stages == 1 or not (running or len(self._line))
+        early = (self._ring.stages == 1 and not self._rush()) or not (running or len(self._line))
         for row in first:
             row.phase = Phase.PREFILLED
             if early and row.limit > 1:
@@ -264,16 +298,18 @@ class StepPlanner:
 
     def _prefill_tokens(self) -> int:
         """What the next prefill step may have beside running lanes."""
-        running = max(1, self.ledger.rows - len(self._line))
-        return self._budget.tokens(
-            self._rounds, self._line.crowd(self._ring.prefill_chunk, self.waiting) / running
-        )
+        todo = self._line.todo
+        running = self._running_rows
+        share = self._crowd.share(self._line.crowd(self.waiting), running, todo.short)
+        return self._budget.tokens(self._rounds, len(self._turns), share, (todo.tokens, todo.rows), running)
 
-    def _count_prefill(self, tokens: int, beside: bool) -> None:
+    def _count_prefill(self, number: int, tokens: int, beside: bool) -> None:
         steps, before, changes = self._before
         self._before = steps + 1, before + tokens, changes
         if beside:
-            self._budget.spend(tokens)
+            self._budget.spend()
+        else:
+            self._lone.announced(number, tokens)
 
     def _next_decode(self) -> control.Step | None:
         while (lane := next(iter(self._turns), None)) and lane.outstanding < ANNOUNCED:
@@ -301,6 +337,7 @@ class StepPlanner:
             self._parked(lane, moving)
             self._before = (*self._before[:2], self._before[2] + 1)
         step.decode.lane = lane.number
+        self._lone.broken()
         follows = lane.outstanding > 0
         ending = lane.count_step()
         self._latest[lane.number] = self._sampled[step.number] = Announced(

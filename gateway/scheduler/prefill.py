@@ -1,56 +1,82 @@
 """Which chunks go into the next prefill step.
 
-A step has a budget of tokens (gateway.scheduler.budget); no chunk is longer, and chunks end at its multiples.
-Chunks of several prompts share a step as long as they keep to it together. Every other step begins with the
-oldest prompt and the others with the one that has least to go, so short prompts do not wait behind long ones
-and long ones get at least half of the steps. A row's first chunk goes only after those of all rows with lower
-numbers (mesh.composition demands it).
+A step has a budget of tokens (gateway.scheduler.budget); no chunk is longer, and a prompt of a few chunks is
+cut into equal ones. Chunks of several prompts share a step as long as they keep to it together. Every other
+step begins with the oldest prompt and the others with the one that has least to go, so short prompts do not
+wait behind long ones and long ones get at least half of the steps. A row's first chunk goes only after those
+of all rows with lower numbers (mesh.composition demands it).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from gateway.scheduler.row import Row
 from mesh.composition import MAX_CHUNKS
 from sealring.v1 import control_pb2 as control
 
+_FEW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Todo:
+    """What waits in line: `tokens` of so many `rows` (of all of the prompt where it is one), `crowd` as how
+    many short prompts they count, and whether there is a `short` one, of no more than a chunk."""
+
+    tokens: int
+    rows: int
+    crowd: float
+    short: bool
+
 
 class PrefillLine:
     """Rows with chunks to come, by rising number. Those whose first chunk went are always in front."""
 
-    def __init__(self, prepare: Callable[[Row], None]) -> None:
-        """`prepare` finds out where a row begins that may be the next to."""
+    def __init__(self, prepare: Callable[[Row], None], chunk: int) -> None:
+        """`prepare` finds out where a row begins that may be the next to; `chunk` is the longest allowed."""
         self._prepare = prepare
+        self._chunk = chunk
         self._rows: dict[int, Row] = {}
         self._oldest_turn = True
-        self._crowd: float | None = None
+        self._todo: Todo | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add(self, row: Row) -> None:
         self._rows[row.number] = row
-        self._crowd = None
+        self._todo = None
 
     def discard(self, row: Row) -> None:
         self._rows.pop(row.number, None)
-        self._crowd = None
+        self._todo = None
 
     @property
     def unstarted(self) -> int:
         return sum(1 for row in self._rows.values() if not row.begun)
 
-    def crowd(self, chunk: int, waiting: int) -> float:
+    @property
+    def todo(self) -> Todo:
+        if self._todo is None:
+            rows = list(self._rows.values())
+            whole = [row.prompt_tokens - (row.reused if row.begun else row.prefilled) for row in rows]
+            self._todo = Todo(
+                tokens=whole[0] if len(rows) == 1 else sum(row.remaining for row in rows),
+                rows=len(rows),
+                crowd=sum(min(1.0, self._chunk / row.remaining) for row in rows),
+                short=any(tokens <= self._chunk for tokens in whole),
+            )
+        return self._todo
+
+    def crowd(self, waiting: int) -> float:
         """How many prompts wait here and, as `waiting`, elsewhere, besides the first; one of several chunks
         counts for as little as a chunk does for it, and those elsewhere as much as those here."""
-        if self._crowd is None:
-            self._crowd = sum(min(1.0, chunk / row.remaining) for row in self._rows.values())
-        return max(0.0, self._crowd * (1 + waiting / len(self._rows)) - 1)
+        return max(0.0, self.todo.crowd * (1 + waiting / max(1, self.todo.rows)) - 1)
 
     def take(self, tokens: int) -> list[tuple[Row, control.Chunk]]:
         """The chunks of the next step, by rising row number. Rows that end with it leave the line."""
-        self._crowd = None
+        self._todo = None
         picked = sorted(self._pick(tokens), key=lambda row: row.number)
         chunks = []
         for row in picked:
@@ -109,6 +135,8 @@ class PrefillLine:
 
 
 def _length(row: Row, tokens: int) -> int:
-    """Up to the end of the prompt or the row's next cut, or to the next multiple of `tokens`."""
+    """Up to the end of the prompt or the row's next cut, in equal parts if it takes a few."""
     cut = next((cut for cut in row.cuts if cut > row.prefilled), row.prompt_tokens)
-    return min(tokens - row.prefilled % tokens, cut - row.prefilled)
+    left = cut - row.prefilled
+    parts = -(-left // tokens)
+    return -(-left // parts) if parts <= _FEW else tokens
