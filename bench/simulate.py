@@ -294,6 +294,8 @@ def planning(stages: int, replicas: int) -> Result:
 
 
 def run(options: argparse.Namespace) -> Result:
+    from bench import simulate_prefill  # which builds on this module
+
     gc.freeze()
     scale = options.scale
     found: Result = {"stages": [], "rows": [], "waiting": [], "rings": [], "routing": [], "planning": []}
@@ -303,6 +305,8 @@ def run(options: argparse.Namespace) -> Result:
     for rows in (4, 16, 64, 256):
         progress(f"{rows} rows")
         found["rows"].append(one_ring(4, rows, int(2000 * scale), options))
+    progress("prefill")
+    found |= simulate_prefill.run()
     progress("lanes that drift apart")
     found["drifting"] = [
         drifting(moves, row_ms, change_ms, options)
@@ -344,6 +348,8 @@ def tables(result: Result) -> list[Table]:
     titles = {
         "stages": "stages",
         "rows": "rows, 4 stages",
+        "beside": "a long prompt beside streams",
+        "crowds": "short prompts all at once",
         "drifting": "32 rows, 4 stages, 2 lanes of which are left without rows",
         "in_turn": "3 stages that compute rows in turn (40 ms each, 24 ms a step), divided by the stages",
         "waiting": "requests waiting, 4 stages, 64 rows",

@@ -41,13 +41,16 @@ CHANGED_CLEAN_EVERY = 4
 PROBE_EVERY = 96
 """Rounds with little prefill after which one has twice as much, to see what it costs."""
 
+TRIED_EVERY = 3.0
+"""Rounds between little prefills before it was seen that rounds bear them."""
+
 EVEN = 0.25
 """A little in every round is preferred to much in a few if it is believed to be this much as fast."""
 
 _RETRY_ROUNDS = 500
 _SAMPLES = 24
 _WHOLE = 1e-6  # of a round, summed up from its lanes' parts
-_CLEAR = 0.5  # of a round: what is longer by that tells what steps cost
+_SURELY = 0.8  # of what is allowed, for what is only believed
 _OTHER = 0.25  # of the rows that ran
 _HIDDEN = 0.5  # of a lane's part of a round
 
@@ -86,7 +89,7 @@ class PrefillBudget:
         elif self._own:
             longer = seconds - self._round()
             self._even.measure(longer, tokens)
-            if tokens != self._even.tokens or longer > _CLEAR * self._round():
+            if tokens != self._even.tokens or longer > SHARE * self._round():
                 self.cost.add(tokens / steps, self._step_seconds(longer, steps))
 
     def alone(self, tokens: int, rows: int) -> int:
@@ -155,16 +158,13 @@ class PrefillBudget:
         """A little in every round, if that is possible and not much slower than to save up."""
         even = self._even
         if not even.tokens:
-            believed = self.cost.within(seconds, self._largest) if self.cost.known else 1
-            if self._opened < self._retry_even or self._slow(believed, seconds):
+            if self._opened < self._retry_even or not self._begin_even(seconds):
                 return False
-            even.begin(believed // 2)
-        if not even.judge(seconds, lanes, self._largest * lanes) or (
-            even.settled and self._slow(even.tokens, seconds)
-        ):
-            even.stop()
-            self._retry_even = self._opened + _RETRY_ROUNDS
-            return False
+        elif not even.judge(seconds, lanes, self._largest * lanes):
+            if not (even.fresh and self._begin_even(seconds)):
+                return self._give_up()
+        elif even.settled and self._slow(even.tokens, seconds):
+            return self._give_up()
         tokens = even.tokens
         # a step that takes longer than a lane's holds up what follows it in every stage
         wanted = min(ceil(self._stages * SHARE), tokens // max(1, ceil(self.cost.ratio)))
@@ -175,9 +175,24 @@ class PrefillBudget:
         if even.settled and self._opened >= self._probe_at:
             self._probe_at = self._opened + PROBE_EVERY
             self._set(1.0, min(self._largest, 2 * tokens), 1)
+        elif even.fresh:
+            self._set(TRIED_EVERY, size, parts)
         else:
             self._set(1 / parts, size, 1)
         return True
+
+    def _begin_even(self, seconds: float) -> bool:
+        """Begins with a third of what is believed to be possible, and less than was tried."""
+        believed = self.cost.within(_SURELY * seconds, self._largest) if self.cost.known else 1
+        if self._slow(believed, seconds) or 0 < self._even.tokens <= believed:
+            return False
+        self._even.begin(believed // 3)
+        return True
+
+    def _give_up(self) -> bool:
+        self._even.stop()
+        self._retry_even = self._opened + _RETRY_ROUNDS
+        return False
 
     def _slow(self, tokens: int, seconds: float) -> bool:
         size, steps = self._saved(seconds * SPREAD)

@@ -130,7 +130,7 @@ class ChunkCost:
         fixed, each = self.line()
         tokens, seconds = seen.at
         off = seconds / max(_TINY, fixed + each * tokens)
-        return max(0.1, min(off, 10.0)) ** (_FORGET ** (self._count - seen.count))
+        return float(max(0.1, min(off, 10.0)) ** (_FORGET ** (self._count - seen.count)))
 
 
 def _size(tokens: float) -> int:

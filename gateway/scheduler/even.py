@@ -8,11 +8,12 @@ nothing of what more would: it is tried, until it is too much, and again now and
 from __future__ import annotations
 
 _ENOUGH = 4
-"""Rounds of every lane before a number of tokens is judged; half of them do where it is far too many."""
+"""Rounds of every lane before a number of tokens is judged; fewer do where it is far too many."""
 
 _TOLERATED = 1.1  # times what is allowed
-_FAR = 1.5
+_FAR = 1.25
 _ROOM = 0.5  # of what is allowed; with less there is room for many more
+_LITTLE_LESS = 0.9
 _RETRY = 30
 """Judgements after which it is tried again whether a little more is too much."""
 
@@ -23,12 +24,16 @@ class EvenShare:
     def __init__(self) -> None:
         self.tokens = 0
         self.settled = False
+        self.fresh = False
+        """Whether nothing is known yet of how it goes."""
         self._longer: list[float] = []
         self._too_many = 0
         self._judged = 0
+        self._over = 0.0  # how many times too long rounds were when last judged, if they were
 
     def begin(self, tokens: int) -> None:
         self.tokens, self._too_many, self._judged, self.settled = max(1, tokens), 0, 0, False
+        self._over, self.fresh = 0.0, True
         self._longer.clear()
 
     def stop(self) -> None:
@@ -40,9 +45,9 @@ class EvenShare:
             self._longer.append(longer)
 
     def judge(self, allowed: float, lanes: int, most: int) -> bool:
-        """Adapts to so many seconds a round; False when even one token is too much."""
+        """Adapts to so many seconds a round; False when that is not possible, or not with what was begun."""
         count = len(self._longer)
-        if count < _ENOUGH * lanes / 2:
+        if count < (lanes if self.fresh else _ENOUGH * lanes / 2):
             return True
         # a median would overlook the worse half
         times = sorted(self._longer)[count * 7 // 10] / max(allowed, 1e-9)
@@ -51,11 +56,14 @@ class EvenShare:
         self._longer.clear()
         self._judged += 1
         if times > _TOLERATED:
-            if self.tokens == 1:
+            if self.fresh or self.tokens == 1 or times > _LITTLE_LESS * self._over > 0:
                 return False
+            self._over = times
             self._too_many, self._judged = self.tokens, 0
             self.tokens = max(1, min(self.tokens - 1, int(self.tokens / times)))
-        elif times < 1:
+            return True
+        self._over, self.fresh = 0.0, False
+        if times < 1:
             self._more(times, most)
         else:
             self.settled = True

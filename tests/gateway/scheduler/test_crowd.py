@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import itertools
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.simulate import SimulatedRing
-from gateway.scheduler import Action, AnnounceStep, Deliver, Finish, Request
+from bench.simulate_prefill import FAST, SLOW, Costs, WatchedRing
 from gateway.scheduler.budget import SHARE
 from gateway.scheduler.crowd import (
     CROWD,
@@ -21,62 +17,12 @@ from gateway.scheduler.crowd import (
     RUSH_SHARE,
     Crowd,
 )
-from sealring.v1 import inference_pb2 as inference
-
-SLOW = {"step_ms": 12.0, "row_ms": 22.0, "prefill_ms": 21.0, "token_us": 13_500.0}  # three CPU stages
-FAST = {"step_ms": 20.0, "prefill_ms": 20.0, "token_us": 80.0}  # a GPU
-
-
-class Ring(SimulatedRing):
-    """Remembers when tokens came and what was prefilled in which steps."""
-
-    def __init__(self, stages: int, costs: dict[str, float], rows: int = 64) -> None:
-        names = ("step_ms", "row_ms", "prefill_ms", "token_us", "change_ms")
-        options = dict.fromkeys(names, 0.0) | {"link_ms": 0.5, **costs}
-        self.prompts: dict[str, int] = {}
-        self.asked: dict[str, float] = {}
-        self.arrivals: dict[str, list[float]] = {}
-        self.finishes: dict[str, float] = {}
-        self.chunks: list[tuple[float, list[int]]] = []
-        super().__init__(stages, rows, 1000, argparse.Namespace(**options))
-
-    def prompt_tokens(self, request: Request) -> int:
-        return self.prompts[request.id]
-
-    def ask(self, name: str, prompt: int, answer: int) -> None:
-        self.prompts[name], self.asked[name] = prompt, self.now
-        self.submit(Request(name, "key", answer, inference.Envelope()))
-
-    def _do(self, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Deliver):
-                for request, *_ in action.pieces:
-                    self.arrivals.setdefault(request.id, []).append(self.now)
-            elif isinstance(action, Finish):
-                self.finishes[action.request.id] = self.now
-            elif isinstance(action, AnnounceStep) and action.step.prefill.chunks:
-                sizes = [chunk.end - chunk.start for chunk in action.step.prefill.chunks]
-                self.chunks.append((self.now, sizes))
-        super()._do(actions)
-
-    def first_tokens(self) -> list[float]:
-        return sorted(times[0] - self.asked[name] for name, times in self.arrivals.items())
-
-    def gaps(self, name: str, begin: float = 0.0) -> list[float]:
-        inside = [time for time in self.arrivals[name] if time >= begin]
-        return sorted(after - before for before, after in itertools.pairwise(inside))
-
-
-def streams(ring: Ring, count: int) -> None:
-    for number in range(count):
-        ring.ask(f"stream{number}", 16, 100_000)
-    ring.run(until=lambda: len(ring.arrivals.get("stream0", ())) > 60)
 
 
 @pytest.mark.parametrize(("stages", "count"), [(1, 16), (2, 16), (3, 24)])
 def test_a_crowd_on_an_idle_ring_has_its_first_tokens_early(stages: int, count: int) -> None:
     """The last first token comes little later than prefill alone would take, and the mean in about half."""
-    ring = Ring(stages, SLOW)
+    ring = WatchedRing(stages, SLOW)
     for number in range(count):
         ring.ask(f"r{number}", 28, 16)
     ring.run()
@@ -88,18 +34,18 @@ def test_a_crowd_on_an_idle_ring_has_its_first_tokens_early(stages: int, count: 
 
 
 def test_rows_of_a_rush_wait_for_the_others_and_no_longer_than_it_lasts() -> None:
-    ring = Ring(3, SLOW)
+    ring = WatchedRing(3, SLOW)
     for number in range(64):
         ring.ask(f"r{number}", 60, 8)
     ring.run()
     round_seconds = 64 * 22 / 1e3 / 3
     for name in ring.arrivals:
-        assert ring.gaps(name)[-1] <= RUSH_SECONDS + (1 + MOST) * round_seconds * 2
+        assert ring.gaps(0.0, ring.now, name)[-1] <= RUSH_SECONDS + (1 + MOST) * round_seconds * 2
 
 
 def test_one_short_prompt_does_not_wait_long_beside_streams() -> None:
-    ring = Ring(3, SLOW)
-    streams(ring, 4)
+    ring = WatchedRing(3, SLOW)
+    ring.stream(4)
     ring.ask("short", 200, 2)
     ring.run(until=lambda: "short" in ring.arrivals)
     alone = (21 + 200 * 13.5) / 1e3
@@ -107,28 +53,28 @@ def test_one_short_prompt_does_not_wait_long_beside_streams() -> None:
 
 
 @pytest.mark.parametrize(("stages", "rows", "costs"), [(3, 8, SLOW), (2, 32, FAST)])
-def test_streams_go_on_beside_a_crowd(stages: int, rows: int, costs: dict[str, float]) -> None:
+def test_streams_go_on_beside_a_crowd(stages: int, rows: int, costs: Costs) -> None:
     """Less than a rush's worth of prompts for every row: rounds stay within what short prompts may take."""
-    ring = Ring(stages, costs)
-    streams(ring, rows)
+    ring = WatchedRing(stages, costs)
+    ring.stream(rows)
     begun = ring.now
-    usual = ring.gaps("stream0", begun / 2)[-1]
+    usual = ring.gaps(begun / 2, begun)[-1]
     for number in range(rows // 2):
         ring.ask(f"r{number}", 28, 2)
     ring.run(until=lambda: len(ring.arrivals) == rows + rows // 2)
-    late = ring.gaps("stream0", begun)
+    late = ring.gaps(begun, ring.now)
     assert late[len(late) // 2] <= (1 + MOST) * 1.5 * usual
     assert late[-1] <= 4 * (1 + MOST) * usual
 
 
 def test_a_long_prompt_gets_on_while_short_ones_keep_coming() -> None:
     """It has every other step, so a stream of short prompts does not hold it up for ever."""
-    ring = Ring(2, FAST, rows=8)
+    ring = WatchedRing(2, FAST, rows=8)
     ring.ask("long", 4096, 2)
     for number in range(300):
         ring.ask(f"r{number}", 200, 4)
     ring.run(until=lambda: "long" in ring.arrivals)
-    assert sum(name.startswith("r") for name in ring.finishes) <= 150
+    assert sum(name.startswith("r") for name in ring.ends) <= 150
 
 
 waits = st.lists(
@@ -179,19 +125,19 @@ def test_a_few_prompts_are_no_crowd() -> None:
     ),
 )
 def test_everybody_is_served_whatever_comes(
-    stages: int, costs: dict[str, float], arrivals: list[tuple[float, int, int]]
+    stages: int, costs: Costs, arrivals: list[tuple[float, int, int]]
 ) -> None:
     """And no row, once it has begun, waits longer for a token than a rush and the rounds after it allow."""
-    ring = Ring(stages, costs, rows=8)
+    ring = WatchedRing(stages, costs, rows=8)
     for number, (later, prompt, answer) in enumerate(arrivals):
         at = ring.now + later
         ring.run(until=lambda at=at: not ring._events or ring._events[0][0] > at)
         ring.now = max(ring.now, at)
         ring.ask(f"r{number}", prompt, answer)
     ring.run()
-    assert len(ring.finishes) == len(arrivals)
+    assert len(ring.ends) == len(arrivals)
     assert all(len(ring.arrivals[f"r{number}"]) == each[2] for number, each in enumerate(arrivals))
     longest = (costs["token_us"] * 256 / 1e6 + costs["prefill_ms"] / 1e3) * 8
     for name, times in ring.arrivals.items():
         if len(times) > 1:
-            assert ring.gaps(name)[-1] <= RUSH_SECONDS + longest
+            assert ring.gaps(0.0, ring.now, name)[-1] <= RUSH_SECONDS + longest

@@ -197,7 +197,7 @@ def test_running_lanes_step_between_chunks() -> None:
     work = "".join(driver.work()[before:])
     assert work.count("p") >= 100
     gaps = [gap for gap in work.split("p")[1:-1] if gap]
-    assert all(set(gap) == {"0", "1"} and gap.count("0") == gap.count("1") for gap in gaps)
+    assert all(abs(gap.count("0") - gap.count("1")) <= 1 for gap in gaps)
     assert "p" * (BURST + 1) not in work
 
 
