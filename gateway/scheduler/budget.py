@@ -97,13 +97,14 @@ class PrefillBudget:
 
         k steps of c seconds are through N stages after (k + N - 1) c, and the prompts that end with them
         after about (k / 2 + N - 1/2) c in the mean; both are least for steps whose fixed costs together are
-        as much as the rest of those that fill the pipeline.
+        as much as the rest of those that fill the pipeline. Short prompts are not cut while others wait.
         """
         turns = self._stages - 1 if rows == 1 else 2 * self._stages - 1
         if not turns:
             return self._largest
         ratio = self.cost.ratio
-        return max(1, min(self._largest, ceil(max(ratio, sqrt(tokens * ratio / turns)))))
+        least = ratio if rows == 1 else max(ratio, tokens / rows)  # whole prompts, where there are several
+        return max(1, min(self._largest, ceil(max(least, sqrt(tokens * ratio / turns)))))
 
     def tokens(self, rounds: float, lanes: int, share: float, todo: tuple[int, int], rows: int = 1) -> int:
         """The most tokens that a prefill step may have now; 0: none yet.
