@@ -26,7 +26,7 @@ from bench.frame import Benchmark, Result, Table
 from bench.models import by_name
 from mesh.composition import ResolvedStep
 from node.engine import device, params
-from node.engine.epoch import Epoch
+from node.engine.epoch import Allowance, Epoch
 from node.engine.logprobs import Asking, TokenLogprobs
 from node.engine.main import _SWITCH_SECONDS
 from node.engine.staging import Stage, random_stage
@@ -71,6 +71,7 @@ def run_engine(stage: Stage, prompt: list[int], tokens: int, rows: int) -> tuple
         stage,
         prefill_chunk=CHUNK,
         max_rows=rows,
+        allowance=Allowance(0, 0, 0),
         channel=None,
         prompts=prompts,
         on_fault=lambda error: (faults.append(error), prompts.done.put((0, [], 0.0))),

@@ -170,6 +170,7 @@ class Ring:
                     size=self.size,
                     prefill_chunk=2048,
                     max_rows=lanes * rows,
+                    kv_budget=1 << 60,
                 )
                 member.send(open_epoch=opening)
                 if ends:

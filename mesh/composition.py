@@ -22,6 +22,7 @@ MAX_CHUNKS = 64
 MAX_PARAMS_BYTES = 1 << 20
 MAX_PREFIXES = 1024
 MAX_CHOICES = 8
+MAX_CHANGES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,13 @@ class Composition:
         self._highest_prefix = 0
         self._digest_of_rows: bytes | None = None
         self._digest_of_prefixes: bytes | None = None
+        self._tokens = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that caches hold: of rows in prefill, of kept prefixes, and of each lane its rows times the
+        longest of them, since a lane's caches are as long as its longest row for all."""
+        return self._tokens
 
     @property
     def last_step(self) -> int:
@@ -176,6 +184,8 @@ class Composition:
         """
         if step.number != self._last_step + 1:
             raise _bad(f"step {step.number} follows step {self._last_step}")
+        if len(step.changes) > MAX_CHANGES:
+            raise _bad(f"step {step.number} has more than {MAX_CHANGES} changes")
         self._last_step = step.number
         changes = tuple(self._change(change) for change in step.changes)
         _check_order(changes)
@@ -197,8 +207,15 @@ class Composition:
             sampled = rows
         else:
             sampled = ()
+        self._tokens = self._count() if changes or chunks else self._tokens + len(rows)
         digest = self._digest(lane, chunks)
         return ResolvedStep(step.number, digest, changes, chunks, lane, rows, sampled)
+
+    def _count(self) -> int:
+        alone = sum(done for done, _ in self._prefilling.values()) + sum(self._prefixes.values())
+        return alone + sum(
+            len(rows) * max(self._held(row, lane) for row in rows) for lane, rows in self._lanes.items()
+        )
 
     def _change(self, change: control.Change) -> Change:
         kind = change.WhichOneof("change")

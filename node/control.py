@@ -20,7 +20,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from mesh.certificates import Role, key_hash
-from mesh.composition import MAX_CHOICES
+from mesh.composition import MAX_CHANGES, MAX_CHOICES
 from mesh.errors import (
     DeadlineExceeded,
     EpochEnded,
@@ -155,6 +155,8 @@ class GatewayStream:
         message = parse_request(request)
         what = message.WhichOneof("message")
         if what == "step":
+            if len(message.step.changes) > MAX_CHANGES:
+                raise InvalidInput("a step has too many changes", reason="BAD_MESSAGE")
             self._sealed.evict(message.step)
             self._work(reframe(request, _COMMAND_STEP))
             self._epoch.gate.passed(message.step.number)

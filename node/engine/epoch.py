@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.composition import Admission, Chunk, Composition, Dropping, Eviction, Keeping, Parking, ResolvedStep
-from mesh.errors import InvalidInput
+from mesh.errors import InvalidInput, ResourceExhausted
 from mesh.records import Kind, RecordHeader
 from node.engine import params, records
 from node.engine.feedback import Feedback, LocalFeedback, RingFeedback
@@ -76,6 +77,25 @@ class Prompts(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Allowance:
+    """What this member gives for caches, in bytes. The gateway plans by these figures; here they hold."""
+
+    per_token: int
+    per_row: int
+    budget: int
+
+    def check(self, composition: Composition) -> None:
+        """Raises ResourceExhausted (KV_BUDGET) where rows and kept prefixes take an eighth too much."""
+        held = self.per_token * composition.tokens + self.per_row * composition.rows
+        if held > self.budget + self.budget // 8:
+            raise ResourceExhausted(
+                f"the gateway asks for {held} bytes of caches and this member offers {self.budget}",
+                hint="the gateway does not keep to what members offer: is it of this release",
+                reason="KV_BUDGET",
+            )
+
+
 class Epoch:
     """One life of a ring, on one member: its rows, its lanes and its place on the links.
 
@@ -90,6 +110,7 @@ class Epoch:
         *,
         prefill_chunk: int,
         max_rows: int,
+        allowance: Allowance,
         channel: Channel | None,
         prompts: Prompts | None,
         on_fault: Callable[[BaseException], None],
@@ -102,6 +123,7 @@ class Epoch:
         self._channel = channel
         self._prompts = prompts
         self._on_fault = on_fault
+        self._allowance = allowance
         self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
         self._lanes = Lanes()
         self._transfer = transfer()
@@ -149,6 +171,7 @@ class Epoch:
             return None
         try:
             resolved = self._composition.apply(step)
+            self._allowance.check(self._composition)
             if (taken := self._inbox or self._intake) is not None:
                 asking = () if self._prompts is None else self._prompts.asking(resolved.sampled)
                 taken.announce(records.incoming(resolved, self._spec, asking))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.composition import MAX_CHOICES, Chunk, Keeping, ResolvedStep
-from mesh.errors import FailedPrecondition, InvalidInput, SealringError
+from mesh.errors import FailedPrecondition, InvalidInput, ResourceExhausted, SealringError
 from mesh.prefixes import KEY_BYTES, PrefixNames
 from mesh.problem import to_problem
 from mesh.prompt import validate_prompt
@@ -30,6 +30,11 @@ from node.engine.tokenlog import TokenLog
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
+
+MAX_UNREAD_BYTES = 64 << 20
+MAX_UNSTARTED = 1024
+"""What the head holds of prompts that wait to be read, and how many that are not prefilled: a gateway opens a
+few ahead, and is not trusted to."""
 
 Emit = Callable[[engine.EngineEvent], None]
 Tokens = npt.NDArray[np.uint32]
@@ -116,6 +121,7 @@ class Front:
         self._kept: dict[int, dict[int, bytes]] = {}  # the names of a prefix and of all that it begins with
         self._prefix_key = os.urandom(KEY_BYTES)
         self._asking: dict[int, int] = {}  # of open rows, those that ask for log-probabilities
+        self._unread = 0  # bytes of prompts that wait to be read
         self._queue: SimpleQueue[tuple[int, engine.OpenEngineRow | int] | None] = SimpleQueue()
         self._generation = 0
         self._lock = threading.Lock()
@@ -138,7 +144,15 @@ class Front:
     # The thread that reads commands
 
     def open(self, command: engine.OpenEngineRow) -> None:
-        """Answers with RowOpened or RowRefused, in the order of the calls."""
+        """Answers with RowOpened or RowRefused in the order of the calls; at once if there are too many."""
+        size = command.ByteSize()
+        with self._lock:
+            unstarted = sum(row.prompt is not None for row in self._rows.values())
+            if self._unread + size > MAX_UNREAD_BYTES or unstarted >= MAX_UNSTARTED:
+                full = ResourceExhausted("the head holds too many prompts", reason="TOO_MANY_ROWS")
+                self._emit(refusal(command.row, full))
+                return
+            self._unread += size
         self._queue.put((self._generation, command))
 
     def discard(self, row: int) -> None:
@@ -166,6 +180,9 @@ class Front:
             self._loaded.set()
         while (item := self._queue.get()) is not None:
             generation, command = item
+            if not isinstance(command, int):
+                with self._lock:
+                    self._unread -= command.ByteSize()
             if generation != self._generation:
                 continue
             if isinstance(command, int):

@@ -29,7 +29,7 @@ from mesh.frames import FrameSocket
 from mesh.problem import to_problem
 from node.channel import EngineChannel
 from node.engine import device
-from node.engine.epoch import Epoch
+from node.engine.epoch import Allowance, Epoch
 from node.engine.folder import Loaded, load, profile_message
 from node.engine.front import refusal
 from sealring.v1 import control_pb2 as control
@@ -159,6 +159,7 @@ class Engine:
             loaded.stage,
             prefill_chunk=command.prefill_chunk,
             max_rows=command.max_rows,
+            allowance=Allowance(loaded.kv_bytes_per_token, loaded.kv_bytes_per_row, command.kv_budget),
             channel=channel,
             prompts=loaded.front,
             on_fault=partial(self._fault, command.epoch),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.composition import (
+    MAX_CHANGES,
     MAX_LANES,
     MAX_PREFIXES,
     Admission,
@@ -487,3 +488,33 @@ def test_members_that_disagree_about_choices_have_other_digests() -> None:
         digests.add(composition.apply(with_choices(1, 1, 0, 8, 9, choices)).digest)
         digests.add(composition.apply(prefill(2, 5, 0, 4, 8)).digest)
     assert len(digests) == 6
+
+
+def counted(composition: Composition) -> int:
+    """The tokens of all caches, from what else the composition tells: each row's as if it were kept."""
+    lanes = 0
+    for rows in composition.lanes().values():
+        held = []
+        for row in rows:
+            trial = copy.deepcopy(composition)
+            number = max(composition.prefixes(), default=0) + 1 + trial._highest_prefix
+            keep = control.Change(keep=control.Keep(prefix=number, row=row, tokens=1))
+            held.append(trial.apply(control.Step(number=trial.last_step + 1, changes=[keep])).changes[0].held)  # type: ignore[union-attr]
+        lanes += len(rows) * max(held)
+    alone = sum(done for done, _ in composition.prefilling().values())
+    return lanes + alone + sum(composition.prefixes().values())
+
+
+@given(valid_runs())
+def test_the_tokens_of_all_caches(steps: list[control.Step]) -> None:
+    composition = make()
+    for step in steps:
+        composition.apply(step)
+        assert composition.tokens == counted(composition)
+
+
+def test_a_step_of_very_many_changes_is_not_taken() -> None:
+    composition = make()
+    change = control.Change(evict=control.Evict(row=1))
+    with pytest.raises(InvalidInput, match="changes"):
+        composition.apply(control.Step(number=1, changes=[change] * (MAX_CHANGES + 1)))

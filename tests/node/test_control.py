@@ -11,6 +11,7 @@ from prooftest import identity, introduce
 from rostertest import PaperCluster
 
 from mesh.certificates import PeerIdentity, Role, expires_at, to_pem
+from mesh.composition import MAX_CHANGES
 from mesh.envelope import RequestInfo, seal_request
 from mesh.errors import InvalidInput, PermissionDenied, SealringError
 from mesh.identity import SoftwareSigner
@@ -383,6 +384,18 @@ def test_reframing_never_lets_a_second_field_through(tail: bytes) -> None:
         assert type(error).__name__ == "DecodeError"  # noqa: PT017
         return
     assert command.WhichOneof("command") == "step"
+
+
+async def test_a_step_of_very_many_changes_ends_the_epoch_before_anything_is_kept_of_it(connect) -> None:
+    """With a sealed row open, what leaves is noted; a hostile gateway may not have a million noted."""
+    desk, stream = await connect()
+    row, _ = sealed_row(desk, 1)
+    await stream.send(open=row)
+    change = control_pb2.Change(evict=control_pb2.Evict(row=1))
+    await stream.send(step=control_pb2.Step(number=1, changes=[change] * (MAX_CHANGES + 1)))
+    await until(lambda: desk.faults)
+    assert desk.faults == ["BAD_MESSAGE"]
+    assert len(desk.engine.work) == 1
 
 
 @pytest.mark.parametrize("moment", ["offer", "proof", "attach"])

@@ -25,10 +25,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mesh.composition import Chunk, Composition, Keeping, ResolvedStep
-from mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput
+from mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, ResourceExhausted
 from mesh.records import Kind, RecordHeader
 from node.engine import params
-from node.engine.epoch import Epoch
+from node.engine.epoch import Allowance, Epoch
 from node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from node.engine.params import RowParameters
 from node.engine.prefixes import support
@@ -163,7 +163,14 @@ class Prompts:
 class Ring:
     """Epochs of all members of a ring, each with a thread that computes."""
 
-    def __init__(self, stages: list[Stage], prompts: Prompts, *, deadline: float = 30.0) -> None:
+    def __init__(
+        self,
+        stages: list[Stage],
+        prompts: Prompts,
+        *,
+        deadline: float = 30.0,
+        allowance: Allowance = Allowance(1, 1, 1 << 40),
+    ) -> None:
         size = len(stages)
         links = [Link() for _ in stages]
         self.links = links
@@ -175,6 +182,7 @@ class Ring:
                 stage,
                 prefill_chunk=CHUNK,
                 max_rows=MAX_ROWS,
+                allowance=allowance,
                 channel=MemoryChannel(links[rank], links[rank - 1]) if size > 1 else None,
                 prompts=prompts if rank == 0 else None,
                 on_fault=self.faults.append,
@@ -942,6 +950,37 @@ def test_a_chunk_that_does_not_fit_its_row_ends_the_epoch(step: control.Step) ->
         (fault,) = ring.faults
         assert isinstance(fault, InvalidInput)
         assert fault.reason == "BAD_STEP"
+    finally:
+        ring.close()
+
+
+def decode_step(number: int) -> control.Step:
+    return control.Step(number=number, decode=control.Decode(lane=0))
+
+
+def keep_step(number: int) -> control.Step:
+    keep = control.Keep(prefix=number, row=1, tokens=4)
+    return control.Step(number=number, changes=[control.Change(keep=keep)])
+
+
+@pytest.mark.parametrize("hostile", [decode_step, keep_step], ids=["decodes for ever", "keeps for ever"])
+def test_a_gateway_that_asks_for_more_memory_than_is_offered_ends_the_epoch(hostile: Any) -> None:
+    """Whatever it reckons: each member goes by what it offers itself."""
+    prompts = Prompts({1: ([1, 2, 3, 4], RowParameters())})
+    ring = Ring(stages_of("llama", 1), prompts, allowance=Allowance(10, 8, 160))
+    try:
+        ring.announce(prefill(1))
+        ring.announce(control.Step(number=2, changes=[admit(1)]))
+        allowed = 2
+        while not ring.faults:
+            allowed += 1
+            assert allowed < 30
+            ring.announce(hostile(allowed))
+        (fault,) = ring.faults
+        assert isinstance(fault, ResourceExhausted)
+        assert fault.reason == "KV_BUDGET"
+        held = 4 + (allowed - 2 if hostile is decode_step else 4 * (allowed - 2))
+        assert 10 * held + 8 > 180 >= 10 * (held - (1 if hostile is decode_step else 4)) + 8
     finally:
         ring.close()
 

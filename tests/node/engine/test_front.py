@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from mesh.composition import Chunk, Keeping, ResolvedStep
 from mesh.errors import InvalidInput, ModelError
 from mesh.prefixes import split
+from node.engine import front as front_module
 from node.engine import params
 from node.engine.front import Answer, Front
 from node.engine.logprobs import TokenLogprobs
@@ -379,3 +380,23 @@ def test_choices_are_opened_with_their_row_and_forgotten_with_it(desk: Desk) -> 
     command.row, command.choices = 3, 2
     desk.front.open(command)
     assert desk.events.get(timeout=10).refused.problem.reason == "ROW_EXISTS"
+
+
+def test_a_gateway_that_opens_rows_for_ever_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens and steps nothing; what is open goes on, and so does opening once a row has gone."""
+    monkeypatch.setattr(front_module, "MAX_UNSTARTED", 4)
+    for row in range(1, 5):
+        assert desk.open(row, inference.Prompt(text="abc")).WhichOneof("event") == "opened"
+    refused = desk.open(5, inference.Prompt(text="abc"))
+    assert refused.refused.problem.reason == "TOO_MANY_ROWS"
+    desk.front.prefilled(1)
+    assert desk.open(6, inference.Prompt(text="abc")).WhichOneof("event") == "opened"
+
+
+def test_prompts_that_wait_to_be_read_are_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_module, "MAX_UNREAD_BYTES", 1000)
+    refused = desk.open(1, inference.Prompt(text="a" * 1000))
+    assert refused.refused.problem.reason == "TOO_MANY_ROWS"
+    for row in range(2, 100):
+        assert desk.open(row, inference.Prompt(text="abc")).WhichOneof("event") == "opened"
+        desk.front.forget(row)

@@ -97,7 +97,9 @@ class EngineProcess:
         return self.ask("loaded", load=command)
 
     def open_epoch(self, epoch: int = 1, rank: int = 0, size: int = 1) -> Any:
-        command = engine.OpenEngineEpoch(epoch=epoch, rank=rank, size=size, prefill_chunk=CHUNK, max_rows=8)
+        command = engine.OpenEngineEpoch(
+            epoch=epoch, rank=rank, size=size, prefill_chunk=CHUNK, max_rows=8, kv_budget=1 << 40
+        )
         return self.ask("epoch_opened", open_epoch=command)
 
     def close_epoch(self) -> Any:
