@@ -106,7 +106,7 @@ class CallerProof:
 
     def check(self, answer: proof_pb2.ProofAnswer, verify_proof: VerifyProof) -> None:
         """Raises Unauthenticated (NO_PROOF, BAD_PROOF), FailedPrecondition (ROSTER_EQUIVOCATION)."""
-        _check_opening(answer, self._roster)
+        _check_opening(answer, self._roster, self._connection.purpose)
         check_proof(self._content(answer, Side.CALLED), answer.proof, verify_proof)
         self._answer = answer
 
@@ -133,7 +133,7 @@ class CalledProof:
         root_version: int = 0,
     ) -> None:
         """Raises Unauthenticated (NO_PROOF), FailedPrecondition (ROSTER_EQUIVOCATION)."""
-        _check_opening(offer, roster)
+        _check_opening(offer, roster, connection.purpose)
         self._connection = connection
         self._offer = offer
         self._answer = proof_pb2.ProofAnswer(
@@ -219,11 +219,15 @@ def of_coordinator(root: RootMetadata, label: Label = Label.CONNECTION) -> Verif
     return check
 
 
-def _check_opening(said: proof_pb2.ProofOffer | proof_pb2.ProofAnswer, own: HeldRoster) -> None:
+def _check_opening(
+    said: proof_pb2.ProofOffer | proof_pb2.ProofAnswer, own: HeldRoster, purpose: Purpose
+) -> None:
+    """With the coordinator rosters themselves are exchanged, and two of one version end in its audit log."""
     sizes = (len(said.nonce), len(said.roster_hash))
     if sizes != (NONCE_BYTES, _HASH_BYTES if said.roster_version else 0):
         raise no_proof()
-    if said.roster_version == own.version and said.roster_hash != own.hash:
+    other = said.roster_version == own.version and said.roster_hash != own.hash
+    if other and purpose is Purpose.SCHEDULE:
         raise FailedPrecondition(
             "the other end of the connection goes by another roster of the same version",
             hint="two histories were signed: see the coordinator's log",

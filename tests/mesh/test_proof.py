@@ -152,6 +152,12 @@ async def test_two_rosters_of_one_version_are_refused_before_anything_is_signed(
     assert error.value.reason == "ROSTER_EQUIVOCATION"
 
 
+async def test_the_coordinator_is_told_of_two_rosters_of_one_version() -> None:
+    """A refusal here would keep what the session is there to report from its audit log."""
+    session = dataclasses.replace(CONNECTION, purpose=Purpose.SESSION)
+    await run(session, session, caller_holds=HeldRoster(HELD.version, b"\x09" * 32))
+
+
 @pytest.mark.parametrize(
     "offer",
     [
