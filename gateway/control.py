@@ -77,14 +77,19 @@ class MemberStream:
         """Opens the stream at the first address that answers. Raises SealringError."""
         failed: SealringError = Unavailable("the member has no address", reason="MEMBER_UNREACHABLE")
         for channel in self.target.channels:
+            self.cancel()
             method: Any = channel.get().stream_stream(
                 METHOD, request_serializer=None, response_deserializer=control.ScheduleResponse.FromString
             )
             self._call = method()
             try:
-                await self._prove(channel.key_hash)
-                await self._write(attach=control.Attach(ring=ring, epoch=epoch))
-                return self._attached(await self._call.read())
+                async with asyncio.timeout(ATTACH_SECONDS / len(self.target.channels)):
+                    await self._prove(channel.key_hash)
+                    await self._write(attach=control.Attach(ring=ring, epoch=epoch))
+                    return self._attached(await self._call.read())
+            except TimeoutError:
+                failed = EpochEnded("a member did not answer in time", reason="MEMBER_SILENT")
+                continue
             except grpc.RpcError as error:
                 failed = from_rpc_error(error)
             except asyncio.InvalidStateError:
@@ -224,14 +229,9 @@ class EpochSession:
 
     async def attach(self) -> list[control.Attached]:
         """Attaches to every member, in the order of ranks. Raises SealringError."""
-        try:
-            async with asyncio.timeout(ATTACH_SECONDS):
-                answers = await asyncio.gather(
-                    *(stream.attach(self.ring, self.epoch) for stream in self._streams),
-                    return_exceptions=True,
-                )
-        except TimeoutError:
-            raise EpochEnded("a member did not answer in time", reason="MEMBER_SILENT") from None
+        answers = await asyncio.gather(
+            *(stream.attach(self.ring, self.epoch) for stream in self._streams), return_exceptions=True
+        )
         attached = []
         for rank, answer in enumerate(answers):
             if isinstance(answer, BaseException):

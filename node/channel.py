@@ -7,6 +7,7 @@ carrier receives only what has been announced: its header is what the record is 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -41,13 +42,25 @@ class ChannelEnds:
 
 
 def create_channel() -> ChannelEnds:
-    """Both ends of a new data channel; the caller passes them on and then closes its own copies."""
-    outgoing, incoming = socket.socketpair(), socket.socketpair()
-    arenas = create_arena(), create_arena()
-    return ChannelEnds(
-        engine=(outgoing[0].detach(), incoming[0].detach(), *arenas),
-        carrier=(outgoing[1].detach(), incoming[1].detach(), os.dup(arenas[0]), os.dup(arenas[1])),
-    )
+    """Both ends of a new data channel; the caller passes them on and then closes its own copies.
+
+    Raises ResourceExhausted (NO_SHARED_MEMORY) or OSError, and leaves nothing open then.
+    """
+    with contextlib.ExitStack() as undo:
+
+        def keep(descriptor: int) -> int:
+            undo.callback(os.close, descriptor)
+            return descriptor
+
+        outgoing = [keep(end.detach()) for end in socket.socketpair()]
+        incoming = [keep(end.detach()) for end in socket.socketpair()]
+        arenas = keep(create_arena()), keep(create_arena())
+        ends = ChannelEnds(
+            engine=(outgoing[0], incoming[0], *arenas),
+            carrier=(outgoing[1], incoming[1], keep(os.dup(arenas[0])), keep(os.dup(arenas[1]))),
+        )
+        undo.pop_all()
+    return ends
 
 
 def encode_message(header: RecordHeader, slot: int) -> bytes:

@@ -215,7 +215,7 @@ class ClientCore(Generic[R]):
                 model,
                 max_tokens,
                 max(self._floor, min_trust),
-                timeout or self._timeout,
+                self._timeout if timeout is None else timeout,
                 self._prefix_salt,
                 priority,
                 deadline_ms,

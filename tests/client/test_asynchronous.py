@@ -512,6 +512,7 @@ async def test_another_try_avoids_the_ring_that_was_down(stage: Stage) -> None:
         ({"min_trust": -1, "max_tokens": -1}, "BAD_MAX_TOKENS"),
         ({"timeout": 4000.0}, "BAD_TIMEOUT"),
         ({"timeout": -1.0}, "BAD_TIMEOUT"),
+        ({"timeout": 0.0}, "BAD_TIMEOUT"),
     ],
 )
 async def test_a_bad_question_is_refused_at_once(arguments: dict[str, Any], reason: str) -> None:

@@ -1,12 +1,14 @@
 """The data channel, both ends in one process."""
 
+import os
 import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh.errors import EpochEnded, InvalidInput
+import node.channel
+from mesh.errors import EpochEnded, InvalidInput, ResourceExhausted
 from mesh.records import MAX_RECORD_BYTES, Kind, RecordHeader
 from node.arena import SLOTS
 from node.channel import CarrierChannel, EngineChannel, create_channel, decode_message, encode_message, split
@@ -23,6 +25,18 @@ def ends():
 
 def header(length: int, step: int = 1) -> RecordHeader:
     return RecordHeader(Kind.ACTIVATIONS, step, bytes(32), "uint8", (length,), length)
+
+
+def test_a_channel_that_cannot_be_made_leaves_nothing_open(monkeypatch):
+    def nothing_left():
+        raise ResourceExhausted("no shared memory for the data channel", reason="NO_SHARED_MEMORY")
+
+    arenas = iter([node.channel.create_arena, nothing_left])
+    monkeypatch.setattr(node.channel, "create_arena", lambda: next(arenas)())
+    before = os.listdir("/dev/fd")
+    with pytest.raises(ResourceExhausted):
+        create_channel()
+    assert len(os.listdir("/dev/fd")) == len(before)
 
 
 headers = st.builds(
