@@ -58,9 +58,12 @@ def _arity(streaming: bool) -> str:
 
 
 def _decoder(decode: Decoder | None, *, streaming: bool) -> Callable[[Any], Any]:
+    if decode is None:
+        return lambda as_it_came: as_it_came
+
     def one(data: bytes) -> Any:
         try:
-            return decode(data) if decode is not None else data
+            return decode(data)
         except DecodeError:
             raise InvalidInput(
                 "the request cannot be decoded",

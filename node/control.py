@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 import grpc
@@ -130,10 +130,10 @@ class GatewayStream:
         """Queues a goodbye as the stream's last message."""
         self._finish(control_pb2.ScheduleResponse(goodbye=membership_pb2.Goodbye(reason=reason)))
 
-    async def outgoing(self) -> AsyncIterator[bytes]:
-        """Everything that is queued, until the stream is finished."""
+    async def answer(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Writes everything that is queued, until the stream is finished."""
         while (message := await self._waiting.get()) is not None:
-            yield message
+            await write(message)
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
         """Takes requests until the gateway ends its stream; whatever is wrong with one ends the epoch."""
@@ -252,8 +252,8 @@ class ControlService:
     def __init__(self, schedules: Schedules) -> None:
         self._schedules = schedules
 
-    async def schedule(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """One stream.
+    async def schedule(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        """One stream, which writes its answers itself: generators within generators cost every step.
 
         Raises Unauthenticated, PermissionDenied, InvalidInput, FailedPrecondition, Conflict.
         """
@@ -266,7 +266,8 @@ class ControlService:
             Purpose.SCHEDULE, caller.cluster, caller.id, own.id, key_hash(peer_certificate(context))
         )
         proof = CalledProof(connection, (await _message(requests, "offer")).offer, own.roster())
-        yield control_pb2.ScheduleResponse(proof=await proof.answer(own.sign)).SerializeToString()
+        proven = control_pb2.ScheduleResponse(proof=await proof.answer(own.sign))
+        await context.write(proven.SerializeToString())
         finish = await _message(requests, "proof")
         proof.check(finish.proof, of_identity(self._schedules.gateway_key(caller.cluster, caller.id)))
         attach = (await _message(requests, "attach")).attach
@@ -277,10 +278,9 @@ class ControlService:
         log.info("gateway attached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
         reader: asyncio.Task[None] | None = None
         try:
-            yield control_pb2.ScheduleResponse(attached=_attached(epoch)).SerializeToString()
+            await context.write(control_pb2.ScheduleResponse(attached=_attached(epoch)).SerializeToString())
             reader = asyncio.get_running_loop().create_task(stream.read(requests))
-            async for message in stream.outgoing():
-                yield message
+            await stream.answer(context.write)
         finally:
             epoch.detach(stream)
             stream.close()

@@ -420,14 +420,16 @@ async def test_a_gateway_that_is_thrown_out_before_it_attaches_is_refused(cluste
                 "x509_pem_cert": [certificate],
             }
 
+        async def write(self, message: bytes) -> None:
+            answers.put_nowait(message)
+
     desk.gateway_key = check  # type: ignore[method-assign]
     said: asyncio.Queue[bytes] = asyncio.Queue()
+    answers: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def requests() -> Any:
         while True:
             yield await said.get()
-
-    answers = ControlService(desk).schedule(requests(), Context())
 
     class Call:
         """What a gateway's end of the stream would be."""
@@ -438,7 +440,7 @@ async def test_a_gateway_that_is_thrown_out_before_it_attaches_is_refused(cluste
             said.put_nowait(message)
 
         async def read(self) -> bytes:
-            return await anext(answers)
+            return await answers.get()
 
     async def attach() -> None:
         own = identity(gateway.signer, "testbed")
@@ -446,8 +448,10 @@ async def test_a_gateway_that_is_thrown_out_before_it_attaches_is_refused(cluste
         options = {"called": desk.identity.id, "parse": unpacked}
         await introduce(Call(), packed, own, certificate, Purpose.SCHEDULE, **options)
         await Call().write(packed(attach=control_pb2.Attach(ring="demo-0", epoch=1)))
-        await anext(answers)
 
+    serving = asyncio.create_task(ControlService(desk).schedule(requests(), Context()))
+    attaching = asyncio.create_task(attach())
     with pytest.raises(PermissionDenied):
-        await attach()
+        await serving
+    attaching.cancel()
     assert desk.epoch.gateway is None
