@@ -15,13 +15,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from bench.frame import Benchmark, Result, Table, progress
+from bench.frame import Benchmark, Result, Table, progress, standalone
 from bench.loop import load
 from bench.models import by_name
+from bench.ring_processes import SHAPES, configuration
 from mesh.composition import Admission, Change, Eviction, Parking
 from node.engine import device
 from node.engine.lanes import Lanes, Row
-from node.engine.staging import Stage
+from node.engine.staging import Stage, random_stage
 
 CHUNK = 512
 
@@ -74,20 +75,29 @@ def one_context(stage: Stage, rows: int, tokens: int, rounds: int) -> Result:
     return {"context": tokens, **{what: round(statistics.median(each), 2) for what, each in times.items()}}
 
 
+def stage_of(options: argparse.Namespace) -> Stage:
+    if options.shape:
+        config = configuration(options.shape, 0, options.dtype)
+        layers = options.layers or config["num_hidden_layers"]
+        dtype = getattr(mx, options.dtype)
+        return random_stage(config, 0, layers, seed=0, dtype=dtype, kv_bits=options.kv_bits)
+    model = options.model if "#" in options.model else str(by_name(options.model))
+    return load(model, 0, options.kv_bits)[0]
+
+
 def run(options: argparse.Namespace) -> Result:
     device.prepare()
-    stage, _ = load(
-        str(by_name(options.model)) if "#" not in options.model else options.model, 0, options.kv_bits
-    )
+    stage = stage_of(options)
     found = []
     for tokens in options.contexts:
         progress(f"{tokens} tokens")
         found.append(one_context(stage, options.rows, tokens, options.rounds))
-    return {"model": options.model, "rows": options.rows, "kv_bits": options.kv_bits, "contexts": found}
+    model = f"{options.layers or 'all'} layers of {options.shape}" if options.shape else options.model
+    return {"model": model, "rows": options.rows, "kv_bits": options.kv_bits, "contexts": found}
 
 
 def tables(result: Result) -> list[Table]:
-    title = f"{result['rows']} rows, ms"
+    title = f"{result['model']}, {result['rows']} rows, ms"
     return [Table(title, list(result["contexts"][0]), [list(one.values()) for one in result["contexts"]])]
 
 
@@ -106,6 +116,9 @@ def chart(result: Result, figure: Any) -> None:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="demo", help="folder, shape, or CONFIG.json#KEY")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="of `bench ring`, instead of a model")
+    parser.add_argument("--layers", type=int, default=0, help="the first ones of the shape; 0: all of them")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--contexts", type=int, nargs="+", default=[256, 1024, 4096])
     parser.add_argument("--rounds", type=int, default=5)
@@ -121,3 +134,7 @@ BENCHMARK = Benchmark(
     chart,
     quick=("--contexts", "256", "1024", "--rounds", "3"),
 )
+
+
+if __name__ == "__main__":
+    standalone(BENCHMARK)

@@ -158,6 +158,20 @@ def machine() -> dict[str, Any]:
     }
 
 
+def standalone(benchmark: Benchmark) -> None:
+    """Without the `sealring` command and its packages: options, then `--json FILE` last."""
+    arguments, out = sys.argv[1:], None
+    if len(arguments) > 1 and arguments[-2] == "--json":
+        out = Path(arguments[-1])
+        arguments = arguments[:-2]
+    report = measure(benchmark, arguments)
+    if out is not None:
+        write_json(report, out)
+    for table in benchmark.tables(report["data"]):
+        rows = ["  ".join(map(str, row)) for row in (table.columns, *table.rows)]
+        sys.stdout.write("\n".join([table.title, *rows, ""]))
+
+
 def write_json(report: Result, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")

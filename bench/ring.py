@@ -2,308 +2,148 @@
 
 Engines and carriers are the product's processes; weights are random and made where they are used, so a ring
 can be of any shape and on any device. Steps are announced as a gateway does, per lane the one in flight and
-one more. The baseline is mlx-lm's BatchGenerator with the same weights in one process. All of a run's
-rings are measured by turns in each round, so that its ratios hold whatever else the machine does.
+one more. The baseline is mlx-lm with the same weights in one process: BatchGenerator for decoding,
+generate_step for one prompt. Everything is measured by turns in each round, so that its ratios hold whatever
+else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from bench.frame import Benchmark, Check, Result, Table, progress
-from bench.seal import handshake
-from mesh.frames import FrameSocket
+from bench import ring_steps
+from bench.frame import Benchmark, Check, Result, Table, progress, standalone
+from bench.ring_processes import SHAPES, Baseline, Ring
 from mesh.suites import Suite
-from node.carrier.neighbours import PASS_BYTES
-from node.channel import ChannelEnds, create_channel
-from node.engine import params
-from sealring.v1 import control_pb2 as control
-from sealring.v1 import engine_pb2 as engine
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "8b": {"layers": 32, "hidden": 4096, "inter": 14336, "heads": 32, "kv": 8, "vocab": 128256},
-    "70b": {"layers": 32, "hidden": 8192, "inter": 28672, "heads": 64, "kv": 8, "vocab": 128256},
-    "12x512": {"layers": 12, "hidden": 512, "inter": 1536, "heads": 8, "kv": 8, "vocab": 4096},
-    "4x64": {"layers": 4, "hidden": 64, "inter": 128, "heads": 4, "kv": 2, "vocab": 512},
-}
-FORM_SECONDS = 20
-PARAMETER_BYTES = len(params.encode(params.RowParameters()))
-ROWS_PER_PREFILL = 8
-_ROOT = Path(__file__).resolve().parents[1]
+PREFILL_TIMES = 3
 
 
-def configuration(shape: str, layers: int, dtype: str) -> dict[str, Any]:
-    """The config.json of a llama of that shape, with another number of layers if `layers` is not 0."""
-    sizes = SHAPES[shape]
-    return {
-        "model_type": "llama",
-        "hidden_size": sizes["hidden"],
-        "num_hidden_layers": layers or sizes["layers"],
-        "intermediate_size": sizes["inter"],
-        "num_attention_heads": sizes["heads"],
-        "num_key_value_heads": sizes["kv"],
-        "head_dim": sizes["hidden"] // sizes["heads"],
-        "rms_norm_eps": 1e-5,
-        "vocab_size": sizes["vocab"],
-        "tie_word_embeddings": False,
-        "max_position_embeddings": 8192,
-        "torch_dtype": dtype,
-    }
+@dataclass(frozen=True)
+class Run:
+    """Lanes x rows with so many tokens each; `stages` 0: of every ring."""
+
+    stages: int
+    lanes: int
+    rows: int
+    context: int
 
 
-def split_layers(config: dict[str, Any], stages: int) -> list[int]:
-    """Layers of each stage, the output head counted by its bytes, so that no stage reads much more."""
-    hidden, width = config["hidden_size"], config["head_dim"]
-    keys = config["num_key_value_heads"] * width
-    layer = hidden * (2 * hidden + 2 * keys + 3 * config["intermediate_size"])
-    head = config["vocab_size"] * hidden / layer
-    layers: int = config["num_hidden_layers"]
-    best = min(
-        range(1, layers - stages + 2) if stages > 1 else [layers],
-        key=lambda tail: (max(tail + head, -(-(layers - tail) // max(1, stages - 1))), -tail),
-    )
-    rest, others = layers - best, stages - 1
-    return [rest // others + (rank < rest % others) for rank in range(others)] + [best] if others else [best]
-
-
-@dataclass
-class Member:
-    """An engine process, as its daemon sees it."""
-
-    process: subprocess.Popen[bytes]
-    frames: FrameSocket
-    handoff: socket.socket
-
-    def send(self, **command: Any) -> None:
-        self.frames.send(engine.EngineCommand(**command))
-
-    def event(self, kind: str) -> Any:
-        """The next event, which must be of that kind."""
-        event = self.frames.receive(engine.EngineEvent)
-        if event is None or event.WhichOneof("event") != kind:
-            raise RuntimeError(f"engine said {event}, not {kind}")
-        return getattr(event, kind)
-
-
-@dataclass
-class Lane:
-    number: int
-    rows: list[int]
-    announced: int = 0
-    done: list[float] = field(default_factory=list)
-
-
-class Ring:
-    """Engines that stay, and the epochs that are run on them one after the other."""
-
-    def __init__(self, options: argparse.Namespace, stack: ExitStack) -> None:
-        self.options = options
-        self.config = configuration(options.shape, options.layers, options.dtype)
-        self.split = options.split or split_layers(self.config, options.stages)
-        self.size = len(self.split)
-        self.traces = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        self.epoch = 0
-        bounds = [0, *itertools.accumulate(self.split)]
-        self.lows = bounds[:-1]
-        self.members = [
-            stack.enter_context(self._engine(rank, bounds[rank], bounds[rank + 1]))
-            for rank in range(self.size)
-        ]
-
-    def wait_loaded(self) -> None:
-        for member in self.members:
-            member.event("ready")
-
-    @contextmanager
-    def _engine(self, rank: int, lo: int, hi: int) -> Iterator[Member]:
-        ours, theirs = socket.socketpair()
-        near, far = socket.socketpair()
-        command = [sys.executable, "-m", "bench.ring_engine", "--config", json.dumps(self.config)]
-        command += ["--control-fd", str(theirs.fileno()), "--handoff-fd", str(far.fileno())]
-        command += ["--lo", str(lo), "--hi", str(hi), "--prompt", str(self.options.prompt)]
-        process = subprocess.Popen(
-            [*command, "--traces", str(self.traces)],
-            pass_fds=(theirs.fileno(), far.fileno()),
-            env=device_environment(self.options, rank),
-            cwd=_ROOT,
-        )
-        self._pin(process, rank)
-        theirs.close()
-        far.close()
-        try:
-            yield Member(process, FrameSocket(ours), near)
-        finally:
-            process.kill()
-            process.wait(10)
-
-    def _pin(self, process: subprocess.Popen[bytes], rank: int) -> None:
-        if self.options.cores:
-            cores = self.options.cores
-            os.sched_setaffinity(process.pid, {cores[rank % len(cores)]})
-
-    def run(self, lanes: int, rows: int, sealed: bool) -> dict[str, Any]:
-        """One epoch: `lanes` lanes of `rows` rows are prefilled and decoded."""
-        self.epoch += 1
-        with ExitStack() as stack:
-            ends = [create_channel() for _ in range(self.size)] if self.size > 1 else []
-            if ends:
-                self._form(stack, ends, sealed)
-            for rank, member in enumerate(self.members):
-                opening = engine.OpenEngineEpoch(
-                    id=self.epoch,
-                    epoch=self.epoch,
-                    rank=rank,
-                    size=self.size,
-                    prefill_chunk=2048,
-                    max_rows=lanes * rows,
-                    kv_budget=1 << 60,
-                )
-                member.send(open_epoch=opening)
-                if ends:
-                    socket.send_fds(member.handoff, [str(self.epoch).encode()], list(ends[rank].engine))
-                member.event("epoch_opened")
-            for end in ends:
-                for descriptor in end.engine:
-                    os.close(descriptor)
-            found = self._steps(lanes, rows)
-            for member in self.members:
-                member.send(close_epoch=engine.CloseEngineEpoch(id=self.epoch))
-                member.event("epoch_closed")
-        left = [json.loads((self.traces / f"{self.epoch}-{lo}.json").read_text()) for lo in self.lows]
-        return (
-            found | summary(left, found.pop("decode_from")) | {"lanes": lanes, "rows": rows, "sealed": sealed}
-        )
-
-    def _form(self, stack: ExitStack, ends: list[ChannelEnds], sealed: bool) -> None:
-        suite = Suite(self.options.suite)
-        outgoing: list[bytes] = [b""] * self.size
-        incoming: list[bytes] = [b""] * self.size
-        for rank in range(self.size):
-            after = (rank + 1) % self.size
-            first, second = handshake(suite, (rank, after))
-            outgoing[rank], incoming[after] = first.to_carrier(), second.to_carrier()
-        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(self.size)]
-        addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
-        passes = [os.urandom(PASS_BYTES) for _ in range(self.size)]
-        carriers = [
-            stack.enter_context(self._carrier(rank, ends[rank], listeners[rank], sealed))
-            for rank in range(self.size)
-        ]
-        for rank, frames in enumerate(carriers):
-            expect(frames, "ready")
-            start = engine.StartCarrier(
-                rank=rank,
-                size=self.size,
-                next_address=addresses[(rank + 1) % self.size],
-                outgoing_keys=outgoing[rank],
-                incoming_keys=incoming[rank],
-                outgoing_pass=passes[rank],
-                incoming_pass=passes[rank - 1],
-                form_timeout_ms=FORM_SECONDS * 1000,
-            )
-            frames.send(engine.CarrierCommand(start=start))
-            frames.send(engine.CarrierCommand(form=engine.FormGroup()))
-        for frames in carriers:
-            expect(frames, "up")
-
-    @contextmanager
-    def _carrier(
-        self, rank: int, ends: ChannelEnds, listener: socket.socket, sealed: bool
-    ) -> Iterator[FrameSocket]:
-        ours, theirs = socket.socketpair()
-        module = "node.carrier.main" if sealed else "bench.ring_carrier"
-        command = [sys.executable, "-m", module, "--control-fd", str(theirs.fileno())]
-        environment = dict(os.environ)
-        if self.options.carrier_path:
-            environment["PYTHONPATH"] = f"{self.options.carrier_path}:{_ROOT}"
-            environment.pop("LD_LIBRARY_PATH", None)
-        command += ["--listen-fd", str(listener.fileno())]
-        process = subprocess.Popen(
-            [*command, "--channel-fds", ",".join(map(str, ends.carrier))],
-            pass_fds=(theirs.fileno(), *ends.carrier, listener.fileno()),
-            env=environment,
-            cwd=_ROOT,
-        )
-        self._pin(process, rank)
-        theirs.close()
-        listener.close()
-        for descriptor in ends.carrier:
-            os.close(descriptor)
-        try:
-            yield FrameSocket(ours)
-        finally:
-            process.kill()
-            process.wait(10)
-
-    def _steps(self, lanes: int, rows: int) -> dict[str, Any]:
-        """The gateway's part."""
-        head, number, length = self.members[0], 0, self.options.prompt
-
-        def announce(**work: Any) -> int:
-            nonlocal number
-            number += 1
-            step = control.Step(number=number, **work)
-            for member in self.members:
-                member.send(step=step)
-            return number
-
+def run(options: argparse.Namespace) -> Result:
+    if options.split and len(options.stages) > 1:
+        raise SystemExit("--split is for one ring")
+    with ExitStack() as stack:
         begun = time.perf_counter()
-        numbers = range(1, lanes * rows + 1)
-        for first in range(0, len(numbers), ROWS_PER_PREFILL):
-            chunks = [
-                control.Chunk(
-                    row=row, start=0, end=length, prompt_tokens=length, params_bytes=PARAMETER_BYTES
-                )
-                for row in numbers[first : first + ROWS_PER_PREFILL]
-            ]
-            announce(prefill=control.Prefill(chunks=chunks))
-        while head.event("done").step < number:
-            pass
-        prefilled = time.perf_counter() - begun
-        steps = self.options.warm + self.options.steps
-        working = [Lane(lane, list(numbers[lane * rows : (lane + 1) * rows])) for lane in range(lanes)]
-        lane_of: dict[int, Lane] = {}
+        rings = [Ring(options, stages, stack) for stages in options.stages]
+        wanted = options.baseline or options.batch or (options.prefill and not options.only_rings)
+        baseline = Baseline(options, stack) if wanted else None
+        for ring in rings:
+            ring.wait_loaded()
+        if baseline is not None:
+            baseline.wait_loaded()
+        layers = ", ".join(str(ring.split) for ring in rings)
+        progress(f"loaded in {time.perf_counter() - begun:.1f} s, layers {layers}")
+        measured = Measured(options, rings, baseline)
+        for number in range(options.rounds):
+            measured.round(number)
+    return (
+        {"shape": options.shape, "dtype": options.dtype, "splits": [ring.split for ring in rings]}
+        | digest(measured.decoded)
+        | {"prefill": prefill_rates(measured.prefilled), "batch": measured.batched}
+    )
 
-        def decode(lane: Lane) -> None:
-            admits = [
-                control.Change(admit=control.Admit(row=row, lane=lane.number))
-                for row in ([] if lane.announced else lane.rows)
-            ]
-            lane_of[announce(changes=admits, decode=control.Decode(lane=lane.number))] = lane
-            lane.announced += 1
 
-        decode_from = number + 1 + lanes * self.options.warm
-        for _ in range(2):
-            for lane in working:
-                decode(lane)
-        while any(len(lane.done) < steps for lane in working):
-            done = head.event("done")
-            lane = lane_of.pop(done.step)
-            lane.done.append(time.perf_counter())
-            if lane.announced < steps:
-                decode(lane)
-        begin = max(lane.done[self.options.warm - 1] for lane in working)
-        end = min(lane.done[-1] for lane in working)
-        made = sum(rows for lane in working for at in lane.done if begin < at <= end)
-        return {
-            "tokens_per_second": made / (end - begin),
-            "prefill_tokens_per_second": lanes * rows * length / prefilled,
-            "decode_from": decode_from,
-        }
+class Measured:
+    """What has been measured so far, round by round."""
+
+    def __init__(self, options: argparse.Namespace, rings: list[Ring], baseline: Baseline | None) -> None:
+        self._options, self._rings, self._baseline = options, rings, baseline
+        self.decoded: list[dict[str, Any]] = []
+        self.prefilled: dict[str, list[float]] = {}
+        self.batched: list[dict[str, Any]] = []
+
+    def round(self, number: int) -> None:
+        for rows, context in self._options.baseline:
+            self._decode_alone(number, rows, context or self._options.prompt)
+        for ring, wanted in itertools.product(self._rings, self._options.runs):
+            if wanted.stages in (0, ring.size):
+                for sealed in [True, False] if self._options.unsealed else [True]:
+                    self._decode(number, ring, wanted, sealed)
+        for ring in self._rings if self._options.varying else []:
+            self._varying(number, ring)
+        for tokens in self._options.prefill:
+            self._prefill(tokens)
+        if self._options.batch and not number:
+            self._batch()
+
+    def _decode_alone(self, number: int, rows: int, context: int) -> None:
+        assert self._baseline is not None
+        given = {"rows": rows, "context": context, "steps": self._options.steps, "warm": self._options.warm}
+        found = self._baseline.run(do="decode", **given)
+        self._note(number, f"one process, {rows} rows", context, found)
+
+    def _decode(self, number: int, ring: Ring, wanted: Run, sealed: bool) -> None:
+        context = wanted.context or self._options.prompt
+        work = partial(
+            ring_steps.decode,
+            lanes=wanted.lanes,
+            rows=wanted.rows,
+            context=context,
+            warm=self._options.warm,
+            steps=self._options.steps,
+            chunk=max(self._options.chunks),
+        )
+        found, left = ring.run(work, wanted.lanes * wanted.rows, sealed)
+        found |= summary(left, found.pop("decode_from"))
+        name = f"{ring.size} stages, {wanted.lanes} x {wanted.rows} rows" + ("" if sealed else ", unsealed")
+        self._note(number, name, context, found)
+
+    def _varying(self, number: int, ring: Ring) -> None:
+        rows, longest, requests = self._options.varying
+        work = partial(ring_steps.varying, lanes=ring.size, rows=rows, longest=longest, requests=requests)
+        found, left = ring.run(work, 2 * ring.size * rows)
+        found |= {"stages": [], "peak_memory": [each["peak_memory"] for each in left]}
+        self._note(number, f"{ring.size} stages, rows that come and go", 0, found)
+
+    def _note(self, number: int, name: str, context: int, found: dict[str, Any]) -> None:
+        if context not in (0, self._options.prompt):
+            name += f", {context} tokens"
+        self.decoded.append({"round": number, "name": name, "context": context} | found)
+        progress(line(self.decoded[-1]))
+
+    def _prefill(self, tokens: int) -> None:
+        chunks, found = self._options.chunks, {}
+        for ring in self._rings:
+            work = partial(ring_steps.prefill, tokens=tokens, chunks=chunks, times=PREFILL_TIMES)
+            seconds, _ = ring.run(work, 2)
+            found |= {
+                f"{ring.size} stages, {tokens} tokens in {chunk}": seconds[str(chunk)] for chunk in chunks
+            }
+        if self._baseline is not None and not self._options.only_rings:
+            for chunk in chunks:
+                runs = [
+                    self._baseline.run(do="prefill", tokens=tokens, chunk=chunk)["seconds"]
+                    for _ in range(PREFILL_TIMES + 1)
+                ]
+                found[f"one process, {tokens} tokens in {chunk}"] = runs[1:]
+        for name, seconds in found.items():
+            self.prefilled.setdefault(name, []).extend(seconds)
+            progress(f"{name}: {statistics.median(seconds):.3f} s")
+
+    def _batch(self) -> None:
+        assert self._baseline is not None
+        for tokens, rows in itertools.product(self._options.lengths, self._options.batch):
+            found = self._baseline.run(do="batch", rows=rows, tokens=tokens)
+            self.batched.append({"tokens": tokens, "rows": rows} | found)
+            gain = found["one_by_one"] / found["together"]
+            progress(f"{rows} prompts of {tokens}: {gain:.2f} times faster together")
 
 
 def summary(left: list[dict[str, Any]], decode_from: int) -> dict[str, Any]:
@@ -348,101 +188,9 @@ def middle(values: list[float]) -> float:
     return round(statistics.median(values) * 1000, 3) if values else 0.0
 
 
-def expect(frames: FrameSocket, kind: str) -> None:
-    """Waits for a carrier's event; what it asks of a daemon meanwhile is done."""
-    event = frames.receive(engine.CarrierEvent)
-    if event is not None and event.WhichOneof("event") == "knock":
-        with knocked(event.knock.port):
-            return expect(frames, kind)
-    if event is None or event.WhichOneof("event") != kind:
-        raise RuntimeError(f"carrier said {event}, not {kind}")
-
-
-def knocked(port: int) -> socket.socket:
-    """A connection to a carrier that forms its group, once it listens."""
-    until = time.monotonic() + FORM_SECONDS
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port))
-        except ConnectionRefusedError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.005)
-
-
-def device_environment(options: argparse.Namespace, rank: int) -> dict[str, str]:
-    """The environment of a process that computes: one GPU each, by turns."""
-    if not options.gpus:
-        return dict(os.environ)
-    return dict(os.environ) | {"CUDA_VISIBLE_DEVICES": str(rank % options.gpus)}
-
-
-class Baseline:
-    """The process of `bench.ring_baseline`."""
-
-    def __init__(self, options: argparse.Namespace, stack: ExitStack) -> None:
-        config = json.dumps(configuration(options.shape, options.layers, options.dtype))
-        self._options = options
-        command = [sys.executable, "-m", "bench.ring_baseline"]
-        self._process = subprocess.Popen(
-            [*command, "--config", config, "--prompt", str(options.prompt)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=device_environment(options, options.baseline_gpu),
-            cwd=_ROOT,
-        )
-        if options.cores:
-            os.sched_setaffinity(self._process.pid, {options.cores[0]})
-        stack.callback(self._stop)
-
-    def _stop(self) -> None:
-        self._process.kill()
-        self._process.wait(10)
-
-    def wait_loaded(self) -> None:
-        self._answer()
-
-    def run(self, rows: int) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{rows} {self._options.steps} {self._options.warm}\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the baseline process ended")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
-def run(options: argparse.Namespace) -> Result:
-    found: list[dict[str, Any]] = []
-    with ExitStack() as stack:
-        begun = time.perf_counter()
-        ring = Ring(options, stack)
-        baseline = Baseline(options, stack) if options.baseline else None
-        ring.wait_loaded()
-        if baseline is not None:
-            baseline.wait_loaded()
-        progress(f"loaded in {time.perf_counter() - begun:.1f} s, layers {ring.split}")
-        for number in range(options.rounds):
-            for rows in options.baseline:
-                assert baseline is not None
-                found.append({"round": number, "name": f"one process, {rows} rows"} | baseline.run(rows))
-                progress(line(found[-1]))
-            for lanes, rows in options.runs:
-                for sealed in [True, False] if options.unsealed else [True]:
-                    name = f"{ring.size} stages, {lanes} x {rows} rows" + ("" if sealed else ", unsealed")
-                    found.append({"round": number, "name": name} | ring.run(lanes, rows, sealed))
-                    progress(line(found[-1]))
-    return {"shape": options.shape, "split": ring.split, "dtype": options.dtype} | digest(found)
-
-
 def line(one: dict[str, Any]) -> str:
     parts = [f"round {one['round']}: {one['name']}: {one['tokens_per_second']:.1f} tokens/s"]
+    parts += [f"    steps: {one['step_ms']}"] if "step_ms" in one else []
     parts += [f"    stage {rank}: {stage}" for rank, stage in enumerate(one.get("stages", []))]
     return "\n  ".join(parts)
 
@@ -450,27 +198,50 @@ def line(one: dict[str, Any]) -> str:
 def digest(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians over the rounds, their ratios, and whether all made the same tokens for the same rows."""
     rates: dict[str, list[float]] = {}
+    contexts: dict[str, int] = {}
     for one in found:
         rates.setdefault(one["name"], []).append(one["tokens_per_second"])
+        contexts[one["name"]] = one["context"]
     medians = {name: statistics.median(each) for name, each in rates.items()}
-    reference: list[list[int]] = max((one["tokens"] for one in found), key=len)
-    same = [
-        a[: len(b)] == b[: len(a)]
-        for one in found
-        for a, b in zip(reference, one.pop("tokens"), strict=False)
-    ]
     ratios = {
         f"{a} / {b}": round(statistics.median([x / y for x, y in zip(rates[a], rates[b], strict=True)]), 3)
         for a in rates
         for b in rates
-        if a != b and "stages" in a
+        if a != b and "stages" in a and contexts[a] == contexts[b]
     }
     return {
         "tokens_per_second": {name: round(value, 1) for name, value in medians.items()},
         "ratios": ratios,
-        "same_tokens": round(sum(same) / max(1, len(same)), 3),
+        "same_tokens": same_tokens(found),
         "runs": found,
     }
+
+
+def same_tokens(found: list[dict[str, Any]]) -> float:
+    """The part of all rows that have the tokens of the same row in the run with most rows of its kind."""
+    same: list[bool] = []
+    for context in {one["context"] for one in found}:
+        alike: list[list[list[int]]] = [
+            one.pop("tokens") for one in found if one["context"] == context and "tokens" in one
+        ]
+        reference = max(alike, key=len, default=[])
+        for tokens in alike:
+            same += [a[: len(b)] == b[: len(a)] for a, b in zip(reference, tokens, strict=False)]
+    return round(sum(same) / max(1, len(same)), 3)
+
+
+def prefill_rates(found: dict[str, list[float]]) -> dict[str, Any]:
+    """Median seconds by what was measured, and how many times faster than one stage with the same chunk."""
+    medians = {name: statistics.median(each) for name, each in found.items()}
+    rates: dict[str, Any] = {}
+    for name, seconds in medians.items():
+        one = medians.get("1 stages" + name[name.index(",") :])
+        rates[name] = {
+            "seconds": round(seconds, 4),
+            "spread": [round(min(found[name]), 4), round(max(found[name]), 4)],
+            "times_one_stage": round(one / seconds, 3) if one else None,
+        }
+    return rates
 
 
 TARGETS = {
@@ -494,10 +265,30 @@ def checks(result: Result) -> list[Check]:
 
 
 def tables(result: Result) -> list[Table]:
+    title = f"{result['shape']}, layers {', '.join(map(str, result['splits']))}, {result['dtype']}"
     rates = [[name, rate] for name, rate in result["tokens_per_second"].items()]
-    title = f"{result['shape']}, layers {result['split']}, {result['dtype']}"
-    ratios = [[name, ratio] for name, ratio in result["ratios"].items()]
-    return [Table(title, ["what", "tokens/s"], rates), Table("ratios", ["what", "ratio"], ratios)]
+    found = [Table(title, ["what", "tokens/s"], rates)]
+    found.append(Table("ratios", ["what", "ratio"], [[*pair] for pair in result["ratios"].items()]))
+    if result["prefill"]:
+        rows = [
+            [name, one["seconds"], one["times_one_stage"] or ""] for name, one in result["prefill"].items()
+        ]
+        found.append(Table("prefill", ["what", "s", "times one stage"], rows))
+    if result["batch"]:
+        rows = [
+            [
+                one["tokens"],
+                one["rows"],
+                round(one["one_by_one"] * 1e3, 2),
+                round(one["together"] * 1e3, 2),
+                round(one["one_by_one"] / one["together"], 2),
+            ]
+            for one in result["batch"]
+        ]
+        found.append(
+            Table("prompts together", ["tokens", "prompts", "one by one ms", "together ms", "gain"], rows)
+        )
+    return found
 
 
 def chart(result: Result, figure: Any) -> None:
@@ -505,30 +296,55 @@ def chart(result: Result, figure: Any) -> None:
     names = list(result["tokens_per_second"])
     axes.barh(names[::-1], [result["tokens_per_second"][name] for name in names[::-1]])
     axes.set_xlabel("tokens per second")
-    axes.set_title(f"{result['shape']}, layers {result['split']}")
+    axes.set_title(f"{result['shape']}, layers {', '.join(map(str, result['splits']))}")
 
 
-def runs(text: str) -> list[tuple[int, int]]:
+def runs(text: str) -> list[Run]:
     found = []
     for part in text.split(","):
-        lanes, _, rows = part.partition("x")
-        found.append((int(lanes), int(rows)))
+        stages, slash, rest = part.rpartition("/")
+        shape, _, context = rest.partition("@")
+        lanes, _, rows = shape.partition("x")
+        found.append(Run(int(stages) if slash else 0, int(lanes), int(rows), int(context or 0)))
+    return found
+
+
+def baselines(text: str) -> list[tuple[int, int]]:
+    found = []
+    for part in text.split(","):
+        rows, _, context = part.partition("@")
+        found.append((int(rows), int(context or 0)))
     return found
 
 
 def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    return [int(part) for part in text.split(",")] if text else []
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="12x512")
     parser.add_argument("--layers", type=int, default=0, help="instead of the shape's own number")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
-    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--stages", type=numbers, default=[2], help="of each ring, ...")
     parser.add_argument("--split", type=numbers, help="layers of each stage, instead of an even share")
-    parser.add_argument("--runs", type=runs, default=[(2, 4), (1, 1)], help="LANESxROWS,...")
-    parser.add_argument("--baseline", type=numbers, default=[], help="rows of one process, ...")
+    parser.add_argument(
+        "--runs",
+        type=lambda text: runs(text) if text else [],
+        default=runs("2x4,1x1"),
+        help="LANESxROWS, with STAGES/ in front for one ring only and @TOKENS behind for longer prompts, ...",
+    )
+    parser.add_argument(
+        "--baseline", type=baselines, default=[], help="rows of one process, or ROWS@TOKENS, ..."
+    )
     parser.add_argument("--unsealed", action="store_true", help="each ring a second time without sealing")
+    parser.add_argument(
+        "--varying", type=numbers, default=[], help="ROWS,LONGEST,REQUESTS: of a lane, of a prompt, of all"
+    )
+    parser.add_argument("--prefill", type=numbers, default=[], help="tokens of one prompt alone, ...")
+    parser.add_argument("--chunks", type=numbers, default=[2048], help="tokens of its chunks, up to 2048")
+    parser.add_argument("--only-rings", action="store_true", help="prefill without mlx-lm in one process")
+    parser.add_argument("--batch", type=numbers, default=[], help="prompts together in one process, ...")
+    parser.add_argument("--lengths", type=numbers, default=[8, 32, 128, 512], help="tokens of those prompts")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--warm", type=int, default=8, help="steps of each lane before the measurement")
@@ -552,21 +368,5 @@ BENCHMARK = Benchmark(
 )
 
 
-def main() -> None:
-    """Without the `sealring` command and its packages: options, then `--json FILE` last."""
-    from bench.frame import measure, write_json
-
-    arguments = sys.argv[1:]
-    out = None
-    if len(arguments) > 1 and arguments[-2] == "--json":
-        out = Path(arguments[-1])
-        arguments = arguments[:-2]
-    report = measure(BENCHMARK, arguments)
-    if out is not None:
-        write_json(report, out)
-    for table in tables(report["data"]):
-        sys.stdout.write("\n".join([table.title, *("  ".join(map(str, row)) for row in table.rows), ""]))
-
-
 if __name__ == "__main__":
-    main()
+    standalone(BENCHMARK)

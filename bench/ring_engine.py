@@ -12,6 +12,7 @@ import json
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from sealring.v1 import engine_pb2 as engine
 PARAMETERS = params.encode(params.RowParameters())
 
 
+@lru_cache(maxsize=16)
 def prompt(row: int, length: int, vocabulary: int) -> list[int]:
     """The tokens of a row's prompt, the same in every process."""
     drawn: list[int] = np.random.default_rng(row).integers(0, vocabulary, length).tolist()
@@ -41,18 +43,24 @@ def prompt(row: int, length: int, vocabulary: int) -> list[int]:
 class Front:
     """As node.engine.front.Front, for rows whose prompts are drawn here; answers steps with empty texts."""
 
-    def __init__(self, emit: Callable[[engine.EngineEvent], None], length: int, vocabulary: int) -> None:
+    def __init__(self, emit: Callable[[engine.EngineEvent], None], vocabulary: int) -> None:
         self._emit = emit
-        self._length, self._vocabulary = length, vocabulary
+        self._vocabulary = vocabulary
+        self._opened: dict[int, tuple[int, int]] = {}
         self.tokens: dict[int, list[int]] = {}
 
+    def open(self, chunk: control.Chunk) -> None:
+        """A row begins. Rows that are copies of each other have the prompt of row 1."""
+        self._opened[chunk.row] = (1 if chunk.choices else chunk.row, chunk.prompt_tokens)
+
     def prompt(self, row: int) -> Any:
-        return np.array(prompt(row, self._length, self._vocabulary), np.uint32)
+        return np.array(prompt(*self._opened[row], self._vocabulary), np.uint32)
 
     def parameters(self, row: int) -> bytes:
         return PARAMETERS
 
-    def prefilled(self, row: int) -> None: ...
+    def prefilled(self, row: int) -> None:
+        del self._opened[row]
 
     def forget(self, row: int) -> None: ...
 
@@ -82,9 +90,17 @@ class BenchEngine(Engine):
         dtype = getattr(mx, config["torch_dtype"])
         stage = random_stage(config, lo, hi, seed=0, dtype=dtype)
         warm_up(stage)
-        front: Any = Front(self._emit, options.prompt, config["vocab_size"]) if lo == 0 else None
+        front: Any = Front(self._emit, config["vocab_size"]) if lo == 0 else None
         self._loaded = Loaded(stage, front, engine.LoadStage(lo=lo, hi=hi), 0, 0)
         self._traces, self._lo = traces, lo
+
+    def _step(self, step: control.Step) -> None:
+        if self._loaded is not None and self._loaded.front is not None:
+            front: Any = self._loaded.front
+            for chunk in step.prefill.chunks:
+                if not chunk.start:
+                    front.open(chunk)
+        super()._step(step)
 
     def _close_epoch(self, number: int) -> None:
         epoch, loaded = self._epoch, self._loaded
@@ -111,7 +127,6 @@ def main() -> None:
     parser.add_argument("--config", required=True)
     parser.add_argument("--lo", type=int, required=True)
     parser.add_argument("--hi", type=int, required=True)
-    parser.add_argument("--prompt", type=int, required=True)
     parser.add_argument("--traces", type=Path, required=True)
     options = parser.parse_args()
     logging.configure("engine")

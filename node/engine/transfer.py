@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -23,7 +24,7 @@ from node.engine.staging import TensorSpec
 
 _PORTABLE_AND_MAPPED = 0x03
 _BLOCK_STEP = 4096
-_THREADS = 256
+_MAX_THREADS = 256
 _UNITS = {16: "uint4", 4: "unsigned int", 1: "unsigned char"}
 
 
@@ -250,7 +251,11 @@ _kernels: dict[tuple[str, int], Any] = {}
 
 
 def _kernel(direction: str, unit: int) -> Any:
-    """`in` copies COUNT units from an address to `out`, `over` copies them from `array` to an address."""
+    """`in` copies units from an address to `out`, `over` copies them from `array` to an address.
+
+    Every thread copies one unit and there are as many threads as units, so that the source, for which MLX
+    compiles a kernel anew whenever it differs, does not tell their number.
+    """
     if (direction, unit) not in _kernels:
         word = _UNITS[unit]
         copy, names, outputs = {
@@ -267,20 +272,25 @@ def _kernel(direction: str, unit: int) -> Any:
                 ["done"],
             ),
         }[direction]
-        source = f"auto i = blockIdx.x * blockDim.x + threadIdx.x; if (i < COUNT) {{ {copy} }}"
+        source = f"size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; {copy}"
         _kernels[direction, unit] = mx.fast.cuda_kernel(
             name=f"sealring_{direction}_{unit}", input_names=names, output_names=outputs, source=source
         )
     return _kernels[direction, unit]
 
 
+@lru_cache(maxsize=4096)
+def _threads(count: int) -> int:
+    """Threads of a block, of which a whole number makes `count`: MLX rounds the number of blocks up."""
+    return next(threads for threads in range(min(_MAX_THREADS, count), 0, -1) if count % threads == 0)
+
+
 def _copy_in(address: mx.array, size: int, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     unit = _unit(size)
     (array,) = _kernel("in", unit)(
         inputs=[address],
-        template=[("COUNT", size // unit)],
         grid=(size // unit, 1, 1),
-        threadgroup=(_THREADS, 1, 1),
+        threadgroup=(_threads(size // unit), 1, 1),
         output_shapes=[shape],
         output_dtypes=[dtype],
     )
@@ -293,9 +303,8 @@ def _copy_out(array: mx.array, address: mx.array, size: int) -> mx.array:
     unit = _unit(size)
     (done,) = _kernel("over", unit)(
         inputs=[array, address],
-        template=[("COUNT", size // unit)],
         grid=(size // unit, 1, 1),
-        threadgroup=(_THREADS, 1, 1),
+        threadgroup=(_threads(size // unit), 1, 1),
         output_shapes=[(1,)],
         output_dtypes=[mx.uint32],
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import ring
+from bench import ring, ring_processes
 from bench.frame import find, parse
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +31,32 @@ def test_a_ring_sealed_or_not_makes_the_tokens_of_one_process() -> None:
     assert ring.checks(result) == []
 
 
+@pytest.mark.timeout(120)
+def test_long_prompts_and_rows_that_come_and_go() -> None:
+    result = run(
+        *("--stages", "1,2", "--runs", "2x3@600,2/1x4@40", "--baseline", "6@600,4@40"),
+        *("--varying", "4,40,20", "--prefill", "600", "--chunks", "64,256"),
+        *("--batch", "2", "--lengths", "8"),
+    )
+    assert result["same_tokens"] == 1.0
+    assert {one["name"] for one in result["runs"]} == {
+        "one process, 6 rows, 600 tokens",
+        "one process, 4 rows, 40 tokens",
+        "1 stages, 2 x 3 rows, 600 tokens",
+        "2 stages, 2 x 3 rows, 600 tokens",
+        "2 stages, 1 x 4 rows, 40 tokens",
+        "1 stages, rows that come and go",
+        "2 stages, rows that come and go",
+    }
+    assert "2 stages, 1 x 4 rows, 40 tokens / one process, 6 rows, 600 tokens" not in result["ratios"]
+    assert set(result["prefill"]) == {
+        f"{who}, 600 tokens in {chunk}"
+        for who in ("1 stages", "2 stages", "one process")
+        for chunk in (64, 256)
+    }
+    assert [(one["tokens"], one["rows"]) for one in result["batch"]] == [(8, 2)]
+
+
 def test_targets_are_checked_where_they_apply() -> None:
     name = "2 stages, 2 x 32 rows / one process, 64 rows"
     met, missed = ({"shape": shape, "ratios": {name: 0.87}} for shape in ("8b", "70b"))
@@ -43,7 +69,9 @@ def test_targets_are_checked_where_they_apply() -> None:
     [("8b", [32]), ("8b", [17, 15]), ("8b", [9, 9, 8, 6]), ("70b", [9, 8, 8, 7]), ("4x64", [2, 2])],
 )
 def test_the_output_head_counts_as_layers(shape: str, split: list[int]) -> None:
-    assert ring.split_layers(ring.configuration(shape, 0, "bfloat16"), len(split)) == split
+    assert (
+        ring_processes.split_layers(ring_processes.configuration(shape, 0, "bfloat16"), len(split)) == split
+    )
 
 
 def test_nothing_outside_the_benchmark_knows_a_carrier_that_does_not_seal() -> None:

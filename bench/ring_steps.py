@@ -1,0 +1,217 @@
+"""The gateway's part in `bench.ring`: announces the steps of an epoch and times what comes back."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mesh.composition import MAX_CHOICES
+from node.engine import params
+from sealring.v1 import control_pb2 as control
+
+PARAMETER_BYTES = len(params.encode(params.RowParameters()))
+ROWS_PER_PREFILL = 8
+OWN_PROMPTS = 512
+"""Tokens up to which every row has a prompt of its own; longer ones are copied to `MAX_CHOICES` rows."""
+
+
+class Member(Protocol):
+    """As bench.ring_processes.Member."""
+
+    def send(self, **command: Any) -> None: ...
+
+    def event(self, kind: str) -> Any: ...
+
+
+@dataclass
+class Lane:
+    number: int
+    rows: list[int]
+    announced: int = 0
+    done: list[float] = field(default_factory=list)
+
+
+class Gateway:
+    """Announces steps to all members, the head first, and hears of them from the head."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = members
+        self.number = 0
+        self.done = 0
+
+    def announce(self, **work: Any) -> int:
+        self.number += 1
+        step = control.Step(number=self.number, **work)
+        for member in self._members:
+            member.send(step=step)
+        return self.number
+
+    def wait(self) -> int:
+        """The number of the next step that is done."""
+        self.done += 1
+        found: int = self._members[0].event("done").step
+        return found
+
+    def prefill(self, row: int, tokens: int, chunk: int, choices: int = 0) -> None:
+        """A prompt alone, in chunks, as many under way as a gateway allows."""
+        for start in range(0, tokens, chunk):
+            while self.number - self.done > len(self._members):
+                self.wait()
+            end = min(tokens, start + chunk)
+            part = control.Chunk(row=row, start=start, end=end, prompt_tokens=tokens)
+            if not start:
+                part.params_bytes, part.choices = PARAMETER_BYTES, choices
+            self.announce(prefill=control.Prefill(chunks=[part]))
+
+    def wait_all(self) -> None:
+        while self.done < self.number:
+            self.wait()
+
+
+def admit(row: int, lane: int) -> control.Change:
+    return control.Change(admit=control.Admit(row=row, lane=lane))
+
+
+def evict(row: int) -> control.Change:
+    return control.Change(evict=control.Evict(row=row))
+
+
+def prefill_rows(gateway: Gateway, rows: int, tokens: int, chunk: int) -> None:
+    """Rows 1 to `rows`: each with its own prompt, or with copies of long ones."""
+    numbers = range(1, rows + 1)
+    if tokens > OWN_PROMPTS:
+        for first in numbers[::MAX_CHOICES]:
+            gateway.prefill(first, tokens, chunk, min(MAX_CHOICES, rows + 1 - first))
+        gateway.wait_all()
+        return
+    for first in numbers[::ROWS_PER_PREFILL]:
+        chunks = [
+            control.Chunk(row=row, start=0, end=tokens, prompt_tokens=tokens, params_bytes=PARAMETER_BYTES)
+            for row in numbers[first - 1 : first - 1 + ROWS_PER_PREFILL]
+        ]
+        gateway.announce(prefill=control.Prefill(chunks=chunks))
+    gateway.wait_all()
+
+
+def decode(
+    gateway: Gateway, lanes: int, rows: int, context: int, warm: int, steps: int, chunk: int
+) -> dict[str, Any]:
+    """Tokens per second of `steps` steps of each lane after the first `warm`."""
+    prefill_rows(gateway, lanes * rows, context, chunk)
+    working = [Lane(lane, list(range(lane * rows + 1, (lane + 1) * rows + 1))) for lane in range(lanes)]
+    lane_of: dict[int, Lane] = {}
+
+    def announce(lane: Lane) -> None:
+        admits = [admit(row, lane.number) for row in ([] if lane.announced else lane.rows)]
+        lane_of[gateway.announce(changes=admits, decode=control.Decode(lane=lane.number))] = lane
+        lane.announced += 1
+
+    decode_from = gateway.number + 1 + lanes * warm
+    for _ in range(2):
+        for lane in working:
+            announce(lane)
+    while any(len(lane.done) < warm + steps for lane in working):
+        lane = lane_of.pop(gateway.wait())
+        lane.done.append(time.perf_counter())
+        if lane.announced < warm + steps:
+            announce(lane)
+    begin = max(lane.done[warm - 1] for lane in working)
+    end = min(lane.done[-1] for lane in working)
+    made = sum(rows for lane in working for at in lane.done if begin < at <= end)
+    return {"tokens_per_second": made / (end - begin), "decode_from": decode_from}
+
+
+def prefill(gateway: Gateway, tokens: int, chunks: Sequence[int], times: int) -> dict[str, list[float]]:
+    """Seconds from announcing a prompt to its first token, by length of chunk; the first time is not told."""
+    found: dict[str, list[float]] = {str(chunk): [] for chunk in chunks}
+    row = 0
+    for number in range(times + 1):
+        for chunk in chunks:
+            row += 1
+            begun = time.perf_counter()
+            gateway.prefill(row, tokens, chunk)
+            gateway.wait_all()
+            if number:
+                found[str(chunk)].append(time.perf_counter() - begun)
+            gateway.announce(changes=[evict(row)])
+            gateway.wait_all()
+    return found
+
+
+@dataclass
+class Request:
+    row: int
+    prompt: int
+    left: int
+    """Tokens that are still to be announced."""
+
+
+def varying(gateway: Gateway, lanes: int, rows: int, longest: int, requests: int) -> dict[str, Any]:
+    """Requests of all lengths come and go: hardly two steps after each other have the same rows.
+
+    A lane has at most `rows` rows; prompts have 1 to `longest` tokens, answers 2 to 40.
+    """
+    drawn = random.Random(0)
+    waiting = [
+        Request(row, drawn.randint(1, longest), drawn.randint(2, 40)) for row in range(1, requests + 1)
+    ]
+    tokens = sum(one.left for one in waiting)
+    members: list[list[Request]] = [[] for _ in range(lanes)]
+    ready: list[list[Request]] = [[] for _ in range(lanes)]
+    under_way: dict[int, int] = {}
+    gaps: list[float] = []
+    last = [0.0] * lanes
+    held = [0] * lanes
+    begun = time.perf_counter()
+
+    def next_prompt(lane: int) -> None:
+        if waiting and held[lane] < rows:
+            one = waiting.pop(0)
+            held[lane] += 1
+            one.left -= 1
+            chunk = control.Chunk(
+                row=one.row, end=one.prompt, prompt_tokens=one.prompt, params_bytes=PARAMETER_BYTES
+            )
+            gateway.announce(prefill=control.Prefill(chunks=[chunk]))
+            ready[lane].append(one)
+
+    def next_step(lane: int, prompts: int) -> None:
+        gone = [one for one in members[lane] if not one.left]
+        held[lane] -= len(gone)
+        for _ in range(prompts):
+            next_prompt(lane)
+        changes = [evict(one.row) for one in gone] + [admit(one.row, lane) for one in ready[lane]]
+        members[lane] = [one for one in members[lane] if one.left] + ready[lane]
+        ready[lane] = []
+        if not members[lane]:
+            gateway.announce(changes=changes)
+            return
+        under_way[gateway.announce(changes=changes, decode=control.Decode(lane=lane))] = lane
+        for one in members[lane]:
+            one.left -= 1
+
+    for lane in range(lanes):
+        next_step(lane, 4)
+    while under_way:
+        lane = under_way.pop(gateway.wait(), -1)
+        if lane >= 0:
+            now = time.perf_counter()
+            if last[lane]:
+                gaps.append(now - last[lane])
+            last[lane] = now
+            next_step(lane, 2)
+    gateway.wait_all()
+    seconds = time.perf_counter() - begun
+    gaps.sort()
+    return {
+        "tokens_per_second": tokens / seconds,
+        "step_ms": {
+            "p50": round(statistics.median(gaps) * 1e3, 2),
+            "p95": round(gaps[len(gaps) * 95 // 100] * 1e3, 2),
+            "max": round(gaps[-1] * 1e3, 2),
+        },
+    }
