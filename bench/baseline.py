@@ -32,7 +32,7 @@ def solo(model: Any, prompt: list[int], tokens: int) -> dict[str, Any]:
 
 
 def batch(model: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
-    """All rows at once; tokens per second from the first prompt to the last token."""
+    """All rows at once; seconds from the first prompt to the last token, and of each step with all rows."""
     generate = importlib.import_module("mlx_lm.generate")
     generator = generate.BatchGenerator(
         model, max_tokens=tokens, completion_batch_size=len(prompts), prefill_batch_size=8
@@ -40,14 +40,23 @@ def batch(model: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
     begun = time.perf_counter()
     generator.insert(prompts, [tokens] * len(prompts))
     first: dict[int, float] = {}
+    whole: list[float] = []
     made = 0
     while made < tokens * len(prompts):
-        for response in generator.next_generated():
+        responses = generator.next_generated()
+        if len(responses) == len(prompts):
+            whole.append(time.perf_counter())
+        for response in responses:
             first.setdefault(response.uid, time.perf_counter() - begun)
             made += 1
     seconds = time.perf_counter() - begun
     generator.close()
-    return {"ttft": list(first.values()), "seconds": seconds, "tokens": made}
+    return {
+        "ttft": list(first.values()),
+        "seconds": seconds,
+        "tokens": made,
+        "gaps": [after - before for before, after in itertools.pairwise(whole)],
+    }
 
 
 def main() -> None:

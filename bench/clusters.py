@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -41,8 +42,12 @@ async def cluster(
     *,
     settings: dict[str, dict[str, Any]] | None = None,
     spare_nodes: int = 0,
+    gpus: int = 0,
 ) -> AsyncIterator[LocalCluster]:
-    """A cluster with exactly the nodes that the deployments need, all of their rings serving."""
+    """A cluster with exactly the nodes that the deployments need, all of their rings serving.
+
+    With `gpus`, node n computes on GPU n modulo that.
+    """
     nodes = sum(one.stages * one.replicas for one in deployments) + spare_nodes
     gateway = {
         "key_requests_per_second": 1e6,
@@ -52,7 +57,7 @@ async def cluster(
     }
     merged = {**(settings or {}), "gateway": gateway}
     with tempfile.TemporaryDirectory(prefix="sealring-bench-") as folder:
-        made = LocalCluster(Path(folder), deployments[0].model, nodes=nodes, settings=merged)
+        made = LocalCluster(Path(folder), deployments[0].model, nodes=nodes, settings=merged, gpus=gpus)
         async with made:
             await made.start()
             for one in deployments:
@@ -104,6 +109,38 @@ def kind(process: psutil.Process) -> str:
         if f"node.{name}.main" in command:
             return name
     return "daemon"
+
+
+class Meter:
+    """The CPU time of a cluster's processes, by what they are."""
+
+    def __init__(self, made: LocalCluster) -> None:
+        self._processes = {
+            name: {one.pid: (_role(name, one), one) for one in family(pid)}
+            for name, pid in made.processes.items()
+        }
+        self._samples: list[tuple[float, dict[str, float]]] = []
+
+    def sample(self) -> None:
+        """Notes the seconds that each has used."""
+        used: dict[str, float] = {}
+        for processes in self._processes.values():
+            for role, process in processes.values():
+                times = process.cpu_times()
+                used[role] = used.get(role, 0.0) + times.user + times.system
+        self._samples.append((time.perf_counter(), used))
+
+    def cores(self, begin: float, end: float) -> dict[str, float]:
+        """Cores that each was using between the samples next inside of two moments of time.perf_counter."""
+        inside = [one for one in self._samples if begin <= one[0] <= end]
+        if len(inside) < 2:
+            return {}
+        (first, before), (last, after) = inside[0], inside[-1]
+        return {role: round((after[role] - before[role]) / (last - first), 3) for role in after}
+
+
+def _role(name: str, process: psutil.Process) -> str:
+    return name if kind(process) == "daemon" else f"{name} {kind(process)}"
 
 
 def pin(pid: int, cores: Iterable[int]) -> None:

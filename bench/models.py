@@ -30,6 +30,8 @@ class Shape:
     kv_heads: int = 8
     context: int = 8192
     dtype: str = "float32"
+    vocabulary: int = 0
+    """Tokens; 0: the tokenizer's."""
 
 
 SHAPES = {
@@ -39,6 +41,15 @@ SHAPES = {
     "12x256-qwen2": Shape(kind="qwen2", hidden=256, intermediate=768, heads=4, kv_heads=4),
     "6x128": Shape(layers=6, hidden=128, intermediate=384, heads=4, kv_heads=4),
     "2x64": Shape(layers=2, hidden=64, intermediate=192, heads=2, kv_heads=2),
+    "8b": Shape(
+        layers=32,
+        hidden=4096,
+        intermediate=14336,
+        heads=32,
+        kv_heads=8,
+        dtype="bfloat16",
+        vocabulary=128256,
+    ),
     "24x1024": Shape(layers=24, hidden=1024, intermediate=3072, heads=16, kv_heads=8),
 }
 
@@ -97,6 +108,7 @@ def _config(shape: Shape) -> dict[str, Any]:
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.hidden // shape.heads,
         "max_position_embeddings": shape.context,
+        "vocab_size": shape.vocabulary or demo["vocab_size"],
         "tie_word_embeddings": False,
         "torch_dtype": shape.dtype,
     }

@@ -103,16 +103,22 @@ async def in_process(
 
 
 @asynccontextmanager
-async def server(model: Path, *, cores: Sequence[int], ranks: int = 1) -> AsyncIterator[Process]:
-    """`mlx_lm.server`; with several ranks `--pipeline` under `mlx.launch`, each on a core of its own."""
+async def server(
+    model: Path, *, cores: Sequence[int], ranks: int = 1, rows: int = 0
+) -> AsyncIterator[Process]:
+    """`mlx_lm.server`; with several ranks `--pipeline` under `mlx.launch`, each on a core of its own.
+
+    `rows`: that it may decode at once, if more than its own 32.
+    """
     port = free_port("127.0.0.1")
     binaries = Path(sys.executable).parent
-    command = [str(binaries / "mlx_lm.server"), "--model", str(model), "--port", str(port)]
-    command += ["--log-level", "ERROR"]
+    arguments = ["--model", str(model), "--port", str(port), "--log-level", "ERROR"]
+    arguments += ["--decode-concurrency", str(rows)] if rows > 32 else []
+    command = [sys.executable, "-m", "mlx_lm", "server", *arguments]
     if ranks > 1:
         launch = [str(binaries / "mlx.launch"), "--backend", "ring", "-n", str(ranks)]
         launch += ["--starting-port", str(free_port("127.0.0.1")), "--"]
-        command = [*launch, sys.executable, *command, "--pipeline"]
+        command = [*launch, sys.executable, str(binaries / "mlx_lm.server"), *arguments, "--pipeline"]
     async with _running(command, pipes=False) as running:
         running.url = f"http://127.0.0.1:{port}"
         await _wait(running, model)
@@ -120,7 +126,7 @@ async def server(model: Path, *, cores: Sequence[int], ranks: int = 1) -> AsyncI
             found = [one for one in family(running.pid) if "--pipeline" in one.cmdline() and _is_rank(one)]
             for core, one in zip(cores, found, strict=False):
                 pin(one.pid, [core])
-        else:
+        elif cores:
             pin(running.pid, cores)
         yield running
 

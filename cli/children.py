@@ -61,8 +61,13 @@ class Children:
         """The log file of each component that was started."""
         return {name: child.log for name, child in self._children.items()}
 
-    async def start(self, name: str, arguments: Sequence[str]) -> None:
-        """Starts `sealring ARGUMENTS --die-with-parent-fd N` in a session of its own."""
+    async def start(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Starts `sealring ARGUMENTS --die-with-parent-fd N` in a session of its own.
+
+        `environment` is added to what every component gets.
+        """
         log = self._log_dir / f"{name}.log"
         with log.open("ab") as out:
             process = await asyncio.create_subprocess_exec(
@@ -73,7 +78,7 @@ class Children:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env=self._environment,
+                env=self._environment | dict(environment or {}),
                 pass_fds=[self._read_end],
                 start_new_session=True,
             )

@@ -50,9 +50,12 @@ class LocalCluster:
         nodes: int = 3,
         name: str = "demo",
         settings: dict[str, dict[str, Any]] | None = None,
+        gpus: int = 0,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`settings` are further settings of the sections coordinator, node and gateway.
+
+        With `gpus`, each node sees one of so many NVIDIA GPUs, by turns; else every node sees all of them.
 
         Raises InvalidInput (BAD_NODE_COUNT).
         """
@@ -66,6 +69,7 @@ class LocalCluster:
         self.node_names = [f"node-{number}" for number in range(nodes)]
         self.admin: Admin
         self._extra = settings or {}
+        self._gpus = gpus
         self._say = say
         self._ports: dict[str, int] = {}
         self._children: Children
@@ -142,7 +146,10 @@ class LocalCluster:
 
     async def start_node(self, name: str) -> None:
         """Starts the daemon of an enrolled node."""
-        await self._children.start(name, [*self._config(name), "node", "run"])
+        environment = {}
+        if self._gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = str(self.node_names.index(name) % self._gpus)
+        await self._children.start(name, [*self._config(name), "node", "run"], environment)
 
     async def deploy(self, **spec: Any) -> Any:
         """Deploys the model and waits until the gateway offers it; the deployment as Admin describes it.

@@ -18,9 +18,26 @@ def test_scaling_without_a_moment_when_all_rows_decode_has_no_ratio():
 
 
 def test_a_rival_that_answers_nothing_misses_the_targets_and_breaks_nothing():
-    one = {"tokens_per_second": 2.0, "rounds": [2.0], "ttft_ms": {"p50": 1, "p95": 2}, "failed": 0}
-    dead = {"tokens_per_second": 0.0, "rounds": [0.0], "ttft_ms": {"count": 0}, "failed": 16}
-    result = {"options": {"requests": 16}, "systems": {"other": one, peers.PIPELINE: dead, peers.OURS: one}}
-    assert peers.ratios(result) == {"other": 1.0}
+    one = {
+        "tokens_per_second": 2.0,
+        "rounds": [2.0],
+        "steady_tokens_per_second": 2.0,
+        "ttft_ms": {"p50": 1, "p95": 2},
+        "gap_ms": {},
+        "cores": {},
+        "failed": 0,
+    }
+    dead = one | {"tokens_per_second": 0.0, "rounds": [0.0], "ttft_ms": {"count": 0}, "failed": 16}
+    found = {peers.ALONE: one, peers.PIPELINE: dead, peers.OURS: one, f"{peers.OURS}, 8 requests/s": one}
+    result = {"options": {"requests": 16}, "systems": found}
+    assert peers.ratios(result) == {peers.ALONE: 1.0}
     assert [check.met for check in peers.checks(result)] == [False, False, False]
     assert peers.tables(result)[0].rows[1][-1] is None
+
+
+def test_without_the_ring_of_two_or_the_pipeline_there_is_nothing_to_compare() -> None:
+    one = {"rounds": [2.0], "ttft_ms": {"p95": 2}, "failed": 0}
+    for name in (peers.OURS, peers.SERVER):
+        result = {"options": {"requests": 16}, "systems": {name: one}}
+        assert peers.ratios(result) == {}
+        assert [check.name for check in peers.checks(result)] == ["failed requests"]
