@@ -120,6 +120,8 @@ class CoordinatorSession:
             if writer is not None:
                 writer.cancel()
                 await asyncio.wait((writer,))
+                if not writer.cancelled() and (failure := writer.exception()) is not None:
+                    log.error("nothing can be said to the coordinator", exc_info=failure)
             if call is not None:
                 call.cancel()
             self.connected = False

@@ -13,11 +13,12 @@ import mlx.core as mx
 import structlog
 
 from mesh.errors import ModelError
-from node.engine import device
+from node.engine import device, records
 from node.engine.front import Front
 from node.engine.prefixes import support
 from node.engine.profile import digest, profile
 from node.engine.staging import Stage
+from node.engine.transfer import transfer
 from node.engine.weights import load_stage
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import model_pb2 as model
@@ -99,11 +100,18 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
 def warm_up(stage: Stage) -> None:
     """Runs a few tokens, so that the first request does not wait for kernels to be compiled or loaded."""
     cache = stage.make_cache()
+    made = transfer()
     for tokens in (2, 1):
-        inputs = [
-            mx.zeros((1, tokens, *tensor.tail), getattr(mx, tensor.dtype)) for tensor in stage.spec.receives
-        ]
-        mx.eval(stage(inputs, cache))
+        landing = made.landing(stage.spec.receives, 1, tokens)
+        size = sum(records.state_bytes(tensor, 1, tokens) for tensor in stage.spec.receives)
+        landing.fill(memoryview(bytes(size)))
+        outputs = stage(landing.arrays, cache)
+        if stage.spec.is_tail:
+            outputs = [mx.argmax(outputs[0][:, -1, :], axis=-1)]
+        departure = made.departure(outputs)
+        departure.wait()
+        departure.release()
+    made.close()
     mx.clear_cache()
 
 

@@ -243,8 +243,9 @@ def _aligned(size: int) -> int:
     return -(-size // 16) * 16
 
 
-def _unit(size: int) -> int:
-    return next(unit for unit in _UNITS if size % unit == 0)
+def _unit(size: int, shape: Sequence[int]) -> int:
+    """Bytes that a thread copies of an array [rows, tokens, ...] or [rows], whatever its rows and tokens."""
+    return next(unit for unit in _UNITS if size // math.prod(shape[:2]) % unit == 0)
 
 
 _kernels: dict[tuple[str, int], Any] = {}
@@ -286,7 +287,7 @@ def _threads(count: int) -> int:
 
 
 def _copy_in(address: mx.array, size: int, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    unit = _unit(size)
+    unit = _unit(size, shape)
     (array,) = _kernel("in", unit)(
         inputs=[address],
         grid=(size // unit, 1, 1),
@@ -300,7 +301,7 @@ def _copy_in(address: mx.array, size: int, shape: tuple[int, ...], dtype: mx.Dty
 
 
 def _copy_out(array: mx.array, address: mx.array, size: int) -> mx.array:
-    unit = _unit(size)
+    unit = _unit(size, array.shape)
     (done,) = _kernel("over", unit)(
         inputs=[array, address],
         grid=(size // unit, 1, 1),

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from cli.children import Children, tail
+from cli.cluster import LocalCluster
 from mesh.errors import Unavailable
 
 STUBBORN = """
@@ -45,6 +46,28 @@ async def test_a_component_that_ends_is_reported_with_its_last_words(children: C
     assert "the gateway ended by itself with status 1" in caught.value.message
     assert "  the port is in use" in caught.value.message
     assert set(children.pids) == {"node-0", "gateway"}
+
+
+async def test_one_component_gets_an_environment_of_its_own(children: Children) -> None:
+    show = "import os, time; print(os.environ.get('CUDA_VISIBLE_DEVICES'), flush=True); time.sleep(60)"
+    await children.start("node-0", [show], {"CUDA_VISIBLE_DEVICES": "1"})
+    await children.start("node-1", [show])
+    own, other = [await read_when_written(children.logs[name]) for name in ("node-0", "node-1")]
+    assert own == "1\n" != other
+
+
+async def test_every_node_has_a_gpu_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, dict[str, str]] = {}
+
+    async def start(self: Children, name: str, arguments: list[str], environment: dict[str, str]) -> None:
+        given[name] = environment
+
+    monkeypatch.setattr(Children, "start", start)
+    for gpus, expected in ((2, [{"CUDA_VISIBLE_DEVICES": number} for number in "010"]), (0, [{}, {}, {}])):
+        async with LocalCluster(tmp_path, "model", gpus=gpus) as cluster:
+            for name in cluster.node_names:
+                await cluster.start_node(name)
+        assert [given[name] for name in cluster.node_names] == expected
 
 
 async def test_stopping_leaves_nobody(

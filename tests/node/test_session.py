@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from prooftest import answer_offer, identity
+from structlog.testing import capture_logs
 
 from mesh.certificates import PeerIdentity, Role, role_server_name
 from mesh.dsse import Ed25519Signer
@@ -156,6 +157,19 @@ async def test_a_channel_that_is_replaced_does_not_end_the_session(talk: Any) ->
     await asyncio.sleep(0.05)
     await channel.close()
     await coordinator.hears("hello")
+
+
+async def test_a_hello_that_cannot_be_made_is_told_of(talk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator, listener, _, _ = talk
+
+    def hello() -> membership_pb2.Hello:
+        raise LookupError("no version")
+
+    monkeypatch.setattr(listener, "hello", hello)
+    with capture_logs() as logs:
+        await coordinator.offered(2)
+    errors = [entry for entry in logs if entry["log_level"] == "error"]
+    assert [type(entry["exc_info"]) for entry in errors[:1]] == [LookupError]
 
 
 @pytest.mark.parametrize("reason", ["NOT_ENROLLED", "EVICTED", "BANNED"])

@@ -89,7 +89,7 @@ def test_no_kernel_is_compiled_for_a_size(launches: list[Launch]) -> None:
     sizes = [16 * count for count in (1, 3, 255, 256, 257, 509, 1024, 5 * 509, 1 << 17)]
     for size in sizes:
         _copy_in(address, size, (1, 1, size // 2), mx.bfloat16)
-        _copy_out(mx.zeros((size // 4,), mx.uint32), address, size)
+        _copy_out(mx.zeros((1, 1, size // 4), mx.uint32), address, size)
     assert len({launch.source for launch in launches}) == 2
     assert not any(launch.options for launch in launches)
     for launch, size in zip(launches, [size for size in sizes for _ in range(2)], strict=True):
@@ -97,6 +97,15 @@ def test_no_kernel_is_compiled_for_a_size(launches: list[Launch]) -> None:
         assert launch.grid[1:] == launch.threadgroup[1:] == (1, 1)
         assert 1 <= threads <= 256
         assert threads * groups * 16 == size
+
+
+def test_a_tensor_has_one_kernel_whatever_its_rows_and_tokens(launches: list[Launch]) -> None:
+    address = mx.array([0], mx.uint64)
+    for rows, tokens in ((1, 1), (3, 1), (4, 1), (16, 1), (1, 8), (1, 255)):
+        _copy_in(address, 4 * rows * tokens, (rows, tokens), mx.uint32)
+        _copy_in(address, 32 * rows * tokens, (rows, tokens, 4, 4), mx.bfloat16)
+        _copy_out(mx.zeros((rows * tokens,), mx.uint32), address, 4 * rows * tokens)
+    assert len({launch.source for launch in launches}) == 3
 
 
 def test_most_blocks_are_of_many_threads(launches: list[Launch]) -> None:
