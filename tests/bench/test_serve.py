@@ -17,7 +17,7 @@ def test_arrivals_have_the_rate_and_depend_on_nothing_but_the_seed():
 
 
 def test_the_result_has_the_keys_of_vllm():
-    good = Reply(0.0, [0.5, 0.6, 0.7], "abc", 10, 3, "", 0.7)
+    good = Reply(0.0, [0.5, 0.6, 0.7], "abc", prompt_tokens=10, completion_tokens=3, ended=0.7)
     found = vllm_result([good, Reply(0.0, error="status 429", ended=1.0)], 2.0)
     assert found["completed"] == 1
     assert found["failed"] == 1

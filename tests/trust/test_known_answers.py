@@ -79,6 +79,8 @@ def test_signing_input() -> None:
         "challenge",
         "handshake",
         "csr",
+        "connection",
+        "renewal",
         "root",
         "roster",
     ]
