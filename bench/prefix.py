@@ -185,7 +185,7 @@ def checks(result: Result) -> list[Check]:
     rounds = result["rings"]["rounds"]
     if rounds:
         computed = ratio(rounds, "by prefix", "by load", "computed_tokens")
-        found.append(Check("prompt tokens computed by prefix, against by load", computed, 0.8))
+        found.append(Check("prompt tokens computed by prefix, against by load", computed, 1.0))
     everything = [*result["stages"].values(), rounds]
     failed = sum(each["failed"] for one in everything for mode in one.values() for each in mode)
     return [*found, Check("requests that failed", failed, 0)]

@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import pytest
+
 from bench import prefix
 from bench.frame import new_figure
 from bench.openai_client import Reply, get_metrics
@@ -41,7 +43,6 @@ def test_ratios_are_medians_over_rounds_that_belong_together():
     assert [row[0] for row in cached.rows] == ["1 stage, on", "1 stage, off"]
     assert [row[-1] for row in routed.rows] == [3, 0]
     assert all(len(row) == len(table.columns) for table in (cached, routed) for row in table.rows)
-    prefix.chart(result, new_figure())
 
 
 def test_a_round_without_answers_misses_the_targets_and_breaks_nothing():
@@ -49,13 +50,23 @@ def test_a_round_without_answers_misses_the_targets_and_breaks_nothing():
     result = result_of(dead, dead, dead, dead)
     assert [check.met for check in prefix.checks(result)] == [False, True, False, False]
     assert prefix.tables(result)
-    prefix.chart(result, new_figure())
 
 
 def test_one_ring_has_no_second_part():
     result = result_of([round_of(2.0, 10)], [round_of(4.0, 20)], [], [])
     result["rings"]["rounds"] = {}
     assert len(prefix.tables(result)) == 1
+
+
+@pytest.mark.parametrize("stages", [[], [round_of(2.0, 10)], [round_of(0, 0, failed=2)]])
+def test_every_result_has_a_chart(stages):
+    pytest.importorskip("matplotlib")
+    result = result_of(stages, stages, stages, stages)
+    if not stages:
+        result["rings"]["rounds"], result["stages"] = (
+            {},
+            {"1": {"on": [round_of(2.0, 9)], "off": [round_of(4.0, 9)]}},
+        )
     prefix.chart(result, new_figure())
 
 
