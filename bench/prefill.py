@@ -2,17 +2,20 @@
 
 Stages have a core each, as in `scaling`. The second part runs streams on the longest ring, undisturbed and
 while a long prompt prefills, and compares the p95 of the time between tokens. A stream's steps take longer
-the longer it has run, so undisturbed are as many seconds before the prompt and after it.
+the longer it has run, so undisturbed are the same tokens, by their place in the answer, of streams that run
+afterwards without the prompt.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import os
 import secrets
 import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -72,37 +75,55 @@ async def _prompt(url: str, tokens: int, max_tokens: int = 2, into: Reply | None
 
 
 async def _streams(url: str, options: argparse.Namespace) -> Result:
-    """Streams that run all the time; the gaps between their tokens beside a long prefill, and around it."""
-    replies = [Reply(time.perf_counter()) for _ in range(options.stream_rows)]
-    running = [asyncio.create_task(_prompt(url, 16, options.stream_tokens, one)) for one in replies]
-    await asyncio.sleep(options.settle)
-    quiet_from = time.perf_counter()
-    await asyncio.sleep(options.quiet)
-    quiet_to = time.perf_counter()
-    long = await _prompt(url, options.beside_tokens or options.tokens)
-    busy_to = long.arrivals[0] if long.arrivals else time.perf_counter()
-    after_from = time.perf_counter()
-    await asyncio.sleep(options.quiet)
-    after_to = time.perf_counter()
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
-    before = [gap for one in replies for gap in _gaps(one, quiet_from, quiet_to)]
-    after = [gap for one in replies for gap in _gaps(one, after_from, after_to)]
-    busy = [gap for one in replies for gap in _gaps(one, quiet_to, busy_to)]
+    """Gaps between the tokens of streams: before a long prompt, beside it, and as far on without it."""
+    beside: list[float] = []
+    before: list[float] = []
+    async with _running(url, options) as replies:
+        await asyncio.sleep(options.quiet)
+        begins = [len(one.arrivals) for one in replies]
+        begun = time.perf_counter()
+        long = await _prompt(url, options.beside_tokens or options.tokens)
+        ended = long.arrivals[0] if long.arrivals else time.perf_counter()
+        ends = [sum(arrival <= ended for arrival in one.arrivals) for one in replies]
+        for one, first, last in zip(replies, begins, ends, strict=True):
+            before += _gaps(one.arrivals[:first])
+            beside += _gaps(one.arrivals[first:last])
+    undisturbed: list[float] = []
+    async with _running(url, options) as replies:
+        async with asyncio.timeout(2 * (ended - begun) + options.quiet + 10):
+            for one, last in zip(replies, ends, strict=True):
+                while len(one.arrivals) < last:  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+        for one, first, last in zip(replies, begins, ends, strict=True):
+            undisturbed += _gaps(one.arrivals[first:last])
     return {
         "rows": options.stream_rows,
-        "quiet_ms": summary([gap * 1e3 for gap in before + after]),
-        "before_ms": summary([gap * 1e3 for gap in before]),
-        "after_ms": summary([gap * 1e3 for gap in after]),
-        "beside_prefill_ms": summary([gap * 1e3 for gap in busy]),
-        "prefill_seconds": round(busy_to - quiet_to, 3),
+        "stages": max(options.stages),
+        "undisturbed_ms": summary(undisturbed),
+        "before_ms": summary(before),
+        "beside_prefill_ms": summary(beside),
+        "prefill_seconds": round(ended - begun, 3),
     }
 
 
-def _gaps(reply: Reply, begin: float, end: float) -> list[float]:
-    inside = [arrival for arrival in reply.arrivals if begin <= arrival <= end]
-    return [after - before for before, after in itertools.pairwise(inside)]
+@contextlib.asynccontextmanager
+async def _running(url: str, options: argparse.Namespace) -> AsyncIterator[list[Reply]]:
+    """Streams that have been running for `options.settle` seconds."""
+    replies = [Reply(time.perf_counter()) for _ in range(options.stream_rows)]
+    running = [asyncio.create_task(_prompt(url, 16, options.stream_tokens, one)) for one in replies]
+    try:
+        await asyncio.sleep(options.settle)
+        for one in replies:
+            one.arrivals.clear()
+        yield replies
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _gaps(arrivals: list[float]) -> list[float]:
+    return [(after - before) * 1e3 for before, after in itertools.pairwise(arrivals)]
 
 
 def speedup(result: Result, stages: str) -> float:
@@ -117,7 +138,7 @@ def checks(result: Result) -> list[Check]:
         for stages in result["seconds"]
         if stages != "1"
     ]
-    quiet, busy = result["streams"]["quiet_ms"], result["streams"]["beside_prefill_ms"]
+    quiet, busy = result["streams"]["undisturbed_ms"], result["streams"]["beside_prefill_ms"]
     ratio = round(busy["p95"] / quiet["p95"], 3) if quiet.get("p95") and busy.get("p95") else None
     return [*found, Check("p95 between tokens beside a prefill, against undisturbed", ratio, 1.5)]
 
@@ -129,19 +150,19 @@ def tables(result: Result) -> list[Table]:
     ]
     streams = result["streams"]
     gaps = [
-        [name, *(streams[key].get(part, "") for part in ("count", "mean", "p50", "p95", "max"))]
+        [name, *(streams[key].get(part, "") for part in ("count", "mean", "p50", "p95", "p99", "max"))]
         for name, key in (
-            ("undisturbed, before", "before_ms"),
-            ("undisturbed, after", "after_ms"),
-            ("undisturbed", "quiet_ms"),
-            ("beside a prefill", "beside_prefill_ms"),
+            ("before the prompt", "before_ms"),
+            ("beside the prompt", "beside_prefill_ms"),
+            ("the same tokens undisturbed", "undisturbed_ms"),
         )
     ]
     return [
         Table(f"prompt of {result['tokens']} tokens", ["stages", "s", "tok/s", "times one"], rows),
         Table(
-            f"{streams['rows']} streams, ms between tokens, {streams['prefill_seconds']} s of prefill",
-            ["", "count", "mean", "p50", "p95", "max"],
+            f"{streams['rows']} streams on {streams['stages']} stages, ms between tokens, "
+            f"{streams['prefill_seconds']} s of prefill",
+            ["", "count", "mean", "p50", "p95", "p99", "max"],
             gaps,
         ),
     ]
@@ -154,7 +175,7 @@ def chart(result: Result, figure: Any) -> None:
     left.set_xlabel("stages")
     left.set_ylabel(f"s for {result['tokens']} tokens")
     parts = ("mean", "p50", "p95")
-    for index, key in enumerate(("quiet_ms", "beside_prefill_ms")):
+    for index, key in enumerate(("undisturbed_ms", "beside_prefill_ms")):
         places = [place + index * 0.4 for place in range(len(parts))]
         values = [result["streams"][key].get(part, 0) for part in parts]
         right.bar(places, values, width=0.38, label=key.removesuffix("_ms").replace("_", " "))
@@ -173,7 +194,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream-tokens", type=int, default=4000)
     parser.add_argument("--settle", type=float, default=5.0, help="seconds before streams are watched")
     parser.add_argument(
-        "--quiet", type=float, default=10.0, help="seconds that streams run undisturbed, before and after"
+        "--quiet", type=float, default=5.0, help="seconds for which streams are watched before the prompt"
     )
 
 
@@ -185,6 +206,6 @@ BENCHMARK = Benchmark(
     tables,
     chart,
     checks,
-    quick=("--rounds", "1", "--tokens", "1024", "--quiet", "5", "--settle", "3", "--beside-tokens", "512"),
+    quick=("--rounds", "1", "--tokens", "1024", "--quiet", "3", "--settle", "3", "--beside-tokens", "512"),
     quick_seconds=130,
 )
