@@ -9,150 +9,22 @@ from __future__ import annotations
 
 import argparse
 import gc
-import heapq
-import itertools
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
+from bench import simulate_prefill
 from bench.frame import Benchmark, Check, Result, Table, progress
-from bench.scheduler import Ring as RowsOfRing
+from bench.simulated_ring import SimulatedRing
 from coordinator.arrangement import Candidate
 from coordinator.planner import plan
 from gateway.scheduler import (
-    Action,
-    AnnounceStep,
-    DiscardRow,
-    Fail,
-    Finish,
     MemberMemory,
-    OpenRow,
     Request,
     RingFacts,
-    Scheduler,
 )
-from gateway.scheduler.planner import StepPlanner
 from sealring.v1 import admin_pb2, model_pb2
-from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
-
-OPEN_SECONDS, ANNOUNCE_SECONDS = 0.002, 0.0003
-
-
-class SimulatedRing:
-    """One ring in simulated time. Steps pass the stages in the order of their numbers."""
-
-    def __init__(
-        self, stages: int, rows: int, queue: int, options: argparse.Namespace, rows_in_turn: bool = False
-    ) -> None:
-        self.now = 0.0
-        self.cpu = 0.0
-        self.steps = self.sampled = self.moved = 0
-        self.finished = self.failed = 0
-        self.busy = 0.0
-        self._step: float = options.step_ms / 1e3 / stages
-        self._row: float = options.row_ms / 1e3 / stages
-        self._prefill: float = options.prefill_ms / 1e3 / stages
-        self._token: float = options.token_us / 1e6 / stages
-        self._change: float = options.change_ms / 1e3 / stages
-        self._link = options.link_ms / 1e3 if stages > 1 else 0.0
-        self._free = [0.0] * stages
-        self._lane_ready: dict[int, float] = {}
-        self._rows = RowsOfRing()
-        self._events: list[tuple[float, int, str, Any]] = []
-        self._sequence = itertools.count()
-        self._scheduler = Scheduler(queue_limit=queue)
-        member = MemberMemory(1024, 4096, 1 << 40)
-        facts = RingFacts(1, (member,) * stages, rows, 256, rows_in_turn=rows_in_turn)
-        self.lanes = facts.lanes
-        self._do(self._scheduler.attach(facts))
-
-    @property
-    def planner(self) -> StepPlanner:
-        assert self._scheduler.planner is not None
-        return self._scheduler.planner
-
-    def submit(self, request: Request) -> None:
-        begun = time.thread_time()
-        actions = self._scheduler.submit(request, self.now)
-        self.cpu += time.thread_time() - begun
-        self._do(actions)
-
-    def prompt_tokens(self, request: Request) -> int:
-        return 64
-
-    def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Until nothing is left to do, or `until` holds."""
-        while self._events and not until():
-            self.now, _, kind, payload = heapq.heappop(self._events)
-            begun = time.thread_time()
-            if kind == "done":
-                actions = self._scheduler.step_done(payload, self.now)
-            elif kind == "executed":
-                actions = self._scheduler.steps_executed(payload)
-            else:
-                actions = self._scheduler.row_opened(
-                    payload.row,
-                    prompt_tokens=self.prompt_tokens(payload.request),
-                    params_bytes=64,
-                    max_tokens=payload.request.max_tokens,
-                )
-            self.cpu += time.thread_time() - begun
-            self._do(actions)
-
-    def _do(self, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, AnnounceStep):
-                self._announce(action.step)
-            elif isinstance(action, OpenRow):
-                self._at(self.now + OPEN_SECONDS, "opened", action)
-            elif isinstance(action, Finish):
-                self.finished += 1
-            elif isinstance(action, Fail):
-                self.failed += 1
-            else:
-                assert not isinstance(action, DiscardRow)
-
-    def _announce(self, step: control.Step) -> None:
-        self.steps += 1
-        self.moved += sum(change.HasField("park") for change in step.changes)
-        self._rows.step(step)
-        tokens = sum(chunk.end - chunk.start for chunk in step.prefill.chunks)
-        cost = self._cost(step, tokens)
-        at = self.now + ANNOUNCE_SECONDS
-        if step.HasField("decode"):
-            at = max(at, self._lane_ready.get(step.decode.lane, 0.0))
-        head_done = 0.0
-        for stage, free in enumerate(self._free):
-            at = max(at, free) + cost
-            self._free[stage] = at
-            head_done = head_done or at
-            at += self._link
-        self.busy += cost * len(self._free)
-        if step.HasField("decode"):
-            self._lane_ready[step.decode.lane] = at
-        if not (step.HasField("decode") or tokens):
-            self._at(head_done, "executed", step.number)
-            return
-        done = self._rows.done()
-        if not done.outputs:
-            self._at(head_done + ANNOUNCE_SECONDS, "done", done)
-            return
-        self.sampled += len(done.outputs)
-        self._at(at + ANNOUNCE_SECONDS, "done", done)
-
-    def _cost(self, step: control.Step, tokens: int) -> float:
-        """Seconds in one stage."""
-        if tokens:
-            return self._prefill + self._token * tokens
-        if step.HasField("decode"):
-            changes = self._change * bool(step.changes)
-            return self._step + self._row * len(self._rows.lanes[step.decode.lane]) + changes
-        return 0.0
-
-    def _at(self, when: float, kind: str, payload: Any) -> None:
-        heapq.heappush(self._events, (when, next(self._sequence), kind, payload))
 
 
 def one_ring(stages: int, rows: int, requests: int, options: argparse.Namespace) -> Result:
@@ -294,8 +166,6 @@ def planning(stages: int, replicas: int) -> Result:
 
 
 def run(options: argparse.Namespace) -> Result:
-    from bench import simulate_prefill  # which builds on this module
-
     gc.freeze()
     scale = options.scale
     found: Result = {"stages": [], "rows": [], "waiting": [], "rings": [], "routing": [], "planning": []}

@@ -9,7 +9,7 @@ import argparse
 import itertools
 
 from bench.frame import Result
-from bench.simulate import SimulatedRing
+from bench.simulated_ring import SimulatedRing
 from bench.summaries import percentile
 from gateway.scheduler import Action, AnnounceStep, Deliver, Finish, Request
 from sealring.v1 import inference_pb2 as inference

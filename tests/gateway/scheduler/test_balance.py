@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import simulate
+from bench.simulated_ring import SimulatedRing
 from gateway.scheduler import Request
 from gateway.scheduler.balance import LEAST_LEFT, PATIENCE
 from gateway.scheduler.changes import ChangeCost
@@ -22,14 +23,14 @@ def options_with(**values: float) -> argparse.Namespace:
     return argparse.Namespace(**vars(parser.parse_args([])) | values)
 
 
-def ring_with(lengths: list[int], stages: int, **values: float) -> simulate.SimulatedRing:
-    ring = simulate.SimulatedRing(stages, len(lengths), len(lengths), options_with(**values))
+def ring_with(lengths: list[int], stages: int, **values: float) -> SimulatedRing:
+    ring = SimulatedRing(stages, len(lengths), len(lengths), options_with(**values))
     for number, length in enumerate(lengths):
         ring.submit(Request(f"r{number}", "k", length, inference.Envelope()))
     return ring
 
 
-def lanes(ring: simulate.SimulatedRing) -> list[int]:
+def lanes(ring: SimulatedRing) -> list[int]:
     ledger = ring.planner.ledger
     return [ledger.lane_rows(lane) for lane in range(ledger.regular)]
 
