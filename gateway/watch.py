@@ -6,7 +6,6 @@ While the coordinator is away, rings go on until the roster that they stand in e
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -72,12 +71,8 @@ class Watch:
         believed = False
         try:
             call = membership_grpc.SchedulingStub(self._channel.get()).Follow()
-            finish = await self._introduction.exchange(
-                call, lambda offer: membership.FollowRequest(offer=offer)
-            )
+            await self._introduction.exchange(call, membership.FollowRequest)
             believed = True
-            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # reading tells why
-                await call.write(membership.FollowRequest(proof=finish))
             while (event := await call.read()) is not grpc.aio.EOF:
                 await self._hear(event)
             log.info("coordinator ended the watch")

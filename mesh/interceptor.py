@@ -8,6 +8,7 @@ expired, and streams that are open then end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,6 +31,8 @@ log = structlog.get_logger()
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Decoder: TypeAlias = Callable[[bytes], Any]
+
+_FIRST_SECONDS = 5.0
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -91,23 +94,51 @@ def _guard_call(
     return guarded
 
 
+class _Requests:
+    """A stream's requests, and whether anybody has asked for the first."""
+
+    def __init__(self, requests: AsyncIterator[bytes]) -> None:
+        self._requests = aiter(requests)
+        self._asked = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        self._asked = True
+        return await anext(self._requests)
+
+    async def hear_first(self) -> None:
+        """Waits, for a while, until the caller has written its first request, unless that was read.
+
+        A caller of grpc.aio whose write meets the end of its stream reads INTERNAL and not the status that
+        the stream ended with.
+        """
+        if not self._asked:
+            with contextlib.suppress(TimeoutError, StopAsyncIteration):
+                async with asyncio.timeout(_FIRST_SECONDS):
+                    await anext(self)
+
+
 def _guard_stream(
     call: Callable[..., Any], decode: Callable[[Any], Any], method: str
 ) -> Callable[[Any, Context], AsyncIterator[Any]]:
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+        requests = _Requests(request) if isinstance(request, AsyncIterator) else None
         try:
             async with asyncio.timeout(_seconds_left(context)) as limit:
-                responses = call(decode(request), context)
+                responses = call(decode(requests or request), context)
                 if inspect.isawaitable(responses):  # it writes its responses to the context itself
                     await responses
                     return
                 async with aclosing(responses):
                     async for response in responses:
                         yield response
-        except TimeoutError as error:
-            await _abort(_expired() if limit.expired() else error, context, method)
         except Exception as error:
-            await _abort(error, context, method)
+            if requests is not None:
+                await requests.hear_first()
+            expired = isinstance(error, TimeoutError) and limit.expired()
+            await _abort(_expired() if expired else error, context, method)
 
     return guarded
 

@@ -22,7 +22,6 @@ from mesh.proof import (
 )
 from mesh.rootmeta import RootMetadata
 from mesh.tls import PeerChannel
-from sealring.v1 import proof_pb2
 
 
 class Introduction:
@@ -43,14 +42,13 @@ class Introduction:
         self._root = root
         self._newer_root = newer_root
 
-    async def exchange(
-        self, call: Any, offer: Callable[[proof_pb2.ProofOffer], Any]
-    ) -> proof_pb2.ProofFinish:
-        """Has the coordinator prove itself, and returns what is to be sent to it next.
+    async def exchange(self, call: Any, message: Callable[..., Any]) -> None:
+        """Has the coordinator prove itself, then shows it who calls.
 
-        `call` was just opened on what `channel.get` gives; `offer` makes the stream's first message of an
-        offer. Nothing that the other end says counts before this returns. Raises Unauthenticated (NO_PROOF,
-        BAD_PROOF), FailedPrecondition, DeadlineExceeded, what `newer_root` raises, and RpcError.
+        `call` was just opened on what `channel.get` gives; `message` makes what the caller writes on it of a
+        field `offer` or `proof`. Nothing that the other end says counts before this returns. Raises
+        Unauthenticated (NO_PROOF, BAD_PROOF), FailedPrecondition, DeadlineExceeded, what `newer_root` raises,
+        and RpcError.
         """
         own = self._identity
         proof = CallerProof(
@@ -58,16 +56,22 @@ class Introduction:
         )
         try:
             async with asyncio.timeout(PROOF_SECONDS):
-                with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # reading tells why
-                    await call.write(offer(proof.offer))
+                await _write(call, message(offer=proof.offer))
                 answer = await call.read()
                 if answer is grpc.aio.EOF or not answer.HasField("proof"):
                     raise no_proof()
                 if answer.proof.root_version > self._root().version:
                     await self._newer_root()
                 proof.check(answer.proof, of_coordinator(self._root()))
-                return await proof.finish(own.sign)
+                finish = await proof.finish(own.sign)
         except TimeoutError:
             raise DeadlineExceeded(
                 "the coordinator did not prove itself in time", reason="NO_PROOF"
             ) from None
+        await _write(call, message(proof=finish))
+
+
+async def _write(call: Any, message: Any) -> None:
+    """If the stream is over, reading tells why."""
+    with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+        await call.write(message)

@@ -269,9 +269,9 @@ class ControlService:
         proven = control_pb2.ScheduleResponse(proof=await proof.answer(own.sign))
         await context.write(proven.SerializeToString())
         finish = await _message(requests, "proof")
-        proof.check(finish.proof, of_identity(self._schedules.gateway_key(caller.cluster, caller.id)))
-        attach = (await _message(requests, "attach")).attach
-        self._schedules.gateway_key(caller.cluster, caller.id)  # it may have been thrown out meanwhile
+        attach = (await _message(requests, "attach")).attach  # read before it may be refused
+        key = self._schedules.gateway_key(caller.cluster, caller.id)  # it may have been thrown out meanwhile
+        proof.check(finish.proof, of_identity(key))
         epoch = self._schedules.serving_epoch(attach.ring, attach.epoch)
         stream = GatewayStream(caller.id, epoch, self._schedules.unsealer)
         epoch.attach(stream)

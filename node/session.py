@@ -92,12 +92,8 @@ class CoordinatorSession:
         believed = False
         try:
             call = membership_pb2_grpc.MembershipStub(self._channel.get()).Session()
-            finish = await self._introduction.exchange(
-                call, lambda offer: membership_pb2.MemberMessage(offer=offer)
-            )
+            await self._introduction.exchange(call, membership_pb2.MemberMessage)
             believed = True
-            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # reading tells why
-                await call.write(membership_pb2.MemberMessage(proof=finish))
             while (message := await call.read()) is not grpc.aio.EOF:
                 if message.HasField("accepted") and writer is None:
                     writer = asyncio.get_running_loop().create_task(self._write(call))
