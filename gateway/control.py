@@ -21,11 +21,13 @@ import structlog
 from gateway.losses import LossWatch
 from mesh.clock import Clock, monotonic_clock
 from mesh.errors import EpochEnded, SealringError, Unavailable
+from mesh.introduction import introduce, write_first
 from mesh.problem import from_problem
-from mesh.proof import CallerProof, Connection, Identity, Purpose, no_proof, of_identity
+from mesh.proof import Connection, Identity, Purpose, VerifyProof, of_identity
 from mesh.rpc import from_rpc_error
 from mesh.tls import PeerChannel, is_own_cancellation
 from sealring.v1 import control_pb2 as control
+from sealring.v1 import proof_pb2
 
 log = structlog.get_logger()
 
@@ -85,7 +87,7 @@ class MemberStream:
             try:
                 async with asyncio.timeout(ATTACH_SECONDS / len(self.target.channels)):
                     await self._prove(channel.key_hash)
-                    await self._write(attach=control.Attach(ring=ring, epoch=epoch))
+                    await write_first(self._call, _message(attach=control.Attach(ring=ring, epoch=epoch)))
                     return self._attached(await self._call.read())
             except TimeoutError:
                 failed = EpochEnded("a member did not answer in time", reason="MEMBER_SILENT")
@@ -101,20 +103,11 @@ class MemberStream:
     async def _prove(self, own_key: bytes) -> None:
         """The member proves itself, then this gateway does. Raises Unauthenticated (NO_PROOF, BAD_PROOF)."""
         own = self._identity
-        proof = CallerProof(
-            Connection(Purpose.SCHEDULE, own.cluster, own.id, self.target.id, own_key), own.roster()
-        )
-        await self._write(offer=proof.offer)
-        answer = await self._call.read()
-        if answer is grpc.aio.EOF or not answer.HasField("proof"):
-            raise no_proof()
-        proof.check(answer.proof, of_identity(self.target.identity_key))
-        await self._write(proof=await proof.finish(own.sign))
+        connection = Connection(Purpose.SCHEDULE, own.cluster, own.id, self.target.id, own_key)
+        await introduce(self._call, _message, connection, own, self._verifier)
 
-    async def _write(self, **message: Any) -> None:
-        """One of the first messages; if the stream is over, reading tells why."""
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-            await self._call.write(control.ScheduleRequest(**message).SerializeToString())
+    async def _verifier(self, _: proof_pb2.ProofAnswer) -> VerifyProof:
+        return of_identity(self.target.identity_key)
 
     def _attached(self, response: Any) -> control.Attached:
         if response is grpc.aio.EOF:
@@ -320,6 +313,10 @@ class EpochSession:
                     )
             if self.waiting_since is not None and now - self.waiting_since > STALL_SECONDS:
                 raise EpochEnded(f"no step was done for {STALL_SECONDS:g} s", reason="RING_STALLED")
+
+
+def _message(**field: Any) -> bytes:
+    return control.ScheduleRequest(**field).SerializeToString()
 
 
 def _over(response: control.ScheduleResponse, member: str) -> SealringError:

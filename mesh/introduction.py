@@ -1,4 +1,4 @@
-"""How an enrolled machine and the coordinator come to believe each other at the start of a stream."""
+"""How who opens a stream and who answers it come to believe each other at its start: the caller's part."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from mesh.proof import (
     Connection,
     Identity,
     Purpose,
+    VerifyProof,
     no_proof,
     of_coordinator,
 )
 from mesh.rootmeta import RootMetadata
 from mesh.tls import PeerChannel
+from sealring.v1 import proof_pb2
 
 
 class Introduction:
@@ -51,27 +53,43 @@ class Introduction:
         and RpcError.
         """
         own = self._identity
-        proof = CallerProof(
-            Connection(self._purpose, own.cluster, own.id, "", self._channel.key_hash), own.roster()
-        )
+        connection = Connection(self._purpose, own.cluster, own.id, "", self._channel.key_hash)
         try:
             async with asyncio.timeout(PROOF_SECONDS):
-                await _write(call, message(offer=proof.offer))
-                answer = await call.read()
-                if answer is grpc.aio.EOF or not answer.HasField("proof"):
-                    raise no_proof()
-                if answer.proof.root_version > self._root().version:
-                    await self._newer_root()
-                proof.check(answer.proof, of_coordinator(self._root()))
-                finish = await proof.finish(own.sign)
+                await introduce(call, message, connection, own, self._verifier)
         except TimeoutError:
             raise DeadlineExceeded(
                 "the coordinator did not prove itself in time", reason="NO_PROOF"
             ) from None
-        await _write(call, message(proof=finish))
+
+    async def _verifier(self, answer: proof_pb2.ProofAnswer) -> VerifyProof:
+        if answer.root_version > self._root().version:
+            await self._newer_root()
+        return of_coordinator(self._root())
 
 
-async def _write(call: Any, message: Any) -> None:
-    """If the stream is over, reading tells why."""
+async def introduce(
+    call: Any,
+    message: Callable[..., Any],
+    connection: Connection,
+    own: Identity,
+    verifier: Callable[[proof_pb2.ProofAnswer], Awaitable[VerifyProof]],
+) -> None:
+    """The caller's part of a proof: the called end proves itself to `verifier`, then the caller does to it.
+
+    Raises Unauthenticated (NO_PROOF, BAD_PROOF), FailedPrecondition (ROSTER_EQUIVOCATION), what `verifier`
+    raises, and RpcError.
+    """
+    proof = CallerProof(connection, own.roster())
+    await write_first(call, message(offer=proof.offer))
+    answer = await call.read()
+    if answer is grpc.aio.EOF or not answer.HasField("proof"):
+        raise no_proof()
+    proof.check(answer.proof, await verifier(answer.proof))
+    await write_first(call, message(proof=await proof.finish(own.sign)))
+
+
+async def write_first(call: Any, message: Any) -> None:
+    """Writes one of the messages that a stream begins with; if the stream is over, reading tells why."""
     with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
         await call.write(message)
