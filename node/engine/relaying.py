@@ -1,0 +1,71 @@
+"""Weights of linear layers in the order in which the CPU multiplies by them fastest.
+
+A linear layer multiplies by its weights transposed. The reference BLAS in MLX's builds for Linux then adds up
+one product after the other, each of which waits for the one before; with the weights stored the other way
+round it adds up a row of results side by side, in less than half of the time. Every result is the sum of the
+same products in the same order, so not a bit of it differs (docs/decisions/0013-weights-relaid.md).
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from node.engine.staging import Stage
+
+_TRIALS = ((1, 64, 48), (5, 129, 67), (16, 512, 33))
+"""Rows, inputs and outputs of layers."""
+
+
+class RelaidLinear(nn.Linear):  # type: ignore[misc]
+    """A linear layer whose weights are stored transposed; it adds its bias to whole sums, as addmm does."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        x = x @ self["weight"].T
+        return x + self["bias"] if "bias" in self else x
+
+
+def relay(stage: Stage) -> None:
+    """Has a loaded stage's linear layers keep their weights, shape and all, in memory the other way round.
+
+    One after the other, so that no more than one is there twice. Only float32: for other types MLX has loops
+    of its own, to which the order makes no difference.
+    """
+    gc.collect()  # the watched runs from which a model was learnt hold on to its weights
+    kept = {id(array): place for place, array in enumerate(stage.kept)}
+    for module in stage.model.modules():
+        if type(module) is not nn.Linear:
+            continue
+        place = kept.get(id(module["weight"]))
+        if place is None or module["weight"].dtype != mx.float32:
+            continue
+        relaid = mx.contiguous(module["weight"].T).T
+        mx.eval(relaid)
+        module["weight"] = stage.kept[place] = relaid
+        module.__class__ = RelaidLinear
+    mx.clear_cache()
+
+
+def pays() -> bool:
+    """Whether it is faster here, and the same to the last bit.
+
+    A BLAS that adds up in the same order both ways is one that works on nothing side by side the one way;
+    those that are faster differ in their last bits. Apple's is fast, whatever it does.
+    """
+    if mx.default_device() != mx.cpu or sys.platform == "darwin":
+        return False
+    return all(_same(*sizes) for sizes in _TRIALS)
+
+
+def _same(rows: int, inputs: int, outputs: int) -> bool:
+    """Whether a layer gives the same with its weights either way."""
+    keys = mx.random.split(mx.random.key(rows), 3)
+    plain, relaid = nn.Linear(inputs, outputs), RelaidLinear(inputs, outputs)
+    plain.weight = mx.random.normal((outputs, inputs), key=keys[0])
+    plain.bias = relaid.bias = mx.random.normal((outputs,), key=keys[1])
+    relaid.weight = mx.contiguous(plain.weight.T).T
+    x = mx.random.normal((rows, 1, inputs), key=keys[2])
+    return bool(mx.array_equal(plain(x), relaid(x)).item())

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+
+from node.engine import relaying
+from node.engine.relaying import RelaidLinear, pays, relay
+from node.engine.staging import Stage, random_stage
+from node.engine.weights import load_stage
+
+Archs = dict[str, dict[str, Any]]
+
+
+def linears(stage: Stage) -> list[nn.Linear]:
+    return [module for module in stage.model.modules() if isinstance(module, nn.Linear)]
+
+
+def relaid(stage: Stage) -> int:
+    return sum(isinstance(module, RelaidLinear) for module in linears(stage))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "phi3", "gemma3_text", "mixtral"])
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 1), (1, 7), (3, 1), (5, 2)])
+def test_not_a_bit_differs(archs: Archs, kind: str, rows: int, tokens: int) -> None:
+    plain, other = (random_stage(archs[kind], 0, 2, seed=3) for _ in range(2))
+    relay(other)
+    assert relaid(other)
+    inputs = mx.random.randint(0, 50, (rows, tokens), key=mx.random.key(rows))
+    expected, found = (stage([inputs], stage.make_cache())[0] for stage in (plain, other))
+    assert mx.array_equal(expected, found).item()
+
+
+def test_the_bias_is_added_to_whole_sums() -> None:
+    """Begun with the bias, a sum would come out otherwise in its last bits."""
+    plain = nn.Linear(64, 48)
+    other = RelaidLinear(64, 48)
+    other.weight, other.bias = mx.contiguous(plain.weight.T).T, plain.bias
+    x = mx.random.normal((6, 1, 64))
+    assert mx.array_equal(plain(x), other(x)).item()
+    assert not mx.array_equal(mx.addmm(plain.bias, x, other.weight.T), plain(x)).item()
+
+
+def test_weights_are_what_they_were_and_no_more(archs: Archs) -> None:
+    plain, other = (random_stage(archs["qwen2"], 1, 3, seed=1) for _ in range(2))
+    relay(other)
+    assert other.weight_bytes == plain.weight_bytes
+    own = {id(array) for _, array in tree_flatten(other.model.parameters())}
+    assert all(id(array) in own for array in other.kept)
+    for (name, left), (same, right) in zip(
+        tree_flatten(plain.model.parameters()), tree_flatten(other.model.parameters()), strict=True
+    ):
+        assert (name, left.shape, left.dtype) == (same, right.shape, right.dtype)
+        assert mx.array_equal(left, right, equal_nan=True).item()
+
+
+def test_what_a_stage_lacks_stays_without_memory(archs: Archs) -> None:
+    stage = random_stage(archs["llama"], 0, 1, seed=1)
+    relay(stage)
+    held = sum(isinstance(module, RelaidLinear) for module in stage.model.layers[0].modules())
+    assert held == relaid(stage) == 7
+
+
+def test_only_float32_and_only_plain_linear_layers(archs: Archs) -> None:
+    half = random_stage(archs["llama"], 0, 2, seed=1, dtype=mx.float16)
+    relay(half)
+    quantized = random_stage(archs["llama"] | {"quantization": {"group_size": 32, "bits": 4}}, 0, 2, seed=1)
+    relay(quantized)
+    assert not relaid(half)
+    assert not relaid(quantized)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_folder_is_loaded_as_the_trial_tells(
+    archs: Archs, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    monkeypatch.setattr(relaying, "pays", lambda: wanted)
+    folder = model_folder(archs["qwen2"], seed=2)
+    fractions: list[float] = []
+    stage = load_stage(folder, 0, 2, progress=fractions.append)
+    assert bool(relaid(stage)) is wanted
+    assert fractions[-1] == 1.0
+    expected = random_stage(archs["qwen2"], 0, 2, seed=2)
+    tokens = mx.array([[1, 2, 3]])
+    assert mx.array_equal(*(each([tokens], each.make_cache())[0] for each in (stage, expected))).item()
+
+
+def test_the_trial_looks_at_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(RelaidLinear, "__call__", lambda self, x: nn.Linear.__call__(self, x) * (1 + 1e-6))
+    assert not pays()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other builds have other libraries")
+def test_it_pays_with_the_library_of_linux_builds() -> None:
+    assert pays()
+
+
+def test_no_trial_on_a_gpu_or_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relaying, "_same", lambda *_: pytest.fail("a trial"))
+    with monkeypatch.context() as patched:
+        patched.setattr(mx, "default_device", lambda: mx.gpu)
+        assert not pays()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not pays()
