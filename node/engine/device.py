@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import stat
 import tempfile
@@ -44,6 +45,16 @@ def compute_in_batches() -> None:
     if hasattr(os, "sched_setscheduler"):
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def give_back() -> None:
+    """Returns to the system what is kept for later: MLX's freed buffers, and what is free of the heap."""
+    mx.clear_cache()
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):  # the GNU C library's
+        library.malloc_trim(ctypes.c_size_t(0))
+    elif hasattr(library, "malloc_zone_pressure_relief"):  # a Mac's, for all zones and as much as there is
+        library.malloc_zone_pressure_relief(ctypes.c_void_p(), ctypes.c_size_t(0))
 
 
 def _is_private(folder: str) -> bool:

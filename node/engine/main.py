@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NoReturn
 
 import structlog
@@ -38,6 +38,9 @@ from sealring.v1 import engine_pb2 as engine
 log = structlog.get_logger()
 
 _HANDOFF_SECONDS = 5.0
+_IDLE_SECONDS = 5.0
+"""Without work for so long, an engine gives back what memory it keeps for the next step."""
+
 _SWITCH_SECONDS = 0.00005
 """How long a thread may keep the interpreter from another; Python's own 5 ms are a whole decode step, and a
 result or a record passes several threads on its way."""
@@ -62,8 +65,20 @@ class Engine:
         self._emit(engine.EngineEvent(ready=engine.EngineReady(memory_limit=device.memory_limit())))
         threading.Thread(target=self._read, name="commands", daemon=True).start()
         device.compute_in_batches()  # this thread, not those beside it
+        worked = False
         while True:
-            self._tasks.get()()
+            worked = self._work(_IDLE_SECONDS if worked else None)
+            if not worked:
+                device.give_back()
+
+    def _work(self, seconds: float | None) -> bool:
+        """Waits so long for a task and does it; whether there was one."""
+        try:
+            task = self._tasks.get(timeout=seconds)
+        except Empty:
+            return False
+        task()
+        return True
 
     def _emit(self, event: engine.EngineEvent) -> None:
         try:

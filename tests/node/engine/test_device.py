@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -40,6 +42,39 @@ def test_memory_is_told() -> None:
     mx.eval(held)
     assert device.peak_memory() >= device.active_memory() >= held.nbytes
     assert device.memory_limit() >= 0
+
+
+def test_what_is_kept_for_later_is_given_back() -> None:
+    used = mx.zeros((1 << 20,), mx.uint8)
+    mx.eval(used)
+    held = mx.get_active_memory()
+    other = mx.zeros((1 << 20,), mx.uint8)
+    mx.eval(other)
+    del other
+    assert mx.get_cache_memory() >= 1 << 20
+    device.give_back()
+    assert mx.get_cache_memory() == 0
+    assert mx.get_active_memory() == held, "and nothing that is in use"
+
+
+class Library:
+    """A C library that has one function."""
+
+    def __init__(self, name: str) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        setattr(self, name, lambda *arguments: self.calls.append(arguments))
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"), [("malloc_trim", [(0,)]), ("malloc_zone_pressure_relief", [(None, 0)]), ("other", [])]
+)
+def test_each_system_is_asked_in_its_own_way(
+    monkeypatch: pytest.MonkeyPatch, name: str, calls: list[tuple[Any, ...]]
+) -> None:
+    library = Library(name)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+    device.give_back()
+    assert [tuple(argument.value for argument in one) for one in library.calls] == calls
 
 
 def _policies() -> dict[int, int]:

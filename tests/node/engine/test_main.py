@@ -8,9 +8,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from mesh.sigma import EphemeralLedger, Initiator, Responder
 from mesh.suites import DEFAULT_SUITES
 from node.carrier.neighbours import PASS_BYTES
 from node.channel import create_channel
+from node.engine import main
 from node.engine.profile import digest
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
@@ -467,6 +470,37 @@ def test_what_computes_interrupts_nobody_and_what_passes_results_on_does(process
     process.open_epoch()
     opened = policies(process.process.pid)
     assert [policy for task, policy in opened.items() if task not in loaded] == [os.SCHED_OTHER]
+
+
+def test_an_engine_without_work_gives_memory_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, done = SimpleQueue[None](), SimpleQueue[None]()
+    monkeypatch.setattr(main, "_IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(main.Engine, "_read", lambda _: None)
+    monkeypatch.setattr(main.device, "prepare", lambda: None)
+    monkeypatch.setattr(main.device, "give_back", lambda: given.put(None))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        tested = main.Engine(FrameSocket(theirs), None)
+
+        def run() -> None:
+            with contextlib.suppress(SystemExit):
+                tested.run()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            with pytest.raises(Empty):  # nothing was computed yet
+                given.get(timeout=0.1)
+            for _ in range(2):
+                tested._tasks.put(partial(done.put, None))
+                done.get(timeout=10)
+                given.get(timeout=10)
+                with pytest.raises(Empty):
+                    given.get(timeout=0.1)
+        finally:
+            tested._tasks.put(sys.exit)
+            thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_shutdown_and_the_end_of_the_pipe_end_the_process(process: EngineProcess) -> None:
