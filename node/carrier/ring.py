@@ -27,11 +27,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 
 from mesh.addresses import free_port
 from mesh.errors import EpochEnded, Unavailable
 from node.carrier.neighbours import Connections
+from node.carrier.sums import give_back_sums
 from node.waiting import wait
 
 _LOOPBACK = "127.0.0.1"
@@ -161,7 +161,7 @@ class RingGroup:
 
 def _bytes_of(array: mx.array) -> memoryview:
     """The memory of an evaluated uint8 array itself, writable."""
-    return np.array(array, copy=False).data.cast("B")
+    return memoryview(array)  # type: ignore[arg-type]
 
 
 def _until(connection: socket.socket, event: int) -> None:
@@ -198,6 +198,7 @@ def _form(connections: Connections, knock: Callable[[int], None]) -> mx.distribu
             raise Unavailable("the connections of the ring's group were not found", reason="RING_FAILED")
         _replace(to_next[0], connections.outgoing)
         _replace(from_previous[0], connections.incoming)
+    give_back_sums()
     return group
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from knock import knocking
@@ -23,6 +24,7 @@ from node.carrier.main import RECORD_DEADLINE, _check_progress
 from node.carrier.neighbours import PASS_BYTES
 from node.carrier.pump import Counters
 from node.carrier.ring import SHORT_BYTES
+from node.carrier.sums import SUM_BYTES
 from node.channel import EngineChannel, create_channel
 from sealring.v1 import control_pb2, engine_pb2
 
@@ -161,6 +163,16 @@ def test_records_go_round_the_ring(make_ring, size):
             received = after.receive()
             assert bytes(received.data) == payload
             received.release()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="given back on Linux only")
+def test_a_group_holds_no_memory_for_sums(make_ring):
+    ring = make_ring(2)
+    ring.form()
+    for carrier in ring.carriers:
+        lines = Path(f"/proc/{carrier.process.pid}/smaps").read_text().splitlines()
+        largest = max(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty:"))
+        assert largest < SUM_BYTES
 
 
 def test_both_links_of_a_ring_carry_records_at_once(make_ring):
