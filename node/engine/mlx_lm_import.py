@@ -12,29 +12,30 @@ Call `install` before the first import of mlx_lm. Where mlx_lm was imported alre
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from types import ModuleType
 from typing import Any, NoReturn
+
+from node.lean import LatePackage
 
 _TEXT_SIDE = "mlx_lm.tokenizer_utils"
 _AFTER_TEXT_SIDE = ("mlx_lm.utils",)
 
 
-class _LightPackage(ModuleType):
-    """mlx_lm before its `__init__` has run."""
+class _LightPackage(LatePackage):
+    """mlx_lm before its `__init__` has run, which its modules do without."""
+
+    def __init__(self) -> None:
+        super().__init__("mlx_lm")
+        assert self.__spec__ is not None
+        self.__path__ = list(self.__spec__.submodule_search_locations or [])
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self.__class__ = ModuleType  # type: ignore[assignment]
-        for module in (_TEXT_SIDE, *_AFTER_TEXT_SIDE):
-            sys.modules.pop(module, None)
-            self.__dict__.pop(module.rpartition(".")[2], None)
-        assert self.__spec__ is not None
-        assert self.__spec__.loader is not None
-        self.__spec__.loader.exec_module(self)
-        return getattr(self, name)
+        if not name.startswith("__"):
+            for module in (_TEXT_SIDE, *_AFTER_TEXT_SIDE):
+                sys.modules.pop(module, None)
+                self.__dict__.pop(module.rpartition(".")[2], None)
+        return super().__getattr__(name)
 
 
 def install() -> None:
@@ -44,14 +45,7 @@ def install() -> None:
     """
     if "mlx_lm" in sys.modules:
         return
-    spec = importlib.util.find_spec("mlx_lm")
-    if spec is None:
-        raise ImportError("mlx-lm is not installed")
-    package = _LightPackage("mlx_lm")
-    package.__spec__ = spec
-    package.__file__ = spec.origin
-    package.__path__ = list(spec.submodule_search_locations or [])
-    sys.modules["mlx_lm"] = package
+    sys.modules["mlx_lm"] = _LightPackage()
 
 
 def import_utils() -> ModuleType:

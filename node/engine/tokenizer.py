@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mesh.errors import InvalidInput, ModelError
-from node.engine.template import ChatTemplate, Messages
 from node.engine.text import BytesDetokenizer, Detokenizer, WindowDetokenizer
+
+if TYPE_CHECKING:
+    from node.engine.template import ChatTemplate, Messages
 
 _FILE_LIMIT = 256 << 20
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -74,7 +76,7 @@ class FileTokenizer:
         self.end_tokens = frozenset(_end_tokens(path) | ({end} if end is not None else set()))
         thinks = any(self._has(first) and self._has(last) for first, last in _THINKING)
         source = _template_source(path, settings)
-        self._template = source and ChatTemplate(source, special | {"enable_thinking": thinks})
+        self._template = _template(source, special | {"enable_thinking": thinks}) if source else None
 
     def _has(self, token: str) -> bool:
         return self._backend.token_to_id(token) is not None
@@ -243,6 +245,12 @@ def _end_tokens(path: Path) -> set[int]:
         ids = configuration["text_config"].get("eos_token_id")
     listed = ids if isinstance(ids, list) else [ids]
     return {token for token in listed if isinstance(token, int)}
+
+
+def _template(source: str, variables: Mapping[str, Any]) -> ChatTemplate:
+    from node.engine.template import ChatTemplate  # Jinja is for heads only
+
+    return ChatTemplate(source, variables)
 
 
 def _template_source(path: Path, settings: dict[str, Any]) -> str:

@@ -1,27 +1,137 @@
+"""What the processes of a node have in memory: a module that comes in by accident costs every member."""
+
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-RUN = """
-import atexit, runpy, sys
-atexit.register(lambda: print(sorted(name for name in sys.modules if name.startswith("rich."))))
-sys.argv = ["x", "--help"]
-runpy.run_module(sys.stdin.read(), run_name="__main__", alter_sys=True)
+MODEL = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
+PROGRAM = """
+import importlib, importlib.util, sys
+sys.modules["__main__"].__spec__ = importlib.util.find_spec({name!r})  # as `python -m` does
+importlib.import_module({name!r})
+{then}
+print(*sorted(sys.modules))
+"""
+LOAD = """
+from node.engine import folder
+from sealring.v1 import engine_pb2
+folder.load(engine_pb2.LoadStage(path={path!r}, lo={lo}, hi={hi}, context=256), print)
+"""
+
+NOBODYS = {
+    "transformers",
+    "huggingface_hub",
+    "torch",
+    "typer",
+    "click",
+    "uvicorn",
+    "gateway",
+    "coordinator",
+    "cli",
+}
+CHILDRENS = NOBODYS | {"grpc", "pydantic", "nacl", "psutil", "rich.pretty", "asyncio.events", "ssl"}
+HEADS = {"tokenizers", "jinja2"}
+ENGINES = {"mlx.nn", "mlx_lm", "numpy"}
+DAEMONS_NEVER = NOBODYS | {
+    "mlx",
+    "mlx_lm",
+    "numpy",
+    "tokenizers",
+    "jinja2",
+    "node.engine",
+    "node.carrier.ring",
+}
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loaded(name: str, then: str = "") -> set[str]:
+    """The modules of a process that `python -m NAME` started, once it has done what `then` says."""
+    return set(run(PROGRAM.format(name=name, then=then)).splitlines()[-1].split())
+
+
+def stage(lo: int, hi: int) -> str:
+    return LOAD.format(path=str(MODEL), lo=lo, hi=hi)
+
+
+@pytest.mark.parametrize(("lo", "hi"), [(3, 6), (6, 9)])
+def test_only_a_heads_engine_has_what_text_needs(lo: int, hi: int) -> None:
+    found = loaded("node.engine.main", stage(lo, hi))
+    assert "mlx_lm.models.llama" in found
+    assert not found & (CHILDRENS | HEADS | {"mlx_lm.generate"})
+
+
+def test_a_heads_engine_has_no_more_than_that() -> None:
+    found = loaded("node.engine.main", stage(0, 3))
+    assert found > HEADS
+    assert not found & (CHILDRENS | {"mlx_lm.generate"})
+
+
+def test_a_carrier_has_no_models_and_no_arrays_but_mlx() -> None:
+    found = loaded("node.carrier.main")
+    assert "mlx.core" in found
+    assert not found & (CHILDRENS | HEADS | ENGINES)
+
+
+def test_a_daemon_has_neither() -> None:
+    found = loaded("node.main")
+    assert "grpc" in found
+    assert not found & DAEMONS_NEVER, found & DAEMONS_NEVER
+
+
+def test_whoever_imports_their_code_keeps_what_they_do_without() -> None:
+    code = """
+import node.engine.main, node.carrier.main, sys
+print(sys.modules.get("rich", 0) is None, type(sys.modules["asyncio"]).__name__)
+"""
+    assert run(code).split() == ["False", "module"]
+
+
+LATE = """
+import sys
+from node.lean import LatePackage
+late = sys.modules["asyncio"] = LatePackage("asyncio")
 """
 
 
-@pytest.mark.parametrize("name", ["node.engine.main", "node.carrier.main"])
-def test_children_do_without_rich(name):
-    done = subprocess.run(
-        [sys.executable, "-c", RUN], input=name, capture_output=True, text=True, timeout=50, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import asyncio",
+        "from asyncio import sleep, run; import asyncio",
+        "import asyncio.events; import asyncio",
+        "import asyncio.subprocess, concurrent.futures; import asyncio",
+    ],
+)
+def test_a_late_package_is_whole_when_it_is_used(use: str) -> None:
+    code = f"""{LATE}
+assert "asyncio.events" not in sys.modules
+{use}
+async def answer():
+    await asyncio.sleep(0)
+    return asyncio.get_running_loop().__class__.__module__.partition(".")[0]
+assert asyncio is late and asyncio.events is sys.modules["asyncio.events"]
+print(asyncio.run(answer()), type(asyncio).__name__)
+"""
+    assert run(code).split() == ["asyncio", "module"]
 
 
-def test_whoever_imports_their_code_keeps_it():
-    code = "import node.engine.main, node.carrier.main, sys; print(sys.modules.get('rich', 0) is None)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True
-    )
-    assert done.stdout.strip() == "False"
+def test_a_late_package_says_what_it_lacks() -> None:
+    code = f"""{LATE}
+import asyncio
+print(hasattr(asyncio, "__wrapped__"), type(asyncio).__name__)
+print(hasattr(asyncio, "no_such_name"), type(asyncio).__name__)
+try:
+    LatePackage("no_such_package")
+except ImportError as error:
+    print(error.name)
+"""
+    assert run(code).split() == ["False", "LatePackage", "False", "module", "no_such_package"]
