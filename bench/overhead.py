@@ -25,6 +25,7 @@ from bench.serve import load
 from cli.cluster import LocalCluster
 
 _MIB = 1 << 20
+_WATCH_SECONDS = 0.5
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -40,12 +41,15 @@ async def _cluster(options: argparse.Namespace) -> Result:
     deployment = Deployment("bench", model, stages=3, spec={"max_rows": 16})
     async with cluster([deployment]) as made:
         progress("using the ring once")
+        busiest: dict[str, int] = {}
+        watching = asyncio.create_task(_watch(made, busiest))
         await load(made.http_url, "bench", count=16, rate=float("inf"), words=8, max_tokens=16)
+        watching.cancel()
         plan = (await _deployment(made)).plan
         progress(f"watching it idle for {options.idle_seconds:g} s")
         idle = await _idle(made, options.idle_seconds)
         memory = {name: _own_memory(made.processes[name]) / _MIB for name in made.node_names}
-    # what is left of the KV caches once their rows are gone is part of the overhead
+    # what is left of the KV caches once their rows are gone counts; at the busiest, what is in them as well
     members = []
     for stage in plan.rings[0].stages:
         used = memory[stage.member_name]
@@ -56,9 +60,19 @@ async def _cluster(options: argparse.Namespace) -> Result:
                 "memory_mib": round(used, 1),
                 "weights_mib": round(weights, 1),
                 "above_mib": round(used - weights, 1),
+                "busiest_mib": round(busiest.get(stage.member_name, 0) / _MIB, 1),
             }
         )
     return {"model": options.model, "members": members, "idle": idle, "idle_seconds": options.idle_seconds}
+
+
+async def _watch(made: LocalCluster, busiest: dict[str, int]) -> None:
+    """Notes the most memory that each member has, until it is cancelled."""
+    while True:
+        for name in made.node_names:
+            found = await asyncio.to_thread(_own_memory, made.processes[name])
+            busiest[name] = max(busiest.get(name, 0), found)
+        await asyncio.sleep(_WATCH_SECONDS)
 
 
 async def _deployment(made: LocalCluster) -> Any:
