@@ -112,7 +112,8 @@ class _Requests:
         """Waits, for a while, until the caller has written its first request, unless that was read.
 
         A caller of grpc.aio whose write meets the end of its stream reads INTERNAL and not the status that
-        the stream ended with.
+        the stream ended with. Only for callers with a certificate: from others nothing is received before
+        they are let in.
         """
         if not self._asked:
             with contextlib.suppress(TimeoutError, StopAsyncIteration):
@@ -135,7 +136,7 @@ def _guard_stream(
                     async for response in responses:
                         yield response
         except Exception as error:
-            if requests is not None:
+            if requests is not None and _certificates(context):
                 await requests.hear_first()
             expired = isinstance(error, TimeoutError) and limit.expired()
             await _abort(_expired() if expired else error, context, method)
@@ -148,7 +149,7 @@ def _seconds_left(context: Context) -> float | None:
 
     Raises Unauthenticated (CERTIFICATE_EXPIRED).
     """
-    found = list(context.auth_context().get("x509_pem_cert", []))
+    found = _certificates(context)
     if not found:
         return None
     ends = min(x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp() for pem in found)
@@ -156,6 +157,11 @@ def _seconds_left(context: Context) -> float | None:
     if left <= 0:
         raise _expired()
     return left
+
+
+def _certificates(context: Context) -> list[bytes]:
+    """The caller's, in PEM; none where callers have none."""
+    return list(context.auth_context().get("x509_pem_cert", []))
 
 
 def _expired() -> Unauthenticated:
