@@ -289,7 +289,8 @@ class StepPlanner:
         under_way[step.number] = Announced(step.number, None, 0, first, ending)
         # a decode step that has to wait for these rows' first token stalls the stages behind the head,
         # unless they have nothing else to do
-        early = (self._ring.stages == 1 and not self._rush()) or not (running or len(self._line))
+        alone = not (running or len(self._line) or self.waiting)
+        early = (self._ring.stages == 1 and not self._rush()) or alone
         for row in first:
             row.phase = Phase.PREFILLED
             if early and row.limit > 1:

@@ -10,9 +10,14 @@ import tempfile
 
 import mlx.core as mx
 
+from node.engine import attention
+
 CACHE_LIMIT = 256 << 20
 """Bytes that MLX keeps of freed buffers; enough for the temporaries of a decode step."""
 
+CACHE_PART = 64
+"""Part of an NVIDIA GPU's memory that it keeps if that is more: a lane's old caches, for the next change. To
+give buffers of that size back and to ask for new ones takes as long as copying the caches."""
 
 GRAPH_OPERATIONS = "20"
 """Operations that MLX hands to an NVIDIA GPU at once. Its own 100 are six layers of a decode step, for which
@@ -25,14 +30,22 @@ def prepare() -> None:
     On a CPU MLX compiles fused kernels with the system's compiler into the folder for temporary files and
     loads what it finds there, so it may do that only where nobody else can put anything.
     """
+    limit = CACHE_LIMIT
     if mx.cuda.is_available():
+        limit = max(limit, memory_limit() // CACHE_PART)
+        attention.install()
         os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", GRAPH_OPERATIONS)
     if mx.default_device() == mx.cpu and not _is_private(tempfile.gettempdir()):
         mx.disable_compile()
-    mx.set_cache_limit(CACHE_LIMIT)
+    mx.set_cache_limit(limit)
     wired = mx.device_info().get("max_recommended_working_set_size")
     if wired:
         mx.set_wired_limit(int(wired))
+
+
+def warm_up_lengths() -> tuple[int, ...]:
+    """Tokens of the chunks that warm a stage up. NVIDIA's libraries load a kernel for a range of lengths."""
+    return (128, 24, 2, 1) if mx.cuda.is_available() and mx.default_device() == mx.gpu else (2, 1)
 
 
 def compute_in_batches() -> None:

@@ -17,8 +17,9 @@ from node.engine import device, records
 from node.engine.front import Front
 from node.engine.prefixes import support
 from node.engine.profile import digest, profile
-from node.engine.staging import Stage
-from node.engine.transfer import transfer
+from node.engine.staging import Stage, caches
+from node.engine.staging.caches import Cache
+from node.engine.transfer import Transfer, transfer
 from node.engine.weights import load_stage
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import model_pb2 as model
@@ -98,21 +99,32 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
 
 
 def warm_up(stage: Stage) -> None:
-    """Runs a few tokens, so that the first request does not wait for kernels to be compiled or loaded."""
-    cache = stage.make_cache()
+    """Runs some tokens, so that the first requests do not wait for kernels to be compiled or loaded: of two
+    rows alone, and of a lane that they join and leave."""
     made = transfer()
-    for tokens in (2, 1):
-        landing = made.landing(stage.spec.receives, 1, tokens)
-        size = sum(records.state_bytes(tensor, 1, tokens) for tensor in stage.spec.receives)
-        landing.fill(memoryview(bytes(size)))
-        outputs = stage(landing.arrays, cache)
-        if stage.spec.is_tail:
-            outputs = [mx.argmax(outputs[0][:, -1, :], axis=-1)]
-        departure = made.departure(outputs)
-        departure.wait()
-        departure.release()
+    rows = [stage.make_cache(), stage.make_cache()]
+    for cache in rows:
+        for tokens in device.warm_up_lengths():
+            _run(stage, made, cache, 1, tokens)
+    lane = caches.merge(rows)
+    _run(stage, made, lane, 2, 1)
+    copied = caches.extract(lane, 0)
+    lane = caches.extend(caches.filter(lane, [1]), caches.merge([copied]))
+    _run(stage, made, lane, 2, 1)
     made.close()
     mx.clear_cache()
+
+
+def _run(stage: Stage, made: Transfer, cache: Cache, rows: int, tokens: int) -> None:
+    landing = made.landing(stage.spec.receives, rows, tokens)
+    size = sum(records.state_bytes(tensor, rows, tokens) for tensor in stage.spec.receives)
+    landing.fill(memoryview(bytes(size)))
+    outputs = stage(landing.arrays, cache)
+    if stage.spec.is_tail:
+        outputs = [mx.argmax(outputs[0][:, -1, :], axis=-1)]
+    departure = made.departure(outputs)
+    departure.wait()
+    departure.release()
 
 
 def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """The caches of one stage, for one row during prefill and for a lane's rows during decode.
 
 A stage's cache is a list of mlx-lm cache objects, one for each of the model's caches that a present layer
-uses (`Slots` gives the model the list that it expects). Rows join and leave a lane's cache with mlx-lm's own
-batch caches, as its `BatchGenerator` does.
+uses (`Slots` gives the model the list that it expects). Rows join and leave a lane's cache with mlx-lm's
+batch caches, as its `BatchGenerator` does (keys and values with those of `rows`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from mesh.errors import Internal
+
+from .rows import merge as merge_rows
 
 Cache = list[Any]
 
@@ -42,7 +44,7 @@ def merge(rows: Sequence[Cache]) -> Batch:
         return []
     if isinstance(rows[0], OneRow):
         return RowByRow(rows)
-    return [caches[0].merge(list(caches)) for caches in zip(*rows, strict=True)]
+    return [merge_rows(caches) for caches in zip(*rows, strict=True)]
 
 
 def extend(batch: Batch, other: Batch) -> Batch:

@@ -14,16 +14,17 @@ on how its prompt was cut into chunks, for that follows the load. The reference 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import mlx.core as mx
-from mlx.utils import tree_map
 
 from node.engine import mlx_lm_import
 
 mlx_lm_import.install()
 
-from mlx_lm.models.cache import BatchKVCache, QuantizedKVCache  # noqa: E402
+from mlx_lm.models.cache import QuantizedKVCache  # noqa: E402
+
+from node.engine.staging.rows import RowsCache  # noqa: E402
 
 Quantized = list[mx.array]
 """Words (uint32), scales and biases of [rows, heads, tokens, width]."""
@@ -44,14 +45,11 @@ class QuantizedRowCache(QuantizedKVCache):  # type: ignore[misc]
         return _nbytes(self.keys, self.values)
 
 
-class QuantizedBatchCache(BatchKVCache):  # type: ignore[misc]
+class QuantizedBatchCache(RowsCache):
     """Several rows, left-padded; `keys` and `values` are `Quantized`, or None while there is nothing."""
 
     keys: Quantized | None
     values: Quantized | None
-    offset: mx.array
-    left_padding: mx.array
-    _idx: int
 
     def __init__(self, left_padding: Sequence[int], group_size: int, bits: int) -> None:
         super().__init__(list(left_padding))
@@ -93,21 +91,7 @@ class QuantizedBatchCache(BatchKVCache):  # type: ignore[misc]
     def finalize(self) -> None:
         """Nothing was prepared."""
 
-    def filter(self, batch_indices: Sequence[int]) -> None:
-        """Keeps these rows, in this order, and drops padding that all of them have."""
-        keep = list(batch_indices)
-        self.offset = self.offset[keep]
-        self.left_padding = self.left_padding[keep]
-        spare = min(self._padding())
-        self._idx -= spare
-        self.left_padding = self.left_padding - spare
-        if self.keys is not None:
-            self.keys, self.values = tree_map(
-                lambda array: array[keep][..., spare:, :], (self.keys, self.values)
-            )
-
-    def extend(self, other: QuantizedBatchCache) -> None:
-        """Appends the rows of `other`; whichever is shorter is padded on its left."""
+    def _extend(self, other: Self) -> None:
         end = max(self._idx, other._idx)
         if self.keys is not None or other.keys is not None:
             example = self if self.keys is not None else other
@@ -133,18 +117,8 @@ class QuantizedBatchCache(BatchKVCache):  # type: ignore[misc]
 
         return align(self.keys, example.keys), align(self.values, example.values)
 
-    def extract(self, idx: int) -> QuantizedRowCache:
-        """A copy of one row."""
-        row = QuantizedRowCache(self.group_size, self.bits)
-        if self.keys is None:
-            return row
-        padding = self._padding()[idx]
-        row.keys, row.values = tree_map(
-            lambda array: mx.contiguous(array[idx : idx + 1, :, padding : self._idx]),
-            (self.keys, self.values),
-        )
-        row.offset = self._idx - padding
-        return row
+    def _empty_row(self) -> QuantizedRowCache:
+        return QuantizedRowCache(self.group_size, self.bits)
 
     @classmethod
     def merge(cls, rows: Sequence[QuantizedRowCache]) -> Self:
@@ -174,9 +148,6 @@ class QuantizedBatchCache(BatchKVCache):  # type: ignore[misc]
     @property
     def nbytes(self) -> int:
         return _nbytes(self.keys, self.values)
-
-    def _padding(self) -> list[int]:
-        return cast("list[int]", self.left_padding.tolist())
 
 
 def _joined(held: mx.array | None, like: mx.array, room: int) -> mx.array:

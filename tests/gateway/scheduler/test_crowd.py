@@ -141,3 +141,16 @@ def test_everybody_is_served_whatever_comes(
     for name, times in ring.arrivals.items():
         if len(times) > 1:
             assert ring.gaps(0.0, ring.now, name)[-1] <= RUSH_SECONDS + longest
+
+
+@pytest.mark.parametrize("count", [2, 4, 16])
+def test_the_first_of_many_does_not_decode_while_others_are_still_read(count: int) -> None:
+    """The others are opened a moment after it; steps of one row would be between all of their chunks."""
+    ring, alone = WatchedRing(2, FAST), WatchedRing(2, FAST)
+    for number in range(count):
+        ring.ask(f"r{number}", 100, 50)
+    alone.ask("r0", 100, 50)
+    ring.run()
+    alone.run()
+    step = (FAST["prefill_ms"] + 100 * FAST["token_us"] / 1e3) / 2e3
+    assert ring.first_tokens()[-1] <= alone.first_tokens()[0] + count * step + 0.01

@@ -105,3 +105,16 @@ def test_bytes_are_counted_and_freed() -> None:
     assert lanes.nbytes > 0
     lanes.clear()
     assert lanes.nbytes == 0
+
+
+def test_no_change_of_rows_asks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [[filled(number, 2 + number)[0]] for number in range(5)]
+    monkeypatch.setattr(mx.array, "tolist", lambda _: pytest.fail("a device was asked"))
+    batch = caches.extend(caches.merge(rows[:2]), caches.merge(rows[2:]))
+    batch = caches.filter(batch, [0, 3, 4])
+    copied = caches.extract(batch, 1)
+    batch = caches.extend(caches.filter(batch, [1]), caches.merge([copied]))
+    monkeypatch.undo()
+    assert batch[0].paddings == batch[0].left_padding.tolist() == [0, 0]
+    assert batch[0].offset.tolist() == [5, 5]
+    assert batch[0].keys[:, 0, : batch[0]._idx, 0].tolist() == [[3.0] * 5] * 2
