@@ -1,9 +1,10 @@
 """mlx-lm alone, in a process of its own: one row by generate_step, several by BatchGenerator. Prints JSON.
 
     python -m bench.baseline MODEL [--rows N] [--tokens N] [--prompt N] [--rounds N] [--cores A,B]
-                             [--in-batches]
+                             [--words N] [--in-batches]
 
 With --serve it measures one round for every line on standard input, so that it can take turns with others.
+With --words prompts are those that `bench.serve` asks a server for, new ones in every round.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import random
 import sys
 import time
 from typing import Any
+
+from bench.serve import prompt
 
 
 def solo(model: Any, prompt: list[int], tokens: int) -> dict[str, Any]:
@@ -65,6 +68,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--words", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--cores", default="")
     parser.add_argument("--serve", action="store_true")
@@ -78,13 +82,22 @@ def main() -> None:
         compute_in_batches()
     from mlx_lm import load
 
-    model = load(options.model)[0]
+    model, tokenizer = load(options.model)[:2]
     generator = random.Random(0)
-    prompts = [[generator.randrange(300, 1500) for _ in range(options.prompt)] for _ in range(options.rows)]
+
+    def one() -> list[int]:
+        if not options.words:
+            return [generator.randrange(300, 1500) for _ in range(options.prompt)]
+        message = {"role": "user", "content": prompt(generator, options.words)}
+        return list(tokenizer.apply_chat_template([message], add_generation_prompt=True))
+
+    prompts = [one() for _ in range(options.rows)]
 
     def measure() -> dict[str, Any]:
         if options.rows == 1:
             return solo(model, prompts[0], options.tokens)
+        if options.words:
+            prompts[:] = [one() for _ in prompts]
         return batch(model, prompts, options.tokens)
 
     solo(model, prompts[0], 4)

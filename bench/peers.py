@@ -61,7 +61,7 @@ async def _start(stack: AsyncExitStack, short: str, model: Path, options: argpar
     cores = [] if options.gpus else options.cores
     if short == "alone":
         return await stack.enter_async_context(
-            in_process(model, rows=options.requests, tokens=options.tokens, prompt=options.words, cores=cores)
+            in_process(model, rows=options.requests, tokens=options.tokens, words=options.words, cores=cores)
         )
     if short in ("server", "pipeline"):
         ranks = 2 if short == "pipeline" else 1

@@ -88,11 +88,19 @@ async def _running(arguments: Sequence[str], *, pipes: bool) -> AsyncIterator[Pr
 
 @asynccontextmanager
 async def in_process(
-    model: Path, *, rows: int, tokens: int, prompt: int, cores: Sequence[int] = (), in_batches: bool = False
+    model: Path,
+    *,
+    rows: int,
+    tokens: int,
+    prompt: int = 0,
+    words: int = 0,
+    cores: Sequence[int] = (),
+    in_batches: bool = False,
 ) -> AsyncIterator[Process]:
-    """mlx-lm without a server; `in_batches`: with the scheduling policy of an engine."""
+    """mlx-lm without a server, with prompts of `prompt` tokens or those of `bench.serve` of so many `words`;
+    `in_batches`: with the scheduling policy of an engine."""
     arguments = [sys.executable, "-m", "bench.baseline", str(model), "--serve", "--rows", str(rows)]
-    arguments += ["--tokens", str(tokens), "--prompt", str(prompt)]
+    arguments += ["--tokens", str(tokens), "--prompt", str(prompt), "--words", str(words)]
     if cores:
         arguments += ["--cores", ",".join(map(str, cores))]
     if in_batches:

@@ -79,6 +79,7 @@ class StepPlanner:
         self._lone = LonePrefill(self._budget.cost, ring.stages)
         self._crowd = Crowd()
         self._held: list[Row] = []
+        self._awaited = 0  # the last step of a rush that brings first tokens
         self._changing = ChangeCost()
         self._balance = Balance(self.ledger, self._changing)
         self._before = (0, 0, 0)
@@ -213,7 +214,7 @@ class StepPlanner:
 
     def tokens_out(self, step: Announced) -> None:
         """Must follow once the outputs of a step that is done have been looked at, and rows closed."""
-        held = step.lane is None and self._rush()
+        held = step.lane is None and self._holds()
         for row in step.first:
             if row.phase is Phase.PREFILLED:
                 if held:
@@ -227,6 +228,11 @@ class StepPlanner:
             return False
         return self._crowd.rush(self._line.crowd(self.waiting), self._running_rows)
 
+    def _holds(self) -> bool:
+        """Whether rows that are through wait: in a rush, and until its last first tokens are there, for rows
+        that came a moment later would wait for the lanes' next change."""
+        return self._rush() or self._awaited in self._sampled
+
     @property
     def _running_rows(self) -> int:
         """About how many rows decode; one at least."""
@@ -234,7 +240,7 @@ class StepPlanner:
 
     def _release(self) -> None:
         """Lets rows decode that were held."""
-        if self._held and not self._rush():
+        if self._held and not self._holds():
             for row in self._held:
                 if row.phase is Phase.PREFILLED:
                     self._ready(row)
@@ -277,6 +283,7 @@ class StepPlanner:
         if not tokens:
             return None
         step = self._step([])  # before the chunks, lest it drops a prefix that one of them begins with
+        rush = self._rush()
         chunks = self._line.take(tokens)
         for row, chunk in chunks:
             self.prefixes.chunk(row, chunk.start)
@@ -285,12 +292,14 @@ class StepPlanner:
         first = [each for row, _ in chunks if not row.remaining for each in row.group]
         ending = [row for row in first if row.limit == 1]
         self._prefills_outstanding += 1
+        if first and rush:
+            self._awaited = step.number
         under_way = self._sampled if first else self._silent
         under_way[step.number] = Announced(step.number, None, 0, first, ending)
         # a decode step that has to wait for these rows' first token stalls the stages behind the head,
         # unless they have nothing else to do
-        alone = not (running or len(self._line) or self.waiting)
-        early = (self._ring.stages == 1 and not self._rush()) or alone
+        alone = not (running or len(self._line) or self.waiting or self._held)
+        early = not rush and (self._ring.stages == 1 or alone)
         for row in first:
             row.phase = Phase.PREFILLED
             if early and row.limit > 1:
