@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from bench.clusters import Deployment, can_pin, cluster, pin_stages
-from bench.frame import Benchmark, Check, Result, Table, progress
+from bench.frame import Benchmark, Check, Result, Table, progress, standalone
 from bench.models import by_name
 from bench.openai_client import Reply, ask
 from bench.scaling import numbers
@@ -225,3 +225,7 @@ BENCHMARK = Benchmark(
     quick=("--rounds", "1", "--tokens", "1024", "--quiet", "3", "--settle", "3", "--beside-tokens", "512"),
     quick_seconds=130,
 )
+
+
+if __name__ == "__main__":
+    standalone(BENCHMARK)

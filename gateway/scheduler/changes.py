@@ -15,6 +15,9 @@ SHORTEST, LONGEST = 4, 32
 GUESS = 0.25
 """Part of a round that its rows take, and not the step as such, where nothing was seen."""
 
+UNKNOWN = 12
+"""Rounds that a change is taken to last before one was measured: few moves are worth that."""
+
 _SAMPLES = 18
 _ENOUGH = 4
 
@@ -46,8 +49,8 @@ class ChangeCost:
 
     @property
     def seconds(self) -> float:
-        """What a change costs; as much as a round before one was measured."""
-        return max(0.0, median(self._costs)) if self._costs else self._round
+        """What a change costs; `UNKNOWN` rounds before one was measured."""
+        return max(0.0, median(self._costs)) if self._costs else UNKNOWN * self._round
 
     def saved(self, rows: int, fewer: int) -> float:
         """Seconds by which a round is shorter when the largest lane has fewer rows.

@@ -13,7 +13,7 @@ from bench import simulate
 from bench.simulated_ring import SimulatedRing
 from gateway.scheduler import Request
 from gateway.scheduler.balance import LEAST_LEFT, PATIENCE
-from gateway.scheduler.changes import ChangeCost
+from gateway.scheduler.changes import UNKNOWN, ChangeCost
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -90,7 +90,7 @@ def test_what_rows_cost_is_seen_in_the_rounds() -> None:
     cost = ChangeCost()
     assert cost.saved(4, 2) == 0 == cost.seconds
     cost.measure(0.4, 0, 4)
-    assert cost.seconds == 0.4
+    assert cost.seconds == UNKNOWN * 0.4
     assert cost.saved(4, 2) == pytest.approx(0.05)  # a guess
     for _ in range(4):
         assert cost.saved(4, 3) == pytest.approx(0.4 / 16, abs=0.01)
