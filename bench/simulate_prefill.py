@@ -31,7 +31,7 @@ FAST: Costs = {"step_ms": 20.0, "prefill_ms": 20.0, "token_us": 80.0}
 class WatchedRing(SimulatedRing):
     """Remembers when requests were asked, had their tokens and ended; prompts are as long as `ask` says."""
 
-    def __init__(self, stages: int, costs: Costs, rows: int = 128) -> None:
+    def __init__(self, stages: int, costs: Costs, rows: int = 128, rows_in_turn: bool = False) -> None:
         names = ("step_ms", "row_ms", "prefill_ms", "token_us", "change_ms")
         options = dict.fromkeys(names, 0.0) | {"link_ms": 0.5, **costs}
         self.prompts: dict[str, int] = {}
@@ -39,7 +39,7 @@ class WatchedRing(SimulatedRing):
         self.arrivals: dict[str, list[float]] = {}
         self.ends: dict[str, float] = {}
         self.chunks: list[list[int]] = []
-        super().__init__(stages, rows, 1000, argparse.Namespace(**options))
+        super().__init__(stages, rows, 1000, argparse.Namespace(**options), rows_in_turn)
 
     def prompt_tokens(self, request: Request) -> int:
         return self.prompts[request.id]

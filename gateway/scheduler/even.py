@@ -1,80 +1,124 @@
-"""Prefill in every round: as many tokens as make a round longer by no more than its share.
+"""Prefill in every round: as many tokens as make rounds no longer than they may get.
 
 What is measured is what counts: rounds with so many tokens, against rounds with none. Stages that wait for
 others a part of the time do some prefill for nothing, and a step has a fixed cost, so what little costs says
-nothing of what more would: it is tried, until it is too much, and again now and then.
+nothing of what more would: it is tried, in a round now and then, at first twice as much until it is too much,
+then a little more than usual.
 """
 
 from __future__ import annotations
 
-_ENOUGH = 4
-"""Rounds of every lane before a number of tokens is judged; fewer do where it is far too many."""
+from collections import deque
+from collections.abc import Collection
+from statistics import median
 
-_TOLERATED = 1.1  # times what is allowed
-_FAR = 1.25
-_ROOM = 0.5  # of what is allowed; with less there is room for many more
-_LITTLE_LESS = 0.9
-_RETRY = 30
-"""Judgements after which it is tried again whether a little more is too much."""
+_FEW = 2
+"""Rounds of lanes that tell while it is tried how much there may be."""
+
+_FAR = 2.0
+"""How many times too long a round has to be to be believed at once that nothing goes."""
+
+_SOME = 24
+"""Rounds that tell what they usually take; fewer would be one disturbed moment of all lanes."""
+
+_ENOUGH = 64
+"""Rounds that tell what most take."""
+
+_MOST = 0.95
+_TOLERATED = 1.05  # times what is allowed, for most
+_ALIKE = 8  # a round tells of other tokens that differ by an eighth
 
 
 class EvenShare:
-    """Tokens of a round, whatever number of steps they make."""
+    """Tokens of a round, whatever number of steps they make; 0 where it is not tried, or does not go."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        """`most` is what a round can have."""
         self.tokens = 0
-        self.settled = False
-        self.fresh = False
-        """Whether nothing is known yet of how it goes."""
-        self._longer: list[float] = []
-        self._too_many = 0
-        self._judged = 0
-        self._over = 0.0  # how many times too long rounds were when last judged, if they were
+        self.trying = False
+        """Whether it goes into some rounds only, to see how much there may be."""
+        self._most = most
+        self._usual: deque[float] = deque(maxlen=_ENOUGH)
+        self._more: deque[float] = deque(maxlen=_ENOUGH)
+        self._fitted = (0, 0.0)  # tokens, and by how much they made rounds longer
 
     def begin(self, tokens: int) -> None:
-        self.tokens, self._too_many, self._judged, self.settled = max(1, tokens), 0, 0, False
-        self._over, self.fresh = 0.0, True
-        self._longer.clear()
-
-    def stop(self) -> None:
+        self.trying, self._fitted = True, (0, 0.0)
         self.tokens = 0
+        self._set(max(1, tokens))
 
-    def measure(self, longer: float, tokens: int) -> None:
-        """A round with so many tokens was so many seconds longer than one without."""
-        if tokens == self.tokens:
-            self._longer.append(longer)
+    def begin_anew(self) -> None:
+        """Rounds are other than they were."""
+        if self.tokens:
+            self.begin(self.tokens // 2)
 
-    def judge(self, allowed: float, lanes: int, most: int) -> bool:
-        """Adapts to so many seconds a round; False when that is not possible, or not with what was begun."""
-        count = len(self._longer)
-        if count < (lanes if self.fresh else _ENOUGH * lanes / 2):
-            return True
-        # a median would overlook the worse half
-        times = sorted(self._longer)[count * 7 // 10] / max(allowed, 1e-9)
-        if count < _ENOUGH * lanes and times < _FAR:
-            return True
-        self._longer.clear()
-        self._judged += 1
-        if times > _TOLERATED:
-            if self.fresh or self.tokens == 1 or times > _LITTLE_LESS * self._over > 0:
-                return False
-            self._over = times
-            self._too_many, self._judged = self.tokens, 0
-            self.tokens = max(1, min(self.tokens - 1, int(self.tokens / times)))
-            return True
-        self._over, self.fresh = 0.0, False
-        if times < 1:
-            self._more(times, most)
+    @property
+    def more(self) -> int:
+        """A little more than usual."""
+        return self.tokens + max(1, self.tokens // 4)
+
+    def measure(self, tokens: int, longer: float, allowed: float, spread: float) -> None:
+        """A round with so many tokens was longer than one without usually is, by so many seconds.
+
+        It may be by `allowed`, and most of those without are by no more than `spread`.
+        """
+        if _alike(tokens, self.tokens):
+            self._usual.append(longer)
+        elif not self.trying and _alike(tokens, self.more):
+            self._more.append(longer)
         else:
-            self.settled = True
-        return True
+            return
+        if self.trying:
+            self._try(allowed)
+        else:
+            self._follow(allowed, spread)
 
-    def _more(self, times: float, most: int) -> None:
-        if self._judged >= _RETRY:
-            self._too_many = self._judged = 0
-        grown = self.tokens + 1 + self.tokens // (2 if times < _ROOM else 6)
-        if self._too_many:
-            grown = min(grown, (self.tokens + self._too_many) // 2)
-        grown = min(grown, most)
-        self.settled = grown <= self.tokens
-        self.tokens = max(self.tokens, grown)
+    def _try(self, allowed: float) -> None:
+        fitted, before = self._fitted
+        longer = median(self._usual)
+        if len(self._usual) < self._needed(longer / max(allowed, 1e-9)):
+            return
+        if longer > allowed:
+            part = max(0.0, allowed - before) / max(longer - before, longer - allowed)
+            self.trying = False
+            self._set(fitted + int(part * (self.tokens - fitted)))
+        elif self.tokens >= self._most:
+            self.trying = False
+        else:
+            self._fitted = self.tokens, longer
+            self._set(min(self._most, 2 * self.tokens))
+
+    def _needed(self, times: float) -> int:
+        """Rounds that tell while it is tried, where they are so many times longer than they may get."""
+        if self.tokens > 1 or times <= 1:
+            return _FEW
+        return 1 if times > _FAR else 4 * _FEW
+
+    def _follow(self, allowed: float, spread: float) -> None:
+        if len(self._usual) < _SOME:
+            return
+        longer = usual = median(list(self._usual)[-_SOME:])
+        enough = len(self._usual) == _ENOUGH
+        if enough:
+            longer = max(usual, (most_take(self._usual) - spread) / _TOLERATED)
+        if longer > allowed and self.tokens > 1:
+            self._set(max(1, min(self.tokens - 1, int(self.tokens * allowed / longer))))
+        elif enough and median(self._usual) > allowed:
+            self._set(0)
+        elif len(self._more) >= 3 * _FEW and longer + median(self._more) - usual <= allowed:
+            self._set(min(self._most, self.more))
+
+    def _set(self, tokens: int) -> None:
+        if tokens != self.tokens:
+            self.tokens = tokens
+            self._usual.clear()
+            self._more.clear()
+
+
+def most_take(seconds: Collection[float]) -> float:
+    """What nineteen of twenty are not above."""
+    return sorted(seconds)[int(_MOST * (len(seconds) - 1))]
+
+
+def _alike(tokens: int, others: int) -> bool:
+    return abs(tokens - others) * _ALIKE <= others

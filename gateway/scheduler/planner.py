@@ -311,7 +311,7 @@ class StepPlanner:
         todo = self._line.todo
         running = self._running_rows
         share = self._crowd.share(self._line.crowd(self.waiting), running, todo.short)
-        return self._budget.tokens(self._rounds, len(self._turns), share, (todo.tokens, todo.rows), running)
+        return self._budget.tokens(self._rounds, share, (todo.tokens, todo.rows), running)
 
     def _count_prefill(self, number: int, tokens: int, beside: bool) -> None:
         steps, before, changes = self._before

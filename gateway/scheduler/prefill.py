@@ -64,7 +64,7 @@ class PrefillLine:
             self._todo = Todo(
                 tokens=whole[0] if len(rows) == 1 else sum(row.remaining for row in rows),
                 rows=len(rows),
-                crowd=sum(min(1.0, self._chunk / row.remaining) for row in rows),
+                crowd=sum(min(1.0, self._chunk / tokens) for tokens in whole),
                 short=any(tokens <= self._chunk for tokens in whole),
             )
         return self._todo

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.simulate_prefill import BETWEEN, FAST, LINEAR, SLOW, Costs, WatchedRing
+from bench.summaries import percentile
 from gateway.scheduler.budget import (
     CLEAN_EVERY,
     FIRST_ROUNDS,
+    SAVED,
     SHARE,
     SPREAD,
     TRIED_EVERY,
@@ -17,29 +21,66 @@ from gateway.scheduler.budget import (
 )
 from gateway.scheduler.chunkcost import GUESS, ChunkCost, LonePrefill
 
+MACHINES = [
+    (1, 4, LINEAR), (3, 4, LINEAR), (3, 6, BETWEEN), (1, 16, BETWEEN),
+    (1, 4, SLOW), (2, 4, SLOW), (3, 4, SLOW), (3, 16, SLOW),
+    (3, 64, FAST), (4, 64, FAST), (8, 64, FAST),
+]  # fmt: skip
+"""Stages, streams and costs where rounds bear a little prefill."""
 
-@pytest.mark.parametrize("prompt", [1025, 4096])
-@pytest.mark.parametrize(
-    ("stages", "rows", "costs"),
-    [
-        (1, 4, LINEAR), (3, 4, LINEAR), (3, 4, BETWEEN), (2, 4, SLOW), (3, 4, SLOW), (3, 16, SLOW),
-        (1, 64, FAST), (2, 64, FAST), (4, 64, FAST),
-    ],
-)  # fmt: skip
-def test_streams_are_little_later_beside_a_long_prompt(
-    stages: int, rows: int, costs: Costs, prompt: int
-) -> None:
-    ring = WatchedRing(stages, costs)
+
+def beside(ring: WatchedRing, rows: int, prompts: list[int]) -> tuple[list[float], list[float], float]:
+    """Gaps of so many streams without the prompts and beside them, and the seconds until all are through."""
     ring.stream(rows)
     begun = ring.now
-    ring.ask("long", prompt, 2)
-    ring.run(until=lambda: "long" in ring.arrivals)
-    quiet, busy = ring.gaps(begun / 2, begun), ring.gaps(begun, ring.now)
-    p95 = [gaps[len(gaps) * 95 // 100] for gaps in (quiet, busy)]
-    assert p95[1] <= 1.5 * p95[0]
-    assert sum(busy) / len(busy) <= (1 + 1.5 * SHARE) * sum(quiet) / len(quiet)
-    alone = prompt * costs["token_us"] / 1e6
-    assert ring.now - begun <= 20 * alone + 100 * p95[0]
+    for number, prompt in enumerate(prompts):
+        ring.ask(f"long{number}", prompt, 2)
+    ring.run(until=lambda: all(f"long{number}" in ring.arrivals for number in range(len(prompts))))
+    return ring.gaps(begun / 2, begun), ring.gaps(begun, ring.now), ring.now - begun
+
+
+@pytest.mark.parametrize("prompts", [[1025], [4096], [1300] * 4])
+@pytest.mark.parametrize(("stages", "rows", "costs"), MACHINES)
+def test_no_stream_is_stalled_by_long_prompts(
+    stages: int, rows: int, costs: Costs, prompts: list[int]
+) -> None:
+    """Nineteen of twenty tokens within 1.5 of undisturbed, and 99 of 100 within twice."""
+    ring = WatchedRing(stages, costs, rows_in_turn=costs is SLOW)
+    quiet, busy, seconds = beside(ring, rows, prompts)
+    assert percentile(busy, 0.95) <= 1.5 * percentile(quiet, 0.95)
+    assert percentile(busy, 0.99) <= 2.0 * percentile(quiet, 0.99)
+    alone = WatchedRing(stages, costs, rows_in_turn=costs is SLOW)
+    for number, prompt in enumerate(prompts):
+        alone.ask(f"long{number}", prompt, 2)
+    alone.run()
+    assert seconds <= 14 * alone.now
+
+
+@pytest.mark.parametrize("prompt", [4096, 8192])
+@pytest.mark.parametrize(("stages", "rows"), [(1, 64), (2, 64)])
+def test_few_tokens_are_late_where_a_step_costs_as_much_as_a_round(
+    stages: int, rows: int, prompt: int
+) -> None:
+    ring = WatchedRing(stages, FAST)
+    ring.ask("first", 1000, 1)  # alone, which tells what steps cost
+    ring.run()
+    quiet, busy, seconds = beside(ring, rows, [prompt])
+    assert percentile(busy, 0.95) <= 1.5 * percentile(quiet, 0.95)
+    assert seconds <= 20 * prompt * FAST["token_us"] / 1e6 + 100 * percentile(quiet, 0.95)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("stages", "rows", "costs"), [(2, 4, SLOW), (3, 4, SLOW), (4, 16, BETWEEN)])
+def test_noise_neither_stops_prefill_in_every_round_nor_lets_it_go_too_far(
+    stages: int, rows: int, costs: Costs, seed: int
+) -> None:
+    noise = random.Random(seed)
+    ring = WatchedRing(stages, costs, rows_in_turn=costs is SLOW)
+    exact = ring._cost
+    ring._cost = lambda step, tokens: exact(step, tokens) * noise.lognormvariate(0, 0.15)  # type: ignore[method-assign]
+    quiet, busy, _ = beside(ring, rows, [2000])
+    assert percentile(busy, 0.95) <= 1.5 * percentile(quiet, 0.95)
+    assert percentile(busy, 0.99) <= 2.0 * percentile(quiet, 0.99)
 
 
 def test_a_prompt_alone_is_not_held_up() -> None:
@@ -103,7 +144,7 @@ def test_prefill_goes_on_whatever_steps_take(
     for duration, steps, tokens, share in seconds * 3:
         budget.measure(duration, steps, tokens if steps else 0)
         rounds += 1
-        given_tokens = budget.tokens(rounds, lanes, share, todo)
+        given_tokens = budget.tokens(rounds, share, todo)
         assert 0 <= given_tokens <= largest
         if given_tokens:
             budget.spend()
@@ -120,46 +161,65 @@ def measured(stages: int, round_seconds: float, rounds: int = 24) -> PrefillBudg
 
 def test_nothing_goes_twice_on_one_allowance() -> None:
     budget = measured(1, 0.1)
-    assert budget.tokens(10.0, 1, SHARE, (1000, 1)) == 1
+    assert budget.tokens(10.0, SHARE, (1000, 1)) == 1
     budget.spend()
-    assert budget.tokens(10.0, 1, SHARE, (1000, 1)) == 0
-    assert budget.tokens(9.5 + TRIED_EVERY, 1, SHARE, (1000, 1)) == 0
-    assert budget.tokens(10.0 + TRIED_EVERY, 1, SHARE, (1000, 1)) == 1
+    assert budget.tokens(10.0, SHARE, (1000, 1)) == 0
+    assert budget.tokens(9.5 + TRIED_EVERY, SHARE, (1000, 1)) == 0
+    assert budget.tokens(10.0 + TRIED_EVERY, SHARE, (1000, 1)) == 1
+
+
+def found_dear(budget: PrefillBudget, rounds: float = 10.0) -> float:
+    """It is tried and seen that a token costs as much as a round; the round after that."""
+    assert budget.tokens(rounds, SHARE, (10_000, 1)) == 1
+    budget.spend()
+    budget.measure(0.2, 1, 1)
+    return rounds + TRIED_EVERY
 
 
 def test_dear_steps_are_saved_up_for() -> None:
     budget = measured(1, 0.1)
     for size in (4, 8, 16, 32, 64, 128, 256):
         budget.cost.add(size, 0.1)
-    assert budget.tokens(10.0, 1, SHARE, (10_000, 1)) == 256
+    begin = found_dear(budget)
+    assert budget.tokens(begin, SHARE, (10_000, 1)) == 256
     steps = 0
-    while budget.tokens(10.0, 1, SHARE, (10_000, 1)):
+    while budget.tokens(begin, SHARE, (10_000, 1)):
         budget.spend()
         steps += 1
-    assert steps == int(SHARE * SPREAD)
+    assert SAVED - 1 <= steps <= SAVED
     budget.measure(0.1, 0, 0)
-    assert budget.tokens(10.0 + SPREAD - 1, 1, SHARE, (10_000, 1)) == 0
-    assert budget.tokens(10.0 + SPREAD, 1, SHARE, (10_000, 1)) == 256
+    assert budget.tokens(begin + SPREAD - 1, SHARE, (10_000, 1)) == 0
+    assert budget.tokens(begin + SPREAD, SHARE, (10_000, 1)) == 256
 
 
 def test_a_larger_share_does_not_wait_for_what_is_saved_up() -> None:
     budget = measured(1, 0.1)
     for size in (4, 256):
         budget.cost.add(size, 0.1)
-    while budget.tokens(10.0, 1, SHARE, (10_000, 1)):
+    begin = found_dear(budget)
+    while budget.tokens(begin, SHARE, (10_000, 1)):
         budget.spend()
     budget.measure(0.1, 0, 0)
-    assert budget.tokens(11.0, 1, SHARE, (10_000, 1)) == 0
-    assert budget.tokens(11.0, 1, 3.0, (10_000, 1)) == 256
+    assert budget.tokens(begin + 1, SHARE, (10_000, 1)) == 0
+    assert budget.tokens(begin + 1, 3.0, (10_000, 1)) == 256
+
+
+def test_a_share_that_is_not_enough_for_a_step_is_not_spent_on_tiny_ones() -> None:
+    """A few more prompts than usual, where every step costs as much as a round: bursts, not single tokens."""
+    budget = measured(1, 0.1)
+    for size in (1, 4, 256):
+        budget.cost.add(size, 0.1)
+    begin = found_dear(budget)
+    assert budget.tokens(begin, 1.5 * SHARE, (10_000, 1)) == 256
 
 
 def test_cheap_tokens_go_in_every_round_and_become_as_many_as_fit() -> None:
-    """A round of 0.1 s, a step of 5 ms and 2 ms a token: 16 tokens make it longer by 37 %."""
+    """A round of 0.1 s, a step of 5 ms and 2 ms a token: 20 tokens make it longer by 45 %."""
     budget = measured(1, 0.1)
     rounds, sizes = 10.0, []
     for _ in range(400):
         rounds += 1
-        size = budget.tokens(rounds, 1, SHARE, (100_000, 1))
+        size = budget.tokens(rounds, SHARE, (100_000, 1))
         sizes.append(size)
         if size:
             budget.spend()
@@ -168,7 +228,7 @@ def test_cheap_tokens_go_in_every_round_and_become_as_many_as_fit() -> None:
             budget.measure(0.1, 0, 0)
     late = [size for size in sizes if 0.005 + 0.002 * size > 0.5 * 0.1]
     assert len(late) <= len(sizes) // 25
-    assert 12 <= sorted(sizes[200:])[100] <= 19
+    assert 16 <= sorted(sizes[200:])[100] <= 20
     assert sizes.count(0) >= 400 // (2 * CLEAN_EVERY)
 
 
@@ -179,13 +239,13 @@ def test_fewer_tokens_go_as_soon_as_they_are_too_many() -> None:
         if number == 100:
             each = 0.0025
         rounds += 1
-        size = budget.tokens(rounds, 1, SHARE, (100_000, 1))
+        size = budget.tokens(rounds, SHARE, (100_000, 1))
         if size:
             budget.spend()
             budget.measure(0.1 + each * size, 1, size)
         else:
             budget.measure(0.1, 0, 0)
-        if number in (99, 130, 199):
+        if number in (99, 150, 199):
             assert each * budget._even.tokens <= 0.1 * SHARE * 1.15
             assert each * budget._even.tokens >= 0.1 * SHARE * 0.5
 

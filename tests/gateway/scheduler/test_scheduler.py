@@ -19,7 +19,7 @@ from gateway.scheduler import (
     RingFacts,
     Scheduler,
 )
-from gateway.scheduler.planner import BURST, EXTENSION
+from gateway.scheduler.planner import EXTENSION
 from mesh.errors import EpochEnded, InvalidInput
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -198,7 +198,7 @@ def test_running_lanes_step_between_chunks() -> None:
     assert work.count("p") >= 100
     gaps = [gap for gap in work.split("p")[1:-1] if gap]
     assert all(abs(gap.count("0") - gap.count("1")) <= 1 for gap in gaps)
-    assert "p" * (BURST + 1) not in work
+    assert "p" * 2 not in work
 
 
 def test_short_prompts_share_a_step_and_pass_a_long_one() -> None:

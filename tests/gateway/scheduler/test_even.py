@@ -1,0 +1,82 @@
+"""How many tokens go into every round, by what rounds are seen to take."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.scheduler.even import EvenShare
+
+
+def rounds(share: EvenShare, count: int, fixed: float, each: float, *, lanes: int = 3) -> list[int]:
+    """Lets so many rounds pass that may be longer by 1; returns their tokens."""
+    given_tokens = []
+    for number in range(count):
+        tokens = share.more if number % 32 == 31 and share.tokens and not share.trying else share.tokens
+        given_tokens.append(tokens)
+        for _ in range(lanes if tokens else 0):
+            share.measure(tokens, fixed + each * tokens, 1.0, 0.0)
+    return given_tokens
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    fixed=st.floats(0.0, 0.8),
+    each=st.floats(0.001, 0.15),
+    first=st.integers(1, 64),
+    lanes=st.integers(1, 8),
+)
+def test_as_many_as_fit(fixed: float, each: float, first: int, lanes: int) -> None:
+    """Wherever it begins, it comes close to what fits, and few rounds have more."""
+    share = EvenShare(256)
+    share.begin(first)
+    taken = rounds(share, 600, fixed, each, lanes=lanes)
+    fits = int((1 - fixed) / each + 1e-9)
+    assert share.tokens <= min(256, 1.1 * fits / 0.9 + 1)
+    assert share.tokens >= min(256, fits) * 0.5 or fits <= 2
+    late = [tokens for tokens in taken[100:] if fixed + each * tokens > 1.1 + each]
+    assert len(late) <= len(taken) // 12
+
+
+def test_it_ends_where_one_token_is_too_much() -> None:
+    share = EvenShare(256)
+    share.begin(1)
+    assert rounds(share, 40, 3.0, 0.1).count(1) == 1
+    assert share.tokens == 0
+    share.begin_anew()
+    assert share.tokens == 0
+    share.begin(1)
+    assert rounds(share, 40, 1.05, 0.1).count(1) <= 4
+    assert share.tokens == 0
+
+
+def test_one_disturbed_round_ends_nothing() -> None:
+    share = EvenShare(256)
+    share.begin(1)
+    rounds(share, 200, 0.3, 0.3)
+    tokens = share.tokens
+    assert tokens == 2
+    for _ in range(6):
+        share.measure(tokens, 20.0, 1.0, 0.0)
+        rounds(share, 30, 0.3, 0.3)
+    assert share.tokens == tokens
+
+
+def test_rounds_that_are_long_now_and_then_count_as_well() -> None:
+    """Two of ten rounds are far longer: their median says nothing of it, and fewer tokens go."""
+    share = EvenShare(256)
+    share.begin(8)
+    for number in range(2000):
+        tokens = share.tokens
+        share.measure(tokens, (0.3 if number % 5 else 0.3 + 0.3 * tokens), 1.0, 0.0)
+    assert 1 <= share.tokens <= 3
+
+
+def test_other_rounds_are_tried_anew_from_half() -> None:
+    share = EvenShare(256)
+    share.begin(40)
+    rounds(share, 100, 0.0, 0.01)
+    tokens = share.tokens
+    share.begin_anew()
+    assert share.trying
+    assert share.tokens == tokens // 2
