@@ -24,7 +24,7 @@ from statistics import median
 from gateway.scheduler.chunkcost import ChunkCost
 from gateway.scheduler.even import EvenShare, most_take
 
-SHARE = 0.46
+SHARE = 0.44
 """Part of a round's own time by which prefill makes it longer, other than for a crowd of short prompts."""
 
 SAVED, SPREAD = 12.0, 32
@@ -92,8 +92,9 @@ class PrefillBudget:
             self._since_clean = 0.0
         elif self._own:
             longer = seconds - self._round
+            if self._even.trying or tokens not in (self._even.tokens, self._even.more):
+                self._tell(longer, steps, tokens)
             self._even.measure(tokens, longer, self._allowed, self._spread)
-            self._tell(longer, steps, tokens)
 
     @property
     def _allowed(self) -> float:
@@ -107,7 +108,7 @@ class PrefillBudget:
     def _tell(self, longer: float, steps: int, tokens: int) -> None:
         """What one of so many steps took in a stage that together made a round so much longer.
 
-        Of little steps a part may be hidden where stages wait for others.
+        Of little steps a part may be hidden where stages wait for others, so they tell nothing otherwise.
         """
         others = self._stages - 1
         part = self._round / self._stages

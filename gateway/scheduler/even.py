@@ -26,7 +26,7 @@ _ENOUGH = 64
 
 _MOST = 0.95
 _TOLERATED = 1.05  # times what is allowed, for most
-_ALIKE = 8  # a round tells of other tokens that differ by an eighth
+_ALIKE = 8  # a round tells of other tokens that differ by less than an eighth
 
 
 class EvenShare:
@@ -55,7 +55,7 @@ class EvenShare:
     @property
     def more(self) -> int:
         """A little more than usual."""
-        return self.tokens + max(1, self.tokens // 4)
+        return self.tokens + max(1, self.tokens // _ALIKE)
 
     def measure(self, tokens: int, longer: float, allowed: float, spread: float) -> None:
         """A round with so many tokens was longer than one without usually is, by so many seconds.
@@ -82,11 +82,17 @@ class EvenShare:
             part = max(0.0, allowed - before) / max(longer - before, longer - allowed)
             self.trying = False
             self._set(fitted + int(part * (self.tokens - fitted)))
-        elif self.tokens >= self._most:
+            return
+        next_tokens = 2 * self.tokens
+        if fitted and longer > before:
+            each = (longer - before) / (self.tokens - fitted)
+            next_tokens = min(next_tokens, int(self.tokens + (allowed - longer) / each))
+        next_tokens = min(next_tokens, self._most)
+        if next_tokens < self.more:
             self.trying = False
         else:
             self._fitted = self.tokens, longer
-            self._set(min(self._most, 2 * self.tokens))
+            self._set(next_tokens)
 
     def _needed(self, times: float) -> int:
         """Rounds that tell while it is tried, where they are so many times longer than they may get."""
@@ -121,4 +127,4 @@ def most_take(seconds: Collection[float]) -> float:
 
 
 def _alike(tokens: int, others: int) -> bool:
-    return abs(tokens - others) * _ALIKE <= others
+    return abs(tokens - others) * _ALIKE < others

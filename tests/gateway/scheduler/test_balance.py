@@ -83,7 +83,7 @@ def test_moves_gain_where_rows_cost_time_and_copies_do_not_cost_more() -> None:
     assert rate(True, 10.0, 20.0) > 1.3 * rate(False, 10.0, 20.0)
     for row_ms, change_ms in ((0.0, 20.0), (2.0, 500.0), (10.0, 2000.0), (1.0, 1000.0)):
         # one move at most is made before it is known what a copy costs
-        assert rate(True, row_ms, change_ms) > 0.95 * rate(False, row_ms, change_ms)
+        assert rate(True, row_ms, change_ms) > 0.88 * rate(False, row_ms, change_ms)
 
 
 def test_what_rows_cost_is_seen_in_the_rounds() -> None:

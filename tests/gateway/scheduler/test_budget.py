@@ -214,7 +214,7 @@ def test_a_share_that_is_not_enough_for_a_step_is_not_spent_on_tiny_ones() -> No
 
 
 def test_cheap_tokens_go_in_every_round_and_become_as_many_as_fit() -> None:
-    """A round of 0.1 s, a step of 5 ms and 2 ms a token: 20 tokens make it longer by 45 %."""
+    """A round of 0.1 s, a step of 5 ms and 2 ms a token: 19 tokens make it longer by 43 %."""
     budget = measured(1, 0.1)
     rounds, sizes = 10.0, []
     for _ in range(400):
@@ -228,7 +228,7 @@ def test_cheap_tokens_go_in_every_round_and_become_as_many_as_fit() -> None:
             budget.measure(0.1, 0, 0)
     late = [size for size in sizes if 0.005 + 0.002 * size > 0.5 * 0.1]
     assert len(late) <= len(sizes) // 25
-    assert 16 <= sorted(sizes[200:])[100] <= 20
+    assert 15 <= sorted(sizes[200:])[100] <= 20
     assert sizes.count(0) >= 400 // (2 * CLEAN_EVERY)
 
 
