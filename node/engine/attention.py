@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-REGULAR = 256
+REGULAR = 512
 """Tokens of which a chunk, and all that it attends to, are multiples where a plan is worth its time."""
 
 LARGEST = 256 << 20

@@ -62,6 +62,7 @@ def test_it_is_what_mlx_computes(
         (126, 126, {"sinks": 1}, True),
         (512, 4096, {}, True),
         (512, 4100, {}, False),
+        (256, 4096, {}, False),
         (500, 4096, {}, False),
         (600, 120_000, {}, True),
     ],
