@@ -45,7 +45,7 @@ TRIED_EVERY = 3.0
 PROBE_EVERY = 40
 """Rounds with prefill of which one has a little more, to see whether it would do."""
 
-EVEN = 1 / 6
+EVEN = 0.1
 """A little in every round is preferred to much in a few if it is believed to be this much as fast."""
 
 _SPREAD = 0.3  # of a round; what differs more was disturbed
