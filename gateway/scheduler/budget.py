@@ -49,10 +49,10 @@ EVEN = 0.1
 """A little in every round is preferred to much in a few if it is believed to be this much as fast."""
 
 _SPREAD = 0.3  # of a round; what differs more was disturbed
-_RETRY_ROUNDS = 500
-_SAMPLES = 64
+_RETRY_ROUNDS, _MOST_ROUNDS = 64, 512  # until it is tried again whether a little goes, doubling
+_SAMPLES, _LATEST = 64, 8
 _WHOLE = 1e-6  # of a round, summed up from its lanes' parts
-_OTHER = 0.25  # of the rows that ran
+_OTHER = 0.25  # of the rows that ran, or of what rounds took
 
 
 class PrefillBudget:
@@ -73,6 +73,8 @@ class PrefillBudget:
         self._steps = 0
         self._size = 0
         self._retry_even = self._probe_at = 0.0
+        self._wait = _RETRY_ROUNDS
+        self._doubted = False
         self._rows = 1
 
     def measure(self, seconds: float, steps: int, tokens: int, rows: int = 1) -> None:
@@ -86,7 +88,7 @@ class PrefillBudget:
                 self._own.clear()
                 self._rows = rows
                 self._even.begin_anew()
-                self._retry_even = 0.0
+                self._retry_even, self._wait = 0.0, _RETRY_ROUNDS
             self._own.append(seconds)
             self._know()
             self._since_clean = 0.0
@@ -102,6 +104,9 @@ class PrefillBudget:
 
     def _know(self) -> None:
         """What rounds take by themselves, and by how much most differ from that."""
+        latest = list(self._own)[-_LATEST:]
+        if abs(median(latest) - median(self._own)) > _OTHER * median(self._own):
+            self._own = deque(latest, maxlen=_SAMPLES)  # the machine is not as it was
         self._round = median(self._own)
         self._spread = min(most_take(self._own) - self._round, _SPREAD * self._round)
 
@@ -191,11 +196,15 @@ class PrefillBudget:
         if not even.tokens or (not even.trying and self._slow(even.tokens)):
             if self._opened < self._retry_even:
                 return False
-            even.begin(self.cost.within(self._allowed, self._largest) // 4 if self.cost.known else 1)
-            self._retry_even = self._opened + _RETRY_ROUNDS
+            if self._doubted:
+                self._doubted = False
+                self._set(2.0, 0, 0)
+                return True
+            self._try_even()
         tokens = even.tokens
         if not even.trying and self._opened >= self._probe_at:
             self._probe_at = self._opened + PROBE_EVERY
+            self._wait = _RETRY_ROUNDS
             tokens = even.more
         useful = int(tokens / max(1.0, self.cost.ratio))
         parts = max(1, min(self._most_parts, useful), ceil(tokens / self._largest))
@@ -205,6 +214,17 @@ class PrefillBudget:
         else:
             self._set(1 / parts, size, 1)
         return True
+
+    def _try_even(self) -> None:
+        """Begins to try how much there may be in every round.
+
+        Before it is tried another time, it is seen what rounds take by themselves now: they may be longer
+        for a reason of their own.
+        """
+        self._even.begin(self.cost.within(self._allowed, self._largest) // 4 if self.cost.known else 1)
+        self._doubted = True
+        self._retry_even = self._opened + self._wait
+        self._wait = min(2 * self._wait, _MOST_ROUNDS)
 
     def _saved(self) -> tuple[int, int]:
         """Tokens of a step, and steps, that are worth what is saved up."""

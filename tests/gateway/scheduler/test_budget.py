@@ -339,3 +339,12 @@ def test_nothing_is_told_of_steps_that_had_company() -> None:
     lone.announced(5, 40)  # the ring was idle in between
     lone.done(5, True, 20.0)
     assert not cost.known
+
+
+def test_a_slow_moment_of_the_machine_is_not_held_against_prefill() -> None:
+    """Everything takes twice as long for some seconds: streams are not stalled for it by bursts later on."""
+    ring = WatchedRing(3, SLOW, rows_in_turn=True)
+    exact = ring._cost
+    ring._cost = lambda step, tokens: exact(step, tokens) * (2 if 20 < ring.now < 24 else 1)  # type: ignore[method-assign]
+    quiet, busy, _ = beside(ring, 4, [3000])
+    assert max(busy) <= 4 * percentile(quiet, 0.95)
