@@ -24,7 +24,7 @@ from statistics import median
 from gateway.scheduler.chunkcost import ChunkCost
 from gateway.scheduler.even import EvenShare, most_take
 
-SHARE = 0.44
+SHARE = 0.4
 """Part of a round's own time by which prefill makes it longer, other than for a crowd of short prompts."""
 
 SAVED, SPREAD = 12.0, 32
