@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
+import os
 import re
-import secrets
 import socket
 
 from mesh.errors import ConfigError, InvalidInput
 
 _HOST = re.compile(r"^[A-Za-z0-9._-]{1,253}\Z")
 _PORT = re.compile(r"^[0-9]{1,5}\Z")
+
+_LOWEST, _PORTS, _APART = 15000, 17000, 10507  # the golden section keeps near process ids far apart
+_choices = itertools.count(os.getpid() * _APART)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -61,9 +65,12 @@ def listen_error(address: str) -> ConfigError:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago, below those that systems give to outgoing connections."""
+    """A port that was free a moment ago, below those that systems give to outgoing connections.
+
+    It may be bound only seconds later, so one process chooses one after the other, and others elsewhere.
+    """
     while True:
-        port = 15000 + secrets.randbelow(17000)
+        port = _LOWEST + next(_choices) % _PORTS
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind((host, port))

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import ast
 import socket
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -73,6 +76,17 @@ def test_only_loopback_may_go_unguarded() -> None:
 
 def test_a_listen_error_names_the_address() -> None:
     assert listen_error("127.0.0.1:1").metadata == {"address": "127.0.0.1:1"}
+
+
+def test_no_port_is_chosen_twice_by_one_process_or_soon_by_the_next() -> None:
+    """Ports are bound seconds after they were chosen, by several clusters that start beside each other."""
+    choose = "from mesh.addresses import free_port; print([free_port() for _ in range(50)])"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", choose], stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    chosen = [port for process in processes for port in ast.literal_eval(process.communicate()[0])]
+    assert len(set(chosen)) == len(chosen) == 200
+    assert all(15000 <= port < 32000 for port in chosen)
 
 
 def test_a_free_port_can_be_bound() -> None:
