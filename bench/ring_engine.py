@@ -23,6 +23,7 @@ from mesh import logging
 from mesh.composition import ResolvedStep
 from mesh.frames import FrameSocket
 from node.engine import device, params
+from node.engine.eagerness import awaits_input
 from node.engine.folder import Loaded, warm_up
 from node.engine.logprobs import Asking, TokenLogprobs
 from node.engine.main import _SWITCH_SECONDS, Engine
@@ -90,6 +91,7 @@ class BenchEngine(Engine):
         dtype = getattr(mx, config["torch_dtype"])
         stage = random_stage(config, lo, hi, seed=0, dtype=dtype)
         warm_up(stage)
+        stage.awaits_input = awaits_input(stage)
         front: Any = Front(self._emit, config["vocab_size"]) if lo == 0 else None
         self._loaded = Loaded(stage, front, engine.LoadStage(lo=lo, hi=hi), 0, 0)
         self._traces, self._lo = traces, lo

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.composition import Admission, Chunk, Composition, Dropping, Eviction, Keeping, Parking, ResolvedStep
-from mesh.errors import InvalidInput, ResourceExhausted
+from mesh.errors import Internal, InvalidInput, ResourceExhausted
 from mesh.records import Kind, RecordHeader
 from node.engine import params, records
 from node.engine.feedback import Feedback, LocalFeedback, RingFeedback
@@ -269,7 +269,10 @@ class Epoch:
                 self._prefixes.drop(change.prefix)
 
     def _decode(self, step: ResolvedStep) -> None:
-        """Builds the step's graph while its input is still on the way, then waits for it and launches."""
+        """Builds the step's graph while its input is still on the way, then waits for it and launches.
+
+        A stage that evaluates arrays when it is called gets its input first.
+        """
         assert step.lane is not None
         times = StepTimes(step.number, time.perf_counter())
         lane = self._lanes.check(step.lane, step.rows)
@@ -278,6 +281,8 @@ class Epoch:
         else:
             landing = self._transfer.landing(self._spec.receives, len(step.rows), 1)
             inputs = landing.arrays
+            if self._stage.awaits_input:
+                self._await(landing, step, times)
         outputs = self._stage(inputs, lane.cache)
         if lane.sampler is None:
             departure = self._transfer.departure(outputs)
@@ -303,9 +308,19 @@ class Epoch:
         return [self._feedback.inputs(step.rows)]
 
     def _await(self, landing: Landing | None, step: ResolvedStep, times: StepTimes) -> None:
-        """Waits until the step's input has landed."""
-        if landing is None:
+        """Waits until the step's input has landed, unless it has.
+
+        Raises Internal (EVALUATED_EARLY) where what was built meanwhile is of what lay there before.
+        """
+        if landing is None or times.fed:
             return
+        if times.built and landing.evaluated:
+            self._stage.awaits_input = True  # from the next epoch on
+            raise Internal(
+                f"a {self._spec.model_type} stage evaluated a step's input before it was there",
+                hint="the next epoch waits for it; report this, for the trial at its load has missed it",
+                reason="EVALUATED_EARLY",
+            )
         if isinstance(self._feedback, RingFeedback):
             landing.fill(memoryview(self._feedback.last(step.rows)))
         else:

@@ -14,6 +14,7 @@ import structlog
 
 from mesh.errors import ModelError
 from node.engine import device, records
+from node.engine.eagerness import awaits_input
 from node.engine.front import Front
 from node.engine.prefixes import support
 from node.engine.profile import digest, profile
@@ -87,6 +88,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
         with _Progress(command.id, _expected_bytes(measured, lo, hi), emit):
             stage = load_stage(path, lo, hi, kv_bits=command.kv_bits)
             warm_up(stage)
+            stage.awaits_input = awaits_input(stage)
         if front is not None:
             front.wait_loaded()
     except BaseException:

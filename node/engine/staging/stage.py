@@ -68,6 +68,9 @@ class Stage:
         self._step = _Step([], [])
         self._slots = Slots(full_cache(model), anatomy.owners, lo, hi)
         self.quantization = quantization
+        self.awaits_input = True
+        """Whether a step's input has to be there before the stage is called, for its code evaluates arrays.
+        So unless a trial has shown that it does not (`node.engine.eagerness`)."""
         self._followed = {donor for reader, donor in anatomy.donors.items() if donor < lo <= reader < hi}
         self._recorded = sorted(
             {donor for reader, donor in anatomy.donors.items() if lo <= donor < hi <= reader}

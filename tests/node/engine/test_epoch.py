@@ -25,9 +25,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mesh.composition import Chunk, Composition, Keeping, ResolvedStep
-from mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, ResourceExhausted
+from mesh.errors import DeadlineExceeded, EpochEnded, Internal, InvalidInput, ResourceExhausted
 from mesh.records import Kind, RecordHeader
 from node.engine import params
+from node.engine.eagerness import awaits_input
 from node.engine.epoch import Allowance, Epoch
 from node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from node.engine.params import RowParameters
@@ -54,6 +55,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "mamba2": {"vocab_size": 300},
     "deepseek_v3": {"vocab_size": 300},
+    "dbrx": {"num_hidden_layers": 4, "d_model": 64, "n_heads": 4, "vocab_size": 300},
 }
 QUANTIZED = ["qwen3:8", "qwen3:4", "gemma3_text:8", "llama:sliding:4"]
 """Families whose caches are kept in so many bits."""
@@ -357,12 +359,13 @@ def stages_of(family: str, size: int) -> list[Stage]:
     config = config_of(family)
     layers = config["num_hidden_layers"]
     edges = [layers * rank // size for rank in range(size + 1)]
-    made = [
-        compute_thread(rank).submit(
-            random_stage, config, edges[rank], edges[rank + 1], seed=SEED, kv_bits=kv_bits_of(family)[1]
-        )
-        for rank in range(size)
-    ]
+
+    def make(lo: int, hi: int) -> Stage:
+        stage = random_stage(config, lo, hi, seed=SEED, kv_bits=kv_bits_of(family)[1])
+        stage.awaits_input = awaits_input(stage)
+        return stage
+
+    made = [compute_thread(rank).submit(make, *edges[rank : rank + 2]) for rank in range(size)]
     return [stage.result(30) for stage in made]
 
 
@@ -468,6 +471,54 @@ def test_rows_that_change_lanes_get_the_tokens_of_mlx_lm(family: str, size: int)
     answers = run(family, size, steps, rows).answers
     for row, (_, tokens) in lengths.items():
         assert answers[row][:tokens] == expected(family, tuple(rows[row][0]), 21)[:tokens], row
+
+
+@pytest.mark.parametrize("family", ["llama", "dbrx"])
+def test_a_graph_is_built_ahead_unless_that_evaluates(family: str) -> None:
+    lengths = {1: (3, 9), 2: (30, 6), 3: (27, 5)}
+    rows = {row: (prompt_of(family, row, length), RowParameters()) for row, (length, _) in lengths.items()}
+    ring = Ring(stages_of(family, 2), Prompts(rows))
+    steps = make_steps(random.Random(1), lengths, 1)
+    decodes = {step.number for step in steps if step.HasField("decode")}
+    try:
+        for step in steps:
+            ring.announce(step)
+        ring.wait_for(max(decodes))
+        for epoch in ring.epochs:
+            found = [times.built <= times.fed for times in epoch.trace if times.step in decodes]
+            assert found
+            assert set(found) == {family == "llama"}
+    finally:
+        ring.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_stage_that_evaluates_though_its_trial_said_no_ends_the_epoch(rank: int) -> None:
+    """Nothing wrong comes out, and the epoch after it goes."""
+    lengths = {1: (3, 9), 2: (30, 6), 3: (27, 5)}
+    rows = {row: (prompt_of("dbrx", row, length), RowParameters()) for row, (length, _) in lengths.items()}
+    steps = make_steps(random.Random(1), lengths, 1)
+    stages = stages_of("dbrx", 3)
+    assert all(stage.awaits_input for stage in stages)
+    stages[rank].awaits_input = False
+    ring = Ring(stages, Prompts(rows))
+    try:
+        for step in steps:
+            ring.announce(step)
+        until = time.monotonic() + 30
+        while not ring.faults and time.monotonic() < until:
+            time.sleep(0.01)
+    finally:
+        ring.close()
+    (fault,) = ring.faults
+    assert isinstance(fault, Internal)
+    assert fault.reason == "EVALUATED_EARLY"
+    assert stages[rank].awaits_input
+    answers = run("dbrx", 3, steps, rows).answers
+    for row, (_, tokens) in lengths.items():
+        wanted = expected("dbrx", tuple(rows[row][0]), tokens)
+        assert answers[row][:tokens] == wanted
+        assert ring.prompts.answers[row] == wanted[: len(ring.prompts.answers[row])]
 
 
 @pytest.mark.parametrize("size", [1, 3])

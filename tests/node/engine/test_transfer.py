@@ -114,6 +114,25 @@ def test_most_blocks_are_of_many_threads(launches: list[Launch]) -> None:
     assert all(launch.threadgroup[0] >= 128 for launch in launches)
 
 
+@pytest.mark.parametrize("tensors", [TENSORS, TENSORS[1:], (TensorSpec("ids", "uint32", ()),)])
+def test_a_landing_tells_whether_it_was_evaluated(tensors: tuple[TensorSpec, ...]) -> None:
+    """Its first array or its last, by a result that depends on it, with its content there or not."""
+    made = transfer()
+    for place in (0, -1):
+        landing, other = (made.landing(tensors, 2, 1) for _ in range(2))
+        size = sum(array.nbytes for array in landing.arrays)
+        result = mx.sum(landing.arrays[place].astype(mx.float32)) * 2
+        assert not landing.evaluated
+        other.fill(memoryview(bytes(size)))
+        mx.eval([array + 1 for array in other.arrays])
+        assert other.evaluated
+        assert not landing.evaluated
+        mx.eval(result)
+        assert landing.evaluated
+    made.settle()
+    made.close()
+
+
 def test_landings_do_not_share_memory() -> None:
     made = SharedTransfer()
     first, second = (made.landing(TENSORS[1:], 1, 3) for _ in range(2))

@@ -1,0 +1,162 @@
+"""Which stages are found to evaluate arrays while they are called, and that no way to do so is missed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from node.engine.eagerness import awaits_input
+from node.engine.staging import Stage, random_stage
+from node.engine.transfer import SharedLanding
+
+Archs = dict[str, dict[str, Any]]
+
+NO = ["llama", "qwen3", "gpt_oss", "mixtral", "deepseek_v3", "gemma3_text", "mamba2", "gemma3n", "nanochat"]
+
+Look = Callable[[mx.array], object]
+LOOKS: dict[str, Look] = {
+    "tolist": lambda x: x.tolist(),
+    "item": lambda x: x.sum().item(),
+    "int": lambda x: int(x.sum()),
+    "bool": lambda x: bool(mx.any(x > 0)),
+    "numpy": lambda x: np.array(x.astype(mx.float32)),
+    "eval": lambda x: mx.eval(x * 1),
+    "async_eval": lambda x: mx.async_eval(x[..., :1]),  # type: ignore[no-untyped-call]
+    "the input itself": lambda x: mx.eval(x),
+    "a little of it": lambda x: x[0, 0, :1].tolist(),
+}
+
+
+def stage_of(config: dict[str, Any], lo: int = 0, hi: int | None = None, **options: Any) -> Stage:
+    layers = config.get("num_hidden_layers") or config["n_layers"]
+    return random_stage(config, lo, layers if hi is None else hi, seed=3, **options)
+
+
+@pytest.fixture
+def looking(llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stage]:
+    """Makes a stage of a llama whose layers do something with their input first."""
+
+    def make(
+        look: Callable[[mx.array, Any], object], lo: int, hi: int, dtype: mx.Dtype = mx.float32
+    ) -> Stage:
+        stage = stage_of(llama, lo, hi, dtype=dtype)
+        layer = type(stage.model.layers[hi - 1])
+        own = layer.__call__
+
+        def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+            look(x, cache)
+            found: mx.array = own(self, x, mask, cache)
+            return found
+
+        monkeypatch.setattr(layer, "__call__", call)
+        return stage
+
+    return make
+
+
+@pytest.mark.parametrize("name", NO)
+def test_models_that_only_put_a_graph_together_do_not_wait(archs: Archs, name: str) -> None:
+    config = archs[name]
+    layers = config["num_hidden_layers"]
+    middle = layers // 2 or 1
+    for lo, hi in ((0, layers),) if name == "nanochat" else ((0, middle), (middle, layers)):
+        stage = stage_of(config, lo, hi)
+        assert stage.awaits_input  # until it is tried
+        with capture_logs() as logs:
+            assert not awaits_input(stage)
+        assert not logs
+
+
+def test_quantized_caches_do_not_wait(llama: dict[str, Any]) -> None:
+    assert not awaits_input(stage_of(llama | {"head_dim": 32}, kv_bits=8))
+
+
+@pytest.mark.parametrize("bounds", [(0, 1), (0, 2), (1, 2)])
+def test_a_model_that_routes_by_values_waits(archs: Archs, bounds: tuple[int, int]) -> None:
+    stage = stage_of(archs["dbrx"], *bounds)
+    with capture_logs() as logs:
+        assert awaits_input(stage)
+    (event,) = logs
+    assert (event["event"], event["log_level"]) == ("stage awaits its input", "info")
+    assert (event["model_type"], event["why"]) == ("dbrx", "its code evaluates arrays")
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("bounds", [(0, 2), (2, 5)])
+@pytest.mark.parametrize("look", LOOKS)
+def test_whatever_evaluates_is_found(
+    looking: Callable[..., Stage], look: str, bounds: tuple[int, int], dtype: mx.Dtype
+) -> None:
+    stage = looking(lambda x, cache: LOOKS[look](x), *bounds, dtype)
+    with capture_logs() as logs:
+        assert awaits_input(stage)
+    assert logs[0]["why"] == "its code evaluates arrays"
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (1, 1), (2, 1)])
+def test_steps_of_each_kind_are_tried(looking: Callable[..., Stage], shape: tuple[int, int]) -> None:
+    """A chunk, one row, and rows that joined: it may evaluate in some only."""
+    seen = []
+
+    def look(x: mx.array, cache: Any) -> None:
+        seen.append(x.shape[:2])
+        if x.shape[:2] == shape:
+            mx.eval(x)
+
+    stage = looking(look, 1, 3)
+    with capture_logs() as logs:
+        assert awaits_input(stage)
+    assert logs[0]["why"] == "its code evaluates arrays"
+    assert shape in seen
+
+
+def test_what_does_not_depend_on_the_input_may_be_evaluated(looking: Callable[..., Stage]) -> None:
+    """As positions, and keys of the steps before, whose input is there."""
+    seen = []
+
+    def look(x: mx.array, cache: Any) -> None:
+        mx.arange(x.shape[1]).tolist()
+        if getattr(cache, "keys", None) is not None:
+            seen.append(x.shape[:2])
+            mx.eval(cache.keys)
+
+    assert not awaits_input(looking(look, 0, 2))
+    assert set(seen) == {(1, 1), (2, 1)}
+
+
+def test_a_model_that_raises_waits(looking: Callable[..., Stage]) -> None:
+    def look(x: mx.array, cache: Any) -> None:
+        raise ValueError("no")
+
+    with capture_logs() as logs:
+        assert awaits_input(looking(look, 0, 2))
+    assert logs[0]["why"] == "the trial failed (ValueError: no)"
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_where_landings_tell_nothing_every_stage_waits(
+    llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch, always: bool
+) -> None:
+    """As with an MLX that keeps what was evaluated in its graphs, or draws them otherwise."""
+    monkeypatch.setattr(SharedLanding, "evaluated", property(lambda self: always))
+    with capture_logs() as logs:
+        assert awaits_input(stage_of(llama))
+    assert "landings do not tell" in logs[0]["why"]
+
+
+def test_a_trial_leaves_nothing_in_memory(llama: dict[str, Any]) -> None:
+    stage = stage_of(llama)
+    mx.eval(stage.kept)
+    awaits_input(stage)
+    gc.collect()
+    before = mx.get_active_memory()
+    assert not awaits_input(stage)
+    gc.collect()
+    assert mx.get_active_memory() <= before
+    assert mx.get_cache_memory() == 0
