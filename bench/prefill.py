@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 from bench.clusters import Deployment, can_pin, cluster, pin_stages
@@ -24,7 +25,7 @@ from bench.frame import Benchmark, Check, Result, Table, progress, standalone
 from bench.models import by_name
 from bench.openai_client import Reply, ask
 from bench.scaling import numbers
-from bench.summaries import median, summary
+from bench.summaries import median, percentile, summary
 
 _WORD = " the"
 
@@ -77,11 +78,46 @@ async def _prompt(url: str, tokens: int, max_tokens: int = 2, into: Reply | None
 
 
 async def _streams(url: str, options: argparse.Namespace) -> Result:
-    """Gaps between the tokens of streams: before a long prompt, beside it, and as far on without it."""
-    beside: list[float] = []
-    before: list[float] = []
-    spans: list[tuple[int, int, int]] = []
-    seconds: list[float] = []
+    """Gaps between the tokens of streams: before long prompts, beside them, and as far on without them.
+
+    With and without take turns (with, without, without, with), for the machine is not always the same.
+    """
+    disturbed = [await _disturbed(url, options)]
+    undisturbed = [await _undisturbed(url, options, disturbed[0])]
+    for pair in range(1, options.pairs):
+        if pair % 2:
+            undisturbed.append(await _undisturbed(url, options, disturbed[-1]))
+        disturbed.append(await _disturbed(url, options))
+        if not pair % 2:
+            undisturbed.append(await _undisturbed(url, options, disturbed[-1]))
+    beside, quiet = [each.beside for each in disturbed], undisturbed
+    return {
+        "rows": options.stream_rows,
+        "stages": max(options.stages),
+        "undisturbed_ms": summary(list(itertools.chain(*quiet))),
+        "before_ms": summary([gap for each in disturbed for gap in each.before]),
+        "beside_prefill_ms": summary(list(itertools.chain(*beside))),
+        "p95_ratios": [
+            round(percentile(busy, 0.95) / percentile(idle, 0.95), 3)
+            for busy, idle in zip(beside, quiet, strict=True)
+        ],
+        "prefill_seconds": round(median([took for each in disturbed for took in each.seconds]), 3),
+    }
+
+
+@dataclass(slots=True)
+class _Disturbed:
+    """Gaps in ms before and beside prompts, which took so many seconds, and the tokens beside them: number of
+    the stream, first, and last but one."""
+
+    before: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    spans: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+async def _disturbed(url: str, options: argparse.Namespace) -> _Disturbed:
+    found = _Disturbed()
     async with _running(url, options) as replies:
         for _ in range(options.prompts):
             seen = [len(one.arrivals) for one in replies]
@@ -90,28 +126,26 @@ async def _streams(url: str, options: argparse.Namespace) -> Result:
             begun = time.perf_counter()
             long = await _prompt(url, options.beside_tokens or options.tokens)
             ended = long.arrivals[0] if long.arrivals else time.perf_counter()
-            seconds.append(ended - begun)
+            found.seconds.append(ended - begun)
             for number, (one, start, first) in enumerate(zip(replies, seen, begins, strict=True)):
                 last = sum(arrival <= ended for arrival in one.arrivals)
-                before += _gaps(one.arrivals[start:first])
-                beside += _gaps(one.arrivals[first:last])
-                spans.append((number, first, last))
-    undisturbed: list[float] = []
+                found.before += _gaps(one.arrivals[start:first])
+                found.beside += _gaps(one.arrivals[first:last])
+                found.spans.append((number, first, last))
+    return found
+
+
+async def _undisturbed(url: str, options: argparse.Namespace, like: _Disturbed) -> list[float]:
+    """Gaps in ms of the same tokens, by their place in the answer, without prompts."""
+    gaps: list[float] = []
     async with _running(url, options) as replies:
-        async with asyncio.timeout(options.prompts * (2 * max(seconds) + options.quiet) + 10):
-            for number, _, last in spans:
+        async with asyncio.timeout(options.prompts * (2 * max(like.seconds) + options.quiet) + 10):
+            for number, _, last in like.spans:
                 while len(replies[number].arrivals) < last:  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
-        for number, first, last in spans:
-            undisturbed += _gaps(replies[number].arrivals[first:last])
-    return {
-        "rows": options.stream_rows,
-        "stages": max(options.stages),
-        "undisturbed_ms": summary(undisturbed),
-        "before_ms": summary(before),
-        "beside_prefill_ms": summary(beside),
-        "prefill_seconds": round(median(seconds), 3),
-    }
+        for number, first, last in like.spans:
+            gaps += _gaps(replies[number].arrivals[first:last])
+    return gaps
 
 
 @contextlib.asynccontextmanager
@@ -174,7 +208,7 @@ def tables(result: Result) -> list[Table]:
         Table(f"prompt of {result['tokens']} tokens", ["stages", "s", "tok/s", "times one"], rows),
         Table(
             f"{streams['rows']} streams on {streams['stages']} stages, ms between tokens, "
-            f"{streams['prefill_seconds']} s of prefill",
+            f"{streams['prefill_seconds']} s of prefill, p95 of pairs {streams['p95_ratios']}",
             ["", "count", "mean", "p50", "p95", "p99", "max"],
             gaps,
         ),
@@ -204,6 +238,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=0, help="node n computes on GPU n modulo this")
     parser.add_argument("--prefill-chunk", type=int, default=0, help="the most tokens of one; 0: the default")
     parser.add_argument("--prompts", type=int, default=1, help="beside streams, one after the other")
+    parser.add_argument("--pairs", type=int, default=1, help="of streams beside prompts and without")
     parser.add_argument("--stages", type=numbers, default=[1, 2, 3])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stream-rows", type=int, default=4)
