@@ -100,7 +100,7 @@ class PrefillBudget:
 
     @property
     def _allowed(self) -> float:
-        return SHARE * (self._round + self._spread)
+        return SHARE * self._round
 
     def _know(self) -> None:
         """What rounds take by themselves, and by how much most differ from that."""

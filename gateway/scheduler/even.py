@@ -24,6 +24,10 @@ _SOME = 24
 _ENOUGH = 64
 """Rounds that tell what most take."""
 
+_DEAR = 1.25
+"""How many times too long a single token may make rounds: half of their own time instead of a share of 0.4.
+For less, prefill would be saved up, and some tokens come very late."""
+
 _MOST = 0.95
 _TOLERATED = 1.05  # times what is allowed, for most
 _ALIKE = 8  # a round tells of other tokens that differ by less than an eighth
@@ -78,6 +82,8 @@ class EvenShare:
         longer = median(self._usual)
         if len(self._usual) < self._needed(longer / max(allowed, 1e-9)):
             return
+        if self.tokens == 1:
+            allowed *= _DEAR
         if longer > allowed:
             part = max(0.0, allowed - before) / max(longer - before, longer - allowed)
             self.trying = False
@@ -109,7 +115,7 @@ class EvenShare:
             longer = max(usual, (most_take(self._usual) - spread) / _TOLERATED)
         if longer > allowed and self.tokens > 1:
             self._set(max(1, min(self.tokens - 1, int(self.tokens * allowed / longer))))
-        elif enough and median(self._usual) > allowed:
+        elif enough and median(self._usual) > _DEAR * allowed:
             self._set(0)
         elif len(self._more) >= 3 * _FEW and longer + median(self._more) - usual <= allowed:
             self._set(min(self._most, self.more))
