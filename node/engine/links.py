@@ -60,7 +60,7 @@ class StepTimes:
     step: int
     started: float
     built: float = 0.0
-    """Its graph was put together; a decode step's before its input is there."""
+    """Its graph was put together; a decode step's before its input is there, unless its stage awaits it."""
     fed: float = 0.0
     """Its input was there."""
     launched: float = 0.0
