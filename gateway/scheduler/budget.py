@@ -27,6 +27,10 @@ from gateway.scheduler.even import EvenShare, most_take
 SHARE = 0.4
 """Part of a round's own time by which prefill makes it longer, other than for a crowd of short prompts."""
 
+DEAR = 1.25
+"""How many times too long a single token may make rounds where rows are computed in turn: half of their own
+time instead of a share of 0.4. For less, prefill would be saved up, and some tokens come very late."""
+
 SAVED, SPREAD = 12.0, 32
 """Rounds' time that is spent in one where the share is too small for a step, and rounds until the next."""
 
@@ -56,12 +60,17 @@ _OTHER = 0.25  # of the rows that ran, or of what rounds took
 
 
 class PrefillBudget:
-    """Seconds in, tokens out. `largest` is the most that a prefill step may have, all its rows together."""
+    """Seconds in, tokens out. `largest` is the most that a prefill step may have, all its rows together.
 
-    def __init__(self, largest: int, stages: int) -> None:
+    `rows_in_turn` is as of RingFacts: a token costs about as much as a row there, few of them little.
+    Elsewhere a step of few tokens costs nearly as much as one of many.
+    """
+
+    def __init__(self, largest: int, stages: int, rows_in_turn: bool = False) -> None:
         self.cost = ChunkCost()
         self._most_parts = max(1, stages // 2)
-        self._even = EvenShare(self._most_parts * largest)
+        self._rows_in_turn = rows_in_turn
+        self._even = EvenShare(self._most_parts * largest, DEAR if rows_in_turn else 1.0)
         self._largest = largest
         self._stages = stages
         self._own: deque[float] = deque(maxlen=_SAMPLES)
@@ -100,7 +109,9 @@ class PrefillBudget:
 
     @property
     def _allowed(self) -> float:
-        return SHARE * self._round
+        """Seconds by which rounds may be longer. Where fewer tokens make them shorter slow moments do not
+        count, for prefill is as slow in them."""
+        return SHARE * (self._round if self._rows_in_turn else self._round + self._spread)
 
     def _know(self) -> None:
         """What rounds take by themselves, and by how much most differ from that."""

@@ -24,10 +24,6 @@ _SOME = 24
 _ENOUGH = 64
 """Rounds that tell what most take."""
 
-_DEAR = 1.25
-"""How many times too long a single token may make rounds: half of their own time instead of a share of 0.4.
-For less, prefill would be saved up, and some tokens come very late."""
-
 _MOST = 0.95
 _TOLERATED = 1.05  # times what is allowed, for most
 _ALIKE = 8  # a round tells of other tokens that differ by less than an eighth
@@ -36,12 +32,13 @@ _ALIKE = 8  # a round tells of other tokens that differ by less than an eighth
 class EvenShare:
     """Tokens of a round, whatever number of steps they make; 0 where it is not tried, or does not go."""
 
-    def __init__(self, most: int) -> None:
-        """`most` is what a round can have."""
+    def __init__(self, most: int, dear: float = 1.0) -> None:
+        """`most` is what a round can have; a single token may make it so many times too long."""
         self.tokens = 0
         self.trying = False
         """Whether it goes into some rounds only, to see how much there may be."""
         self._most = most
+        self._dear = dear
         self._usual: deque[float] = deque(maxlen=_ENOUGH)
         self._more: deque[float] = deque(maxlen=_ENOUGH)
         self._fitted = (0, 0.0)  # tokens, and by how much they made rounds longer
@@ -83,7 +80,7 @@ class EvenShare:
         if len(self._usual) < self._needed(longer / max(allowed, 1e-9)):
             return
         if self.tokens == 1:
-            allowed *= _DEAR
+            allowed *= self._dear
         if longer > allowed:
             part = max(0.0, allowed - before) / max(longer - before, longer - allowed)
             self.trying = False
@@ -115,7 +112,7 @@ class EvenShare:
             longer = max(usual, (most_take(self._usual) - spread) / _TOLERATED)
         if longer > allowed and self.tokens > 1:
             self._set(max(1, min(self.tokens - 1, int(self.tokens * allowed / longer))))
-        elif enough and median(self._usual) > _DEAR * allowed:
+        elif enough and median(self._usual) > self._dear * allowed:
             self._set(0)
         elif len(self._more) >= 3 * _FEW and longer + median(self._more) - usual <= allowed:
             self._set(min(self._most, self.more))

@@ -75,7 +75,7 @@ class StepPlanner:
         self._turns = Turns()
         self.prefixes = PrefixCache(self.ledger, ring.prefixes)
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk)
-        self._budget = PrefillBudget(ring.prefill_chunk, ring.stages)
+        self._budget = PrefillBudget(ring.prefill_chunk, ring.stages, ring.rows_in_turn)
         self._lone = LonePrefill(self._budget.cost, ring.stages)
         self._crowd = Crowd()
         self._held: list[Row] = []

@@ -46,13 +46,13 @@ def test_it_ends_where_one_token_is_too_much() -> None:
     share.begin_anew()
     assert share.tokens == 0
     share.begin(1)
-    assert rounds(share, 40, 1.25, 0.1).count(1) <= 4
+    assert rounds(share, 40, 1.05, 0.1).count(1) <= 4
     assert share.tokens == 0
 
 
 def test_one_token_may_cost_half_of_a_round() -> None:
     """Where it is saved up instead, some tokens of streams come very late."""
-    share = EvenShare(256)
+    share = EvenShare(256, 1.25)
     share.begin(1)
     assert set(rounds(share, 400, 0.2, 1.0)) == {1, 2}
     assert share.tokens == 1
