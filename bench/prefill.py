@@ -15,7 +15,7 @@ import itertools
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +26,11 @@ from bench.models import by_name
 from bench.openai_client import Reply, ask
 from bench.scaling import numbers
 from bench.summaries import median, percentile, summary
+from mesh.errors import Unavailable
 
 _WORD = " the"
+_SECONDS = 1800.0
+"""After which an answer counts as failed: beside streams a long prompt takes many times as long as alone."""
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -54,6 +57,7 @@ async def _run(options: argparse.Namespace) -> Result:
             for stages, made in rings.items():
                 progress(f"round {number + 1} of {options.rounds}: {stages} stages")
                 reply = await _prompt(made.http_url, options.tokens)
+                _counts(reply)
                 times.setdefault(stages, []).append(reply.ttft)
                 tokens = reply.prompt_tokens
         progress("streams beside a long prompt")
@@ -74,7 +78,20 @@ async def _prompt(url: str, tokens: int, max_tokens: int = 2, into: Reply | None
         "temperature": 0,
         "stream_options": {"include_usage": True},
     }
-    return await ask(url, body, path="/v1/completions", into=into)
+    return await ask(url, body, path="/v1/completions", into=into, seconds=_SECONDS)
+
+
+def _counts(*prompts: Reply, streams: Sequence[Reply] = ()) -> None:
+    """Raises Unavailable where a prompt has no answer, or a stream ended before it had."""
+    if errors := sorted({one.error or "nothing came" for one in prompts if not one.ok}):
+        raise Unavailable(f"a prompt was not answered: {', '.join(errors)}", reason="BENCH_FAILED")
+    if any(one.ended for one in streams):
+        found = next((one.error for one in streams if one.error), "it had all its tokens")
+        raise Unavailable(
+            f"a stream ended while it was watched: {found}",
+            reason="BENCH_FAILED",
+            hint="give streams more with --stream-tokens, or the prompt fewer",
+        )
 
 
 async def _streams(url: str, options: argparse.Namespace) -> Result:
@@ -125,7 +142,8 @@ async def _disturbed(url: str, options: argparse.Namespace) -> _Disturbed:
             begins = [len(one.arrivals) for one in replies]
             begun = time.perf_counter()
             long = await _prompt(url, options.beside_tokens or options.tokens)
-            ended = long.arrivals[0] if long.arrivals else time.perf_counter()
+            _counts(long, streams=replies)
+            ended = long.arrivals[0]
             found.seconds.append(ended - begun)
             for number, (one, start, first) in enumerate(zip(replies, seen, begins, strict=True)):
                 last = sum(arrival <= ended for arrival in one.arrivals)
@@ -141,7 +159,8 @@ async def _undisturbed(url: str, options: argparse.Namespace, like: _Disturbed) 
     async with _running(url, options) as replies:
         async with asyncio.timeout(options.prompts * (2 * max(like.seconds) + options.quiet) + 10):
             for number, _, last in like.spans:
-                while len(replies[number].arrivals) < last:  # noqa: ASYNC110
+                while len(replies[number].arrivals) < last:
+                    _counts(streams=replies)
                     await asyncio.sleep(0.2)
         for number, first, last in like.spans:
             gaps += _gaps(replies[number].arrivals[first:last])
@@ -242,7 +261,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stages", type=numbers, default=[1, 2, 3])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stream-rows", type=int, default=4)
-    parser.add_argument("--stream-tokens", type=int, default=4000)
+    parser.add_argument("--stream-tokens", type=int, default=7000)
     parser.add_argument("--settle", type=float, default=5.0, help="seconds before streams are watched")
     parser.add_argument(
         "--quiet", type=float, default=5.0, help="seconds for which streams are watched before the prompt"
