@@ -34,6 +34,10 @@ time instead of a share of 0.4. For less, prefill would be saved up, and some to
 SAVED, SPREAD = 12.0, 32
 """Rounds' time that is spent in one where the share is too small for a step, and rounds until the next."""
 
+CAUTIOUS = 1 / 8
+"""Part of what is saved up that is spent at first after a little in every round, where rows are computed in
+turn: a token at a prompt's end costs several times as much there as one at its beginning."""
+
 FIRST_ROUNDS = 4
 """Rounds announced before any chunk goes beside running rows; the second of them has then been measured."""
 
@@ -46,8 +50,8 @@ CHANGED_CLEAN_EVERY = 4
 TRIED_EVERY = 3.0
 """Rounds between little prefills while it is tried how many tokens rounds bear."""
 
-PROBE_EVERY = 40
-"""Rounds with prefill of which one has a little more, to see whether it would do."""
+PROBE_EVERY, GROW_EVERY = 40, 8
+"""Rounds with prefill of which one has more, to see whether it would do: usually, and as long as it does."""
 
 EVEN = 0.1
 """A little in every round is preferred to much in a few if it is believed to be this much as fast."""
@@ -55,6 +59,7 @@ EVEN = 0.1
 _SPREAD = 0.3  # of a round; what differs more was disturbed
 _RETRY_ROUNDS, _MOST_ROUNDS = 64, 512  # until it is tried again whether a little goes, doubling
 _SAMPLES, _LATEST = 64, 8
+_AMISS = 1.5  # times what it was believed to take
 _WHOLE = 1e-6  # of a round, summed up from its lanes' parts
 _OTHER = 0.25  # of the rows that ran, or of what rounds took
 
@@ -70,7 +75,7 @@ class PrefillBudget:
         self.cost = ChunkCost()
         self._most_parts = max(1, stages // 2)
         self._rows_in_turn = rows_in_turn
-        self._even = EvenShare(self._most_parts * largest, DEAR if rows_in_turn else 1.0)
+        self._even = EvenShare(self._most_parts * largest, DEAR if rows_in_turn else 1.0, rows_in_turn)
         self._largest = largest
         self._stages = stages
         self._own: deque[float] = deque(maxlen=_SAMPLES)
@@ -84,6 +89,7 @@ class PrefillBudget:
         self._retry_even = self._probe_at = 0.0
         self._wait = _RETRY_ROUNDS
         self._doubted = False
+        self._saving, self._amiss = 1.0, 0.0
         self._rows = 1
 
     def measure(self, seconds: float, steps: int, tokens: int, rows: int = 1) -> None:
@@ -129,7 +135,10 @@ class PrefillBudget:
         others = self._stages - 1
         part = self._round / self._stages
         if longer > steps * part:
-            self.cost.add(tokens / steps, (longer + others * part) / (steps + others))
+            took = (longer + others * part) / (steps + others)
+            if self.cost.known:
+                self._amiss = max(self._amiss, took / self.cost.seconds(tokens / steps))
+            self.cost.add(tokens / steps, took)
         elif longer > self._allowed or not others:
             self.cost.add(tokens / steps, max(0.0, longer) / steps)
 
@@ -178,7 +187,7 @@ class PrefillBudget:
             self._set(1.0, 0, 0)
             self._since_clean = 0.0
         elif not (share > SHARE and self._ahead(share, self.alone(*todo))) and not self._little():
-            self._set(float(SPREAD), *self._saved())
+            self._set(float(SPREAD), *self._spent())
 
     def _set(self, window: float, size: int, steps: int) -> None:
         self._window_ends = self._begins + window
@@ -214,7 +223,7 @@ class PrefillBudget:
             self._try_even()
         tokens = even.tokens
         if not even.trying and self._opened >= self._probe_at:
-            self._probe_at = self._opened + PROBE_EVERY
+            self._probe_at = self._opened + (GROW_EVERY if even.growing else PROBE_EVERY)
             self._wait = _RETRY_ROUNDS
             tokens = even.more
         useful = int(tokens / max(1.0, self.cost.ratio))
@@ -224,6 +233,7 @@ class PrefillBudget:
             self._set(TRIED_EVERY, size, parts)
         else:
             self._set(1 / parts, size, 1)
+            self._saving = self._amiss = 0.0
         return True
 
     def _try_even(self) -> None:
@@ -237,9 +247,22 @@ class PrefillBudget:
         self._retry_even = self._opened + self._wait
         self._wait = min(2 * self._wait, _MOST_ROUNDS)
 
-    def _saved(self) -> tuple[int, int]:
-        """Tokens of a step, and steps, that are worth what is saved up."""
-        seconds = SAVED * self._round
+    def _spent(self) -> tuple[int, int]:
+        """Tokens of a step, and steps, for what is saved up.
+
+        Where rows are computed in turn, what is known of steps may be of when prompts had fewer tokens behind
+        them, so after a little in every round it begins with a part, and goes on with twice as much unless
+        that took longer than it should.
+        """
+        if not self._rows_in_turn:
+            return self._saved()
+        times = 2.0 if self._amiss < _AMISS else 1 / self._amiss
+        self._saving, self._amiss = max(CAUTIOUS, min(1.0, times * self._saving)), 0.0
+        return self._saved(self._saving)
+
+    def _saved(self, part: float = 1.0) -> tuple[int, int]:
+        """Tokens of a step, and steps, that are worth what is saved up, or a part of it."""
+        seconds = part * SAVED * self._round / self._dearer
         if not self.cost.known:
             return 1, 1
         _, each = self.cost.line()
@@ -247,12 +270,18 @@ class PrefillBudget:
         # where no step costs so little, one with as many tokens as double its cost
         return (size, steps) if size else (max(1, min(self._largest, int(self.cost.ratio))), 1)
 
+    @property
+    def _dearer(self) -> float:
+        """How many times more than it is believed to a little in every round takes, where few tokens tell."""
+        longer = self._even.longer if self._rows_in_turn else 0.0
+        return max(1.0, longer / self.cost.seconds(self._even.tokens)) if longer and self.cost.known else 1.0
+
     def _burst(self, seconds: float, most: int) -> tuple[int, int]:
         """Tokens of a step, and steps, that make a round longer by so much when they go at once."""
         part = self._round / self._stages
         one = seconds if seconds <= part else (seconds + (self._stages - 1) * part) / self._stages
         size = self.cost.within(one, most)
-        if size < most:
-            return size, 1
+        if not size:
+            return 0, 1
         each = max(self.cost.seconds(size), 1e-9)
         return size, max(1, int((seconds - (self._stages - 1) * max(0.0, each - part)) / each))

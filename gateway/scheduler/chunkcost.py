@@ -152,16 +152,19 @@ class LonePrefill:
         self._steps: deque[tuple[int, int]] = deque()
         self._since: tuple[float, bool] | None = None
         self._between: list[int] = []
+        self._broken = False
 
     def announced(self, number: int, tokens: int) -> None:
         """A step of so many tokens, while no lane runs."""
+        if self._broken:  # something else is in between
+            self._forget()
         self._steps.append((number, tokens))
 
     def broken(self) -> None:
-        """Something else is announced."""
-        self._steps.clear()
-        self._between.clear()
-        self._since = None
+        """Something else is announced. Steps from before still tell, for it comes behind them."""
+        self._broken = bool(self._steps)
+        if not self._steps:
+            self._forget()
 
     def done(self, number: int, sampled: bool, now: float) -> None:
         passed = False
@@ -174,6 +177,11 @@ class LonePrefill:
             # with nothing behind it, what comes next was not waiting for it
             self._since = (now, sampled) if passed and self._steps else None
             self._between.clear()
+
+    def _forget(self) -> None:
+        self._steps.clear()
+        self._between.clear()
+        self._since, self._broken = None, False
 
     def _tell(self, seconds: float, full: bool) -> None:
         fill = 0 if full else self._stages - 1

@@ -3,7 +3,8 @@
 What is measured is what counts: rounds with so many tokens, against rounds with none. Stages that wait for
 others a part of the time do some prefill for nothing, and a step has a fixed cost, so what little costs says
 nothing of what more would: it is tried, in a round now and then, at first twice as much until it is too much,
-then a little more than usual.
+then a little more than usual, or where a step of many tokens may cost as much as one of few, twice as much
+again as long as that goes.
 """
 
 from __future__ import annotations
@@ -32,19 +33,28 @@ _ALIKE = 8  # a round tells of other tokens that differ by less than an eighth
 class EvenShare:
     """Tokens of a round, whatever number of steps they make; 0 where it is not tried, or does not go."""
 
-    def __init__(self, most: int, dear: float = 1.0) -> None:
-        """`most` is what a round can have; a single token may make it so many times too long."""
+    def __init__(self, most: int, dear: float = 1.0, rows_in_turn: bool = False) -> None:
+        """`most` is what a round can have; a single token may make it so many times too long.
+
+        `rows_in_turn` is as of RingFacts. Elsewhere twice as many tokens may well cost the same, so that is
+        what is tried, one time after the other as long as it goes.
+        """
         self.tokens = 0
         self.trying = False
         """Whether it goes into some rounds only, to see how much there may be."""
         self._most = most
         self._dear = dear
+        self._doubles = not rows_in_turn
+        self._doubling = False
+        self.growing = False
+        """Whether twice as many went the last time, so that it is worth while to try that soon again."""
         self._usual: deque[float] = deque(maxlen=_ENOUGH)
         self._more: deque[float] = deque(maxlen=_ENOUGH)
         self._fitted = (0, 0.0)  # tokens, and by how much they made rounds longer
 
     def begin(self, tokens: int) -> None:
         self.trying, self._fitted = True, (0, 0.0)
+        self._doubling = self.growing = False
         self.tokens = 0
         self._set(max(1, tokens))
 
@@ -55,8 +65,15 @@ class EvenShare:
 
     @property
     def more(self) -> int:
-        """A little more than usual."""
+        """What is tried now and then."""
+        if self._doubling:
+            return min(2 * self.tokens, max(self._most, self.tokens + 1))
         return self.tokens + max(1, self.tokens // _ALIKE)
+
+    @property
+    def longer(self) -> float:
+        """By how many seconds rounds are longer; 0 while it is tried, and where too few have been seen."""
+        return median(self._usual) if len(self._usual) >= _SOME and not self.trying else 0.0
 
     def measure(self, tokens: int, longer: float, allowed: float, spread: float) -> None:
         """A round with so many tokens was longer than one without usually is, by so many seconds.
@@ -83,7 +100,7 @@ class EvenShare:
             allowed *= self._dear
         if longer > allowed:
             part = max(0.0, allowed - before) / max(longer - before, longer - allowed)
-            self.trying = False
+            self.trying, self._doubling = False, self._doubles
             self._set(fitted + int(part * (self.tokens - fitted)))
             return
         next_tokens = 2 * self.tokens
@@ -92,7 +109,7 @@ class EvenShare:
             next_tokens = min(next_tokens, int(self.tokens + (allowed - longer) / each))
         next_tokens = min(next_tokens, self._most)
         if next_tokens < self.more:
-            self.trying = False
+            self.trying, self._doubling = False, self._doubles
         else:
             self._fitted = self.tokens, longer
             self._set(next_tokens)
@@ -111,11 +128,17 @@ class EvenShare:
         if enough:
             longer = max(usual, (most_take(self._usual) - spread) / _TOLERATED)
         if longer > allowed and self.tokens > 1:
+            self._doubling = self.growing = False
             self._set(max(1, min(self.tokens - 1, int(self.tokens * allowed / longer))))
         elif enough and median(self._usual) > self._dear * allowed:
             self._set(0)
-        elif len(self._more) >= 3 * _FEW and longer + median(self._more) - usual <= allowed:
-            self._set(min(self._most, self.more))
+        elif len(self._more) >= 3 * _FEW:
+            if longer + median(self._more) - usual <= allowed:
+                self.growing = self._doubling
+                self._set(min(self._most, self.more))
+            elif self._doubling:
+                self._doubling = self.growing = False
+                self._more.clear()
 
     def _set(self, tokens: int) -> None:
         if tokens != self.tokens:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bench.simulate_prefill import BETWEEN, FAST, LINEAR, SLOW, Costs, WatchedRing
 from bench.summaries import percentile
 from gateway.scheduler.budget import (
+    CAUTIOUS,
     CLEAN_EVERY,
     FIRST_ROUNDS,
     SAVED,
@@ -329,16 +330,29 @@ def test_nothing_is_told_of_steps_that_had_company() -> None:
     cost = ChunkCost()
     lone = LonePrefill(cost, 2)
     lone.announced(1, 40)
-    lone.announced(2, 40)
-    lone.done(1, True, 1.0)
     lone.broken()
-    lone.done(2, True, 9.0)
+    lone.announced(3, 40)
+    lone.done(1, True, 1.0)
+    lone.done(3, True, 9.0)
     assert not cost.known
     lone.announced(4, 40)
     lone.done(4, True, 10.0)
     lone.announced(5, 40)  # the ring was idle in between
     lone.done(5, True, 20.0)
     assert not cost.known
+
+
+def test_a_prompt_tells_its_cost_though_its_row_is_stepped_next() -> None:
+    """The step after its last chunk is announced before that has come round; it comes behind."""
+    cost = ChunkCost()
+    lone = LonePrefill(cost, 2)
+    for number in range(1, 5):
+        lone.announced(number, 40)
+    lone.broken()
+    for number in range(1, 4):
+        lone.done(number, False, 0.05 * number)
+    lone.done(4, True, 0.05 * (4 + 1))
+    assert cost.seconds(40) == pytest.approx(0.05)
 
 
 def test_a_slow_moment_of_the_machine_is_not_held_against_prefill() -> None:
@@ -348,3 +362,38 @@ def test_a_slow_moment_of_the_machine_is_not_held_against_prefill() -> None:
     ring._cost = lambda step, tokens: exact(step, tokens) * (2 if 20 < ring.now < 24 else 1)  # type: ignore[method-assign]
     quiet, busy, _ = beside(ring, 4, [3000])
     assert max(busy) <= 4 * percentile(quiet, 0.95)
+
+
+def test_what_is_saved_up_is_more_than_one_step_that_was_cheaper_than_others_of_its_kind() -> None:
+    """Steps of 512 tokens are believed to be too long, and those of 256 take a part of what may be spent."""
+    budget = PrefillBudget(512, 2)
+    for _ in range(64):
+        budget.measure(0.018, 0, 0)
+    for tokens, seconds in ((1, 0.008), (256, 0.02), (512, 0.4)):
+        for _ in range(9):
+            budget.cost.add(tokens, seconds)
+    size, steps = budget._saved()
+    assert size == 256
+    assert steps * 0.02 >= 0.8 * SAVED * 0.018
+
+
+def test_after_a_little_in_every_round_it_is_found_out_what_much_costs_now() -> None:
+    """Tokens at the end of a long prompt cost several times what was measured at its beginning."""
+    budget = PrefillBudget(256, 2, rows_in_turn=True)
+    for _ in range(64):
+        budget.measure(0.09, 0, 0)
+    for tokens in (16, 64, 256):
+        for _ in range(9):
+            budget.cost.add(tokens, 0.005 + 0.002 * tokens)
+    size, steps = budget._spent()
+    usual = size * steps
+    assert usual * 0.002 == pytest.approx(SAVED * 0.09, rel=0.2)
+    budget._saving = 0.0
+    spent = []
+    for amiss in (1.0, 1.0, 6.0, 1.0):
+        size, steps = budget._spent()
+        spent.append(size * steps / usual)
+        budget._amiss = amiss
+    assert spent[0] <= 1.3 * CAUTIOUS
+    assert spent[0] < spent[1] < spent[2]
+    assert spent[3] <= 1.3 * CAUTIOUS

@@ -88,3 +88,23 @@ def test_other_rounds_are_tried_anew_from_half() -> None:
     share.begin_anew()
     assert share.trying
     assert share.tokens == tokens // 2
+
+
+def test_twice_as_many_are_tried_again_where_few_may_cost_as_much_as_many() -> None:
+    """A disturbed trial ended with one token; where each costs as much as a row it gets on by little."""
+    for rows_in_turn, least, most in ((False, 32, 256), (True, 1, 16)):
+        share = EvenShare(256, rows_in_turn=rows_in_turn)
+        share.begin(1)
+        for _ in range(8):
+            share.measure(share.tokens, 0.5 if share.tokens == 1 else 1.5, 1.0, 0.0)
+        assert (share.tokens, share.trying) == (1, False)
+        rounds(share, 400, 0.5, 0.001)
+        assert least <= share.tokens <= most
+
+
+def test_twice_as_many_are_no_more_tried_once_they_were_too_much() -> None:
+    share = EvenShare(256)
+    share.begin(8)
+    taken = rounds(share, 600, 0.0, 0.1)
+    assert share.tokens in (8, 9, 10)
+    assert max(taken[300:]) <= 11
