@@ -11,7 +11,7 @@ import argparse
 import gc
 import statistics
 import time
-from typing import Any
+from typing import Any, Never
 
 from bench import simulate_prefill
 from bench.frame import Benchmark, Check, Result, Table, progress
@@ -114,10 +114,21 @@ def routing(rings: int) -> Result:
     from gateway.metrics import Metrics
     from gateway.ring import Ring
     from gateway.rings import _busy, _draw
+    from mesh.proof import Identity
 
-    metrics = Metrics()
+    def unused(*_: object) -> Never:
+        raise AssertionError("nobody is called in a simulation")
+
+    metrics, identity = Metrics(), Identity("cluster", "gateway", unused, unused)
     made = [
-        Ring(f"ring-{index}", "model", queue_limit=256, metrics=metrics, on_lost=lambda ring: None)
+        Ring(
+            f"ring-{index}",
+            "model",
+            identity=identity,
+            queue_limit=256,
+            metrics=metrics,
+            on_lost=lambda ring: None,
+        )
         for index in range(rings)
     ]
     member = MemberMemory(1024, 4096, 1 << 40)

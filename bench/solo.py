@@ -198,5 +198,5 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 BENCHMARK = Benchmark(
-    "solo", (__doc__ or "").splitlines()[0], options, run, tables, chart, checks, quick=("--rounds", "6")
+    "solo", (__doc__ or "").splitlines()[0], options, run, tables, chart, checks, quick=("--rounds", "4")
 )

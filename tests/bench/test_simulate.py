@@ -30,6 +30,11 @@ def test_plans_are_made_by_the_real_planner():
     assert simulate.planning(4, 8)["nodes"] == 32
 
 
+def test_a_ring_of_many_is_chosen_by_the_gateways_own_code():
+    found = simulate.routing(40)
+    assert found["rings"] == 40
+
+
 def test_a_lane_more_than_stages_pays_where_rows_are_computed_in_turn(options):
     for rows, least in ((4, 1.2), (7, 1.1), (16, 1.05), (24, 0.98)):
         plain, spare = (simulate.in_turn(rows, more, options) for more in (False, True))
