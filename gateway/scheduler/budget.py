@@ -27,10 +27,6 @@ from gateway.scheduler.even import EvenShare, most_take
 SHARE = 0.4
 """Part of a round's own time by which prefill makes it longer, other than for a crowd of short prompts."""
 
-DEAR = 1.25
-"""How many times too long a single token may make rounds where rows are computed in turn: half of their own
-time instead of a share of 0.4. For less, prefill would be saved up, and some tokens come very late."""
-
 SAVED, SPREAD = 12.0, 32
 """Rounds' time that is spent in one where the share is too small for a step, and rounds until the next."""
 
@@ -75,7 +71,7 @@ class PrefillBudget:
         self.cost = ChunkCost()
         self._most_parts = max(1, stages // 2)
         self._rows_in_turn = rows_in_turn
-        self._even = EvenShare(self._most_parts * largest, DEAR if rows_in_turn else 1.0, rows_in_turn)
+        self._even = EvenShare(self._most_parts * largest, rows_in_turn)
         self._largest = largest
         self._stages = stages
         self._own: deque[float] = deque(maxlen=_SAMPLES)

@@ -13,6 +13,10 @@ from collections import deque
 from collections.abc import Collection
 from statistics import median
 
+DEAR = 1.25
+"""How many times too long a single token may make rounds where rows are computed in turn: half of their own
+time instead of a share of 0.4. For less, prefill would be saved up, and some tokens come very late."""
+
 _FEW = 2
 """Rounds of lanes that tell while it is tried how much there may be."""
 
@@ -33,17 +37,17 @@ _ALIKE = 8  # a round tells of other tokens that differ by less than an eighth
 class EvenShare:
     """Tokens of a round, whatever number of steps they make; 0 where it is not tried, or does not go."""
 
-    def __init__(self, most: int, dear: float = 1.0, rows_in_turn: bool = False) -> None:
-        """`most` is what a round can have; a single token may make it so many times too long.
+    def __init__(self, most: int, rows_in_turn: bool = False) -> None:
+        """`most` is what a round can have.
 
-        `rows_in_turn` is as of RingFacts. Elsewhere twice as many tokens may well cost the same, so that is
-        what is tried, one time after the other as long as it goes.
+        `rows_in_turn` is as of RingFacts: a single token may be `DEAR` there. Elsewhere twice as many tokens
+        may well cost the same, so that is what is tried, one time after the other as long as it goes.
         """
         self.tokens = 0
         self.trying = False
         """Whether it goes into some rounds only, to see how much there may be."""
         self._most = most
-        self._dear = dear
+        self._dear = DEAR if rows_in_turn else 1.0
         self._doubles = not rows_in_turn
         self._doubling = False
         self.growing = False

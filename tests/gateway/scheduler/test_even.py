@@ -52,7 +52,7 @@ def test_it_ends_where_one_token_is_too_much() -> None:
 
 def test_one_token_may_cost_half_of_a_round() -> None:
     """Where it is saved up instead, some tokens of streams come very late."""
-    share = EvenShare(256, 1.25)
+    share = EvenShare(256, rows_in_turn=True)
     share.begin(1)
     assert set(rounds(share, 400, 0.2, 1.0)) == {1, 2}
     assert share.tokens == 1
