@@ -1,11 +1,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The integration tests start whole clusters: more workers than this only make them wait for each other.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() or 1))')
+# One more than there are cores, because tests with whole clusters wait much of the time.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0); print(min(4, len(usable)) + 1)')
 BASE ?= main
 
-.PHONY: env demo test lint format protos protos-check protos-breaking clean
+.PHONY: env demo test sweep lint format protos protos-check protos-breaking clean
 
 env: $(VENV)/.ready
 
@@ -19,8 +19,15 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: env
 	@$(BIN)/sealring demo $(if $(ONCE),--once) $(ARGS)
 
+# Tests start hundreds of processes, which need not compile this source each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 test: env
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+# All architectures in all numbers of stages, of which `test` takes those that differ most; takes long.
+sweep: env
+	@$(BIN)/python -m pytest -n $(WORKERS) -m sweep $(ARGS)
 
 lint: env
 	@$(BIN)/ruff check .

@@ -1,25 +1,27 @@
 """What the gateway's token path costs: one ring, mTLS, a steady rate of lane steps.
 
 The members are a process of their own that answers every step after a fixed time; the gateway's share of a
-core is its own process's CPU time. Every row's answer is read by a client: in process, or with --http over
-HTTP from a third process. Target: 0.35 of a core at 300 steps a second and 3 members.
+core is its own process's CPU time. Every row's answer is read by a client over HTTP from a third process.
+Target: 0.35 of a core at 300 steps a second and 3 members, counted only where that rate was reached.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
-from bench.frame import Benchmark, Check, Result, Table
+from bench.frame import Benchmark, Result, Table
+from bench.verdict import Check
 from gateway.answer import Answer
 from gateway.control import MemberTarget
 from gateway.http.app import create_app
@@ -46,6 +48,8 @@ from sealring.v1 import control_pb2_grpc as control_grpc
 from sealring.v1 import inference_pb2 as inference
 
 CLUSTER, CHUNK, TARGET = "bench", 256, 0.35
+_REACHED = 0.95
+"""Of the steps a second that are asked for: with fewer the measurement is of something else."""
 
 
 def material(ca: ClusterCA, peer: PeerIdentity) -> TlsMaterial:
@@ -134,14 +138,12 @@ def run_members(folder: str, count: int, rows: int, rate: float, pipe: Pipe) -> 
             await server.start()
             servers.append(server)
         pipe.send(ports)
-        await asyncio.to_thread(pipe.recv)
-        for server in servers:
-            await server.stop(0)
+        await asyncio.gather(*(server.wait() for server in servers))
 
     asyncio.run(serve())
 
 
-def run_clients(port: int, count: int) -> None:
+def run_clients(port: int, count: int, _pipe: Pipe) -> None:
     async def one() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         body = json.dumps(
@@ -183,14 +185,34 @@ class OneRing:
 
 
 async def measure(options: argparse.Namespace, rows: int) -> dict[str, Any]:
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         ca = ClusterCA.create(Path(folder), CLUSTER, now=time.time())
-        ours, theirs = context.Pipe()
-        arguments = (folder, options.members, rows, options.rate, theirs)
-        members = context.Process(target=run_members, args=arguments, daemon=True)
-        members.start()
-        ports = await asyncio.to_thread(ours.recv)
+        async with other_process(run_members, folder, options.members, rows, options.rate) as pipe:
+            ports = await asyncio.to_thread(pipe.recv)
+            return await measure_gateway(options, rows, ca, ports)
+
+
+@contextlib.asynccontextmanager
+async def other_process(work: Callable[..., None], *arguments: object) -> AsyncIterator[Pipe]:
+    """Runs `work(*arguments, pipe)` in a process of its own, which ends with this block however it is left.
+
+    Nobody else holds its end of the pipe: who waits for what it says hears that it is gone.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(*arguments, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        process.kill()
+        process.join()
+
+
+async def measure_gateway(
+    options: argparse.Namespace, rows: int, ca: ClusterCA, ports: list[tuple[int, bytes]]
+) -> dict[str, Any]:
     store = TlsStore(material(ca, PeerIdentity(CLUSTER, Role.GATEWAY, "gateway")))
     metrics = Metrics()
     identity = Identity(CLUSTER, "gateway", by_identity(SoftwareSigner.generate()), HeldRoster)
@@ -226,35 +248,22 @@ async def measure(options: argparse.Namespace, rows: int) -> dict[str, Any]:
     while not ring.attached:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     edge = HttpServer(create_app(backend, exposition=metrics.exposition))
-    readers: list[asyncio.Task[None]] = []
-    clients = None
-    if options.http:
-        port = edge.listen("127.0.0.1:0")
-        await edge.start()
-        clients = context.Process(target=run_clients, args=(port, rows), daemon=True)
-        clients.start()
-    else:
-        readers = [asyncio.create_task(read(backend)) for _ in range(rows)]
-    while ring.scheduler.load().running < rows:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-    await asyncio.sleep(2.0)
-    steps, tokens = counts(metrics)
-    cpu, wall = time.process_time(), time.perf_counter()
-    await asyncio.sleep(options.seconds)
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    after = counts(metrics)
-    for task in readers:
-        task.cancel()
-    if clients is not None:
-        clients.terminate()
-        await edge.stop()
+    port = edge.listen("127.0.0.1:0")
+    await edge.start()
+    async with other_process(run_clients, port, rows):
+        while ring.scheduler.load().running < rows:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(2.0)
+        steps, tokens = counts(metrics)
+        cpu, wall = time.process_time(), time.perf_counter()
+        await asyncio.sleep(options.seconds)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        after = counts(metrics)
+    await edge.stop()
     await ring.close()
-    ours.send(None)
-    await asyncio.to_thread(members.join, 10)
     return {
         "members": options.members,
         "rows": rows,
-        "clients": "http" if options.http else "in process",
         "steps_per_second": round((after[0] - steps) / wall, 1),
         "tokens_per_second": round((after[1] - tokens) / wall, 1),
         "cores": round(cpu / wall, 3),
@@ -269,27 +278,26 @@ def counts(metrics: Metrics) -> tuple[float, float]:
     return value("sealring_steps_total"), value("sealring_generation_tokens_total")
 
 
-async def read(backend: RingBackend) -> None:
-    prompt = inference.Prompt(text="x")
-    request = inference.GenerateRequest(model="bench", envelope=inference.Envelope(clear=prompt))
-    async for _ in backend.generate(request):
-        pass
-
-
 def run(options: argparse.Namespace) -> Result:
-    return {"target_cores": TARGET, "runs": [asyncio.run(measure(options, rows)) for rows in options.rows]}
+    runs = [asyncio.run(measure(options, rows)) for rows in options.rows]
+    return {"target_cores": TARGET, "steps_per_second": options.rate, "runs": runs}
 
 
 def checks(result: Result) -> list[Check]:
-    worst = max(one["cores"] for one in result["runs"])
-    return [Check("gateway cores at 300 lane steps/s, 3 members", worst, TARGET)]
+    """What fewer steps cost says nothing of what as many as were asked for would."""
+    runs, wanted = result["runs"], _REACHED * result["steps_per_second"]
+    reached = all(one["steps_per_second"] >= wanted for one in runs)
+    worst = max(one["cores"] for one in runs) if reached else None
+    return [
+        Check("gateway cores at 300 lane steps/s, 3 members", [worst], TARGET),
+        Check("lane steps/s", [min(one["steps_per_second"] for one in runs)], wanted, True),
+    ]
 
 
 def tables(result: Result) -> list[Table]:
     keys = (
         "members",
         "rows",
-        "clients",
         "steps_per_second",
         "tokens_per_second",
         "cores",
@@ -311,7 +319,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[3, 24])
     parser.add_argument("--rate", type=float, default=300.0)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--http", action="store_true", help="clients over HTTP, from a process of their own")
 
 
 BENCHMARK = Benchmark(

@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bench.verdict import MISSED, Check, joined
 from mesh.errors import ConfigError, NotFound
 
 Result = dict[str, Any]
@@ -41,6 +43,7 @@ MODULES = (
     "seal",
     "loop",
     "ring",
+    "hostile",
 )
 """The benchmarks by name; each is a module of this package with a BENCHMARK in it."""
 
@@ -52,22 +55,6 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
-
-
-@dataclass(frozen=True)
-class Check:
-    """A target, what was measured, and whether it was met. `value` None: nothing was measured."""
-
-    name: str
-    value: float | None
-    target: float
-    at_least: bool = False
-
-    @property
-    def met(self) -> bool:
-        if self.value is None:
-            return False
-        return self.value >= self.target if self.at_least else self.value <= self.target
 
 
 @dataclass(frozen=True)
@@ -112,24 +99,29 @@ def parse(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(list(arguments))
 
 
-def measure(benchmark: Benchmark, arguments: Sequence[str]) -> Result:
-    """Runs it; its data, with where it came from and which targets were met."""
+def measure(benchmark: Benchmark, arguments: Sequence[str], times: int = 1) -> Result:
+    """Runs it so many times; its data, with where it came from and what it says of the targets.
+
+    Each run adds its rounds to the checks; `data` is the last one's, `earlier` that of those before.
+    """
     options = parse(benchmark, arguments)
     load_before = os.getloadavg()[0]
-    with _own_cores():
-        result = benchmark.run(options)
-    checks = [
-        {"name": one.name, "value": one.value, "target": one.target, "at_least": one.at_least, "met": one.met}
-        for one in benchmark.checks(result)
-    ]
+    runs = []
+    for _ in range(times):
+        with _own_cores():
+            runs.append(benchmark.run(options))
+    repeated = ["--times", str(times)] if times > 1 else []
+    checks = joined([benchmark.checks(result) for result in runs])
     return {
         "bench": benchmark.name,
-        "command": " ".join(["sealring", "bench", benchmark.name, *arguments]),
+        "command": " ".join(["sealring", "bench", benchmark.name, *repeated, *arguments]),
+        "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine() | {"load_before": round(load_before, 2), "load_after": os.getloadavg()[0]},
-        "passed": all(one["met"] for one in checks),
-        "checks": checks,
-        "data": result,
+        "passed": all(one.verdict != MISSED and None not in one.rounds for one in checks),
+        "checks": [one.told() for one in checks],
+        "data": runs[-1],
+        "earlier": runs[:-1],
     }
 
 
@@ -201,7 +193,7 @@ def new_figure() -> Any:
     except ImportError:
         raise ConfigError(
             "charts need matplotlib, which is not installed",
-            hint="pip install 'sealring[bench]', or leave --png away",
+            hint="make env makes an environment that has it; or leave --png away",
             reason="NO_MATPLOTLIB",
         ) from None
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -213,6 +205,16 @@ def progress(text: str) -> None:
     """A line about what is being measured, on standard error."""
     sys.stderr.write(f"  {text}\n")
     sys.stderr.flush()
+
+
+def _commit() -> str:
+    """Of the tree that was measured, with a + when it was changed; "" where there is no git."""
+    command = ["git", "describe", "--always", "--abbrev=7", "--dirty=+", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+    return ""
 
 
 def _version(name: str) -> str:

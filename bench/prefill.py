@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.clusters import Deployment, can_pin, cluster, pin_stages
-from bench.frame import Benchmark, Check, Result, Table, progress, standalone
+from bench.frame import Benchmark, Result, Table, progress, standalone
 from bench.models import by_name
 from bench.openai_client import Reply, ask
 from bench.scaling import numbers
 from bench.summaries import median, percentile, summary
+from bench.verdict import Check, ratios
 from mesh.errors import Unavailable
 
 _WORD = " the"
@@ -189,19 +190,22 @@ def _gaps(arrivals: list[float]) -> list[float]:
 
 def speedup(result: Result, stages: str) -> float:
     """Of the time to the first token against one stage, median over rounds."""
-    pairs = zip(result["seconds"]["1"], result["seconds"][stages], strict=True)
-    return round(median([one / several for one, several in pairs]), 3)
+    return round(median([one for one in speedups(result, stages) if one is not None]), 3)
+
+
+def speedups(result: Result, stages: str) -> list[float | None]:
+    """By round."""
+    return ratios(result["seconds"]["1"], result["seconds"][stages])
 
 
 def checks(result: Result) -> list[Check]:
     found = [
-        Check(f"prefill on {stages} stages against one", speedup(result, stages), 0.8 * int(stages), True)
+        Check(f"prefill on {stages} stages against one", speedups(result, stages), 0.8 * int(stages), True)
         for stages in result["seconds"]
         if stages != "1" and "1" in result["seconds"]
     ]
-    quiet, busy = result["streams"]["undisturbed_ms"], result["streams"]["beside_prefill_ms"]
-    ratio = round(busy["p95"] / quiet["p95"], 3) if quiet.get("p95") and busy.get("p95") else None
-    return [*found, Check("p95 between tokens beside a prefill, against undisturbed", ratio, 1.5)]
+    beside = result["streams"]["p95_ratios"]
+    return [*found, Check("p95 between tokens beside a prefill, against undisturbed", beside, 1.5)]
 
 
 def tables(result: Result) -> list[Table]:

@@ -19,12 +19,13 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from bench.clusters import Deployment, can_pin, cluster, pin_stages
-from bench.frame import Benchmark, Check, Result, Table, progress
+from bench.frame import Benchmark, Result, Table, progress
 from bench.models import by_name
 from bench.openai_client import Reply, ask, get_metrics
 from bench.scaling import numbers
 from bench.serve import prompt
 from bench.summaries import median, summary
+from bench.verdict import Check, ratios
 from cli.cluster import LocalCluster
 
 _MODEL = "bench"
@@ -164,30 +165,37 @@ def _told(turns: _Turns, seconds: float, change: dict[str, float], after: dict[s
 
 def ratio(rounds: dict[str, list[Result]], mode: str, other: str, *path: str) -> float | None:
     """Of a figure in one mode against another, median over rounds; None without one."""
+    found = [one for one in by_round(rounds, mode, other, *path) if one is not None]
+    return round(median(found), 3) if found else None
+
+
+def by_round(rounds: dict[str, list[Result]], mode: str, other: str, *path: str) -> list[float | None]:
+    """The same, of each round."""
 
     def figure(told: Any) -> float:
         for name in path:
             told = told.get(name, 0.0)
         return float(told)
 
-    pairs = [(figure(a), figure(b)) for a, b in zip(rounds.get(mode, ()), rounds.get(other, ()), strict=True)]
-    ratios = [a / b for a, b in pairs if b]
-    return round(median(ratios), 3) if ratios else None
+    return ratios(
+        [figure(one) for one in rounds.get(mode, ())], [figure(one) for one in rounds.get(other, ())]
+    )
 
 
 def checks(result: Result) -> list[Check]:
     found = []
     for stages, rounds in result["stages"].items():
-        later = ratio(rounds, "on", "off", "ttft_later_ms", "p50")
+        later = by_round(rounds, "on", "off", "ttft_later_ms", "p50")
         found.append(Check(f"TTFT of later turns with kept prefixes, {_stages(stages)}", later, 0.5))
-        speed = ratio(rounds, "on", "off", "tokens_per_second")
+        speed = by_round(rounds, "on", "off", "tokens_per_second")
         found.append(Check(f"tokens/s with kept prefixes, {_stages(stages)}", speed, 1.0, True))
     rounds = result["rings"]["rounds"]
     if rounds:
-        computed = ratio(rounds, "by prefix", "by load", "computed_tokens")
+        computed = by_round(rounds, "by prefix", "by load", "computed_tokens")
         found.append(Check("prompt tokens computed by prefix, against by load", computed, 1.0))
     everything = [*result["stages"].values(), rounds]
-    failed = sum(each["failed"] for one in everything for mode in one.values() for each in mode)
+    failures = zip(*(mode for one in everything for mode in one.values()), strict=True)
+    failed = [sum(each["failed"] for each in of_round) for of_round in failures]
     return [*found, Check("requests that failed", failed, 0)]
 
 

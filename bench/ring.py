@@ -19,8 +19,9 @@ from functools import partial
 from typing import Any
 
 from bench import ring_steps
-from bench.frame import Benchmark, Check, Result, Table, progress, standalone
+from bench.frame import Benchmark, Result, Table, progress, standalone
 from bench.ring_processes import SHAPES, Baseline, Ring
+from bench.verdict import Check, ratios
 from mesh.suites import Suite
 
 PREFILL_TIMES = 3
@@ -203,15 +204,18 @@ def digest(found: list[dict[str, Any]]) -> dict[str, Any]:
         rates.setdefault(one["name"], []).append(one["tokens_per_second"])
         contexts[one["name"]] = one["context"]
     medians = {name: statistics.median(each) for name, each in rates.items()}
-    ratios = {
-        f"{a} / {b}": round(statistics.median([x / y for x, y in zip(rates[a], rates[b], strict=True)]), 3)
+    rounds = {
+        f"{a} / {b}": ratios(rates[a], rates[b])
         for a in rates
         for b in rates
         if a != b and "stages" in a and contexts[a] == contexts[b]
     }
     return {
         "tokens_per_second": {name: round(value, 1) for name, value in medians.items()},
-        "ratios": ratios,
+        "rounds": rounds,
+        "ratios": {
+            name: round(statistics.median([one for one in each if one]), 3) for name, each in rounds.items()
+        },
         "same_tokens": same_tokens(found),
         "runs": found,
     }
@@ -258,9 +262,9 @@ TARGETS = {
 
 def checks(result: Result) -> list[Check]:
     return [
-        Check(f"{shape}: {name}", result["ratios"][name], target, True)
+        Check(f"{shape}: {name}", result["rounds"][name], target, True)
         for (shape, name), target in TARGETS.items()
-        if shape == result["shape"] and name in result["ratios"]
+        if shape == result["shape"] and name in result["rounds"]
     ]
 
 

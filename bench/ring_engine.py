@@ -44,6 +44,8 @@ def prompt(row: int, length: int, vocabulary: int) -> list[int]:
 class Front:
     """As node.engine.front.Front, for rows whose prompts are drawn here; answers steps with empty texts."""
 
+    stuck = False
+
     def __init__(self, emit: Callable[[engine.EngineEvent], None], vocabulary: int) -> None:
         self._emit = emit
         self._vocabulary = vocabulary
@@ -93,7 +95,8 @@ class BenchEngine(Engine):
         warm_up(stage)
         stage.awaits_input = awaits_input(stage)
         front: Any = Front(self._emit, config["vocab_size"]) if lo == 0 else None
-        self._loaded = Loaded(stage, front, engine.LoadStage(lo=lo, hi=hi), 0, 0)
+        nothing = dict[str, Any].fromkeys(("kv_bytes_per_token", "kv_max_tokens", "state_bytes"), ())
+        self._loaded = Loaded(stage, front, engine.LoadStage(lo=lo, hi=hi), nothing)
         self._traces, self._lo = traces, lo
 
     def _step(self, step: control.Step) -> None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,11 +128,12 @@ class Ring:
         self._pin(process, rank)
         theirs.close()
         far.close()
-        try:
-            yield Member(process, FrameSocket(ours), near)
-        finally:
-            process.kill()
-            process.wait(10)
+        with closing(FrameSocket(ours)) as frames, near:
+            try:
+                yield Member(process, frames, near)
+            finally:
+                process.kill()
+                process.wait(10)
 
     def _pin(self, process: subprocess.Popen[bytes], rank: int) -> None:
         if self.options.cores:
@@ -225,11 +226,12 @@ class Ring:
         listener.close()
         for descriptor in ends.carrier:
             os.close(descriptor)
-        try:
-            yield FrameSocket(ours)
-        finally:
-            process.kill()
-            process.wait(10)
+        with closing(FrameSocket(ours)) as frames:
+            try:
+                yield frames
+            finally:
+                process.kill()
+                process.wait(10)
 
 
 def expect(frames: FrameSocket, kind: str) -> None:
@@ -282,7 +284,7 @@ class Baseline:
 
     def _stop(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.communicate(timeout=10)
 
     def wait_loaded(self) -> None:
         self._answer()

@@ -14,8 +14,9 @@ import time
 from typing import Any, Never
 
 from bench import simulate_prefill
-from bench.frame import Benchmark, Check, Result, Table, progress
+from bench.frame import Benchmark, Result, Table, progress
 from bench.simulated_ring import SimulatedRing
+from bench.verdict import Check
 from coordinator.arrangement import Candidate
 from coordinator.planner import plan
 from gateway.scheduler import (
@@ -219,9 +220,9 @@ def checks(result: Result) -> list[Check]:
     rows = result["rows"]
     per_token = rows[-1]["microseconds_per_token"] / rows[0]["microseconds_per_token"]
     return [
-        Check("cost a step, longest queue against shortest", round(growth, 2), 1.25),
-        Check("cost a token, most rows a step against fewest (1: linear)", round(per_token, 2), 1.25),
-        Check("cost a step, 64 stages against 8, as many rows a step", round(deep, 2), 1.25),
+        Check("cost a step, longest queue against shortest", [round(growth, 2)], 1.25),
+        Check("cost a token, most rows a step against fewest (1: linear)", [round(per_token, 2)], 1.25),
+        Check("cost a step, 64 stages against 8, as many rows a step", [round(deep, 2)], 1.25),
     ]
 
 

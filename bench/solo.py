@@ -19,12 +19,13 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from bench.clusters import Deployment, can_pin, cluster, family, kind, pin
-from bench.frame import Benchmark, Check, Result, Table, progress
+from bench.frame import Benchmark, Result, Table, progress
 from bench.models import by_name
 from bench.openai_client import Reply
 from bench.rivals import Process, in_process
 from bench.serve import load
 from bench.summaries import median, summary
+from bench.verdict import Check
 from cli.cluster import LocalCluster
 from mesh.errors import Unavailable
 
@@ -155,7 +156,10 @@ def _ratios(ours: Series, other: Series) -> dict[str, Any]:
 
 
 def checks(result: Result) -> list[Check]:
-    return [Check("inter-token time against bare mlx-lm", result["against"][BARE]["ratio_of_means"], 1.10)]
+    return [
+        Check(f"inter-token time, {OURS} / {name}", found["rounds"], 1.10)
+        for name, found in result["against"].items()
+    ]
 
 
 def tables(result: Result) -> list[Table]:

@@ -37,10 +37,13 @@ class Children:
         self,
         log_dir: Path,
         *,
-        command: Sequence[str] = (sys.executable, "-m", "cli"),
+        command: Sequence[str] = (sys.executable, "-P", "-m", "cli"),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`environment` is added to what the children inherit of this process's."""
+        """`environment` is added to what the children inherit of this process's.
+
+        `-P`: modules come from where sealring is installed, never from the working folder.
+        """
         self._log_dir = log_dir
         self._environment = _inherited() | dict(environment or {})
         self._command = command

@@ -18,10 +18,12 @@ import psutil  # type: ignore[import-untyped]
 
 from cli.children import Children
 from cli.client import inference
-from cli.operator import Admin, connect
+from cli.leftovers import PORTS
+from cli.operator import Admin, connect, read_bundle
 from cli.waiting import wait_until_serving
 from mesh.addresses import free_port
 from mesh.errors import ConfigError, DeadlineExceeded, InvalidInput, SealringError
+from mesh.statefiles import write_atomic
 
 T = TypeVar("T")
 
@@ -186,10 +188,23 @@ class LocalCluster:
         if not is_enrolled(self.operator_bundle):
             await asyncio.to_thread(init, CoordinatorSettings(**self._settings("coordinator")))
         await self._children.start("coordinator", [*self._config("coordinator"), "coordinator", "run"])
+        await self._or_failure(self._wait_for_bundle())
         self.admin = await self._stack.enter_async_context(
             connect(self.operator_bundle, seconds=_ADMIN_SECONDS)
         )
         await self._or_failure(self._wait_for_coordinator())
+
+    async def _wait_for_bundle(self) -> None:
+        """A coordinator that was off for a month renews the bundle when it starts."""
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                read_bundle(self.operator_bundle)
+                return
+            except ConfigError as error:
+                if error.reason != "OPERATOR_CERTIFICATE_EXPIRED" or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _wait_for_coordinator(self) -> None:
         from sealring.v1 import admin_pb2
@@ -215,7 +230,7 @@ class LocalCluster:
         from gateway.settings import GatewaySettings
 
         settings = GatewaySettings(**self._settings("gateway"))
-        await join(settings, await self._token("ROLE_GATEWAY"), coordinator=self._address("join"))
+        await join(settings, await self._token("ROLE_GATEWAY"), coordinator=self.address("join"))
 
     async def _token(self, role: str) -> str:
         from sealring.v1 import admin_pb2, membership_pb2
@@ -296,7 +311,7 @@ class LocalCluster:
 
         Raises ConfigError (BAD_CLUSTER_FILE).
         """
-        file = self.state_dir / "ports.json"
+        file = self.state_dir / PORTS
         names = ["coordinator", "join", "gateway", "gateway-http", *self.node_names]
         try:
             kept = json.loads(file.read_text()) if file.exists() else {}
@@ -312,26 +327,26 @@ class LocalCluster:
                 port = free_port(_HOST)
                 if port not in self._ports.values():
                     self._ports[name] = port
-        file.write_text(json.dumps(self._ports))
+        write_atomic(file, json.dumps(self._ports).encode())
 
     def _settings(self, name: str) -> dict[str, Any]:
         """The settings of one component, on free ports of loopback and below the state folder."""
         section = "node" if name in self.node_names else name
         own: dict[str, dict[str, Any]] = {
             "coordinator": {
-                "listen": self._address("coordinator"),
-                "join_listen": self._address("join"),
+                "listen": self.address("coordinator"),
+                "join_listen": self.address("join"),
                 "software_identity_allowed": True,
             },
             "gateway": {
                 "name": "gateway",
-                "grpc_listen": self._address("gateway"),
-                "http_listen": self._address("gateway-http"),
+                "grpc_listen": self.address("gateway"),
+                "http_listen": self.address("gateway-http"),
             },
             "node": {
                 "name": name,
-                "coordinator": self._address("join"),
-                "listen": self._address(name) if section == "node" else "",
+                "coordinator": self.address("join"),
+                "listen": self.address(name) if section == "node" else "",
                 "software_identity_allowed": True,
                 "memory_limit": self._memory_share(),
             },
@@ -343,7 +358,8 @@ class LocalCluster:
         total = psutil.virtual_memory().total
         return max(_MIN_MEMORY, int(total * _MEMORY_FRACTION) // len(self.node_names))
 
-    def _address(self, name: str) -> str:
+    def address(self, name: str) -> str:
+        """host:port of coordinator, join, gateway, gateway-http, or of a node by its name."""
         return f"{_HOST}:{self._ports[name]}"
 
     def _write_configs(self) -> None:
@@ -351,8 +367,13 @@ class LocalCluster:
         folder.mkdir(mode=0o700, exist_ok=True)
         for name in ("coordinator", "gateway", *self.node_names):
             section = "node" if name in self.node_names else name
-            lines = [f"{key} = {json.dumps(value)}" for key, value in self._settings(name).items()]
-            (folder / f"{name}.toml").write_text(f"[{section}]\n" + "\n".join(lines) + "\n")
+            lines = [f"{key} = {_toml(value)}" for key, value in self._settings(name).items()]
+            write_atomic(folder / f"{name}.toml", ("\n".join([f"[{section}]", *lines]) + "\n").encode())
 
     def _config(self, name: str) -> list[str]:
         return ["--config", str(self.state_dir / "config" / f"{name}.toml")]
+
+
+def _toml(value: Any) -> str:
+    """A setting as TOML, which has JSON's literals, but neither its surrogate pairs nor a bare DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

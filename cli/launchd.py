@@ -19,8 +19,7 @@ from mesh.errors import InvalidInput
 COMPONENTS = ("coordinator", "node", "gateway")
 PREFIX = "org.sealring"
 PLIST_FOLDER = Path("/Library/LaunchDaemons")
-NEWSYSLOG_FILE = Path("/etc/newsyslog.d/sealring.conf")
-EXAMPLE_RULES = "sealring.newsyslog.conf"
+NEWSYSLOG_FOLDER = Path("/etc/newsyslog.d")
 LOG_FOLDER = PurePosixPath("/var/log/sealring")
 STATE_FOLDER = PurePosixPath("/usr/local/var/sealring")
 DRAIN_SECONDS = 30
@@ -50,8 +49,8 @@ KNOWN_KEYS: Mapping[str, type | tuple[type, ...]] = MappingProxyType(
 KNOWN_NESTED: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "KeepAlive": frozenset({"SuccessfulExit", "Crashed"}),
-        "SoftResourceLimits": frozenset({"NumberOfFiles"}),
-        "HardResourceLimits": frozenset({"NumberOfFiles"}),
+        "SoftResourceLimits": frozenset({"NumberOfFiles", "Core"}),
+        "HardResourceLimits": frozenset({"NumberOfFiles", "Core"}),
         "EnvironmentVariables": frozenset({"HOME", "PATH", "LANG"}),
     }
 )
@@ -98,6 +97,16 @@ class Service:
         return f"{self.label}.plist"
 
     @property
+    def rules_name(self) -> str:
+        """The name of the file with its log's rotation."""
+        return f"{self.label}.conf"
+
+    @property
+    def folder(self) -> str:
+        """The component's state, the only folder that its account may write to."""
+        return f"{self.state}/{self.component}"
+
+    @property
     def log_file(self) -> str:
         """Where the component writes its log; it opens the file again after newsyslog moved it."""
         return f"{self.logs}/{self.component}.log"
@@ -111,14 +120,14 @@ class Service:
 def property_list(service: Service) -> dict[str, Any]:
     """The checked content of the service's property list, without secrets: everybody can read it."""
     config = [] if service.config is None else ["--config", service.config]
-    flags = ["--log-file", service.log_file, "--state-dir", f"{service.state}/{service.component}"]
+    flags = ["--log-file", service.log_file, "--state-dir", service.folder]
     content: dict[str, Any] = {
         "Label": service.label,
         "UserName": service.user,
         "ProgramArguments": [service.program, *config, service.component, "run", *flags],
-        "WorkingDirectory": service.state,
+        "WorkingDirectory": service.folder,
         "EnvironmentVariables": {
-            "HOME": service.state,
+            "HOME": service.folder,
             "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
             "LANG": "en_US.UTF-8",
         },
@@ -128,8 +137,8 @@ def property_list(service: Service) -> dict[str, Any]:
         "ExitTimeOut": EXIT_TIME_OUT,
         "ProcessType": "Interactive",
         "Umask": _UMASK,
-        "SoftResourceLimits": {"NumberOfFiles": 8192},
-        "HardResourceLimits": {"NumberOfFiles": 16384},
+        "SoftResourceLimits": {"NumberOfFiles": 8192, "Core": 0},
+        "HardResourceLimits": {"NumberOfFiles": 16384, "Core": 0},
         "StandardOutPath": service.crash_file,
         "StandardErrorPath": service.crash_file,
     }
@@ -160,14 +169,13 @@ def render(service: Service) -> bytes:
     return plistlib.dumps(property_list(service), sort_keys=False)
 
 
-def newsyslog_rules(services: list[Service]) -> str:
-    """Rules that rotate the logs at 10 MiB: seven old ones, compressed, no signal (newsyslog.conf(5)).
+def newsyslog_rules(service: Service) -> str:
+    """Rules that rotate the log at 10 MiB: seven old ones, compressed, no signal (newsyslog.conf(5)).
 
-    Not the crash files: launchd holds those open, so a moved one would go on growing under its new name.
+    Not the crash file: launchd holds it open, so a moved one would go on growing under its new name.
     """
-    lines = ["# logfilename\t\t[owner:group]\tmode count size(KiB) when flags"]
-    lines += [f"{one.log_file}\t{one.user}:wheel\t640 7 10240 * JN" for one in services]
-    return "\n".join(lines) + "\n"
+    heading = "# logfilename\t\t[owner:group]\tmode count size(KiB) when flags"
+    return f"{heading}\n{service.log_file}\t{service.user}:wheel\t600 7 10240 * JN\n"
 
 
 def _bad(what: str) -> InvalidInput:
@@ -176,10 +184,9 @@ def _bad(what: str) -> InvalidInput:
 
 def write_examples(folder: Path) -> None:
     """Writes the property lists and the rules with their defaults, as they stand in `deploy/launchd`."""
-    services = [Service(component) for component in COMPONENTS]
-    for service in services:
+    for service in map(Service, COMPONENTS):
         (folder / service.file_name).write_bytes(render(service))
-    (folder / EXAMPLE_RULES).write_text(newsyslog_rules(services))
+        (folder / service.rules_name).write_text(newsyslog_rules(service))
 
 
 if __name__ == "__main__":

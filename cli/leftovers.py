@@ -6,6 +6,7 @@ A living cluster holds a lock on its folder, its components hold locks on theirs
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import stat
@@ -18,6 +19,7 @@ from pathlib import Path
 from mesh.errors import Conflict
 from mesh.statelock import lock_state
 
+PORTS = "ports.json"
 _PREFIX = "sealring-demo-"
 _YOUNG_SECONDS = 60.0
 """A folder that is younger may belong to a cluster that has not locked it yet."""
@@ -35,16 +37,40 @@ def temporary_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _clear() -> None:
+def running() -> list[Path]:
+    """The folders of this user's local clusters that run now and chose no folder of their own."""
+    return [folder for folder in _own_folders() if (folder / PORTS).is_file() and _is_used(folder)]
+
+
+def gateway_of(folder: Path) -> str | None:
+    """host:port of a local cluster's gateway, if it has chosen one by now."""
+    try:
+        return f"127.0.0.1:{int(json.loads((folder / PORTS).read_text())['gateway'])}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_used(folder: Path) -> bool:
+    try:
+        with lock_state(folder):
+            return False
+    except Conflict:
+        return True
+
+
+def _own_folders() -> Iterator[Path]:
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+                yield folder
+
+
+def _clear() -> None:
+    for folder in _own_folders():
         with contextlib.suppress(OSError, Conflict):
-            if _may_be_left(folder.lstat()):
+            if time.time() - folder.lstat().st_ctime > _YOUNG_SECONDS:
                 _remove_unless_used(folder)
-
-
-def _may_be_left(found: os.stat_result) -> bool:
-    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-    return own and time.time() - found.st_ctime > _YOUNG_SECONDS
 
 
 def _remove_unless_used(folder: Path) -> None:

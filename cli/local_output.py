@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.output import print_data, print_table
@@ -11,6 +16,18 @@ if TYPE_CHECKING:
     from cli.cluster import LocalCluster
 
 QUESTION = "What is the capital of France?"
+
+
+def own_command() -> str:
+    """What to type here in order to run this very `sealring`."""
+    own = Path(os.path.abspath(sys.argv[0]))
+    found = shutil.which("sealring")
+    if found is not None and Path(os.path.abspath(found)) == own:
+        return "sealring"
+    if own.name != "sealring" or not os.access(own, os.X_OK):
+        return shlex.join([sys.executable, "-P", "-m", "cli"])
+    here = Path.cwd()
+    return shlex.quote(f"./{own.relative_to(here)}" if own.is_relative_to(here) else str(own))
 
 
 def report(answer: Answer, deployment: Any) -> dict[str, Any]:
@@ -88,10 +105,10 @@ serving {cluster.name} until Ctrl-C; talk to it:
               -d '{body}'
   openai    OpenAI(base_url="{cluster.http_url}/v1", api_key="none").chat.completions.create(
               model="{cluster.name}", messages=[{{"role": "user", "content": "{QUESTION}"}}])
-  sealring  sealring chat --gateway {cluster.grpc_address}
+  sealring  {own_command()} chat --gateway {cluster.grpc_address}
   grpcurl   grpcurl -plaintext -d '{grpc_body}' \\
               {cluster.grpc_address} sealring.v1.Inference/Generate
-  look      sealring status --operator {cluster.operator_bundle}
+  look      {own_command()} status --operator {cluster.operator_bundle}
             curl -s {cluster.http_url}/metrics
 
 logs: {cluster.state_dir / "logs"}"""

@@ -32,6 +32,7 @@ from cli.commands import (
 from cli.commands import config as config_commands
 from cli.commands import root as root_commands
 from cli.output import say
+from mesh.coredumps import forbid_core_files
 from mesh.errors import SealringError
 
 _GROUPS = (
@@ -39,6 +40,7 @@ _GROUPS = (
     *(operators.app, deployments.app, trust.app, root_commands.app, model.app, config_commands.app),
     *(service.app, bench.app, trace.app),
 )
+
 
 app = typer.Typer(
     name="sealring",
@@ -77,6 +79,7 @@ for group in _GROUPS:
 
 def main() -> None:
     """The entry point: runs the command and turns what it raises into one line and an exit status."""
+    forbid_core_files()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core would write to standard error as it likes
     try:
         app(prog_name="sealring", standalone_mode=True)
@@ -86,9 +89,6 @@ def main() -> None:
         sys.exit(exit_codes.exit_code(error))
     except KeyboardInterrupt:
         sys.exit(exit_codes.INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(exit_codes.OK)
     except Exception as error:
         _debug()
         kind = type(error).__name__

@@ -72,6 +72,7 @@ def read_bundle(folder: Path) -> MemberState:
     """
     from mesh.certificates import Role, expires_at
     from mesh.memberstate import load_member_state
+    from mesh.rootmeta import check_root_times
 
     try:
         state = load_member_state(folder)
@@ -83,6 +84,7 @@ def read_bundle(folder: Path) -> MemberState:
         raise _no_bundle(f"there is no operator bundle in {folder}") from None
     if state.peer.role is not Role.OPERATOR:
         raise _no_bundle(f"{folder} holds the enrolment of a {state.peer.role}, not an operator bundle")
+    check_root_times(state.root, now=time.time())
     if expires_at(state.tls.certificate) <= time.time():
         raise ConfigError(
             f"the certificate of the operator bundle in {folder} has expired",

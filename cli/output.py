@@ -6,6 +6,7 @@ import base64
 import datetime
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,16 +20,24 @@ _UNBOUNDED = 10_000
 """Columns of a table that goes to a file or a pipe: nothing is folded there."""
 
 
+def write(text: str) -> None:
+    """Text on standard output, at once. Who reads it may stop (`| head -1`): then the command is done."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+
+
 def print_json(data: Any) -> None:
     """One JSON document on standard output, by itself."""
-    sys.stdout.write(json.dumps(data, ensure_ascii=False, indent=2) + "\n")
-    sys.stdout.flush()
+    write(json.dumps(data, ensure_ascii=False, indent=2) + "\n")
 
 
 def print_data(text: str) -> None:
     """A line of data on standard output."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    write(text + "\n")
 
 
 def say(text: str) -> None:
@@ -56,8 +65,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
         console = Console(file=io.StringIO(), width=_UNBOUNDED, highlight=False)
         with console.capture() as captured:
             console.print(table)
-        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
-        sys.stdout.flush()
+        write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
     if not rows:
         say("(none)")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,6 +56,7 @@ def run_daemon(
 
     from mesh.logging import configure
 
+    os.umask(0o077)  # whatever it and its children make is their account's alone
     configure(component, level=log_level, file=log_file)
     if parent_pipe is not None:
         die_with_parent(parent_pipe)

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from mesh.addresses import parse_address
-from mesh.errors import InvalidInput
 from mesh.paths import default_state_root
-
-
-def _address(address: str) -> str:
-    try:
-        parse_address(address)
-    except InvalidInput as error:
-        raise ValueError(str(error)) from None
-    return address
+from mesh.settings_types import Address
 
 
 class CliSettings(BaseModel):
@@ -29,12 +19,10 @@ class CliSettings(BaseModel):
         default_factory=lambda: default_state_root() / "coordinator" / "operator",
         description="folder of the operator bundle that `coordinator init` made",
     )
-    coordinator: Annotated[str, AfterValidator(_address)] | None = Field(
+    coordinator: Address | None = Field(
         None, description="host:port of the coordinator; unset: as the operator bundle says"
     )
-    gateway: Annotated[str, AfterValidator(_address)] = Field(
-        "127.0.0.1:7780", description="host:port of a gateway's gRPC service"
-    )
+    gateway: Address = Field("127.0.0.1:7780", description="host:port of a gateway's gRPC service")
     gateway_ca: Path | None = Field(
         None, description="PEM file of whoever signed the gateway's certificate; unset: loopback without TLS"
     )

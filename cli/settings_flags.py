@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import shlex
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,22 @@ def load_settings(context: typer.Context, section: str) -> Loaded[Any]:
     root = context.find_root()
     flags = context.meta.get(_FLAGS, {})
     return load(settings_model(section), section, file=config_file(root.params.get("config")), flags=flags)
+
+
+def same_settings(context: typer.Context, command: str) -> str:
+    """A command line of `sealring COMMAND` with the settings that this call was given as flags."""
+    words = ["sealring", *command.split()]
+    config = context.find_root().params.get("config")
+    if config is not None:
+        words[1:1] = ["--config", str(config)]
+    for name, value in context.meta.get(_FLAGS, {}).items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{flag}")
+        else:
+            for one in value if isinstance(value, list) else [value]:
+                words += [f"--{flag}", str(one)]
+    return shlex.join(words)
 
 
 def config_file(named: Path | None) -> Path | None:

@@ -37,6 +37,23 @@ def read_file(file: Path, *, max_bytes: int) -> bytes:
         raise InvalidInput(f"{file} cannot be read: {error.strerror}", reason="BAD_FILE") from None
 
 
+def write_file(file: Path, content: bytes) -> None:
+    """Writes a file of the user's that everybody may read. Raises InvalidInput (BAD_FILE)."""
+    from mesh.statefiles import write_atomic
+
+    try:
+        write_atomic(file, content, mode=0o644)
+    except OSError as error:
+        raise cannot_write(file, error) from None
+
+
+def cannot_write(file: Path, error: OSError) -> InvalidInput:
+    """What is said of a file or folder that the user named and that cannot be made (BAD_FILE)."""
+    return InvalidInput(
+        f"{file} cannot be written: {error.strerror}", hint="name another place", reason="BAD_FILE"
+    )
+
+
 def public_keys(values: Sequence[str]) -> tuple[bytes, ...]:
     """Ed25519 public keys from their hex digits. Raises InvalidInput (BAD_KEY)."""
     try:

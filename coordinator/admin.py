@@ -15,21 +15,22 @@ from coordinator.sessions import Sessions
 from coordinator.standing import Standing
 from coordinator.store import OperatorRole, Store, StoredToken
 from coordinator.traces import Traces
+from coordinator.watchers import Watchers
 from mesh.bootstrap import JoinToken
 from mesh.certificates import Role, to_pem
 from mesh.clock import Clock
-from mesh.errors import InvalidInput
+from mesh.errors import InvalidInput, ResourceExhausted
 from mesh.identity import check_member_id
-from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2
+from mesh.roles import PROTO_ROLES, ROLES
+from sealring.v1 import admin_pb2, admin_pb2_grpc
 
 DEFAULT_TOKEN_SECONDS = 600
 MAX_TOKEN_SECONDS = 3600
 MAX_OPEN_TOKENS = 1000
 DEFAULT_AUDIT_ENTRIES = 100
 MAX_AUDIT_ENTRIES = 1000
+MAX_REVOKED_SHOWN = 1000
 _MAX_NOTE = 200
-_ROLES = {membership_pb2.ROLE_NODE: Role.MEMBER, membership_pb2.ROLE_GATEWAY: Role.GATEWAY}
-_PROTO_ROLES = {role: number for number, role in _ROLES.items()}
 _PROTO_OPERATOR_ROLES: dict[OperatorRole | None, admin_pb2.OperatorRole.ValueType] = {
     OperatorRole.READ: admin_pb2.OPERATOR_ROLE_READ,
     OperatorRole.ADMIN: admin_pb2.OPERATOR_ROLE_ADMIN,
@@ -47,6 +48,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         keys: ClusterKeys,
         authority: Authority,
         sessions: Sessions,
+        watchers: Watchers,
         standing: Standing,
         expulsion: Expulsion,
         deployments: DeploymentService,
@@ -60,6 +62,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._keys = keys
         self._authority = authority
         self._sessions = sessions
+        self._watchers = watchers
         self._standing = standing
         self._expulsion = expulsion
         self._deployments = deployments
@@ -73,8 +76,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def CreateJoinToken(  # noqa: N802
         self, request: admin_pb2.CreateJoinTokenRequest, actor: str
     ) -> admin_pb2.CreateJoinTokenResponse:
-        """Raises InvalidInput (BAD_ROLE, BAD_TTL, BAD_NOTE, TOO_MANY_TOKENS)."""
-        role = _ROLES.get(request.role)
+        """Raises InvalidInput (BAD_ROLE, BAD_TTL, BAD_NOTE), ResourceExhausted (TOO_MANY_TOKENS)."""
+        role = ROLES.get(request.role)
         if role is None:
             raise _bad("role", "role is neither node nor gateway", "BAD_ROLE")
         if request.ttl_seconds > MAX_TOKEN_SECONDS:
@@ -83,7 +86,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             raise _bad("note", f"note is longer than {_MAX_NOTE} or not printable", "BAD_NOTE")
         now = int(self._clock())
         if len(self._store.tokens.open(now=now)) >= MAX_OPEN_TOKENS:
-            raise _bad("role", f"there are {MAX_OPEN_TOKENS} open tokens already", "TOO_MANY_TOKENS")
+            raise ResourceExhausted(
+                f"there are {MAX_OPEN_TOKENS} open join tokens already",
+                hint="revoke some, or wait until they expire",
+                reason="TOO_MANY_TOKENS",
+            )
         token = JoinToken.generate(self._keys.pin)
         expires = now + (request.ttl_seconds or DEFAULT_TOKEN_SECONDS)
         with self._store.transaction():
@@ -105,7 +112,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             tokens=[
                 admin_pb2.JoinTokenInfo(
                     token_id=token.id,
-                    role=_PROTO_ROLES[token.role],
+                    role=PROTO_ROLES[token.role],
                     created=token.created,
                     expires=token.expires,
                     note=token.note,
@@ -130,7 +137,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListNodes(  # noqa: N802
         self, request: admin_pb2.ListNodesRequest, actor: str
     ) -> admin_pb2.ListNodesResponse:
-        """Every enrolled node, online or not, by name."""
+        """Every enrolled node and gateway, online or not, by name; and who was thrown out."""
         places = {
             stage.member: (ring.ring, stage)
             for deployment in self._store.deployments.all()
@@ -145,9 +152,25 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     places.get(member.id),
                     self._standing.trust(member),
                     self._clock(),
+                    self._sessions.trouble(member.id),
                 )
                 for member in sorted(self._store.members.all(Role.MEMBER), key=lambda one: one.name)
-            ]
+            ],
+            gateways=[
+                admin_pb2.Gateway(
+                    id=gateway.id,
+                    name=gateway.name,
+                    watching=self._watchers.watches(gateway.id),
+                    enrolled=gateway.enrolled_at,
+                )
+                for gateway in sorted(self._store.members.all(Role.GATEWAY), key=lambda one: one.name)
+            ],
+            revoked=[
+                admin_pb2.RevokedIdentity(
+                    id=one.id, name=one.name, role=PROTO_ROLES[one.role], at=one.at, banned=one.banned
+                )
+                for one in self._store.members.revocations(since=0, limit=MAX_REVOKED_SHOWN)
+            ],
         )
 
     @needs(OperatorRole.ADMIN)
@@ -160,8 +183,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             raise _bad("id", "a gateway cannot be drained", "NOT_A_NODE")
         if member.draining != request.undo:
             return admin_pb2.DrainNodeResponse()
-        if not request.undo:
-            self._moves.draining(member.id)
+        (self._moves.staying if request.undo else self._moves.draining)(member.id)
         with self._authority.change():
             self._store.members.save(dataclasses.replace(member, draining=not request.undo))
             action = "undo_drain_node" if request.undo else "drain_node"
@@ -173,8 +195,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.EvictNodeRequest, actor: str
     ) -> admin_pb2.EvictNodeResponse:
         """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
-        member = self._store.members.get(_member_id(request.id))
-        self._expulsion.evict(member.id, member.identity_key, actor)
+        self._expulsion.evict(self._store.members.get(_member_id(request.id)), actor)
         return admin_pb2.EvictNodeResponse()
 
     @needs(OperatorRole.ADMIN)
@@ -183,9 +204,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.BanNodeResponse:
         """Also one that was evicted. Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
         identifier = _member_id(request.id)
-        revoked = self._store.members.find_revocation(identifier)
-        key = revoked.identity_key if revoked else self._store.members.get(identifier).identity_key
-        self._expulsion.ban(identifier, key, actor)
+        members = self._store.members
+        self._expulsion.ban(members.find_revocation(identifier) or members.get(identifier), actor)
         return admin_pb2.BanNodeResponse()
 
     # Deployments
@@ -247,7 +267,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             raise _bad("limit", f"limit is above {MAX_AUDIT_ENTRIES}, or after is no number", "BAD_LIMIT")
         limit = request.limit or DEFAULT_AUDIT_ENTRIES
         return admin_pb2.ListAuditLogResponse(
-            entries=self._store.audit.entries(after=request.after, limit=limit)
+            entries=self._store.audit.entries(after=request.after, limit=limit, newest=request.newest),
+            signed_head=self._authority.audit_seal.envelope,
         )
 
     # Operators

@@ -6,6 +6,7 @@ unequal size, the embedding and the head then move boundaries, as little as poss
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -40,6 +41,8 @@ def apportion(layers: Sequence[int], extras: Sequence[int], capacities: Sequence
     if len(room) > len(layers):
         return None
     prefix = [0, *accumulate(layers)]
+    if not _reaches(prefix, room):
+        return None
     shares = largest_remainder(len(layers), room)
     ends = list(accumulate(shares))
     if all(
@@ -48,6 +51,14 @@ def apportion(layers: Sequence[int], extras: Sequence[int], capacities: Sequence
     ):
         return shares
     return _nearest(prefix, room, ends)
+
+
+def _reaches(prefix: list[int], room: list[int]) -> bool:
+    """Whether ranks that take all they can, one after the other, get to the last layer."""
+    end = 0
+    for space in room:
+        end = max(end, bisect_right(prefix, prefix[end] + space) - 1)
+    return end == len(prefix) - 1
 
 
 def _nearest(prefix: list[int], room: list[int], wanted: list[int]) -> list[int] | None:

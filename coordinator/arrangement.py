@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import islice, permutations
 
 from coordinator.apportion import apportion
 from coordinator.demand import Demand, capacity
@@ -13,6 +13,9 @@ from sealring.v1 import admin_pb2
 
 _ALL_ORDERS = 5
 """Groups up to this size are tried in every order."""
+
+_MOST_TRIES = 128
+"""So many orders that may fit are tried; more than all of a small group's."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,37 @@ def _arrange(demand: Demand, group: list[Candidate]) -> Ring | None:
     if sum(capacities.values()) < demand.total(len(group)):
         return None
     extras = demand.extras(len(group))
-    for order in _orders(group):
+    for order in islice(_promising(demand, extras, group), _MOST_TRIES):
         shares = apportion(demand.per_layer, extras, [capacities[member.id] for member in order])
         if shares is not None:
             return list(zip(order, shares, strict=True))
     return None
+
+
+def _promising(demand: Demand, extras: Sequence[int], group: list[Candidate]) -> Iterator[list[Candidate]]:
+    """The orders in which the layers may fit: nearly always do, if layers are alike.
+
+    Every member but the ends holds at most its longest run of layers; the ends hold the first and the last
+    layers beside embedding and head, which is fewer. Whether any choice of ends will do is found first,
+    without trying each.
+    """
+    if len(group) == 1:
+        yield group
+        return
+    missing = len(demand.per_layer)
+    head, tail = {}, {}
+    for member in group:
+        room = capacity(member.memory_usable)
+        most = demand.longest_run(room)
+        head[member.id] = demand.first_layers(room - extras[0]) - most
+        tail[member.id] = demand.last_layers(room - extras[-1]) - most
+        missing -= most
+    heads, tails = (sorted(gains, key=lambda one: -gains[one])[:2] for gains in (head, tail))
+    if max(head[one] + tail[other] for one in heads for other in tails if one != other) < missing:
+        return
+    for order in _orders(group):
+        if head[order[0].id] + tail[order[-1].id] >= missing:
+            yield order
 
 
 def _orders(group: list[Candidate]) -> Iterator[list[Candidate]]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import structlog
 
+from coordinator.audit_head import AuditSeal
 from coordinator.keys import ClusterKeys
 from coordinator.settings import CoordinatorSettings
 from coordinator.standing import Standing
@@ -20,7 +21,12 @@ from mesh.certificates import Role
 from mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
 from mesh.errors import FailedPrecondition, SealringError
 from mesh.roster import NO_PREVIOUS, Gateway, Revoked, Ring, RingMember, Roster, RosterMember
-from mesh.roster_codec import complete_roster, encode_roster, roster_hash, sign_roster
+from mesh.roster_codec import (
+    complete_roster,
+    encode_roster,
+    roster_hash,
+    sign_roster,
+)
 from mesh.suites import DEFAULT_SUITES
 from sealring.v1 import admin_pb2
 
@@ -37,6 +43,7 @@ class Authority:
         self, store: Store, keys: ClusterKeys, settings: CoordinatorSettings, *, clock: Clock
     ) -> None:
         self._standing = Standing(settings, clock=clock)
+        self.audit_seal = AuditSeal(store, keys, clock=clock)
         self.listeners: list[Callable[[StoredRoster], None]] = []
         self._store = store
         self._keys = keys
@@ -67,11 +74,13 @@ class Authority:
     def change(self) -> Iterator[None]:
         """Change the store and sign the roster that follows from it: both are stored, or neither.
 
-        The listeners are told when it is done. Raises RosterError if no valid roster follows.
+        The listeners are told when it is done, and what they fail at is not the caller's failure. Raises
+        RosterError if no valid roster follows, Unavailable (STATE_UNWRITABLE).
         """
         with self._store.transaction():
             yield
             draft, stored = self._sign()
+            self.audit_seal.renew()
         self._current, self._roster, self._signed_at = stored, draft, monotonic_clock()
         log.info(
             "roster_published",
@@ -81,7 +90,10 @@ class Authority:
             min_trust=draft.min_trust,
         )
         for listener in self.listeners:
-            listener(stored)
+            try:
+                listener(stored)
+            except Exception:  # what was asked for is done, and whoever asked is to be told so
+                log.exception("roster_listener_failed", version=stored.version)
 
     def publish(self) -> None:
         """Sign the next version of the roster as it stands."""
@@ -119,7 +131,7 @@ class Authority:
         return Roster(
             cluster=self._keys.root.cluster,
             root_version=self._keys.root.version,
-            version=latest.version + 1 if latest else 1,
+            version=self._store.rosters.next_version(),
             previous=latest.hash if latest else NO_PREVIOUS,
             issued=now,
             expires=now + self._settings.roster_lifetime,

@@ -33,14 +33,13 @@ from mesh.attestation import (
 from mesh.clock import Clock, monotonic_clock
 from mesh.device import APPLE_ROOT, Device, verify_device
 from mesh.errors import AttestationError, InvalidInput, SealringError
-from mesh.identity import Label
+from mesh.identity import MAX_SIGNATURE_BYTES, Label
 from sealring.v1 import membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage
 
 MAX_FAILURES = 3
 _LOOKS = 6
 _MAX_TICK_SECONDS = 1.0
-_MAX_SIGNATURE_BYTES = 72
 _OUT_AT_ONCE = ("PROTECTION_LOST", "MANIFEST_CHANGED")
 log = structlog.get_logger()
 
@@ -132,7 +131,7 @@ class Challenges:
 
     def answered(self, identifier: str, answer: membership_pb2.ChallengeAnswer) -> None:
         """Judge an answer; one that comes too late changes nothing. Raises InvalidInput (BAD_MESSAGE)."""
-        sizes = (len(answer.statement) <= MAX_STATEMENT_BYTES, len(answer.signature) <= _MAX_SIGNATURE_BYTES)
+        sizes = (len(answer.statement) <= MAX_STATEMENT_BYTES, len(answer.signature) <= MAX_SIGNATURE_BYTES)
         if not all(sizes):
             raise InvalidInput("an answer to a challenge is too large", reason="BAD_MESSAGE")
         challenge = self._open.get(identifier)
@@ -217,5 +216,5 @@ class Challenges:
 
     def _throw_out(self, member: StoredMember, why: str) -> None:
         log.error("member_failed_challenge", member=member.id, name=member.name, why=why)
-        self._expulsion.evict(member.id, member.identity_key, "coordinator", why=why)
+        self._expulsion.evict(member, "coordinator", why=why)
         self._failures.pop(member.id, None)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
+from mesh.deployment_limits import MAX_CONTEXT, MAX_LAYERS
 from mesh.errors import ModelError
 from sealring.v1 import model_pb2
 
 HEADROOM_PERCENT = 10
 """Share of a member's usable memory that no plan touches: activations, allocator slack, prefill peaks."""
 
-MAX_LAYERS = 1024
-MAX_CONTEXT = 1 << 24
 _MAX_BYTES = 1 << 50
 _MAX_QUANTIZED = 8
 _MAX_WHY = 1000
@@ -38,13 +39,13 @@ class Demand:
     tied: bool
 
     @classmethod
-    def of(cls, profile: model_pb2.ModelProfile, context: int, kv_bits: int = 0) -> Demand:
-        """The demand of a checked profile; a windowed layer holds its window at most.
+    def of(cls, profile: model_pb2.ModelProfile, context: int, kv_bits: int = 0, chunk: int = 0) -> Demand:
+        """The demand of a checked profile; a windowed layer holds its window and a chunk of a prompt at most.
 
         Raises ModelError (KV_BITS_UNSUPPORTED).
         """
         row = tuple(
-            per_token * (min(context, window) if window else context) + state
+            per_token * (min(context, window + chunk) if window else context) + state
             for per_token, window, state in zip(
                 kv_bytes_per_token(profile, kv_bits), profile.kv_max_tokens, profile.state_bytes, strict=True
             )
@@ -55,6 +56,34 @@ class Demand:
     def per_layer(self) -> list[int]:
         """Weights and one row of each layer: what has to fit."""
         return [weight + row for weight, row in zip(self.weights, self.row, strict=True)]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Bytes of the first 0, 1, 2, ... layers."""
+        return [0, *accumulate(self.per_layer)]
+
+    @cached_property
+    def _runs(self) -> dict[int, int]:
+        return {}
+
+    def longest_run(self, room: int) -> int:
+        """How many consecutive layers fit into so many bytes at best, wherever they begin."""
+        if room not in self._runs:
+            ends, start, longest = self._ends, 0, 0
+            for end in range(1, len(ends)):
+                while ends[end] - ends[start] > room:
+                    start += 1
+                longest = max(longest, end - start)
+            self._runs[room] = longest
+        return self._runs[room]
+
+    def first_layers(self, room: int) -> int:
+        """How many layers from the first on fit into so many bytes."""
+        return max(0, bisect_right(self._ends, room) - 1)
+
+    def last_layers(self, room: int) -> int:
+        """How many layers up to the last fit into so many bytes."""
+        return max(0, len(self._ends) - 1 - bisect_left(self._ends, self._ends[-1] - room))
 
     def extras(self, stages: int) -> list[int]:
         """Bytes besides layers per rank: embedding at rank 0; head, and a tied embedding, at the tail."""

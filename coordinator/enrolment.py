@@ -1,7 +1,7 @@
 """The Enrolment service: whoever brings a good token, a good signature and good evidence becomes a member.
 
-A refused join does not tell which check failed; the coordinator's own log does. Sizes and forms, which the
-caller knows anyway, are answered clearly.
+A refused join tells which check failed to the holder of a good token only; the coordinator's log always does.
+Sizes and forms, which the caller knows anyway, are answered clearly.
 """
 
 from __future__ import annotations
@@ -13,33 +13,28 @@ import structlog
 
 from coordinator.authority import Authority
 from coordinator.keys import ClusterKeys
-from coordinator.limits import Nonces, RateLimit, caller_of
+from coordinator.nonces import Nonces
 from coordinator.settings import CoordinatorSettings
 from coordinator.store import Store, StoredMember
 from mesh.addresses import parse_address
 from mesh.attestation import MAX_STATEMENT_BYTES, NONCE_BYTES, Expected, Verdict, verify_statement
 from mesh.bootstrap import TOKEN_SECRET_BYTES
-from mesh.certificates import PeerIdentity, Role, check_name, to_pem
+from mesh.certificates import MAX_CSR_BYTES, PeerIdentity, Role, check_name, to_pem
 from mesh.clock import Clock, monotonic_clock
 from mesh.device import APPLE_ROOT, MAX_CERTIFICATE_BYTES, MAX_CHAIN, verify_device
 from mesh.encoding import FormatError, decode_base32
 from mesh.enrolment import join_content
 from mesh.errors import AttestationError, InvalidInput, PermissionDenied, SealringError
-from mesh.identity import PUBLIC_KEY_BYTES, Label, member_id, verify
+from mesh.identity import MAX_SIGNATURE_BYTES, PUBLIC_KEY_BYTES, Label, member_id, verify
+from mesh.limits import Buckets, grpc_peer_name
+from mesh.roles import ROLES
 from mesh.roster_codec import SEALING_KEY_SIZES
 from mesh.trust import KeyType, TrustLevel
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 MAX_ADDRESSES = 8
-_MAX_CSR_BYTES = 4096
-_MAX_SIGNATURE_BYTES = 72
 _NONCE_SECONDS = 60
-_ROLES = {membership_pb2.ROLE_NODE: Role.MEMBER, membership_pb2.ROLE_GATEWAY: Role.GATEWAY}
-_WHY_REFUSED = (
-    "the coordinator's log says which it was: a join token that is wrong, used, expired or of another role; "
-    "clocks that differ; an identity that is banned or has the other role; evidence below the trust floor; "
-    "or a key in a file that the coordinator does not take (its software_identity_allowed)"
-)
+_WHY_REFUSED = "the join token is wrong, used or expired; ask the operator for a new one"
 log = structlog.get_logger()
 
 
@@ -65,20 +60,20 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         self._main_address = main_address
         self._clock = clock
         self._nonces = Nonces(lifetime=_NONCE_SECONDS, clock=monotonic_clock)
-        self._limit = RateLimit(per_second=10, burst=200, clock=monotonic_clock)
+        self._limit = Buckets(10, 200, clock=monotonic_clock)
 
     async def GetNonce(  # noqa: N802
         self, request: membership_pb2.GetNonceRequest, context: Any
     ) -> membership_pb2.GetNonceResponse:
         """A fresh nonce for one attempt."""
-        self._limit.check(caller_of(context.peer()))
+        self._limit.check(grpc_peer_name(context.peer()))
         return membership_pb2.GetNonceResponse(nonce=self._nonces.issue())
 
     async def Enrol(  # noqa: N802
         self, request: membership_pb2.EnrolRequest, context: Any
     ) -> membership_pb2.EnrolResponse:
         """Raises InvalidInput for malformed requests, PermissionDenied (JOIN_REFUSED) for all else."""
-        self._limit.check(caller_of(context.peer()))
+        self._limit.check(grpc_peer_name(context.peer()))
         role = _check_form(request)
         try:
             member = self._admit(request, role)
@@ -98,7 +93,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
                 detail=error.message,
                 hint=error.hint,
             )
-            raise PermissionDenied("the join was refused", hint=_WHY_REFUSED, reason="JOIN_REFUSED") from None
+            raise self._join_refused(request, error) from None
         log.info("member_enrolled", member=member.id, name=member.name, role=role, level=member.level)
         return membership_pb2.EnrolResponse(
             member_id=member.id,
@@ -109,10 +104,22 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
             coordinator_address=self._main_address(),
         )
 
+    def _join_refused(self, request: membership_pb2.EnrolRequest, why: SealringError) -> PermissionDenied:
+        """Who holds a good token is told the cause; to everybody else all causes look the same."""
+        try:
+            secret = decode_base32(request.token_secret, size=TOKEN_SECRET_BYTES)
+        except FormatError:
+            secret = b""
+        if self._store.tokens.holds(request.token_id, secret, now=self._clock()):
+            return PermissionDenied(
+                f"the join was refused: {why.message}", hint=why.hint, reason="JOIN_REFUSED", cause=why.reason
+            )
+        return PermissionDenied("the join was refused", hint=_WHY_REFUSED, reason="JOIN_REFUSED")
+
     def _admit(self, request: membership_pb2.EnrolRequest, role: Role) -> StoredMember:
         """Everything but the token. The nonce is used up whatever comes of it."""
         if not self._nonces.use(request.nonce):
-            raise _refused("NONCE")
+            raise _refused("NONCE", "it took too long, or was sent twice", "join again")
         content = join_content(
             cluster=self._keys.root.cluster,
             token_id=request.token_id,
@@ -127,10 +134,10 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         verify(request.identity_key, Label.JOIN, content, request.signature)
         identifier = member_id(request.identity_key)
         if self._store.members.banned(identifier):
-            raise _refused("BANNED")
+            raise _refused("BANNED", "this identity is banned from the cluster")
         known = self._store.members.find(identifier)
         if known is not None and known.role is not role:
-            raise _refused("OTHER_ROLE")
+            raise _refused("OTHER_ROLE", f"this identity is enrolled as a {known.role}")
         now = int(self._clock())
         if role is Role.GATEWAY:
             return StoredMember(
@@ -190,7 +197,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         with self._authority.change():
             now = self._clock()
             if not self._store.tokens.spend(request.token_id, secret, role, now=now):
-                raise _refused("TOKEN")
+                raise _refused("TOKEN", "the token is of another role", f"make one for a {role}")
             self._store.members.enrol(member)
             self._store.audit.append(
                 now,
@@ -217,18 +224,18 @@ def check_addresses(addresses: list[str]) -> tuple[str, ...]:
 
 
 def _check_form(request: membership_pb2.EnrolRequest) -> Role:
-    role = _ROLES.get(request.role)
+    role = ROLES.get(request.role)
     if role is None:
         raise _malformed("role")
     sizes = (
         ("token_id", len(request.token_id), 1, 64),
         ("token_secret", len(request.token_secret), 1, 128),
         ("identity_key", len(request.identity_key), PUBLIC_KEY_BYTES, PUBLIC_KEY_BYTES),
-        ("csr", len(request.csr), 1, _MAX_CSR_BYTES),
+        ("csr", len(request.csr), 1, MAX_CSR_BYTES),
         ("nonce", len(request.nonce), NONCE_BYTES, NONCE_BYTES),
-        ("signature", len(request.signature), 1, _MAX_SIGNATURE_BYTES),
+        ("signature", len(request.signature), 1, MAX_SIGNATURE_BYTES),
         ("attestation", len(request.attestation), 0, MAX_STATEMENT_BYTES),
-        ("attestation_signature", len(request.attestation_signature), 0, _MAX_SIGNATURE_BYTES),
+        ("attestation_signature", len(request.attestation_signature), 0, MAX_SIGNATURE_BYTES),
     )
     for param, size, low, high in sizes:
         if not low <= size <= high:
@@ -253,7 +260,7 @@ def _secret(text: str) -> bytes:
     try:
         return decode_base32(text, size=TOKEN_SECRET_BYTES)
     except FormatError:
-        raise _refused("TOKEN") from None
+        raise _refused("TOKEN", "the token's secret is malformed") from None
 
 
 def _malformed(param: str) -> InvalidInput:
@@ -265,5 +272,5 @@ def _malformed(param: str) -> InvalidInput:
     )
 
 
-def _refused(check: str) -> PermissionDenied:
-    return PermissionDenied("join refused", reason=check)
+def _refused(check: str, what: str, hint: str = "") -> PermissionDenied:
+    return PermissionDenied(what, hint=hint, reason=check)

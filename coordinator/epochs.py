@@ -10,16 +10,21 @@ Messages about any epoch but the current one change nothing.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from mesh.errors import SealringError
 from sealring.v1 import membership_pb2
 
 FIRST_BACKOFF = 0.2
 LAST_BACKOFF = 10.0
 STEADY_SECONDS = 10.0
 """An epoch that served for this long was a good one: the next back-off starts anew."""
+
+
+RETRY_SECONDS = 1.0
+"""How long to wait when the number of the next epoch cannot be stored."""
 
 
 class Phase(enum.Enum):
@@ -70,6 +75,15 @@ class Changed:
 Action: TypeAlias = Prepare | Commit | End | Changed
 
 
+@dataclass(frozen=True)
+class _Cause:
+    """Why an epoch ended. A root cause lies with who is named; others may only be what followed from it."""
+
+    epoch: int
+    text: str
+    root: bool
+
+
 @dataclass
 class _Epoch:
     number: int
@@ -82,12 +96,15 @@ class _Epoch:
 
 
 class RingEpochs:
-    """The machine of one ring. `next_epoch` gives numbers that rise and are never given twice."""
+    """The machine of one ring. `next_epoch` gives numbers that rise and are never given twice; where it
+    raises an error of the tree, that is the ring's reason until a later try succeeds."""
 
-    def __init__(self, members: Sequence[str], next_epoch: Callable[[], int], timeouts: Timeouts) -> None:
+    def __init__(self, members: Mapping[str, str], next_epoch: Callable[[], int], timeouts: Timeouts) -> None:
+        """`members` are ids, by rank, with the names that people know them by."""
         self.members = tuple(members)
         self.phase = Phase.WAITING
-        self.reason = "forming"
+        self._names = dict(members)
+        self._cause = _Cause(0, "forming", root=True)
         self._next_epoch = next_epoch
         self._timeouts = timeouts
         self._online: set[str] = set()
@@ -96,6 +113,14 @@ class RingEpochs:
         self._last_number = 0
         self._not_before = 0.0
         self._backoff = FIRST_BACKOFF
+
+    @property
+    def reason(self) -> str:
+        """Why it does not serve: who is missing, else what ended the last epoch. Empty while it serves."""
+        if self.phase is Phase.SERVING:
+            return ""
+        absent = [member for member in self.members if member not in self._online]
+        return self._offline(absent) if absent else self._cause.text
 
     @property
     def epoch(self) -> int:
@@ -146,7 +171,9 @@ class RingEpochs:
             return []
         self._online.discard(member)
         self._missing.pop(member, None)
-        return self._fail("a member is offline", now)
+        if self._epoch is None:
+            return self._blame(_Cause(self._last_number, self._offline([member]), root=True))
+        return self._fail(self._offline([member]), now)
 
     def advanced(self, member: str, epoch: int, what: str, fraction: float, now: float) -> list[Action]:
         """A member reports progress; only a change counts against the deadline."""
@@ -180,15 +207,21 @@ class RingEpochs:
         current.up.add(member)
         if current.up != set(self.members):
             return []
-        self.phase, self.reason = Phase.SERVING, ""
+        self.phase = Phase.SERVING
         current.serving_since = now
         return [Changed()]
 
-    def fault(self, member: str, epoch: int, reason: str, now: float) -> list[Action]:
-        """A member says that the epoch cannot go on."""
-        if self._epoch is None or epoch != self._epoch.number or member not in self.members:
+    def fault(self, member: str, epoch: int, reason: str, now: float, *, root: bool = True) -> list[Action]:
+        """A member says that the epoch cannot go on; not a `root` cause if it tells of what others did.
+
+        One end has many witnesses, and the neighbours of the culprit are often first: what is said of an
+        epoch that is over still replaces its reason, unless a root cause is known.
+        """
+        if member not in self.members:
             return []
-        return self._fail(reason, now)
+        if self._epoch is None or epoch != self._epoch.number:
+            return self._blame(_Cause(epoch, reason, root))
+        return self._fail(reason, now, root=root)
 
     def tick(self, now: float) -> list[Action]:
         """Whatever is due: the next epoch, or the end of one that took too long or lost a member."""
@@ -197,7 +230,7 @@ class RingEpochs:
         if self.phase is Phase.SERVING:
             return self._drop_missing(now)
         if self._epoch is not None and now >= self._epoch.deadline:
-            return self._fail(f"{self.phase.value} took too long", now)
+            return self._fail(f"{self.phase.value} took too long: {self._late(self._epoch)}", now)
         return []
 
     def close(self, reason: str) -> list[Action]:
@@ -215,7 +248,14 @@ class RingEpochs:
         return self._epoch if expected and member in self.members else None
 
     def _begin(self, now: float) -> list[Action]:
-        self._epoch = _Epoch(self._next_epoch(), now + self._timeouts.prepare)
+        try:
+            number = self._next_epoch()
+        except SealringError as error:  # the number could not be stored
+            self._not_before = now + RETRY_SECONDS
+            text = f"the coordinator cannot begin an epoch: {error.message}"
+            known, self._cause = self._cause, _Cause(self._last_number, text, root=True)
+            return [Changed()] if self._cause != known else []
+        self._epoch = _Epoch(number, now + self._timeouts.prepare)
         self._last_number = self._epoch.number
         self.phase = Phase.PREPARING
         return [Prepare(self._epoch.number), Changed()]
@@ -226,10 +266,29 @@ class RingEpochs:
                 return self.offline(member, now)
         return []
 
-    def _fail(self, reason: str, now: float) -> list[Action]:
+    def _late(self, current: _Epoch) -> str:
+        done = current.prepared if self.phase is Phase.PREPARING else current.up
+        waited_for = [name for member, name in self._names.items() if member not in done]
+        return f"{', '.join(waited_for)} did not finish"
+
+    def _offline(self, members: Sequence[str]) -> str:
+        names = ", ".join(self._names[member] for member in members)
+        return f"{names} {'is' if len(members) == 1 else 'are'} offline"
+
+    def _blame(self, cause: _Cause) -> list[Action]:
+        """Take up what is learnt of the last epoch's end after it."""
+        ended = self.phase is not Phase.SERVING and cause.epoch == self._cause.epoch
+        if not ended or self._cause.root or not cause.root:
+            return []
+        self._cause = cause
+        return [Changed()]
+
+    def _fail(self, reason: str, now: float, *, root: bool = True) -> list[Action]:
         current, self._epoch = self._epoch, None
         if current is None:
             return []
+        if self._missing and not root:
+            reason, root = self._offline(list(self._missing)), True
         for member in self._missing:
             self._online.discard(member)
         self._missing.clear()
@@ -237,5 +296,5 @@ class RingEpochs:
             self._backoff = FIRST_BACKOFF
         self._not_before = now + self._backoff
         self._backoff = min(LAST_BACKOFF, self._backoff * 2)
-        self.phase, self.reason = Phase.WAITING, reason
+        self.phase, self._cause = Phase.WAITING, _Cause(current.number, reason, root)
         return [End(current.number, reason), Changed()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from coordinator.authority import Authority
 from coordinator.moves import Moves
 from coordinator.sessions import Sessions
-from coordinator.store import Revocation, Store
+from coordinator.store import Revocation, Store, StoredMember
 from coordinator.watchers import Watchers
 from mesh.clock import Clock
 from mesh.errors import PermissionDenied
@@ -31,7 +31,7 @@ class Expulsion:
         self._moves = moves
         self._clock = clock
 
-    def evict(self, identifier: str, identity_key: bytes, actor: str, *, why: str = "") -> None:
+    def evict(self, who: StoredMember, actor: str, *, why: str = "") -> None:
         """It may come back with a new token. `why` is a reason, for the audit log and for the machine."""
         hint = f"it failed: {why}; " if why else ""
         error = PermissionDenied(
@@ -39,12 +39,12 @@ class Expulsion:
             hint=f"{hint}ask the operator for a new join token",
             reason="EVICTED",
         )
-        self._throw_out(Revocation(identifier, identity_key, self._now(), False), actor, error, why)
+        self._throw_out(Revocation.of(who, self._now(), banned=False), actor, error, why)
 
-    def ban(self, identifier: str, identity_key: bytes, actor: str) -> None:
-        """This identity never comes back."""
+    def ban(self, who: StoredMember | Revocation, actor: str) -> None:
+        """This identity never comes back, be it evicted already."""
         error = PermissionDenied("this machine was banned", hint="ask the operator", reason="BANNED")
-        self._throw_out(Revocation(identifier, identity_key, self._now(), True), actor, error, "")
+        self._throw_out(Revocation.of(who, self._now(), banned=True), actor, error, "")
 
     def _throw_out(self, revocation: Revocation, actor: str, error: PermissionDenied, why: str) -> None:
         identifier = revocation.id

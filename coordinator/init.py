@@ -10,6 +10,8 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from coordinator.audit_head import AuditSeal
+from coordinator.integrity import corrupt
 from coordinator.keys import (
     OPERATOR_DIR,
     OPERATOR_ID,
@@ -25,8 +27,8 @@ from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
 from mesh.clock import Clock, wall_clock
 from mesh.dsse import Ed25519Signer
 from mesh.encoding import encode_base32
-from mesh.errors import AlreadyExists, ConfigError, InvalidInput, RosterError
-from mesh.memberstate import MemberState, save_description, save_member_state
+from mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput, RosterError
+from mesh.memberstate import MemberState, save_description, save_member_state, save_root
 from mesh.rootmeta import (
     RootMetadata,
     check_root_times,
@@ -42,7 +44,7 @@ from mesh.tls import TlsMaterial
 ROOT_DRAFT = "root.draft"
 _OPERATOR_CSR = "operator_csr"
 _ROOT_SECONDS = 10 * 365 * 24 * 3600
-_CA_FILES = ("ca.key", "ca.pem")
+CA_FILES = ("ca.key", "ca.pem")
 _LATER_FILES = (ROOT_KEY, ROOT_METADATA, OPERATOR_DIR, DATABASE_NAME)
 
 
@@ -54,7 +56,7 @@ def init(settings: CoordinatorSettings, *, roster_threshold: int = 1, clock: Clo
     """
     now = clock()
     _check_threshold("roster", roster_threshold, len(roster_key_files(settings)))
-    _make_folder(settings, _every_file(settings))
+    make_folder(settings, state_files(settings))
     root_signer = Ed25519Signer.create(settings.state_dir / ROOT_KEY)
     draft = _make_keys(settings, (root_signer.public_key,), 1, roster_threshold, now)
     _finish(settings, sign_root(draft, [root_signer]), now)
@@ -74,7 +76,7 @@ def prepare(
     """
     _check_threshold("roster", roster_threshold, len(roster_key_files(settings)))
     _check_threshold("root", root_threshold, len(set(root_keys)))
-    _make_folder(settings, _every_file(settings))
+    make_folder(settings, state_files(settings))
     root = _make_keys(settings, tuple(root_keys), root_threshold, roster_threshold, clock())
     draft = draft_root(root)
     read_root_draft(draft)
@@ -98,7 +100,7 @@ def complete(settings: CoordinatorSettings, signed: bytes, *, clock: Clock = wal
             hint="begin with: sealring coordinator prepare",
             reason="NOT_PREPARED",
         ) from None
-    _make_folder(settings, [folder / name for name in _LATER_FILES])
+    make_folder(settings, [folder / name for name in _LATER_FILES])
     if read_root_draft(signed)[0] != drafted:
         raise ConfigError(
             "the root metadata is not what was drafted here",
@@ -122,6 +124,7 @@ def new_operator(settings: CoordinatorSettings, *, clock: Clock = wall_clock) ->
         with store.transaction():
             _make_operator(settings, store, keys, clock())
             store.audit.append(clock(), "coordinator", "new_operator", OPERATOR_ID, {})
+            AuditSeal(store, keys, clock=clock).renew()
     finally:
         store.close()
 
@@ -140,20 +143,21 @@ def renew_operator_bundle(
         return None
     csr = store.get_meta(_OPERATOR_CSR)
     if csr is None or known.role is None:
-        raise ConfigError(
-            "the coordinator's database lacks the operator's role or signing request",
-            hint="restore it from a backup",
-            reason="STATE_CORRUPT",
-        )
-    certificate = _operator_certificate(keys, csr, now)
+        raise corrupt("it lacks the operator's role or signing request")
+    try:
+        certificate = _operator_certificate(keys, csr, now)
+    except CertificateError:
+        raise corrupt("the operator's signing request") from None
     store.operators.save(stored_operator(OPERATOR_ID, known.role, certificate, now))
     write_atomic(folder / OPERATOR_DIR / "tls.pem", to_pem(certificate))
+    save_root(folder / OPERATOR_DIR, keys.root)
     save_description(folder / OPERATOR_DIR, _operator(keys), OPERATOR_ID, address, keys.pin)
     return certificate
 
 
-def _every_file(settings: CoordinatorSettings) -> list[Path]:
-    names = (*_CA_FILES, ROOT_DRAFT, *_LATER_FILES)
+def state_files(settings: CoordinatorSettings) -> list[Path]:
+    """Everything that makes a state folder, and roster keys elsewhere."""
+    names = (*CA_FILES, ROOT_DRAFT, *_LATER_FILES)
     return [*roster_key_files(settings), *(settings.state_dir / name for name in names)]
 
 
@@ -167,7 +171,7 @@ def _check_threshold(what: str, threshold: int, keys: int) -> None:
         )
 
 
-def _make_folder(settings: CoordinatorSettings, absent: Sequence[Path]) -> None:
+def make_folder(settings: CoordinatorSettings, absent: Sequence[Path]) -> None:
     """The folder, private, with none of these in it."""
     folder = settings.state_dir
     try:
@@ -179,7 +183,7 @@ def _make_folder(settings: CoordinatorSettings, absent: Sequence[Path]) -> None:
     if found:
         raise AlreadyExists(
             f"there is coordinator state in {folder} already ({', '.join(found)})",
-            hint="run it, or choose another state folder",
+            hint="run it, choose another state folder, or move this one aside",
             reason="STATE_EXISTS",
         )
 
@@ -224,6 +228,7 @@ def _finish(settings: CoordinatorSettings, root: RootMetadata, now: float) -> No
     try:
         _make_operator(settings, store, keys, now)
         store.audit.append(now, "init", "create_cluster", root.cluster, {"root": keys.pin.hex()})
+        AuditSeal(store, keys, clock=lambda: now).begin()
     finally:
         store.close()
 

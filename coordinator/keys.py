@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from coordinator.settings import CoordinatorSettings
+from coordinator.store.database import RESTORE_HINT
 from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role
 from mesh.dsse import Ed25519Signer
 from mesh.errors import ConfigError, SealringError
@@ -45,14 +46,14 @@ class ClusterKeys:
         except FileNotFoundError as error:
             raise ConfigError(
                 f"the coordinator's state in {folder} lacks {Path(str(error.filename)).name}",
-                hint="restore it from a backup, or make a new one with: sealring coordinator init",
+                hint=f"{RESTORE_HINT}; or make a new one with: sealring coordinator init",
                 reason="STATE_MISSING",
             ) from None
         held = {signer.public_key for signer in rosters}
         if ca.certificate not in root.authorities or not held <= set(root.roster_keys):
             raise ConfigError(
                 f"the keys in {folder} are not those of its root metadata",
-                hint="restore the whole folder from one backup",
+                hint=RESTORE_HINT,
                 reason="STATE_CORRUPT",
             )
         if len(held) < root.roster_threshold:
@@ -101,9 +102,9 @@ def _follow(data: bytes) -> RootMetadata:
     except SealringError as error:
         raise ConfigError(
             f"the root metadata is corrupt: {error.message}",
-            hint="restore it from a backup",
+            hint=RESTORE_HINT,
             reason="STATE_CORRUPT",
         ) from None
     if root is None:
-        raise ConfigError("the root metadata is empty", hint="restore it", reason="STATE_CORRUPT")
+        raise ConfigError("the root metadata is empty", hint=RESTORE_HINT, reason="STATE_CORRUPT")
     return root

@@ -11,12 +11,13 @@ import structlog
 from coordinator.access import Access
 from coordinator.admin import AdminService
 from coordinator.authority import Authority
-from coordinator.certificates import CertificatesService
+from coordinator.certificates import CertificatesService, Issuer, RenewalService
 from coordinator.challenges import Challenges
 from coordinator.deployments import DeploymentService
 from coordinator.enrolment import EnrolmentService
 from coordinator.expulsion import Expulsion
 from coordinator.init import renew_operator_bundle
+from coordinator.integrity import check_stored
 from coordinator.keys import ClusterKeys
 from coordinator.membership import MembershipService
 from coordinator.moves import Moves
@@ -31,11 +32,12 @@ from coordinator.store import Store
 from coordinator.survey import Survey
 from coordinator.traces import Traces
 from coordinator.watchers import SchedulingService, Watchers
-from mesh.certificates import needs_rotation
+from mesh.certificates import renewal_due
 from mesh.clock import Clock, wall_clock
 from mesh.device import APPLE_ROOT
+from mesh.errors import SealringError
 from mesh.processes import first_of, stop_on_signals
-from mesh.rpc import Server
+from mesh.rpc import JOINING, Server
 from mesh.tls import MAX_CONNECTION_AGE_MILLISECONDS, TlsStore, server_credentials
 from sealring.v1 import membership_pb2_grpc as rpc
 from sealring.v1.admin_pb2_grpc import add_AdminServicer_to_server
@@ -69,6 +71,7 @@ class Coordinator:
         self.keys = keys = ClusterKeys.load(settings, now=clock())
         cluster = keys.root.cluster
         self.access = access = Access(cluster, store)
+        check_stored(store)
         self.authority = authority = Authority(store, keys, settings, clock=clock)
         self.sessions = sessions = Sessions()
         self.watchers = watchers = Watchers()
@@ -107,6 +110,7 @@ class Coordinator:
             keys,
             authority,
             sessions,
+            watchers,
             standing,
             expulsion,
             deployments,
@@ -128,7 +132,9 @@ class Coordinator:
             cluster,
             clock=clock,
         )
-        self._certificates = CertificatesService(access, store, keys, settings, clock=clock)
+        issuer = Issuer(keys, settings, clock=clock)
+        self._certificates = CertificatesService(access, store, issuer)
+        self._renewal = RenewalService(cluster, store, issuer, lambda: self.tls.current()[1].certificate)
         self._scheduling = SchedulingService(access, proofs, watchers, rings.snapshot)
         self._enrolment = EnrolmentService(
             store,
@@ -161,7 +167,11 @@ class Coordinator:
             options=_OPTIONS,
         )
         self._join = Server(
-            [(rpc.add_EnrolmentServicer_to_server, self._enrolment, "sealring.v1.Enrolment")],
+            [
+                (rpc.add_EnrolmentServicer_to_server, self._enrolment, "sealring.v1.Enrolment"),
+                (rpc.add_RenewalServicer_to_server, self._renewal, "sealring.v1.Renewal"),
+            ],
+            port=JOINING,
             options=_OPTIONS,
         )
         self.port = self._main.listen(self.settings.listen, server_credentials(self.tls))
@@ -177,7 +187,7 @@ class Coordinator:
         self._run(self.rings.run())
         self._run(self.sessions.watch(self.settings.heartbeat_timeout))
         self._run(self.challenges.run())
-        self._run(self._rotate_certificates())
+        self._run(self._rotate_forever())
         log.info(
             "coordinator_started",
             cluster=self.keys.root.cluster,
@@ -196,8 +206,10 @@ class Coordinator:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(self._main.stop(_STOP_GRACE_SECONDS), self._join.stop(_STOP_GRACE_SECONDS))
+        self._seal_audit()
         self.store.close()
-        log.info("coordinator_stopped")
+        if self._tasks:  # one that could not start says why instead
+            log.info("coordinator_stopped")
 
     async def failed(self) -> None:
         """Raises what ended one of the coordinator's own tasks, if that ever happens."""
@@ -216,20 +228,26 @@ class Coordinator:
         log.error("coordinator_task_ended", exc_info=error)
         self._failure.set_exception(error or RuntimeError("a task of the coordinator ended"))
 
-    async def _rotate_certificates(self) -> None:
-        """The servers' own certificate and the operator's, each at half of its life."""
+    def rotate_certificates(self) -> None:
+        """A new one for the servers and one for the operator, where half of the life of the last is over."""
+        now = self._clock()
+        if now >= renewal_due(self.tls.current()[1].certificate):
+            lifetime = self.settings.certificate_lifetime
+            self.tls.replace(self.keys.server_material(self.settings.hosts(), lifetime=lifetime, now=now))
+            log.info("server_certificate_rotated")
+        if self._operator_certificate and now >= renewal_due(self._operator_certificate):
+            self._operator_certificate = self._renew_operator()
+
+    async def _rotate_forever(self) -> None:
         while True:
-            now = self._clock()
-            if needs_rotation(self.tls.current()[1].certificate, now):
-                self.tls.replace(
-                    self.keys.server_material(
-                        self.settings.hosts(), lifetime=self.settings.certificate_lifetime, now=now
-                    )
-                )
-                log.info("server_certificate_rotated")
-            if self._operator_certificate and needs_rotation(self._operator_certificate, now):
-                self._operator_certificate = self._renew_operator()
-            await asyncio.sleep(min(_ROTATION_CHECK_SECONDS, self.settings.certificate_lifetime / 8))
+            self.rotate_certificates()
+            await asyncio.sleep(_ROTATION_CHECK_SECONDS)
+
+    def _seal_audit(self) -> None:
+        try:
+            self.authority.audit_seal.renew()
+        except SealringError as error:  # the next start signs it
+            log.error("audit_log_not_sealed", reason=error.reason, why=error.message)
 
     def _renew_operator(self) -> bytes | None:
         return renew_operator_bundle(
@@ -239,14 +257,10 @@ class Coordinator:
 
 async def run(settings: CoordinatorSettings) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError when state or ports are unusable."""
-    coordinator = Coordinator(settings)
     with stop_on_signals() as stopping:
+        coordinator = Coordinator(settings)
         try:
             await coordinator.start()
-        except BaseException:
-            coordinator.store.close()
-            raise
-        try:
             await first_of(stopping.wait(), coordinator.failed())
         finally:
             await coordinator.stop()

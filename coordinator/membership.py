@@ -22,13 +22,18 @@ from coordinator.traces import Traces
 from mesh.attestation import verify_sealing_key
 from mesh.certificates import Role
 from mesh.clock import Clock, monotonic_clock
-from mesh.errors import FailedPrecondition, InvalidInput, PermissionDenied, SealringError
+from mesh.errors import AlreadyExists, FailedPrecondition, InvalidInput, PermissionDenied, SealringError
+from mesh.problem import from_problem
 from mesh.proof import Purpose, no_proof
+from mesh.protocol import check_protocol
+from mesh.tenure import Tenure
 from sealring.v1 import membership_pb2, membership_pb2_grpc, proof_pb2
-from sealring.v1.membership_pb2 import CoordinatorMessage, MemberMessage
+from sealring.v1.membership_pb2 import CoordinatorMessage, Goodbye, MemberMessage
 
 _HELLO_SECONDS = 10.0
+_PARTING_SECONDS = 5.0
 _MAX_VERSION = 64
+_INSTANCE_BYTES = 16
 _MAX_BYTES = 1 << 50
 _MAX_RINGS = 64
 _MAX_ALARMS = 1000
@@ -71,8 +76,9 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     ) -> AsyncIterator[CoordinatorMessage]:
         """Role member.
 
-        Raises Unauthenticated (NO_PROOF, BAD_PROOF), InvalidInput (BAD_HELLO), AttestationError, Unavailable
-        (SILENT, SLOW_PEER).
+        Raises Unauthenticated (NO_PROOF, BAD_PROOF), InvalidInput (BAD_HELLO), AttestationError,
+        FailedPrecondition (INCOMPATIBLE_VERSION, COORDINATOR_ROLLED_BACK), AlreadyExists (IDENTITY_IN_USE),
+        Unavailable (SILENT, SLOW_PEER).
         """
         peer = self._access.identify(context, Role.MEMBER)
         first = await self._message(peer.id, requests)
@@ -87,29 +93,45 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         self._access.require(context, Role.MEMBER)
         if not second.HasField("proof"):
             raise no_proof()
-        self._proofs.check(proof, peer, second.proof)
+        tenure = self._proofs.check(proof, peer, second.proof)
         yield CoordinatorMessage(accepted=proof_pb2.ProofAccepted())
-        hello = await self._hello(peer.id, requests, context)
-        self._take_hello(peer.id, hello)
-        session = NodeSession(peer.id, clock=monotonic_clock)
+        try:
+            hello = await self._hello(peer.id, requests, context)
+            self._take_hello(peer.id, hello)
+        except SealringError as error:
+            log.warning("node_refused", member=peer.id, reason=error.reason, why=error.message)
+            self._sessions.refused(peer.id, str(error))
+            yield CoordinatorMessage(goodbye=Goodbye(reason=error.reason))
+            await _parted(asyncio.create_task(_read_out(requests)))
+            raise
+        session = NodeSession(peer.id, hello.instance, clock=monotonic_clock)
         session.send(roster_message(self._authority.current))
         log.info("node_session", member=peer.id, version=hello.software_version)
         self._sessions.open(session)
-        reading = asyncio.create_task(self._read(session, requests))
+        reading = asyncio.create_task(self._read(session, tenure, requests))
         try:
             async for message in session.outbox.messages():
                 yield message
+        except SealringError:
+            self._ended(session)
+            await _parted(reading)
+            raise
         finally:
             reading.cancel()
-            self._profiles.gone(session.member)
-            self._traces.gone(session.member)
-            self._sessions.closed(session)
+            self._ended(session)
+
+    def _ended(self, session: NodeSession) -> None:
+        self._profiles.gone(session)
+        self._traces.gone(session)
+        self._sessions.closed(session)
 
     async def _hello(
         self, member: str, requests: AsyncIterator[MemberMessage], context: Any
     ) -> membership_pb2.Hello:
         message = await self._message(member, requests)
         self._access.require(context, Role.MEMBER)
+        if message.HasField("trouble"):
+            raise from_problem(message.trouble)
         if not message.HasField("hello"):
             raise InvalidInput("a session begins with a hello", reason="BAD_HELLO")
         return message.hello
@@ -126,9 +148,18 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     def _take_hello(self, identifier: str, hello: membership_pb2.Hello) -> None:
         """What a node says of itself now; the roster is signed again when it differs from before."""
         member = self._store.members.get(identifier)
-        addresses = check_addresses(list(hello.addresses))
         if not 0 < len(hello.software_version) <= _MAX_VERSION:
             raise InvalidInput("software version has a wrong length", reason="BAD_HELLO")
+        check_protocol(hello.protocol, member.name, hello.software_version)
+        addresses = check_addresses(list(hello.addresses))
+        if len(hello.instance) != _INSTANCE_BYTES:
+            raise InvalidInput("instance has a wrong length", reason="BAD_HELLO")
+        if self._sessions.is_double(identifier, hello.instance):
+            raise AlreadyExists(
+                f"the identity of {member.name} is in use twice",
+                hint="a copy of its state folder runs somewhere: stop one of the two",
+                reason="IDENTITY_IN_USE",
+            )
         verify_sealing_key(member.identity_key, self._cluster, hello.sealing_key, hello.sealing_key_signature)
         if hello.roster_version > self._authority.current.version:
             raise _newer_roster(identifier, hello.roster_version, self._authority.current.version)
@@ -144,20 +175,31 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         elif changed != member:
             self._store.members.save(changed)
 
-    async def _read(self, session: NodeSession, requests: AsyncIterator[MemberMessage]) -> None:
-        """Takes messages until the stream ends."""
+    async def _read(
+        self, session: NodeSession, tenure: Tenure, requests: AsyncIterator[MemberMessage]
+    ) -> None:
+        """Takes messages until the stream ends; who was said goodbye to is not listened to any more."""
         try:
             async for message in requests:
-                session.seen()
-                if self._take(session, message):
-                    session.said_goodbye = True
-                    break
+                if not session.outbox.closed:
+                    self._listen(session, tenure, message)
             session.outbox.close()
         except SealringError as error:
             session.close(error.reason, error)
         except Exception:
             log.exception("session_failed", member=session.member)
             session.close("an internal error")
+
+    def _listen(self, session: NodeSession, tenure: Tenure, message: MemberMessage) -> None:
+        session.seen()
+        try:
+            if message.HasField("renewal"):
+                tenure.renew(message.renewal)
+            elif self._take(session, message):
+                session.said_goodbye = True
+                session.outbox.close()
+        except SealringError as error:
+            session.close(error.reason, error)
 
     def _take(self, session: NodeSession, message: MemberMessage) -> bool:
         """Handles one message; True when it was a goodbye."""
@@ -166,7 +208,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         if kind == "heartbeat":
             self._heartbeat(session, message.heartbeat)
         elif kind == "profile":
-            self._profiles.answered(member, message.profile)
+            self._profiles.answered(session, message.profile)
         elif kind == "progress":
             self._rings.progressed(member, message.progress)
         elif kind == "prepared":
@@ -178,7 +220,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         elif kind == "challenge_answer":
             self._challenges.answered(member, message.challenge_answer)
         elif kind == "trace":
-            self._traces.answered(member, message.trace)
+            self._traces.answered(session, message.trace)
         elif kind == "roster_seen":
             self._check_seen(member, message.roster_seen)
         elif kind == "goodbye":
@@ -213,10 +255,26 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             )
 
 
+async def _read_out(requests: AsyncIterator[MemberMessage]) -> None:
+    async for _ in requests:
+        pass
+
+
+async def _parted(reading: asyncio.Task[None]) -> None:
+    """Waits, for a while, until a node that was said goodbye to has ended its side.
+
+    A caller of grpc.aio whose write meets the end of its stream reads INTERNAL and not why it ended.
+    """
+    try:
+        await asyncio.wait((reading,), timeout=_PARTING_SECONDS)
+    finally:
+        reading.cancel()
+
+
 def _newer_roster(member: str, theirs: int, ours: int) -> FailedPrecondition:
     log.error("coordinator_rolled_back", member=member, theirs=theirs, ours=ours)
     return FailedPrecondition(
         f"node has seen roster {theirs} and the coordinator's newest is {ours}",
-        hint="the coordinator's database was set back: restore the newest one",
+        hint="its state was set back: stop the coordinator and run: sealring coordinator recover",
         reason="COORDINATOR_ROLLED_BACK",
     )

@@ -46,6 +46,7 @@ class Moves:
         self._drain_timeout = settings.drain_timeout
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
+        self._drains: dict[str, asyncio.Task[None]] = {}
 
     def evicted(self, member: str) -> None:
         """The member is out of the roster, and its ring with it."""
@@ -54,7 +55,14 @@ class Moves:
     def draining(self, member: str) -> None:
         """The member's ring goes on until it is idle or the time is over, and then moves."""
         self._rings.keep_serving(member, True)
-        self._spawn(self._drain(member))
+        self._drains[member] = self._spawn(self._drain(member))
+
+    def staying(self, member: str) -> None:
+        """The member does not leave after all: nothing of what its draining began goes on."""
+        drain = self._drains.pop(member, None)
+        if drain is not None:
+            drain.cancel()
+            self._rings.keep_serving(member, False)
 
     async def close(self) -> None:
         """End what is under way."""
@@ -72,13 +80,15 @@ class Moves:
         try:
             await self._move(member)
         finally:
-            self._rings.keep_serving(member, False)
-            self._rings.sync()
+            if self._drains.get(member) is asyncio.current_task():
+                del self._drains[member]
+                self._rings.keep_serving(member, False)
+                self._rings.sync()
 
     def _idle(self, member: str) -> bool:
         session = self._sessions.find(member)
         ring = self._ring_of(member)
-        return session is None or ring is None or ring in session.idle or not self._leaving(member)
+        return session is None or ring is None or ring in session.idle
 
     def _leaving(self, member: str) -> bool:
         found = self._store.members.find(member)
@@ -101,10 +111,13 @@ class Moves:
                 await self._move_ring(deployment, ring, member)
             except SealringError as error:
                 log.warning("ring_not_moved", ring=ring, reason=error.reason, why=error.message)
+                self._rings.not_moved(ring, error.message)
 
     async def _move_ring(self, name: str, ring: str, leaving: str) -> None:
         deployment = self._store.deployments.get(name)
-        old = next(one for one in deployment.plan.rings if one.ring == ring)
+        old = next((one for one in deployment.plan.rings if one.ring == ring), None)
+        if old is None:  # its deployment was deleted and made anew
+            return
         freed = [stage.member for stage in old.stages]
         spec = self._spec(deployment, leaving)
         answers = await self._survey.ask(spec, freed=freed)
@@ -134,10 +147,11 @@ class Moves:
         asked.max_rows = deployment.plan.spec.max_rows
         return self._survey.check(asked)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _with_ring(

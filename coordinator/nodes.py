@@ -14,8 +14,10 @@ def describe_node(
     place: tuple[str, admin_pb2.StagePlan] | None,
     trust: int,
     now: float,
+    trouble: str,
 ) -> admin_pb2.Node:
-    """`place` is the ring and stage that the node is planned into, if any; `trust` is its score now."""
+    """`place` is the ring and stage that the node is planned into, if any; `trust` is its score now;
+    `trouble` says why it does not come online."""
     node = admin_pb2.Node(
         id=member.id,
         name=member.name,
@@ -25,6 +27,7 @@ def describe_node(
         trust=trust,
         software_version=member.software_version,
     )
+    node.trouble = trouble
     if session is not None:
         node.last_seen = int(now - (monotonic_clock() - session.last_seen))
     if session is not None and session.heartbeat is not None:

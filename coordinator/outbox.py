@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from typing import Generic, TypeVar
 
 from mesh.errors import SealringError, Unavailable
@@ -16,7 +16,7 @@ class Outbox(Generic[Message]):
 
     def __init__(self, limit: int = 512) -> None:
         self._limit = limit
-        self._waiting: list[Message] = []
+        self._waiting: dict[Hashable, Message] = {}
         self._wake = asyncio.Event()
         self._closed = False
         self._error: SealringError | None = None
@@ -34,7 +34,21 @@ class Outbox(Generic[Message]):
             self._waiting.clear()
             self.close(Unavailable("peer does not read", hint="connect again", reason="SLOW_PEER"))
             return
-        self._waiting.append(message)
+        self._waiting[object()] = message
+        self._wake.set()
+
+    def put_latest(self, subject: Hashable, message: Message, *, first: bool = False) -> None:
+        """Send what is known of a subject now, in place of what still waits of it; `first`: before all else.
+
+        Not counted against the limit: no more waits than there are subjects.
+        """
+        if self._closed:
+            return
+        self._waiting.pop(subject, None)
+        if first:
+            self._waiting = {subject: message, **self._waiting}
+        else:
+            self._waiting[subject] = message
         self._wake.set()
 
     def close(self, error: SealringError | None = None, *, last: Message | None = None) -> None:
@@ -42,15 +56,15 @@ class Outbox(Generic[Message]):
         if self._closed:
             return
         if last is not None:
-            self._waiting.append(last)
+            self._waiting[object()] = last
         self._closed, self._error = True, error
         self._wake.set()
 
     async def messages(self) -> AsyncIterator[Message]:
         """Everything that is put, until closed. Raises the error that it was closed with."""
         while True:
-            waiting, self._waiting = self._waiting, []
-            for message in waiting:
+            waiting, self._waiting = self._waiting, {}
+            for message in waiting.values():
                 yield message
             if self._waiting:
                 continue

@@ -45,9 +45,9 @@ def plan(
     members = usable(spec, candidates)
     _check_shape(spec, profile)
     if spec.split:
-        spec.context, rings = _by_hand(spec, profile, members)
+        spec.context, rings = _by_hand(spec, profile, members, candidates)
     else:
-        spec.context, rings = _by_memory(spec, profile, members)
+        spec.context, rings = _by_memory(spec, profile, members, candidates)
         spec.stages = len(rings[0])
     return _finish(spec, profile, rings)
 
@@ -61,7 +61,7 @@ def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile
     if profile.max_context and spec.context > profile.max_context:
         raise InvalidInput(
             f"context is {spec.context} and the model's own is {profile.max_context}",
-            hint="ask for at most the model's own context",
+            hint="ask for at most the model's own context, or leave it out to take that",
             reason="BAD_DEPLOYMENT",
             param="context",
         )
@@ -79,18 +79,25 @@ def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile
         )
 
 
+def _demand(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, context: int) -> Demand:
+    return Demand.of(profile, context, spec.kv_bits, spec.prefill_chunk)
+
+
 def _by_memory(
-    spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, members: list[Candidate]
+    spec: admin_pb2.DeploymentSpec,
+    profile: model_pb2.ModelProfile,
+    members: list[Candidate],
+    candidates: Sequence[Candidate],
 ) -> tuple[int, list[Ring]]:
     most = min(len(members) // spec.replicas, profile.layers)
     counts = [spec.stages] if spec.stages else list(range(1, most + 1))
     if not counts or counts[0] > most:
-        raise too_few_nodes((spec.stages or 1) * spec.replicas, members)
+        raise too_few_nodes(spec, (spec.stages or 1) * spec.replicas, members, candidates)
 
     places = preferred_places(spec, members)
 
     def attempt(context: int) -> list[Ring] | None:
-        demand = Demand.of(profile, context, spec.kv_bits)
+        demand = _demand(spec, profile, context)
         found = (deal(demand, members, count, spec.replicas, places) for count in counts)
         return next((rings for rings in found if rings is not None), None)
 
@@ -101,9 +108,7 @@ def _by_memory(
     largest = _largest_context(wanted, lambda context: attempt(context) is not None)
     if spec.context or not largest:
         asked = members[: counts[-1] * spec.replicas]
-        raise does_not_fit(
-            Demand.of(profile, wanted, spec.kv_bits), wanted, asked, spec.replicas, counts[-1], largest
-        )
+        raise does_not_fit(_demand(spec, profile, wanted), wanted, asked, spec.replicas, counts[-1], largest)
     rings = attempt(largest)
     if rings is None:
         raise AssertionError("a context that fitted a moment ago does not")
@@ -111,16 +116,19 @@ def _by_memory(
 
 
 def _by_hand(
-    spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, members: list[Candidate]
+    spec: admin_pb2.DeploymentSpec,
+    profile: model_pb2.ModelProfile,
+    members: list[Candidate],
+    candidates: Sequence[Candidate],
 ) -> tuple[int, list[Ring]]:
     count = len(spec.split)
     if len(members) < count * spec.replicas:
-        raise too_few_nodes(count * spec.replicas, members)
+        raise too_few_nodes(spec, count * spec.replicas, members, candidates)
     wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
     places = preferred_places(spec, members)
 
     def rings_at(context: int) -> list[Ring]:
-        demand = Demand.of(profile, context, spec.kv_bits)
+        demand = _demand(spec, profile, context)
         if spec.members:
             by_id = {member.id: member for member in members}
             order = [by_id[member] for member in spec.members]
@@ -133,12 +141,12 @@ def _by_hand(
         return [list(zip(group, spec.split, strict=True)) for group in groups]
 
     def fits(context: int) -> bool:
-        demand = Demand.of(profile, context, spec.kv_bits)
+        demand = _demand(spec, profile, context)
         return all(shortfall(demand, ring) is None for ring in rings_at(context))
 
     context = wanted if fits(wanted) else _largest_context(wanted, fits)
     if not context or (spec.context and context != wanted):
-        demand = Demand.of(profile, wanted, spec.kv_bits)
+        demand = _demand(spec, profile, wanted)
         missing = next(found for ring in rings_at(wanted) if (found := shortfall(demand, ring)) is not None)
         raise split_does_not_fit(*missing, wanted, context)
     return context, rings_at(context)
@@ -159,7 +167,7 @@ def _largest_context(wanted: int, fits: Callable[[int], bool]) -> int:
 def _finish(
     spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, rings: list[Ring]
 ) -> admin_pb2.DeploymentPlan:
-    demand = Demand.of(profile, spec.context, spec.kv_bits)
+    demand = _demand(spec, profile, spec.context)
     planned = [_ring_plan(ring_id(spec.name, index), demand, ring) for index, ring in enumerate(rings)]
     rows = (kv_budget(stage) // max(1, stage.kv_bytes) for ring in planned for stage in ring.stages)
     spec.max_rows = spec.max_rows or max(1, min(DEFAULT_MAX_ROWS, *rows))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from coordinator.demand import check_profile
-from coordinator.sessions import Sessions
-from mesh.errors import DeadlineExceeded, NotFound, SealringError, Unavailable
+from coordinator.questions import Questions
+from coordinator.sessions import NodeSession, Sessions
+from mesh.errors import DeadlineExceeded, NotFound, SealringError
 from mesh.problem import from_problem
 from sealring.v1 import membership_pb2, model_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage
@@ -27,55 +27,40 @@ class Answer:
 
 
 class Profiles:
-    """The questions that are open."""
+    """What nodes say of models."""
 
     def __init__(self, sessions: Sessions, *, timeout: float) -> None:
-        self._sessions = sessions
         self._timeout = timeout
-        self._numbers = itertools.count(1)
-        self._open: dict[tuple[str, int], asyncio.Future[Answer]] = {}
+        self._questions: Questions[membership_pb2.ProfileResult] = Questions(sessions)
 
     async def ask(self, model: str, members: Iterable[str]) -> dict[str, Answer]:
         """The answer of each member, within the timeout; who is not there or silent gets an error."""
         answers = await asyncio.gather(*(self._ask_one(model, member) for member in members))
         return {answer.member: answer for answer in answers}
 
-    def answered(self, member: str, result: membership_pb2.ProfileResult) -> None:
-        """A node's answer has come; answers to questions that nobody asked are dropped."""
-        waiting = self._open.get((member, result.id))
-        if waiting is None or waiting.done():
-            return
-        if result.HasField("problem"):
-            waiting.set_result(Answer(member, None, from_problem(result.problem)))
-            return
-        try:
-            check_profile(result.profile)
-        except SealringError as error:
-            waiting.set_result(Answer(member, None, error))
-        else:
-            waiting.set_result(Answer(member, result.profile, None))
+    def answered(self, session: NodeSession, result: membership_pb2.ProfileResult) -> None:
+        """A node's answer has come."""
+        self._questions.answered(session, result.id, result)
 
-    def gone(self, member: str) -> None:
-        """A node will not answer any more."""
-        for (asked, _), waiting in self._open.items():
-            if asked == member and not waiting.done():
-                waiting.set_result(Answer(member, None, Unavailable("it went away")))
+    def gone(self, session: NodeSession) -> None:
+        """A node's stream has ended."""
+        self._questions.gone(session)
 
     async def _ask_one(self, model: str, member: str) -> Answer:
-        key = (member, next(self._numbers))
-        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._open[key] = waiting
-        request = membership_pb2.ProfileRequest(id=key[1], model=model)
-        if self._sessions.find(member) is None:
-            self.gone(member)
-        self._sessions.send(member, CoordinatorMessage(profile=request))
+        def question(number: int) -> CoordinatorMessage:
+            return CoordinatorMessage(profile=membership_pb2.ProfileRequest(id=number, model=model))
+
         try:
             async with asyncio.timeout(self._timeout):
-                return await waiting
+                result = await self._questions.ask(member, question)
+            if result.HasField("problem"):
+                return Answer(member, None, from_problem(result.problem))
+            check_profile(result.profile)
         except TimeoutError:
             return Answer(member, None, DeadlineExceeded(f"no answer in {self._timeout:g} s"))
-        finally:
-            del self._open[key]
+        except SealringError as error:
+            return Answer(member, None, error)
+        return Answer(member, result.profile, None)
 
 
 def unknown_model(model: str, answers: Iterable[Answer], names: dict[str, str]) -> NotFound:

@@ -9,6 +9,7 @@ from coordinator.keys import ClusterKeys
 from coordinator.store import Store
 from mesh.certificates import PeerIdentity, key_hash
 from mesh.proof import CalledProof, Connection, HeldRoster, Purpose, by_roster_keys, of_identity
+from mesh.tenure import Tenure
 from mesh.tls import peer_certificate
 from sealring.v1 import proof_pb2
 
@@ -35,6 +36,11 @@ class Proofs:
         """The coordinator's own proof, signed by every roster key that it holds."""
         return await proof.answer(self._sign)
 
-    def check(self, proof: CalledProof, peer: PeerIdentity, finish: proof_pb2.ProofFinish) -> None:
-        """Raises Unauthenticated (BAD_PROOF), NotFound."""
-        proof.check(finish, of_identity(self._store.members.get(peer.id).identity_key))
+    def check(self, proof: CalledProof, peer: PeerIdentity, finish: proof_pb2.ProofFinish) -> Tenure:
+        """How long the stream goes on. Raises Unauthenticated (BAD_PROOF), NotFound."""
+
+        def identity_key() -> bytes:
+            return self._store.members.get(peer.id).identity_key
+
+        proof.check(finish, of_identity(identity_key()))
+        return Tenure(proof, peer, identity_key, lambda: self._keys.root.authorities)

@@ -38,12 +38,10 @@ def usable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list
     """
     if spec.members:
         candidates = _named(spec, candidates)
-    obstacles = {member.id: _obstacle(member, spec.trust_floor) for member in candidates}
-    able = [member for member in candidates if not obstacles[member.id]]
+    able = [member for member in candidates if not _obstacle(member, spec.trust_floor)]
     if not able:
-        shown = [f"{member.name}: {obstacles[member.id]}" for member in candidates[:_SHOWN]]
         raise FailedPrecondition(
-            f"no node can serve ({'; '.join(shown)})" if shown else "no node has joined",
+            f"no node can serve{_unable(spec, candidates)}" if candidates else "no node has joined",
             hint="start nodes, end what they serve, or lower the trust floor",
             reason="NOT_ENOUGH_NODES",
             available=0,
@@ -83,10 +81,21 @@ def _obstacle(member: Usable, floor: int) -> str:
     return ""
 
 
-def too_few_nodes(needed: int, members: Sequence[Usable]) -> FailedPrecondition:
-    """The deployment asks for more members than can serve."""
+def _unable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Usable]) -> str:
+    """Who cannot serve, and why."""
+    obstacles = ((member, _obstacle(member, spec.trust_floor)) for member in candidates)
+    told = [f"{member.name}: {obstacle}" for member, obstacle in obstacles if obstacle]
+    more = [f"and {len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
+    return f" ({'; '.join([*told[:_SHOWN], *more])})" if told else ""
+
+
+def too_few_nodes(
+    spec: admin_pb2.DeploymentSpec, needed: int, members: Sequence[Usable], candidates: Sequence[Usable]
+) -> FailedPrecondition:
+    """The deployment asks for more members than can serve; `candidates` are these and the others."""
+    unable = "" if spec.members else _unable(spec, candidates)
     return FailedPrecondition(
-        f"the deployment needs {needed} nodes and {len(members)} can serve",
+        f"the deployment needs {needed} nodes and {len(members)} can serve{unable}",
         hint="add nodes, or ask for fewer stages or replicas",
         reason="NOT_ENOUGH_NODES",
         needed=needed,

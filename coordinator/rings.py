@@ -9,19 +9,40 @@ import structlog
 
 from coordinator.authority import Authority
 from coordinator.epochs import Action, Commit, End, Phase, Prepare, RingEpochs, Timeouts
-from coordinator.running import RunningRing, parked_status
+from coordinator.running import RunningRing
 from coordinator.sessions import NodeSession, Sessions
 from coordinator.settings import CoordinatorSettings
 from coordinator.store import Store
 from coordinator.watchers import Watchers, roster_event
 from mesh.clock import Clock, monotonic_clock
-from mesh.errors import FailedPrecondition, InvalidInput, NotFound, SealringError
+from mesh.errors import FailedPrecondition, InvalidInput, NotFound
 from sealring.v1 import admin_pb2, membership_pb2
-from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, WatchResponse
+from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, RingState, WatchResponse
 
 _MAX_REASON = 200
 _ORDERLY = "GATEWAY_LEFT"
-_RETRY_SECONDS = 1.0
+_OF_OTHERS = {
+    _ORDERLY,
+    "BROKEN_OFF",
+    "EPOCH_TIMEOUT",
+    "GATEWAY_ENDED",
+    "GATEWAY_GONE",
+    "HANDSHAKE_BROKEN_OFF",
+    "HANDSHAKE_TIMEOUT",
+    "LINK_POISONED",
+    "NO_CONFIRMATION",
+    "NO_SUCH_EPOCH",
+    "PEER_FROZEN",
+    "PEER_LOST",
+    "PEER_SILENT",
+    "PEER_UNREACHABLE",
+    "RECORD_LOST",
+    "RECORD_OVERDUE",
+    "REKEY_TIMEOUT",
+    "RING_FAILED",
+}
+"""What members say of an epoch's end when the fault lies with a neighbour, with the gateway, or between."""
+
 _SHOWN = 8
 log = structlog.get_logger()
 
@@ -49,6 +70,7 @@ class Rings:
         self._clock = clock
         self._running: dict[str, RunningRing] = {}
         self._still_serving: set[str] = set()
+        self._not_moved: dict[str, str] = {}
         self._wake = asyncio.Event()
 
     # What the rings should be
@@ -59,6 +81,7 @@ class Rings:
         planned = {
             ring.ring for deployment in self._store.deployments.all() for ring in deployment.plan.rings
         }
+        self._not_moved = {name: why for name, why in self._not_moved.items() if name in planned}
         for name in list(self._running):
             if name not in wanted:
                 self._end(name, gone=name not in planned)
@@ -74,6 +97,10 @@ class Rings:
         """While a member drains, its rings go on until this is taken back."""
         (self._still_serving.add if keep else self._still_serving.discard)(member)
 
+    def not_moved(self, ring: str, why: str) -> None:
+        """A ring without one of its members found no others; told while it is out of service."""
+        self._not_moved[ring] = why
+
     def _wanted(self) -> Iterator[tuple[admin_pb2.RingPlan, admin_pb2.DeploymentPlan]]:
         draining = {member.id for member in self._store.members.all() if member.draining}
         parked = draining - self._still_serving
@@ -85,10 +112,11 @@ class Rings:
 
     def _start(self, ring: admin_pb2.RingPlan, plan: admin_pb2.DeploymentPlan) -> None:
         machine = RingEpochs(
-            [stage.member for stage in ring.stages],
+            {stage.member: stage.member_name for stage in ring.stages},
             lambda: self._store.deployments.next_epoch(ring.ring),
             self._timeouts,
         )
+        self._not_moved.pop(ring.ring, None)
         self._running[ring.ring] = RunningRing(
             ring, plan.spec, plan.profile.digest, plan.profile.model_type, machine
         )
@@ -158,7 +186,9 @@ class Rings:
         tell = log.info if problem.reason == _ORDERLY else log.warning
         tell("epoch_fault", ring=message.ring, epoch=message.epoch, member=member, why=problem.reason[:64])
         reason = f"{running.name_of(member)}: {problem.message or problem.reason}"[:_MAX_REASON]
-        self._apply(message.ring, running.machine.fault(member, message.epoch, reason, self._clock()))
+        root = problem.reason not in _OF_OTHERS
+        actions = running.machine.fault(member, message.epoch, reason, self._clock(), root=root)
+        self._apply(message.ring, actions)
 
     def first_heartbeat(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
         """What a node says it runs when it comes (back) is compared with what it should run."""
@@ -166,10 +196,8 @@ class Rings:
         for name, running in self._of(session.member):
             machine = running.machine
             if machine.phase is Phase.SERVING and reported.get(name) != machine.epoch:
-                self._apply(
-                    name,
-                    machine.fault(session.member, machine.epoch, "a member was restarted", self._clock()),
-                )
+                reason = f"{running.name_of(session.member)} was restarted"
+                self._apply(name, machine.fault(session.member, machine.epoch, reason, self._clock()))
         for name, epoch in reported.items():
             known = self._running.get(name)
             if known is None or epoch != known.machine.epoch or known.machine.phase is Phase.WAITING:
@@ -182,14 +210,51 @@ class Rings:
 
     def snapshot(self) -> list[WatchResponse]:
         """What a gateway that begins to watch has to know."""
-        rings = [WatchResponse(ring=running.state()) for _, running in sorted(self._running.items())]
-        return [roster_event(self._authority.current), *rings]
+        rings = [running.state() for _, running in sorted(self._running.items())]
+        parked = [
+            RingState(
+                ring=ring.ring,
+                phase=membership_pb2.RING_PHASE_DOWN,
+                deployment=deployment.plan.spec.name,
+                reason=self._parked(ring, deployment.plan).reason,
+                model_type=deployment.plan.profile.model_type,
+            )
+            for deployment in self._store.deployments.all()
+            for ring in deployment.plan.rings
+            if ring.ring not in self._running
+        ]
+        told = [WatchResponse(ring=state) for state in (*rings, *parked)]
+        return [roster_event(self._authority.current), *told]
 
     def statuses(self, plan: admin_pb2.DeploymentPlan) -> Iterable[admin_pb2.RingStatus]:
         """The rings of a deployment as the operator sees them."""
         for ring in plan.rings:
             running = self._running.get(ring.ring)
-            yield parked_status(ring.ring) if running is None else running.status()
+            yield self._parked(ring, plan) if running is None else running.status()
+
+    def _parked(self, ring: admin_pb2.RingPlan, plan: admin_pb2.DeploymentPlan) -> admin_pb2.RingStatus:
+        """A planned ring that cannot be in service: which of its members keep it from that."""
+        why = [
+            f"{stage.member_name} {obstacle}"
+            for stage in ring.stages
+            if (obstacle := self._obstacle(stage.member, plan.spec.trust_floor))
+        ]
+        if ring.ring in self._not_moved:
+            why.append(f"others could not take over: {self._not_moved[ring.ring]}")
+        return admin_pb2.RingStatus(
+            ring=ring.ring,
+            phase=membership_pb2.RING_PHASE_DOWN,
+            reason="; ".join(why) or "the newest roster does not hold it",
+        )
+
+    def _obstacle(self, identifier: str, floor: int) -> str:
+        member = self._store.members.find(identifier)
+        listed = self._authority.listed(identifier)
+        if member is None or listed is None:
+            return "was evicted"
+        if member.draining:
+            return "is draining"
+        return f"has trust {listed.trust}, below the floor {floor}" if listed.trust < floor else ""
 
     def serving(self, name: str) -> RunningRing:
         """The ring of that name, or the only one for "".
@@ -230,17 +295,8 @@ class Rings:
                 async with asyncio.timeout(wait):  # wait_for may swallow a cancellation (cpython 86296)
                     await self._wake.wait()
             except TimeoutError:
-                await self._tick()
-
-    async def _tick(self) -> None:
-        for name, running in list(self._running.items()):
-            if self._running.get(name) is not running:
-                continue
-            try:
-                self._apply(name, running.machine.tick(self._clock()))
-            except SealringError as error:  # the next epoch's number could not be stored
-                log.error("ring_stuck", ring=name, reason=error.reason, why=error.message)
-                await asyncio.sleep(_RETRY_SECONDS)
+                for name, running in self._running.items():
+                    self._apply(name, running.machine.tick(self._clock()))
 
     def model_of(self, member: str) -> bytes | None:
         """The digest of the model that a member serves from just now."""

@@ -83,12 +83,3 @@ class RunningRing:
     def name_of(self, member: str) -> str:
         """What people call a member of the ring."""
         return next(stage.member_name for stage in self.plan.stages if stage.member == member)
-
-
-def parked_status(ring: str) -> admin_pb2.RingStatus:
-    """A planned ring that cannot be in service."""
-    return admin_pb2.RingStatus(
-        ring=ring,
-        phase=membership_pb2.RING_PHASE_DOWN,
-        reason="a member is draining, evicted, or below the trust floor",
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -11,19 +12,23 @@ import structlog
 
 from coordinator.outbox import Outbox
 from coordinator.store import StoredRoster
-from mesh.clock import Clock
+from mesh.clock import Clock, monotonic_clock
 from mesh.errors import SealringError, Unavailable
 from sealring.v1.membership_pb2 import CoordinatorMessage, Goodbye, Heartbeat, RosterUpdate
 
 _LOOKS = 6
+_REPLACED = 8
+_TROUBLE_SECONDS = 60.0
 log = structlog.get_logger()
 
 
 class NodeSession:
     """One node's stream."""
 
-    def __init__(self, member: str, *, clock: Clock) -> None:
+    def __init__(self, member: str, instance: bytes, *, clock: Clock) -> None:
+        """`instance` is what the node's process, and no other, is known by."""
         self.member = member
+        self.instance = instance
         self.outbox: Outbox[CoordinatorMessage] = Outbox()
         self.heartbeat: Heartbeat | None = None
         self.said_goodbye = False
@@ -75,7 +80,10 @@ class SessionListener(Protocol):
 class Sessions:
     """Every open stream, by member id."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Clock = monotonic_clock) -> None:
+        self._clock = clock
+        self._refused: dict[str, tuple[str, float]] = {}
+        self._replaced: dict[str, deque[bytes]] = defaultdict(lambda: deque(maxlen=_REPLACED))
         self.listeners: list[SessionListener] = []
         self._open: dict[str, NodeSession] = {}
         self._arriving: dict[asyncio.Timeout, str] = {}
@@ -88,10 +96,34 @@ class Sessions:
         """The stream of a member, if it is online."""
         return self._open.get(member)
 
+    def refused(self, member: str, why: str) -> None:
+        """A member's stream came to nothing; known as its trouble while it goes on trying."""
+        self._refused[member] = (why, self._clock())
+
+    def trouble(self, member: str) -> str:
+        """Why a member's newest attempt to come online was refused; empty once that is a while ago."""
+        why, at = self._refused.get(member, ("", 0.0))
+        return why if why and self._clock() - at < _TROUBLE_SECONDS else ""
+
+    def is_double(self, member: str, instance: bytes) -> bool:
+        """Whether a stream of this process would be a second one beside another process that is online.
+
+        A process that starts takes the place of what was there; one that comes back after that shows that two
+        of them run.
+        """
+        current = self._open.get(member)
+        return (
+            current is not None
+            and current.instance != instance
+            and instance in self._replaced.get(member, ())
+        )
+
     def open(self, session: NodeSession) -> None:
         """Take up a stream; an older one of the same member ends."""
         older = self._open.get(session.member)
         if older is not None:
+            if older.instance != session.instance:
+                self._replaced[session.member].append(older.instance)
             self.closed(older)
             older.close("replaced by a newer stream")
         self._open[session.member] = session

@@ -10,24 +10,20 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from mesh.addresses import parse_address
-from mesh.errors import InvalidInput
+from mesh.clock import SKEW_SECONDS
 from mesh.paths import default_state_root
+from mesh.settings_types import Address
 from mesh.trust import MAX_SCORE
 
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 _DAY = 24 * 3600
+MIN_CERTIFICATE_LIFETIME = 5 * SKEW_SECONDS
+"""At half life, when it is renewed, a certificate has 2.5 times left what clocks may differ by: enough to try
+again two or three times even where the clock is ahead by all of that."""
 
 
 def _default_state_dir() -> Path:
     return default_state_root() / "coordinator"
-
-
-def _check_address(address: str) -> str:
-    try:
-        parse_address(address)
-    except InvalidInput as error:
-        raise ValueError(str(error)) from None
-    return address
 
 
 def _check_cluster(name: str) -> str:
@@ -46,7 +42,6 @@ def _check_host(host: str) -> str:
     return host
 
 
-Address = Annotated[str, AfterValidator(_check_address)]
 Host = Annotated[str, AfterValidator(_check_host)]
 
 
@@ -83,7 +78,10 @@ class CoordinatorSettings(BaseModel):
         default=720, ge=2, le=900, description="life of a signed roster; renewed at half"
     )
     certificate_lifetime: int = Field(
-        default=_DAY, ge=2, le=30 * _DAY, description="life of mTLS certificates"
+        default=_DAY,
+        ge=MIN_CERTIFICATE_LIFETIME,
+        le=30 * _DAY,
+        description="life of mTLS certificates; renewed at half",
     )
     heartbeat_timeout: float = Field(
         default=6.0, ge=0.2, le=60, description="a node silent for longer is offline"

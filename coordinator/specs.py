@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from coordinator.demand import MAX_CONTEXT, MAX_LAYERS
+from mesh.deployment_limits import (
+    MAX_CONTEXT,
+    MAX_LAYERS,
+    MAX_PREFILL_CHUNK,
+    MAX_REPLICAS,
+    MAX_ROWS,
+    MAX_STAGES,
+)
 from mesh.errors import InvalidInput
 from mesh.identity import check_member_id
 from mesh.names import check_deployment_name
@@ -10,10 +17,6 @@ from mesh.trust import MAX_SCORE
 from sealring.v1 import admin_pb2
 
 DEFAULT_PREFILL_CHUNK = 256
-MAX_PREFILL_CHUNK = 8192
-MAX_ROWS = 256
-MAX_REPLICAS = 1000
-MAX_STAGES = 256
 KV_BITS = (8, 4)
 _MAX_MODEL = 256
 

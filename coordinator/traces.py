@@ -8,15 +8,15 @@ wrong by more than half of that. Both ends of the time traced are measured, so t
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from coordinator.questions import Questions
 from coordinator.rings import Rings
-from coordinator.sessions import Sessions
-from mesh.errors import Conflict, DeadlineExceeded, InvalidInput, SealringError, Unavailable
-from mesh.problem import to_problem
+from coordinator.sessions import NodeSession, Sessions
+from mesh.errors import Conflict, DeadlineExceeded, InvalidInput, SealringError
+from mesh.problem import from_problem, to_problem
 from mesh.traces import MAX_SPANS
 from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage
@@ -49,16 +49,14 @@ class Offset:
 
 
 class Traces:
-    """The questions that are open. One trace at a time: each costs the members some milliseconds."""
+    """One trace at a time: each costs the members some milliseconds."""
 
     def __init__(
         self, sessions: Sessions, rings: Rings, *, clock: Callable[[], int] = time.perf_counter_ns
     ) -> None:
-        self._sessions = sessions
         self._rings = rings
         self._clock = clock
-        self._numbers = itertools.count(1)
-        self._open: dict[tuple[str, int], asyncio.Future[tuple[membership_pb2.TraceAnswer, int]]] = {}
+        self._questions: Questions[tuple[membership_pb2.TraceAnswer, int]] = Questions(sessions)
         self._busy = False
 
     async def trace(self, ring: str, milliseconds: int) -> admin_pb2.TraceRingResponse:
@@ -104,17 +102,13 @@ class Traces:
             ring=plan.ring, epoch=epoch, start=start, duration=duration, members=made
         )
 
-    def answered(self, member: str, answer: membership_pb2.TraceAnswer) -> None:
-        """A node's answer has come; answers to questions that nobody asked are dropped."""
-        waiting = self._open.get((member, answer.id))
-        if waiting is not None and not waiting.done():
-            waiting.set_result((answer, self._clock()))
+    def answered(self, session: NodeSession, answer: membership_pb2.TraceAnswer) -> None:
+        """A node's answer has come just now."""
+        self._questions.answered(session, answer.id, (answer, self._clock()))
 
-    def gone(self, member: str) -> None:
-        """A node will not answer any more."""
-        for (asked, _), waiting in self._open.items():
-            if asked == member and not waiting.done():
-                waiting.set_exception(_gone())
+    def gone(self, session: NodeSession) -> None:
+        """A node's stream has ended."""
+        self._questions.gone(session)
 
     async def _offset(self, member: str) -> Offset | SealringError:
         found: list[Offset] = []
@@ -145,7 +139,7 @@ class Traces:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 answer, _ = await self._ask(stage.member, question)
             if answer.HasField("problem"):
-                made.problem.CopyFrom(answer.problem)
+                made.problem.CopyFrom(to_problem(from_problem(answer.problem)))
                 return made
             _fill(made, check_trace(answer), offset)
         except TimeoutError:
@@ -159,19 +153,13 @@ class Traces:
         self, member: str, question: membership_pb2.TraceQuestion
     ) -> tuple[membership_pb2.TraceAnswer, int]:
         """The answer and when it came."""
-        if self._sessions.find(member) is None:
-            raise _gone()
-        asked = membership_pb2.TraceQuestion()
-        asked.CopyFrom(question)
-        asked.id = next(self._numbers)
-        waiting: asyncio.Future[tuple[membership_pb2.TraceAnswer, int]]
-        waiting = asyncio.get_running_loop().create_future()
-        self._open[member, asked.id] = waiting
-        try:
-            self._sessions.send(member, CoordinatorMessage(trace=asked))
-            return await waiting
-        finally:
-            del self._open[member, asked.id]
+
+        def numbered(number: int) -> CoordinatorMessage:
+            message = CoordinatorMessage(trace=question)
+            message.trace.id = number
+            return message
+
+        return await self._questions.ask(member, numbered)
 
 
 def check_trace(answer: membership_pb2.TraceAnswer) -> Iterable[trace_pb2.ProcessTrace]:
@@ -202,10 +190,6 @@ def _known(offset: Offset | SealringError) -> Offset:
     if isinstance(offset, SealringError):
         raise offset
     return offset
-
-
-def _gone() -> Unavailable:
-    return Unavailable("the member is not online", hint="see: sealring nodes list", reason="MEMBER_OFFLINE")
 
 
 def _bad_trace() -> InvalidInput:

@@ -13,8 +13,9 @@ from coordinator.outbox import Outbox
 from coordinator.proofs import Proofs
 from coordinator.store import StoredRoster
 from mesh.certificates import Role
-from mesh.errors import SealringError
+from mesh.errors import Internal, InvalidInput, SealringError
 from mesh.proof import PROOF_SECONDS, Purpose, no_proof
+from mesh.tenure import Tenure
 from sealring.v1 import membership_pb2_grpc
 from sealring.v1.membership_pb2 import FollowRequest, RosterUpdate, WatchRequest, WatchResponse
 
@@ -37,10 +38,14 @@ class Watchers:
         """A watch has ended."""
         self._open.pop(outbox, None)
 
+    def watches(self, gateway: str) -> bool:
+        """Whether a gateway is there."""
+        return gateway in self._open.values()
+
     def tell(self, event: WatchResponse) -> None:
         """Tell every gateway."""
         for outbox in list(self._open):
-            outbox.put(event)
+            tell(outbox, event)
 
     def roster_published(self, roster: StoredRoster) -> None:
         """Tell every gateway of a new roster."""
@@ -56,6 +61,16 @@ class Watchers:
         """End every watch."""
         for outbox in list(self._open):
             outbox.close()
+
+
+def tell(outbox: Outbox[WatchResponse], event: WatchResponse) -> None:
+    """Send an event in place of an older one about the same: a gateway goes by what is now, however many
+    rings there are and however slowly it reads. A roster comes before the rings that were formed under it."""
+    kind = event.WhichOneof("event")
+    if kind == "roster":
+        outbox.put_latest("roster", event, first=True)
+    else:
+        outbox.put_latest(("ring", getattr(event, str(kind)).ring), event)
 
 
 def roster_event(roster: StoredRoster) -> WatchResponse:
@@ -93,17 +108,35 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
         self._access.require(context, Role.GATEWAY)  # it may have been thrown out meanwhile
         if not finish.HasField("proof"):
             raise no_proof()
-        self._proofs.check(proof, peer, finish.proof)
+        tenure = self._proofs.check(proof, peer, finish.proof)
         outbox = self._watchers.add(peer.id)
         log.info("gateway_watching", gateway=peer.id)
+        reading = asyncio.create_task(_read(tenure, requests, outbox))
         try:
             for event in self._snapshot():
-                outbox.put(event)
+                tell(outbox, event)
             async for event in outbox.messages():
                 yield event
         finally:
+            reading.cancel()
             self._watchers.remove(outbox)
             log.info("gateway_gone", gateway=peer.id)
+
+
+async def _read(
+    tenure: Tenure, requests: AsyncIterator[FollowRequest], outbox: Outbox[WatchResponse]
+) -> None:
+    """Takes renewed certificates until the stream ends, which anything else is the end of."""
+    try:
+        async for request in requests:
+            if not request.HasField("renewal"):
+                raise InvalidInput("a watch holds a message that is not known here", reason="BAD_MESSAGE")
+            tenure.renew(request.renewal)
+    except SealringError as error:
+        outbox.close(error)
+    except Exception:
+        log.exception("watch_failed")
+        outbox.close(Internal("an internal error", hint="see the coordinator's log"))
 
 
 async def _message(requests: AsyncIterator[FollowRequest]) -> FollowRequest:

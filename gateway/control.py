@@ -19,11 +19,11 @@ import grpc.aio
 import structlog
 
 from gateway.losses import LossWatch
-from mesh.clock import Clock, monotonic_clock
+from mesh.clock import Clock, awake_clock
 from mesh.errors import EpochEnded, SealringError, Unavailable
-from mesh.introduction import introduce, write_first
+from mesh.introduction import Introduced, introduce, write_first
 from mesh.problem import from_problem
-from mesh.proof import Connection, Identity, Purpose, VerifyProof, of_identity
+from mesh.proof import Identity, Purpose, VerifyProof, of_identity
 from mesh.rpc import from_rpc_error
 from mesh.tls import PeerChannel, is_own_cancellation
 from sealring.v1 import control_pb2 as control
@@ -71,9 +71,11 @@ class MemberStream:
         self.heard = clock()
         self._clock = clock
         self._call: Any = None
+        self._introduced: Introduced | None = None
         self._outgoing: deque[tuple[bytes, Callable[[], None] | None]] = deque()
         self._wake = asyncio.Event()
         self._finished = False
+        self._read_out = asyncio.Event()
 
     async def attach(self, ring: str, epoch: int) -> control.Attached:
         """Opens the stream at the first address that answers. Raises SealringError."""
@@ -86,7 +88,7 @@ class MemberStream:
             self._call = method()
             try:
                 async with asyncio.timeout(ATTACH_SECONDS / len(self.target.channels)):
-                    await self._prove(channel.key_hash)
+                    self._introduced = await self._prove(channel)
                     await write_first(self._call, _message(attach=control.Attach(ring=ring, epoch=epoch)))
                     return self._attached(await self._call.read())
             except TimeoutError:
@@ -100,11 +102,11 @@ class MemberStream:
                 break
         raise failed
 
-    async def _prove(self, own_key: bytes) -> None:
+    async def _prove(self, channel: PeerChannel) -> Introduced:
         """The member proves itself, then this gateway does. Raises Unauthenticated (NO_PROOF, BAD_PROOF)."""
-        own = self._identity
-        connection = Connection(Purpose.SCHEDULE, own.cluster, own.id, self.target.id, own_key)
-        await introduce(self._call, _message, connection, own, self._verifier)
+        return await introduce(
+            self._call, _message, Purpose.SCHEDULE, self.target.id, self._identity, channel, self._verifier
+        )
 
     async def _verifier(self, _: proof_pb2.ProofAnswer) -> VerifyProof:
         return of_identity(self.target.identity_key)
@@ -146,7 +148,7 @@ class MemberStream:
         self._finished = True
 
     async def write_all(self) -> None:
-        """Writes what is sent until all is said. Raises SealringError when the stream is over before that."""
+        """Writes what is sent until all is said, or until `read_all` has told why the stream is over."""
         try:
             while True:
                 while self._outgoing:
@@ -159,14 +161,18 @@ class MemberStream:
                     return
                 self._wake.clear()
                 await self._wake.wait()
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
-        except asyncio.InvalidStateError:
-            raise await self._failure() from None
+        except (grpc.RpcError, asyncio.InvalidStateError):  # INTERNAL, whatever the member has said last
+            await self._read_out.wait()
         except asyncio.CancelledError:
             if is_own_cancellation():
                 raise
             raise _replaced(self.target.id) from None
+
+    async def renew_all(self) -> None:
+        """Lets the stream outlive every certificate that this gateway renews."""
+        assert self._introduced is not None
+        async for renewal in self._introduced.renewals():
+            self.send(_message(renewal=renewal))
 
     async def read_all(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
         """Hands every response on, pongs of the head only. Raises SealringError once the stream is over."""
@@ -190,6 +196,8 @@ class MemberStream:
             if is_own_cancellation():
                 raise
             raise _replaced(self.target.id) from None
+        finally:
+            self._read_out.set()
 
     def cancel(self) -> None:
         """Ends the call, whatever state it is in."""
@@ -207,11 +215,11 @@ class EpochSession:
         members: Sequence[MemberTarget],
         identity: Identity,
         *,
-        clock: Clock = monotonic_clock,
+        clock: Clock = awake_clock,
     ) -> None:
         self.ring = ring
         self.epoch = epoch
-        self.waiting_since: float | None = None
+        self._waiting_since: float | None = None
         self._clock = clock
         self._losses = LossWatch(len(members))
         self._streams = [
@@ -241,6 +249,15 @@ class EpochSession:
     def send_head(self, message: bytes, written: Callable[[], None] | None = None) -> None:
         self._streams[0].send(message, written)
 
+    def expect(self) -> None:
+        """The ring owes an answer; it is given time from the first time on."""
+        if self._waiting_since is None:
+            self._waiting_since = self._clock()
+
+    def answered(self) -> None:
+        """The ring has answered something; what it still owes has to be expected anew."""
+        self._waiting_since = None
+
     async def run(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
         """Runs until the epoch is over, says goodbye, and raises the SealringError that says why."""
         now = self._clock()
@@ -249,21 +266,24 @@ class EpochSession:
             stream.heard = now
             streams.append(asyncio.ensure_future(stream.read_all(handle)))
             streams.append(asyncio.ensure_future(stream.write_all()))
+        renewing = [asyncio.ensure_future(stream.renew_all()) for stream in self._streams]
         watch = asyncio.ensure_future(self._watch())
         reason = "LEAVING"
         try:
-            done, _ = await asyncio.wait((watch, *streams), return_when=asyncio.FIRST_COMPLETED)
+            parts = (watch, *renewing, *streams)
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         except SealringError as error:
             reason = error.reason
             raise
         finally:
-            watch.cancel()
+            for task in (watch, *renewing):
+                task.cancel()
             try:
                 await self._part(streams, reason)
             finally:  # whoever waits for this may be in a hurry and cancel it again
-                gone = asyncio.gather(watch, *streams, return_exceptions=True)
+                gone = asyncio.gather(watch, *renewing, *streams, return_exceptions=True)
                 for task in streams:
                     task.cancel()
                 await gone
@@ -311,7 +331,7 @@ class EpochSession:
                         reason="MEMBER_SILENT",
                         member=stream.target.id,
                     )
-            if self.waiting_since is not None and now - self.waiting_since > STALL_SECONDS:
+            if self._waiting_since is not None and now - self._waiting_since > STALL_SECONDS:
                 raise EpochEnded(f"no step was done for {STALL_SECONDS:g} s", reason="RING_STALLED")
 
 

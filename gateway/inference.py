@@ -146,7 +146,8 @@ class RingBackend:
         if self._running:
             self._idle.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._idle.wait()
 
     def _affinity(self, request: inference.GenerateRequest, tenant: str) -> bytes:
         """Sealed prompts have none here: they name their ring."""

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from gateway.settings import GatewaySettings
+from mesh.bootstrap import JoinToken
 from mesh.certificates import Role
 from mesh.enrolment import Enrolled, enrol
-from mesh.errors import AlreadyExists
 from mesh.identity import SoftwareSigner
-from mesh.memberstate import IDENTITY_KEY, is_enrolled
+from mesh.memberstate import IDENTITY_KEY, check_may_join
 from mesh.statelock import lock_state
 
 
 async def join(settings: GatewaySettings, token: str, *, coordinator: str) -> Enrolled:
-    """Enrols this gateway with the coordinator at `coordinator` (host:port of its join address).
+    """Enrols this gateway with the coordinator at `coordinator` (host:port of its join address), anew
+    where it is or was one of this cluster.
 
-    Raises AlreadyExists (ALREADY_ENROLLED), Conflict (STATE_IN_USE), PermissionDenied (JOIN_REFUSED),
-    InvalidInput, Unavailable, and RosterError or CertificateError when the coordinator is not the one that
-    the token pins.
+    Raises AlreadyExists (ALREADY_ENROLLED) in the folder of another cluster, Conflict (STATE_IN_USE),
+    PermissionDenied (JOIN_REFUSED), InvalidInput, Unavailable, and RosterError or CertificateError when the
+    coordinator is not the one that the token pins.
     """
     folder = settings.state_dir
     with lock_state(folder):
-        if is_enrolled(folder):
-            raise AlreadyExists(
-                f"this gateway is enrolled already, in {folder}",
-                hint="name another state folder, or remove this one to join anew",
-                reason="ALREADY_ENROLLED",
-            )
+        check_may_join(folder, JoinToken.parse(token).root_sha256)
         return await enrol(
             coordinator=coordinator,
             token=token,

@@ -26,7 +26,7 @@ from mesh.introduction import Introduction
 from mesh.processes import first_of, run_enrolled
 from mesh.proof import Identity, Purpose, by_identity
 from mesh.roster_keeper import RosterKeeper
-from mesh.rpc import Server
+from mesh.rpc import INFERENCE, Server
 from mesh.tls import PeerChannel, TlsStore
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 
@@ -70,6 +70,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     edge = HttpServer(create_app(backend, exposition=metrics.exposition, gate=gate), tls=http_tls)
     server = Server(
         [(inference_grpc.add_InferenceServicer_to_server, InferenceService(backend), SERVICE)],
+        port=INFERENCE,
         interceptors=[GateInterceptor(gate)],
     )
     try:

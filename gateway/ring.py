@@ -29,7 +29,7 @@ from gateway.scheduler import (
 )
 from gateway.timings import Timings
 from mesh.clock import Clock, monotonic_clock
-from mesh.errors import EpochEnded, FailedPrecondition, SealringError, Unavailable
+from mesh.errors import EpochEnded, FailedPrecondition, SealringError, StageFailed, Unavailable
 from mesh.problem import from_problem
 from mesh.proof import Identity
 from sealring.v1 import control_pb2 as control
@@ -39,6 +39,12 @@ log = structlog.get_logger()
 
 PATIENCE_SECONDS = 30.0
 """How long requests wait for a ring that is down before they fail."""
+
+RETRY_SECONDS = 5
+"""After which a client may ask again for a model that no ring serves."""
+
+LEFT = "LEFT"
+"""Why a session ends that the coordinator has ended."""
 
 _FIRST_BACKOFF = 0.2
 _LONGEST_BACKOFF = 5.0
@@ -120,6 +126,7 @@ class Ring:
         self.serving = serving
         if serving.epoch == self._over or (same and self._task is not None and not self._task.done()):
             return
+        self._leave_session()
         previous, self._task = self._task, None
         if previous is not None:
             previous.cancel()
@@ -127,9 +134,15 @@ class Ring:
 
     def leave(self) -> None:
         """The epoch is over, the coordinator says; another may come."""
+        self._leave_session()
         self.serving = None
         if self._task is not None:
             self._task.cancel()
+
+    def _leave_session(self) -> None:
+        """At once: its task parts from the members, and requests that come meanwhile wait for the next."""
+        if self._session is not None:
+            self._end(self._session, LEFT)
 
     async def close(self) -> None:
         """Leaves for good; requests must have been taken away or fail."""
@@ -158,11 +171,7 @@ class Ring:
         """Fails requests that have waited too long. Must be called about every second."""
         self._perform(self.scheduler.expire(self._clock()))
         if not self.patient:
-            error = Unavailable(
-                f"the ring has been down for {PATIENCE_SECONDS:g} s",
-                hint="try again later",
-                reason="RING_DOWN",
-            )
+            error = ring_down(f"the ring has been down for {PATIENCE_SECONDS:g} s")
             for request, answer, _ in self.take_waiting():
                 log.info("request given up", request_id=request.id, ring=self.name)
                 answer.fail(error)
@@ -185,21 +194,21 @@ class Ring:
 
     async def _attend(self, serving: ServingEpoch) -> bool:
         """One attachment to an epoch. Returns whether the epoch was used; then it is over."""
-        session = EpochSession(
-            serving.ring, serving.epoch, serving.members, self._identity, clock=self._clock
-        )
+        session = EpochSession(serving.ring, serving.epoch, serving.members, self._identity)
         known = log.bind(ring=serving.ring, epoch=serving.epoch)
+        reason = ""
         try:
             attached = await session.attach()
             self._begin(serving, session, attached)
             known.info("ring attached", stages=len(attached), min_trust=serving.min_trust)
             await session.run(self._handle)
         except SealringError as error:
-            known.warning("ring lost", reason=error.reason, member=error.metadata.get("member", ""))
+            reason = error.reason
+            known.warning("ring lost", reason=reason, member=error.metadata.get("member", ""))
         except Exception as error:
             known.error("ring lost", exc_info=error)
         finally:
-            used = self._end(session)
+            used = self._end(session, reason)
             session.cancel()
         return used
 
@@ -210,7 +219,7 @@ class Ring:
         self._unstarted.clear()
         self._perform(self.scheduler.attach(ring_facts(serving, attached)))
 
-    def _end(self, session: EpochSession) -> bool:
+    def _end(self, session: EpochSession, reason: str) -> bool:
         if self._session is not session:
             return False
         self._session = None
@@ -219,11 +228,7 @@ class Ring:
         if used:
             self._over = session.epoch
             self._metrics.epochs_ended.labels(self.deployment).inc()
-        self._perform(
-            self.scheduler.end_epoch(
-                EpochEnded("the ring lost a member while it answered", hint="send the request again")
-            )
-        )
+        self._perform(self.scheduler.end_epoch(epoch_ended(reason)))
         self._on_lost(self)
         return used
 
@@ -237,7 +242,7 @@ class Ring:
             return
         now = self._clock()
         self._event = time.perf_counter()
-        session.waiting_since = None
+        session.answered()
         if kind == "done":
             self._perform(self.scheduler.step_done(response.done, now))
         elif kind == "opened":
@@ -257,8 +262,8 @@ class Ring:
             refused = response.refused
             self._unstarted.pop(refused.row, None)
             self._perform(self.scheduler.row_refused(refused.row, from_problem(refused.problem)))
-        if session.waiting_since is None and self.scheduler.expects_answer:
-            session.waiting_since = now
+        if self.scheduler.expects_answer:
+            session.expect()
 
     def _perform(self, actions: list[Action]) -> None:
         todo = deque(actions)
@@ -290,7 +295,7 @@ class Ring:
             for chunk in step.prefill.chunks:
                 if chunk.start == 0 or chunk.prefix:
                     self._first_chunk(chunk)
-            self._expect_answer(session)
+            session.expect()
 
     def _first_chunk(self, chunk: control.Chunk) -> None:
         self._queries.inc(chunk.prompt_tokens)
@@ -298,21 +303,15 @@ class Ring:
         if chunk.row in self._unstarted:
             self._unstarted.pop(chunk.row).announce(self._event)
 
-    def _expect_answer(self, session: EpochSession) -> None:
-        if session.waiting_since is None:
-            session.waiting_since = self._clock()
-
     def _open(self, action: OpenRow) -> list[Action]:
         """Gives a prompt to the head, unless the ring is trusted less than its sender demands."""
         request, serving = action.request, self.serving
         floor = self._answers[request.id].min_trust
-        if serving is None:
-            down = Unavailable("the ring's epoch has just ended", hint="try again", reason="RING_DOWN")
-            return self.scheduler.row_refused(action.row, down)
+        assert serving is not None  # as long as the scheduler is attached
         if serving.min_trust < floor:
             return self.scheduler.row_refused(action.row, below_floor(floor, serving.min_trust))
         if self._session is not None:
-            self._expect_answer(self._session)
+            self._session.expect()
         timings = self._unstarted[action.row] = self._answers[request.id].answer.timings
         timings.opened = time.perf_counter()
         self._send_head(
@@ -391,3 +390,20 @@ def below_floor(floor: int, trust: int) -> FailedPrecondition:
         param="min_trust",
         min_trust=trust,
     )
+
+
+def epoch_ended(reason: str) -> EpochEnded:
+    """What clients are told whose answers an epoch's end cut off. `reason` is that of the end."""
+    if reason == StageFailed.default_reason:
+        return EpochEnded(
+            "the model failed while it computed the answer",
+            hint="the same request may fail again; the cluster's operator finds the cause in its status",
+            reason=reason,
+        )
+    what = "the coordinator ended the ring's epoch" if reason == LEFT else "the ring lost a member"
+    return EpochEnded(f"{what} while it answered", hint="send the request again")
+
+
+def ring_down(message: str) -> Unavailable:
+    """For requests that found no ring; a member may come back, or the operator place the model anew."""
+    return Unavailable(message, hint="try again later", reason="RING_DOWN", retry_after=RETRY_SECONDS)

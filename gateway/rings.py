@@ -12,7 +12,7 @@ import structlog
 from gateway.answer import Answer
 from gateway.control import MemberTarget
 from gateway.metrics import Metrics, ModelLoad
-from gateway.ring import Ring, ServingEpoch, below_floor
+from gateway.ring import Ring, ServingEpoch, below_floor, ring_down
 from gateway.scheduler import Request
 from mesh import roster as rosters
 from mesh.affinity import choose, ranked
@@ -83,6 +83,11 @@ class Rings:
         for ring in self._roster.rings if self._roster else ():
             if ring.id == state.ring:
                 self._follow(ring)
+
+    def begin_watch(self) -> None:
+        """All that stands in no roster is told anew."""
+        for name in set(self._states) - set(self._rings):
+            del self._states[name]
 
     def ring_gone(self, name: str) -> None:
         self._states.pop(name, None)
@@ -175,7 +180,7 @@ class Rings:
 
     def deployments(self) -> list[str]:
         """The names of the models that can be asked for."""
-        return sorted(self._of_model)
+        return sorted({*self._of_model, *(state.deployment for state in self._states.values())})
 
     def models(self) -> list[inference.Model]:
         """One entry per deployment."""
@@ -218,6 +223,8 @@ class Rings:
 
     def _route(self, model: str, request: Request, min_trust: int) -> Ring:
         rings = self._of_model.get(model)
+        if not rings and model in self.deployments():
+            raise ring_down(f"no ring can serve {model!r} just now")
         if not rings:
             raise NotFound(f"there is no model {model!r}", reason="MODEL_NOT_FOUND", param="model")
         if sealed_for := request.envelope.sealed_for.ring:
@@ -244,16 +251,14 @@ class Rings:
             raise below_floor(min_trust, max(map(self._trust, rings)))
         ready = [ring for ring in trusted if ring.attached] or [ring for ring in trusted if ring.patient]
         if not ready:
-            raise Unavailable(
-                f"no ring serves {model!r} just now", hint="try again later", reason="RING_DOWN"
-            )
+            raise ring_down(f"no ring serves {model!r} just now")
         return min(ready, key=_busy)
 
     def _trust(self, ring: Ring) -> int:
         return self._trust_of.get(ring.name, 0)
 
     def _lost(self, lost: Ring) -> None:
-        """Gives what waits for a ring that is down to others of the same deployment."""
+        """Gives what waits for a ring that is down to others of the deployment that are trusted enough."""
         rings = self._of_model.get(lost.deployment, ())
         others = [ring for ring in rings if ring is not lost and ring.attached]
         if not others:
@@ -262,10 +267,13 @@ class Rings:
             if request.envelope.sealed_for.ring:
                 answer.fail(_sealed_elsewhere("RING_DOWN"))
                 continue
-            if request.affinity:
-                ring = self._preferred(lost.deployment, request, others)
+            trusted = [ring for ring in others if self._trust(ring) >= min_trust]
+            if not trusted:
+                ring = lost
+            elif request.affinity:
+                ring = self._preferred(lost.deployment, request, trusted)
             else:
-                ring = min(_draw(others), key=_busy)
+                ring = min(_draw(trusted), key=_busy)
             self._ring_of[request.id] = ring
             ring.submit(request, answer, min_trust)
 

@@ -11,18 +11,11 @@ from mesh.addresses import is_loopback, parse_address
 from mesh.certificates import check_name
 from mesh.errors import ConfigError, SealringError
 from mesh.paths import default_state_root
+from mesh.settings_types import Address
 
 
 def _default_state_dir() -> Path:
     return default_state_root() / "gateway"
-
-
-def _check_address(address: str) -> str:
-    try:
-        parse_address(address)
-    except SealringError as error:
-        raise ValueError(str(error)) from None
-    return address
 
 
 def _check_name(name: str) -> str:
@@ -30,9 +23,6 @@ def _check_name(name: str) -> str:
         return check_name(name, "gateway")
     except SealringError as error:
         raise ValueError(str(error)) from None
-
-
-Address = Annotated[str, AfterValidator(_check_address)]
 
 
 class GatewaySettings(BaseModel):

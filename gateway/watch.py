@@ -6,7 +6,6 @@ While the coordinator is away, rings go on until the roster that they stand in e
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,8 +14,9 @@ import grpc.aio
 import structlog
 
 from gateway.rings import Rings
+from mesh.backoff import Backoff
 from mesh.errors import PermissionDenied, SealringError
-from mesh.introduction import Introduction
+from mesh.introduction import Introduced, Introduction, write_first
 from mesh.processes import first_of
 from mesh.roster_keeper import RosterKeeper, removed
 from mesh.status import from_rpc_error
@@ -26,9 +26,6 @@ from sealring.v1 import membership_pb2_grpc as membership_grpc
 
 log = structlog.get_logger()
 
-_FIRST_BACKOFF = 0.2
-_LAST_BACKOFF = 10.0
-_STEADY_SECONDS = 5.0
 _TICK_SECONDS = 1.0
 _THROWN_OUT = ("NOT_ENROLLED", "EVICTED", "BANNED")
 
@@ -56,23 +53,23 @@ class Watch:
         await first_of(self._watch(), self._tick())
 
     async def _watch(self) -> None:
-        backoff = _FIRST_BACKOFF
+        backoff = Backoff()
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
             await self._once()
-            if loop.time() - started > _STEADY_SECONDS:
-                backoff = _FIRST_BACKOFF
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311
-            backoff = min(2 * backoff, _LAST_BACKOFF)
+            await self._channel.pause(backoff.after(loop.time() - started))
 
     async def _once(self) -> None:
         call: Any = None
+        renewing: asyncio.Task[None] | None = None
         believed = False
         try:
             call = membership_grpc.SchedulingStub(self._channel.get()).Follow()
-            await self._introduction.exchange(call, membership.FollowRequest)
+            introduced = await self._introduction.exchange(call, membership.FollowRequest)
             believed = True
+            self._rings.begin_watch()
+            renewing = asyncio.create_task(_renew(call, introduced))
             while (event := await call.read()) is not grpc.aio.EOF:
                 await self._hear(event)
             log.info("coordinator ended the watch")
@@ -90,6 +87,11 @@ class Watch:
                 raise
             log.error("whoever answers in the coordinator's place is not believed", reason=error.reason)
         finally:
+            if renewing is not None:
+                renewing.cancel()
+                await asyncio.wait((renewing,))
+                if not renewing.cancelled() and (failure := renewing.exception()) is not None:
+                    log.error("the watch ends with this certificate", exc_info=failure)
             if call is not None:
                 call.cancel()
 
@@ -115,3 +117,9 @@ class Watch:
             self._rings.tick()
             if self._keeper.valid is None:
                 self._rings.use_roster(None)
+
+
+async def _renew(call: Any, introduced: Introduced) -> None:
+    """Lets the stream outlive every certificate that this gateway renews."""
+    async for renewal in introduced.renewals():
+        await write_first(call, membership.FollowRequest(renewal=renewal))

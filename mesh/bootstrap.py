@@ -78,12 +78,22 @@ async def fetch_root(
 ) -> RootMetadata:
     """The verified root metadata of the coordinator at `host:port`, within `deadline` seconds.
 
-    Nothing but a TLS handshake is sent. Raises Unavailable (COORDINATOR_UNREACHABLE), DeadlineExceeded,
-    RosterError (ROOT_*), CertificateError (NO_ROOT_METADATA, NOT_ISSUED_HERE, ...).
+    Nothing but a TLS handshake is sent. Raises as `fetch_leaf`, RosterError (ROOT_*), CertificateError
+    (NO_ROOT_METADATA, NOT_ISSUED_HERE, ...).
+    """
+    leaf = await fetch_leaf(host, port, deadline=deadline)
+    return verify_coordinator_leaf(leaf, root_sha256, now=clock())
+
+
+async def fetch_leaf(host: str, port: int, *, deadline: float) -> bytes:
+    """The certificate (DER) of whatever answers at `host:port`, not verified, within `deadline` seconds.
+
+    Raises Unavailable (COORDINATOR_UNREACHABLE), DeadlineExceeded (COORDINATOR_SILENT), CertificateError
+    (BAD_CERTIFICATE).
     """
     try:
         async with asyncio.timeout(deadline):
-            leaf = await _read_leaf(host, port)
+            return await _read_leaf(host, port)
     except TimeoutError:
         raise DeadlineExceeded(
             f"coordinator {host}:{port} did not finish a TLS handshake in time", reason="COORDINATOR_SILENT"
@@ -94,7 +104,6 @@ async def fetch_root(
             reason="COORDINATOR_UNREACHABLE",
             hint="check the address, the port and that the coordinator runs",
         ) from error
-    return verify_coordinator_leaf(leaf, root_sha256, now=clock())
 
 
 def verify_coordinator_leaf(leaf: bytes, root_sha256: bytes, *, now: float) -> RootMetadata:

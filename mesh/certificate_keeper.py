@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,25 +11,32 @@ import grpc
 import structlog
 from cryptography import x509
 
-from mesh.certificates import LeafKey, check_issued_by, load_certificate, needs_rotation
+from mesh.certificates import LeafKey, check_issued_by, expires_at, load_certificate, renewal_due
 from mesh.clock import Clock, wall_clock
-from mesh.errors import CertificateError, ConfigError, SealringError
+from mesh.errors import CertificateError, SealringError
 from mesh.identity import Label, Signer
 from mesh.memberstate import MemberState, parse_pem_leaf, save_root, save_tls
 from mesh.proof import check_proof, of_coordinator, renewal
+from mesh.renewal import renew_by_identity
 from mesh.rootmeta import RootMetadata, decode_chain, verify_root_chain
+from mesh.statefiles import unwritable
 from mesh.status import from_rpc_error
 from mesh.tls import PeerChannel, TlsMaterial, TlsStore
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 log = structlog.get_logger()
 
-_LOOK_SECONDS = 60.0
+_LOOK_SECONDS = 30.0
+_ENDED_LOOK_SECONDS = 2.0
 _RENEW_SECONDS = 30.0
 
 
 class CertificateKeeper:
-    """Renews through the coordinator and stores what came, so that a crash leaves a matching pair."""
+    """Renews through the coordinator and stores what came, so that a crash leaves a matching pair.
+
+    A certificate that is still valid renews over mTLS; one that has ended, by the identity key alone
+    (`mesh.renewal`).
+    """
 
     def __init__(
         self,
@@ -42,6 +48,7 @@ class CertificateKeeper:
         on_root: Callable[[RootMetadata], None],
         *,
         clock: Clock = wall_clock,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._folder = folder
         self._state = state
@@ -50,40 +57,61 @@ class CertificateKeeper:
         self._channel = channel
         self._on_root = on_root
         self._clock = clock
+        self._sleep = sleep
         self._turn = asyncio.Lock()
 
     async def run(self) -> None:
-        """Looks once a minute; a failed renewal is tried again at the next look."""
+        """Renews whenever half of the certificate's life is over; what fails is tried again.
+
+        It looks at the clock every 30 s, since sleep does not count while a machine is suspended, and every
+        2 s once the certificate has ended: that keeps the machine away from everybody.
+        """
         while True:
-            if needs_rotation(self._store.current()[1].certificate, self._clock()):
+            if self._clock() >= renewal_due(self._certificate):
                 try:
                     await self.renew()
                 except SealringError as error:
-                    log.warning("certificate not renewed", reason=error.reason)
-            await asyncio.sleep(_LOOK_SECONDS * random.uniform(0.5, 1.0))  # noqa: S311
+                    log.warning("certificate not renewed", reason=error.reason, hint=error.hint)
+            certificate, now = self._certificate, self._clock()
+            next_time = (
+                renewal_due(certificate) if now < renewal_due(certificate) else expires_at(certificate)
+            )
+            await self._sleep(min(_LOOK_SECONDS, max(_ENDED_LOOK_SECONDS, next_time - now)))
 
     async def renew(self) -> None:
         """Gets, verifies, stores and uses a new certificate, and newer root metadata if there is any.
 
-        Raises CertificateError, RosterError, Unauthenticated (BAD_PROOF), Unavailable, ConfigError
-        (STATE_UNWRITABLE).
+        Raises CertificateError, RosterError, Unauthenticated (BAD_PROOF), PermissionDenied, Unavailable,
+        FailedPrecondition (NO_JOIN_ADDRESS), ConfigError (STATE_UNWRITABLE).
         """
         async with self._turn:
             leaf = LeafKey()
             csr = leaf.csr()
-            signature = await asyncio.to_thread(self._signer.sign, Label.CSR, csr)
-            stub = membership_pb2_grpc.CertificatesStub(self._channel.get())
-            request = membership_pb2.RenewRequest(csr=csr, signature=signature)
-            try:
-                answer = await stub.Renew(request, timeout=_RENEW_SECONDS)
-            except grpc.RpcError as error:
-                raise from_rpc_error(error) from None
+            valid = self._clock() < expires_at(self._certificate)
+            answer = await (self._over_mtls(csr) if valid else self._by_identity(csr))
             root, material = self._verify(answer, leaf, csr)
             await asyncio.to_thread(self._keep, root, material)
             self._store.replace(material)
             self._state = replace(self._state, root=root, tls=material)
             self._on_root(root)
-            log.info("certificate renewed")
+            log.info("certificate renewed", by_identity=not valid)
+
+    @property
+    def _certificate(self) -> bytes:
+        return self._store.current()[1].certificate
+
+    async def _over_mtls(self, csr: bytes) -> membership_pb2.RenewResponse:
+        signature = await asyncio.to_thread(self._signer.sign, Label.CSR, csr)
+        stub = membership_pb2_grpc.CertificatesStub(self._channel.get())
+        request = membership_pb2.RenewRequest(csr=csr, signature=signature)
+        try:
+            return await stub.Renew(request, timeout=_RENEW_SECONDS)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    async def _by_identity(self, csr: bytes) -> membership_pb2.RenewResponse:
+        state = self._state
+        return await renew_by_identity(state.join, state.root_sha256, self._signer, csr, clock=self._clock)
 
     def _verify(
         self, answer: membership_pb2.RenewResponse, leaf: LeafKey, csr: bytes
@@ -109,8 +137,4 @@ class CertificateKeeper:
             save_root(self._folder, root)
             save_tls(self._folder, material)
         except OSError as error:
-            raise ConfigError(
-                f"cannot write to {self._folder}: {error.strerror}",
-                hint="check free space and permissions of the state folder",
-                reason="STATE_UNWRITABLE",
-            ) from None
+            raise unwritable(self._folder, error) from None

@@ -31,7 +31,7 @@ ROOT_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.59999.7283.1")
 """Private OID: the chain of root metadata envelopes in the coordinator's leaf (see `mesh.bootstrap`)."""
 
 MAX_CERTIFICATE_BYTES = 1 << 17
-_MAX_CSR_BYTES = 4096
+MAX_CSR_BYTES = 4096
 _MAX_LIFETIME_SECONDS = 30 * 24 * 3600
 _CA_LIFETIME_SECONDS = 10 * 365 * 24 * 3600
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
@@ -236,12 +236,12 @@ def check_issued_by(leaf: x509.Certificate, authorities: Iterable[bytes], *, now
     raise CertificateError("certificate was not issued by this cluster", reason="NOT_ISSUED_HERE")
 
 
-def needs_rotation(certificate: bytes, now: float) -> bool:
-    """True from half of a DER certificate's life on (its issue time counts without the skew allowance)."""
+def renewal_due(certificate: bytes) -> float:
+    """Half of a DER certificate's life, in seconds since 1970 (it begins without the skew allowance)."""
     parsed = load_certificate(certificate)
     end = parsed.not_valid_after_utc.timestamp()
     start = parsed.not_valid_before_utc.timestamp() + SKEW_SECONDS
-    return now >= start + (end - start) / 2
+    return start + (end - start) / 2
 
 
 def expires_at(certificate: bytes) -> float:
@@ -268,7 +268,7 @@ def _valid_at(certificate: x509.Certificate, now: float) -> bool:
 
 def _csr_key(csr: bytes) -> ec.EllipticCurvePublicKey:
     try:
-        if len(csr) > _MAX_CSR_BYTES:
+        if len(csr) > MAX_CSR_BYTES:
             raise ValueError("too large")
         request = x509.load_der_x509_csr(csr)
         key = request.public_key()

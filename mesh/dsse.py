@@ -1,7 +1,9 @@
 """Signed envelopes (DSSE v1): verify the raw payload bytes against a threshold of keys, then parse.
 
-The signature covers PAE(type, payload) under a label. Keys are Ed25519; a key's id is the hex SHA-256 of it.
-Nothing is ever encoded again in order to verify it.
+The signature covers PAE(type, payload) and nothing else, so that any tool for DSSE verifies these files.
+Signatures for one use cannot be shown for another: each use has a type, the PAE begins with it, and whoever
+opens an envelope names the type that it takes. Keys are Ed25519; a key's id is the hex SHA-256 of it. Nothing
+is ever encoded again in order to verify it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from nacl.signing import SigningKey, VerifyKey
 
 from mesh.encoding import Fields, FormatError, canonical_json, encode_base64, parse_json_object
 from mesh.errors import ConfigError, RosterError
-from mesh.labels import Label, signing_input
 from mesh.statefiles import create_exclusive, read_secret
 
 KEY_BYTES = 32
@@ -33,8 +34,8 @@ class EnvelopeSigner(Protocol):
     def public_key(self) -> bytes:
         """The 32-byte public key."""
 
-    def sign(self, label: Label, content: bytes) -> bytes:
-        """The 64-byte signature over `signing_input(label, content)`."""
+    def sign(self, pae: bytes) -> bytes:
+        """The 64-byte signature over an envelope's pre-authentication encoding."""
 
 
 class Ed25519Signer:
@@ -69,9 +70,9 @@ class Ed25519Signer:
         """The 32-byte public key."""
         return bytes(self._key.verify_key)
 
-    def sign(self, label: Label, content: bytes) -> bytes:
-        """The 64-byte signature over `signing_input(label, content)` (RFC 8032)."""
-        return self._key.sign(signing_input(label, content)).signature
+    def sign(self, pae: bytes) -> bytes:
+        """The 64-byte signature over an envelope's pre-authentication encoding (RFC 8032)."""
+        return self._key.sign(pae).signature
 
     def __repr__(self) -> str:
         return f"Ed25519Signer({key_id(self.public_key)[:16]})"
@@ -96,23 +97,21 @@ def key_id(public_key: bytes) -> str:
     return hashlib.sha256(public_key).hexdigest()
 
 
-def verify_ed25519(public_key: bytes, label: Label, content: bytes, signature: bytes) -> bool:
-    """Whether `signature` is by `public_key` under `label` (libsodium refuses weak, non-canonical points)."""
+def verify_ed25519(public_key: bytes, content: bytes, signature: bytes) -> bool:
+    """Whether `public_key` signed `content` (libsodium refuses weak, non-canonical points)."""
     if len(public_key) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:
-        VerifyKey(public_key).verify(signing_input(label, content), signature)
+        VerifyKey(public_key).verify(content, signature)
     except BadSignatureError:
         return False
     return True
 
 
-def seal_envelope(
-    payload_type: str, payload: bytes, label: Label, signers: Iterable[EnvelopeSigner]
-) -> bytes:
+def seal_envelope(payload_type: str, payload: bytes, signers: Iterable[EnvelopeSigner]) -> bytes:
     """Sign `payload` with every signer and wrap it. One signature per key, sorted by key id."""
     pae = _pae(payload_type, payload)
-    signatures = {key_id(signer.public_key): signer.sign(label, pae) for signer in signers}
+    signatures = {key_id(signer.public_key): signer.sign(pae) for signer in signers}
     return encode_envelope(Envelope(payload_type, payload, tuple(sorted(signatures.items()))))
 
 
@@ -152,7 +151,7 @@ def open_envelope(data: bytes, *, payload_type: str, max_payload: int, min_signa
     return Envelope(stated, payload, signatures)
 
 
-def check_threshold(envelope: Envelope, label: Label, keys: Sequence[bytes], threshold: int) -> None:
+def check_threshold(envelope: Envelope, keys: Sequence[bytes], threshold: int) -> None:
     """Require valid signatures by at least `threshold` different keys of `keys` over the raw payload bytes.
 
     A signature under an unknown key id counts for nothing; a wrong one under a known id, or one key id twice,
@@ -167,7 +166,7 @@ def check_threshold(envelope: Envelope, label: Label, keys: Sequence[bytes], thr
         key = known.get(name)
         if key is None:
             continue
-        if not verify_ed25519(key, label, envelope.pae, signature):
+        if not verify_ed25519(key, envelope.pae, signature):
             raise RosterError("a signature does not verify", reason="BAD_SIGNATURE")
         valid += 1
     if threshold < 1 or valid < threshold:

@@ -24,6 +24,7 @@ from mesh.encoding import encode_base32, pack_fields
 from mesh.errors import CertificateError, PermissionDenied
 from mesh.identity import Label, Signer, member_id
 from mesh.memberstate import ROSTER, ROSTER_STATE, MemberState, parse_pem_leaf, save_member_state
+from mesh.roles import PROTO_ROLES
 from mesh.rootmeta import RootMetadata, decode_chain, verify_root_chain
 from mesh.roster import Roster
 from mesh.roster_reader import RosterReader, check_roster
@@ -35,7 +36,6 @@ from mesh.trust import KeyType
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 _CONTENT = b"sealring join v1"
-_ROLES = {Role.MEMBER: membership_pb2.ROLE_NODE, Role.GATEWAY: membership_pb2.ROLE_GATEWAY}
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ async def enrol(
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
     peer = PeerIdentity(root.cluster, role, member_id(signer.public_key))
-    return _keep(answer, peer, pinned, leaf, root, state_dir, name, clock)
+    return _keep(answer, peer, pinned, leaf, root, state_dir, name, coordinator, clock)
 
 
 def _request(
@@ -151,7 +151,7 @@ def _request(
     request = membership_pb2.EnrolRequest(
         token_id=token.token_id,
         token_secret=encode_base32(token.secret),
-        role=_ROLES[role],
+        role=PROTO_ROLES[role],
         identity_key=signer.public_key,
         key_type=signer.key_type,
         csr=csr,
@@ -185,6 +185,7 @@ def _keep(
     fetched: RootMetadata,
     state_dir: Path,
     name: str,
+    join: str,
     clock: Clock,
 ) -> Enrolled:
     """Verify the whole answer, then write it; the rollback memory starts with its roster."""
@@ -197,7 +198,7 @@ def _keep(
     parse_address(answer.coordinator_address)
     material = TlsMaterial(leaf.private_pem(), _own_leaf(answer, peer, leaf, root, now), root.authorities)
     check_roster(answer.roster, root, now=now)
-    state = MemberState(peer, name, answer.coordinator_address, token.root_sha256, root, material)
+    state = MemberState(peer, name, answer.coordinator_address, token.root_sha256, root, material, join)
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     RosterStateFile(state_dir / ROSTER_STATE).create(peer.cluster)
     roster = RosterReader(root, state_dir / ROSTER_STATE, peer.id, clock=clock).accept(answer.roster)

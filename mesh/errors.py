@@ -129,6 +129,12 @@ class Internal(SealringError):
     default_reason = "INTERNAL"
 
 
+class StageFailed(Internal):
+    """The code of a model failed on a step: not a member that was lost, so the next epoch may fail alike."""
+
+    default_reason = "STAGE_FAILED"
+
+
 class EpochEnded(Unavailable):
     """The ring's epoch ended while the work was under way."""
 

@@ -37,7 +37,7 @@ __all__ = [
 
 PUBLIC_KEY_BYTES = 65
 ID_LENGTH = 52
-_MAX_SIGNATURE_BYTES = 72
+MAX_SIGNATURE_BYTES = 72
 _ECDSA = ec.ECDSA(hashes.SHA256())
 
 
@@ -156,7 +156,7 @@ def verify(public_key: bytes, label: Label, content: bytes, signature: bytes) ->
     """
     key = load_public_key(public_key)
     try:
-        if len(signature) > _MAX_SIGNATURE_BYTES or not _is_strict_der(signature):
+        if len(signature) > MAX_SIGNATURE_BYTES or not _is_strict_der(signature):
             raise ValueError("not strict DER")
         key.verify(signature, signing_input(label, content), _ECDSA)
     except (InvalidSignature, ValueError):

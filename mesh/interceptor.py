@@ -2,7 +2,7 @@
 
 grpc.aio would send the text of an unknown exception to the peer, and that of a decoder too. gRPC looks at a
 certificate once, when a connection is made: here a connection is of no more use once the caller's has
-expired, and streams that are open then end.
+expired, and streams that are open then end, unless their caller has proved a later one (`mesh.tenure`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import grpc
@@ -25,6 +27,7 @@ from grpc_status import rpc_status
 from mesh.clock import SKEW_SECONDS
 from mesh.errors import Internal, InvalidInput, SealringError, Unauthenticated
 from mesh.status import to_status
+from mesh.wire import check_fields
 
 log = structlog.get_logger()
 
@@ -36,7 +39,13 @@ _FIRST_SECONDS = 5.0
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler. Handlers read requests from their iterator, not with `context.read`."""
+    """Wraps every handler. Handlers read requests from their iterator, not with `context.read`.
+
+    With `counting`, a request of more fields than `mesh.wire` takes is refused before it is decoded.
+    """
+
+    def __init__(self, *, counting: bool = False) -> None:
+        self._counting = counting
 
     async def intercept_service(
         self,
@@ -49,7 +58,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return None
         method = handler_call_details.method
         kind = f"{_arity(found.request_streaming)}_{_arity(found.response_streaming)}"
-        decode = _decoder(found.request_deserializer, streaming=found.request_streaming)
+        decode = _decoder(
+            found.request_deserializer, streaming=found.request_streaming, counting=self._counting
+        )
         guard = _guard_stream if found.response_streaming else _guard_call
         make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
         guarded = guard(getattr(found, kind), decode, method)
@@ -60,11 +71,15 @@ def _arity(streaming: bool) -> str:
     return "stream" if streaming else "unary"
 
 
-def _decoder(decode: Decoder | None, *, streaming: bool) -> Callable[[Any], Any]:
+def _decoder(decode: Decoder | None, *, streaming: bool, counting: bool) -> Callable[[Any], Any]:
     if decode is None:
         return lambda as_it_came: as_it_came
 
+    kind = decode.__self__.DESCRIPTOR if counting else None  # type: ignore[attr-defined]
+
     def one(data: bytes) -> Any:
+        if kind is not None:
+            check_fields(data, kind)
         try:
             return decode(data)
         except DecodeError:
@@ -86,7 +101,7 @@ def _guard_call(
 ) -> Callable[[Any, Context], Awaitable[Any]]:
     async def guarded(request: Any, context: Context) -> Any:
         try:
-            _seconds_left(context)
+            _certificate_ends(context)
             return await call(decode(request), context)
         except Exception as error:
             await _abort(error, context, method)
@@ -98,7 +113,7 @@ class _Requests:
     """A stream's requests, and whether anybody has asked for the first."""
 
     def __init__(self, requests: AsyncIterator[bytes]) -> None:
-        self._requests = aiter(requests)
+        self._requests = requests  # without aiter(): gRPC makes a generator then, and warns if it is not run
         self._asked = False
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -127,7 +142,9 @@ def _guard_stream(
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
         requests = _Requests(request) if isinstance(request, AsyncIterator) else None
         try:
-            async with asyncio.timeout(_seconds_left(context)) as limit:
+            ends = _certificate_ends(context)
+            async with asyncio.timeout(None) as limit:
+                _lease.set(Lease(limit, ends))
                 responses = call(decode(requests or request), context)
                 if inspect.isawaitable(responses):  # it writes its responses to the context itself
                     await responses
@@ -144,19 +161,41 @@ def _guard_stream(
     return guarded
 
 
-def _seconds_left(context: Context) -> float | None:
-    """Until the caller's certificate has expired; None where callers have none.
+class Lease:
+    """How long a stream may go on, in seconds since 1970: until its caller's certificate has expired."""
+
+    def __init__(self, limit: asyncio.Timeout, ends: float) -> None:
+        self._limit = limit
+        self.ends = -math.inf
+        self.extend(ends)
+
+    def extend(self, ends: float) -> None:
+        """Not before then; a stream that is ending already ends."""
+        if ends <= self.ends or self._limit.expired():
+            return
+        self.ends = ends
+        left = ends + SKEW_SECONDS - time.time()
+        self._limit.reschedule(None if math.isinf(ends) else asyncio.get_running_loop().time() + left)
+
+
+_lease: ContextVar[Lease] = ContextVar("lease")
+
+
+def current_lease() -> Lease:
+    """That of the stream which is handled in this task, or by who started it."""
+    return _lease.get()
+
+
+def _certificate_ends(context: Context) -> float:
+    """When the caller's certificate ends, in seconds since 1970; never where callers have none.
 
     Raises Unauthenticated (CERTIFICATE_EXPIRED).
     """
-    found = _certificates(context)
-    if not found:
-        return None
-    ends = min(x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp() for pem in found)
-    left = ends + SKEW_SECONDS - time.time()
-    if left <= 0:
+    found = [x509.load_pem_x509_certificate(pem) for pem in _certificates(context)]
+    ends = min((one.not_valid_after_utc.timestamp() for one in found), default=math.inf)
+    if ends + SKEW_SECONDS <= time.time():
         raise _expired()
-    return left
+    return ends
 
 
 def _certificates(context: Context) -> list[bytes]:

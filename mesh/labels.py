@@ -1,6 +1,6 @@
-"""Domain separation: one label per use of a signing key.
+"""Domain separation: one label per use of an identity key; envelopes have their types (`mesh/dsse.py`).
 
-Every signature is over `64 x 0x20 || label || 0x00 || SHA-256(content)` (the shape of TLS 1.3, RFC 8446
+Every such signature is over `64 x 0x20 || label || 0x00 || SHA-256(content)` (the shape of TLS 1.3, RFC 8446
 section 4.4.3), so that no signature made for one use can be shown for another.
 """
 
@@ -20,10 +20,9 @@ class Label(enum.Enum):
     CHALLENGE = b"sealring/v1 challenge"
     HANDSHAKE = b"sealring/v1 handshake"
     CSR = b"sealring/v1 csr"
+    CSR_BY_IDENTITY = b"sealring/v1 identity csr"
     CONNECTION = b"sealring/v1 connection"
     RENEWAL = b"sealring/v1 renewal"
-    ROOT = b"sealring/v1 root"
-    ROSTER = b"sealring/v1 roster"
 
 
 def signing_input(label: Label, content: bytes) -> bytes:

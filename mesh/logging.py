@@ -7,7 +7,6 @@ errors of our own tree, whose messages hold no content by rule, are told in word
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import logging
 import os
@@ -23,6 +22,7 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from mesh.errors import ConfigError, SealringError
+from mesh.logtargets import FileTarget, StreamTarget
 
 LEVELS = ("debug", "info", "warning", "error")
 SENSITIVE = frozenset(
@@ -42,6 +42,10 @@ _HARMLESS: Mapping[str, type] = {
 }
 """Names with a telling word that are counts, or ids of join tokens and keys, when of this type."""
 
+_OURS = "sealring"
+"""The standard library's logger that our own events go through."""
+
+_KEPT_OF_LIBRARIES = ("exc_info", "_record", "_from_structlog")
 _MAX_STRING = 500
 _MAX_ITEMS = 8
 _MAX_FRAMES = 20
@@ -62,14 +66,22 @@ def configure(
         )
     number = getattr(logging, level.upper())
     out = stream if stream is not None else sys.stderr
-    target = _Target(out) if file is None else _RotatedFile(file)
+    target = StreamTarget(out) if file is None else FileTarget(file)
+    common, renderer = _processors(component, terminal=file is None and out.isatty())
+    target.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            foreign_pre_chain=[_quote_library, *common],
+            use_get_message=False,
+        )
+    )
     structlog.configure(
-        processors=_processors(component, terminal=file is None and out.isatty()),
+        processors=[*common, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=lambda *_: target,
+        logger_factory=lambda *_: logging.getLogger(_OURS),
         cache_logger_on_first_use=False,
     )
-    _take_over_standard_logging(number)
+    _take_over_standard_logging(target, number)
     sys.excepthook = _log_uncaught
     threading.excepthook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
     sys.unraisablehook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
@@ -98,66 +110,16 @@ def describe_exception(_logger: Any, _method: str, event: EventDict) -> EventDic
     return event
 
 
-class _Target:
-    """Writes lines to a stream; a log that cannot be written must not stop the process."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._lock = threading.Lock()
-
-    def msg(self, line: str) -> None:
-        """Writes one line."""
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            stream = self._current()
-            stream.write(line + "\n")
-            stream.flush()
-
-    debug = info = warning = warn = error = critical = fatal = exception = log = msg
-
-    def _current(self) -> TextIO:
-        return self._stream
-
-
-class _RotatedFile(_Target):
-    """A log file that newsyslog may move away: it is opened again as soon as the name means another file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            super().__init__(self._open())
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write the log file {path}: {error.strerror}", reason="BAD_LOG_FILE"
-            ) from None
-
-    def _open(self) -> TextIO:
-        self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        return os.fdopen(descriptor, "a", encoding="utf-8")
-
-    def _current(self) -> TextIO:
-        opened = os.fstat(self._stream.fileno())
-        with contextlib.suppress(FileNotFoundError):
-            named = self._path.stat()
-            if (named.st_ino, named.st_dev) == (opened.st_ino, opened.st_dev):
-                return self._stream
-        self._stream.close()
-        self._stream = self._open()
-        return self._stream
-
-
-class _StandardHandler(logging.Handler):
+def _quote_library(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Libraries' own logs: the first line of what they say, without its arguments."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        lines = str(record.msg).splitlines() or [""]
-        fields: dict[str, Any] = {"library": record.name, "says": lines[0][:200]}
-        if record.exc_info and record.exc_info[1] is not None:
-            fields["exc_info"] = record.exc_info[1]
-        structlog.get_logger().log(record.levelno, "library log", **fields)
+    lines = str(event["event"]).splitlines() or [""]
+    quoted = {"event": "library log", "library": event["_record"].name, "says": lines[0][:200]}
+    return {**{name: event[name] for name in _KEPT_OF_LIBRARIES if name in event}, **quoted}
 
 
-def _processors(component: str, *, terminal: bool) -> list[Processor]:
+def _processors(component: str, *, terminal: bool) -> tuple[list[Processor], Processor]:
+    """What is done to every event, and what makes a line of it."""
+
     def add_component(_logger: Any, _method: str, event: EventDict) -> EventDict:
         return {"component": component, "pid": os.getpid(), **event}
 
@@ -169,21 +131,19 @@ def _processors(component: str, *, terminal: bool) -> list[Processor]:
     ]
     if terminal:
         short = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
-        return [*common, short, structlog.dev.ConsoleRenderer()]
-    return [
-        *common,
-        add_component,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.JSONRenderer(default=_type_name),
-    ]
+        return [*common, short], structlog.dev.ConsoleRenderer()
+    common += [add_component, structlog.processors.TimeStamper(fmt="iso", utc=True)]
+    return common, structlog.processors.JSONRenderer(default=_type_name)
 
 
-def _take_over_standard_logging(level: int) -> None:
+def _take_over_standard_logging(target: logging.Handler, level: int) -> None:
     root = logging.getLogger()
-    for handler in [one for one in root.handlers if isinstance(one, _StandardHandler)]:
+    for handler in [one for one in root.handlers if isinstance(one, StreamTarget | FileTarget)]:
         root.removeHandler(handler)
-    root.addHandler(_StandardHandler())
+        handler.close()
+    root.addHandler(target)
     root.setLevel(max(level, logging.WARNING))
+    logging.getLogger(_OURS).setLevel(level)
     logging.captureWarnings(True)
 
 

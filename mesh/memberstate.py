@@ -16,10 +16,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from mesh.addresses import parse_address
 from mesh.certificates import PeerIdentity, Role, to_pem
-from mesh.clock import Clock, wall_clock
 from mesh.encoding import Fields, FormatError, canonical_json, parse_json_object
-from mesh.errors import ConfigError, SealringError
-from mesh.rootmeta import RootMetadata, decode_chain, encode_chain, verify_root_chain
+from mesh.errors import AlreadyExists, ConfigError, SealringError
+from mesh.rootmeta import RootMetadata, decode_chain, encode_chain, follow_chain
 from mesh.statefiles import read_bounded, read_secret, write_atomic
 from mesh.tls import TlsMaterial
 
@@ -32,13 +31,17 @@ _NEXT_TLS_KEY = "tls.key.next"
 _TLS_CERTIFICATE = "tls.pem"
 _AUTHORITIES = "ca.pem"
 _ROOT = "root.dsse"
-_NAMES = ("member_id", "cluster", "role", "name", "coordinator", "root_sha256")
+_NAMES = ("member_id", "cluster", "role", "name", "coordinator", "join", "root_sha256")
 _MAX_BYTES = 1 << 17
 
 
 @dataclass(frozen=True)
 class MemberState:
-    """An enrolment: who this machine is, in which cluster, and where the coordinator is (main address)."""
+    """An enrolment: who this machine is, in which cluster, and where the coordinator is (main address).
+
+    `join` is the join address that it enrolled at, where it renews a certificate that has ended; empty for
+    operators, and where an older release enrolled it.
+    """
 
     peer: PeerIdentity
     name: str
@@ -46,11 +49,38 @@ class MemberState:
     root_sha256: bytes
     root: RootMetadata
     tls: TlsMaterial
+    join: str = ""
 
 
 def is_enrolled(folder: Path) -> bool:
     """Whether a join was finished in this folder."""
     return (folder / _MEMBER).exists()
+
+
+def check_may_join(folder: Path, root_sha256: bytes) -> None:
+    """Whether a token with this pin may be used here: enrolling anew in the same cluster is what it is for.
+
+    Raises AlreadyExists (ALREADY_ENROLLED).
+    """
+    if not is_enrolled(folder):
+        return
+    try:
+        held = load_member_state(folder).root_sha256
+    except SealringError:
+        held = b""
+    if held != root_sha256:
+        raise AlreadyExists(
+            f"{folder} holds an enrolment in another cluster",
+            hint="name another state folder, or give it up: sealring node leave, sealring gateway leave",
+            reason="ALREADY_ENROLLED",
+        )
+
+
+def forget_enrolment(folder: Path) -> None:
+    """Remove an enrolment and the memory of its rosters; the identity key stays. Raises OSError."""
+    tls = (_TLS_KEY, _NEXT_TLS_KEY, _TLS_CERTIFICATE, _AUTHORITIES)
+    for name in (_MEMBER, *tls, _ROOT, ROSTER, ROSTER_STATE):
+        (folder / name).unlink(missing_ok=True)
 
 
 def save_member_state(folder: Path, state: MemberState) -> None:
@@ -60,11 +90,11 @@ def save_member_state(folder: Path, state: MemberState) -> None:
     (folder / _MEMBER).unlink(missing_ok=True)
     save_root(folder, state.root)
     save_tls(folder, state.tls)
-    save_description(folder, state.peer, state.name, state.coordinator, state.root_sha256)
+    save_description(folder, state.peer, state.name, state.coordinator, state.root_sha256, join=state.join)
 
 
 def save_description(
-    folder: Path, peer: PeerIdentity, name: str, coordinator: str, root_sha256: bytes
+    folder: Path, peer: PeerIdentity, name: str, coordinator: str, root_sha256: bytes, *, join: str = ""
 ) -> None:
     """Replace `member.json`."""
     content = {
@@ -73,6 +103,7 @@ def save_description(
         "role": peer.role,
         "name": name,
         "coordinator": coordinator,
+        "join": join,
         "root_sha256": root_sha256.hex(),
     }
     write_atomic(folder / _MEMBER, canonical_json(content) + b"\n")
@@ -91,20 +122,25 @@ def save_tls(folder: Path, material: TlsMaterial) -> None:
     os.replace(folder / _NEXT_TLS_KEY, folder / _TLS_KEY)
 
 
-def load_member_state(folder: Path, *, clock: Clock = wall_clock) -> MemberState:
+def load_member_state(folder: Path) -> MemberState:
     """The enrolment in `folder`, its root metadata verified against the pin.
 
-    Raises ConfigError (NOT_ENROLLED, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), RosterError (ROOT_*).
+    It may have expired while the machine was off: whoever goes by it looks at its times. Raises ConfigError
+    (NOT_ENROLLED, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), RosterError (ROOT_*).
     """
     if not is_enrolled(folder):
         raise ConfigError(
             f"there is no enrolment in {folder}", hint="join a cluster first", reason="NOT_ENROLLED"
         )
     try:
-        fields = Fields(parse_json_object(read_secret(folder / _MEMBER), max_bytes=_MAX_BYTES), _NAMES)
+        described = parse_json_object(read_secret(folder / _MEMBER), max_bytes=_MAX_BYTES)
+        fields = Fields({"join": "", **described}, _NAMES)
         peer = PeerIdentity(fields.text("cluster"), Role(fields.text("role")), fields.text("member_id"))
         coordinator = fields.text("coordinator", max_length=300)
         parse_address(coordinator)
+        join = fields.text("join", min_length=0, max_length=300)
+        if join:
+            parse_address(join)
         root_sha256 = bytes.fromhex(fields.text("root_sha256", min_length=64, max_length=64))
         chain = decode_chain(read_bounded(folder / _ROOT, max_bytes=_MAX_BYTES))
         private_key, certificate = _load_pair(folder)
@@ -114,12 +150,12 @@ def load_member_state(folder: Path, *, clock: Clock = wall_clock) -> MemberState
             raise
         raise ConfigError(
             f"the enrolment in {folder} is corrupt",
-            hint="restore it from a backup, or evict this machine and join again",
+            hint="restore it from a backup, or join again after: sealring node leave, sealring gateway leave",
             reason="MEMBER_STATE_CORRUPT",
         ) from error
-    root = verify_root_chain(chain, root_sha256, now=clock())
+    root = follow_chain(chain, root_sha256)
     material = TlsMaterial(private_key, certificate, root.authorities)
-    return MemberState(peer, name, coordinator, root_sha256, root, material)
+    return MemberState(peer, name, coordinator, root_sha256, root, material, join)
 
 
 def parse_pem_leaf(pem: bytes) -> bytes:

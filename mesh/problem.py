@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import islice
+
 from mesh import errors
 from mesh.errors import Internal, SealringError
 from sealring.v1 import membership_pb2
+
+MAX_MESSAGE = 1200
+"""Characters: a status travels twice in the trailers, which peers cap at 8 KiB."""
+
+MAX_METADATA = 24
+MAX_VALUE = 80
 
 
 def to_problem(error: BaseException) -> membership_pb2.Problem:
@@ -45,5 +54,19 @@ def from_parts(
 
 
 def from_problem(problem: membership_pb2.Problem) -> SealringError:
-    """The error of the tree that a problem stands for."""
-    return from_parts(problem.code, problem.reason, problem.message, problem.hint, dict(problem.metadata))
+    """The error of the tree that a problem stands for, no larger than one's own.
+
+    Whoever says it may say anything, and it ends in logs, in what operators list, and in answers.
+    """
+    return from_parts(
+        problem.code,
+        problem.reason[:MAX_VALUE],
+        problem.message[:MAX_MESSAGE],
+        problem.hint[:MAX_MESSAGE],
+        bounded(problem.metadata),
+    )
+
+
+def bounded(metadata: Mapping[str, str]) -> dict[str, str]:
+    """As much of an error's metadata as is passed on."""
+    return {name[:MAX_VALUE]: value[:MAX_VALUE] for name, value in islice(metadata.items(), MAX_METADATA)}

@@ -9,6 +9,9 @@ takes it from the handshake, the caller from its own material. In TLS 1.3 (RFC 8
 signs the whole handshake with that key, the called end's certificate and ephemeral included, so there is one
 connection only on which both see this key, and nobody in between can have another with it. The certificate of
 the called end, which gRPC does not show to callers, therefore adds nothing.
+
+A stream may outlive that certificate: the caller signs the same transcript once more, together with the one
+that it has renewed it by (`mesh.tenure`).
 """
 
 from __future__ import annotations
@@ -34,7 +37,10 @@ PROOF_SECONDS = 10.0
 """How long either end waits for what the other has to say before a stream begins."""
 
 _PROTOCOL = b"sealring/v1 connection"
-_PAYLOAD_TYPE = "application/vnd.sealring.connection"
+_PAYLOAD_TYPES = {
+    Label.CONNECTION: "application/vnd.sealring.connection",
+    Label.RENEWAL: "application/vnd.sealring.renewal",
+}
 _HASH_BYTES = 32
 _MAX_PROOF_BYTES = 16 << 10
 _MAX_TRANSCRIPT_BYTES = 2048
@@ -53,6 +59,7 @@ class Side(enum.Enum):
 
     CALLER = b"caller"
     CALLED = b"called"
+    RENEWED = b"caller with another certificate"
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,14 @@ class CallerProof:
         content = self._content(self._answer, Side.CALLER)
         return proof_pb2.ProofFinish(proof=await asyncio.to_thread(sign, content))
 
+    async def renew(self, certificate: bytes, sign: SignProof) -> proof_pb2.ProofRenewal:
+        """What lets the stream go on until `certificate` (DER) ends; only after `finish`."""
+        if self._answer is None:
+            raise no_proof()
+        content = _renewed(self._content(self._answer, Side.RENEWED), certificate)
+        proof = await asyncio.to_thread(sign, content)
+        return proof_pb2.ProofRenewal(certificate=certificate, proof=proof)
+
     def _content(self, answer: proof_pb2.ProofAnswer, side: Side) -> bytes:
         return transcript(self._connection, self.offer, answer, side)
 
@@ -154,6 +169,11 @@ class CalledProof:
         content = transcript(self._connection, self._offer, self._answer, Side.CALLER)
         check_proof(content, finish.proof, verify_proof)
 
+    def check_renewal(self, renewal: proof_pb2.ProofRenewal, verify_proof: VerifyProof) -> None:
+        """That the caller of this very stream shows its certificate. Raises Unauthenticated (BAD_PROOF)."""
+        content = transcript(self._connection, self._offer, self._answer, Side.RENEWED)
+        check_proof(_renewed(content, renewal.certificate), renewal.proof, verify_proof)
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -187,6 +207,10 @@ def transcript(
     )
 
 
+def _renewed(content: bytes, certificate: bytes) -> bytes:
+    return pack_fields(content, hashlib.sha256(certificate).digest())
+
+
 def by_identity(signer: Signer) -> SignProof:
     """Proofs of a member or gateway: one signature by its identity key."""
     return lambda content: signer.sign(Label.CONNECTION, content)
@@ -204,15 +228,15 @@ def renewal(csr: bytes, certificate_chain: bytes, root_metadata: bytes) -> bytes
 
 def by_roster_keys(signers: Sequence[EnvelopeSigner], label: Label = Label.CONNECTION) -> SignProof:
     """Proofs of the coordinator: an envelope around the transcript, signed by its roster keys."""
-    return lambda content: seal_envelope(_PAYLOAD_TYPE, content, label, signers)
+    return lambda content: seal_envelope(_PAYLOAD_TYPES[label], content, signers)
 
 
 def of_coordinator(root: RootMetadata, label: Label = Label.CONNECTION) -> VerifyProof:
     """Checks that a threshold of the roster keys that the root names made a proof."""
 
     def check(content: bytes, proof: bytes) -> None:
-        opened = open_envelope(proof, payload_type=_PAYLOAD_TYPE, max_payload=_MAX_TRANSCRIPT_BYTES)
-        check_threshold(opened, label, root.roster_keys, root.roster_threshold)
+        opened = open_envelope(proof, payload_type=_PAYLOAD_TYPES[label], max_payload=_MAX_TRANSCRIPT_BYTES)
+        check_threshold(opened, root.roster_keys, root.roster_threshold)
         if opened.payload != content:
             raise RosterError("the proof is about something else", reason="BAD_PROOF")
 

@@ -25,7 +25,6 @@ from mesh.dsse import (
 )
 from mesh.encoding import Fields, FormatError, Json, canonical_json, encode_base64, parse_json_object
 from mesh.errors import CertificateError, InvalidInput, RosterError
-from mesh.labels import Label
 
 PAYLOAD_TYPE = "application/vnd.sealring.root+json"
 SPEC_VERSION = 1
@@ -93,7 +92,7 @@ def sign_root(
 
     Raises RosterError if the result would not verify (threshold, version, cluster, key rules).
     """
-    envelope = seal_envelope(PAYLOAD_TYPE, _encode(draft), Label.ROOT, signers)
+    envelope = seal_envelope(PAYLOAD_TYPE, _encode(draft), signers)
     return follow_root(envelope, previous)
 
 
@@ -116,7 +115,7 @@ def cosign_root(envelope: bytes, signer: EnvelopeSigner) -> bytes:
     opened = _open_draft(envelope)
     _decode(opened.payload)
     signatures = dict(opened.signatures)
-    signatures[key_id(signer.public_key)] = signer.sign(Label.ROOT, opened.pae)
+    signatures[key_id(signer.public_key)] = signer.sign(opened.pae)
     return encode_envelope(replace(opened, signatures=tuple(sorted(signatures.items()))))
 
 
@@ -132,9 +131,9 @@ def follow_root(envelope: bytes, previous: RootMetadata | None) -> RootMetadata:
     """
     opened = open_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     if previous is not None:
-        check_threshold(opened, Label.ROOT, previous.root_keys, previous.root_threshold)
+        check_threshold(opened, previous.root_keys, previous.root_threshold)
     root = _decode(opened.payload)
-    check_threshold(opened, Label.ROOT, root.root_keys, root.root_threshold)
+    check_threshold(opened, root.root_keys, root.root_threshold)
     if previous is None:
         return replace(root, chain=(envelope,))
     if root.cluster != previous.cluster:
@@ -145,9 +144,19 @@ def follow_root(envelope: bytes, previous: RootMetadata | None) -> RootMetadata:
 
 
 def verify_root_chain(envelopes: Sequence[bytes], fingerprint: bytes, *, now: float) -> RootMetadata:
-    """The newest root metadata of a chain whose first link has the pinned root keys.
+    """The newest root metadata of a chain whose first link has the pinned root keys, if it is valid now.
 
-    Raises RosterError (ROOT_CHAIN_LENGTH, ROOT_PIN, ROOT_EXPIRED, and those of `follow_root`).
+    Raises as `follow_chain`, and RosterError (ROOT_EXPIRED, ROOT_NOT_YET_VALID).
+    """
+    root = follow_chain(envelopes, fingerprint)
+    check_root_times(root, now=now)
+    return root
+
+
+def follow_chain(envelopes: Sequence[bytes], fingerprint: bytes) -> RootMetadata:
+    """As `verify_root_chain`, whatever the time is: for who may have been off while it expired.
+
+    Raises RosterError (ROOT_CHAIN_LENGTH, ROOT_PIN, and those of `follow_root`).
     """
     if not 1 <= len(envelopes) <= MAX_CHAIN_LENGTH:
         raise RosterError("root metadata chain has a wrong length", reason="ROOT_CHAIN_LENGTH")
@@ -160,7 +169,6 @@ def verify_root_chain(envelopes: Sequence[bytes], fingerprint: bytes, *, now: fl
         )
     for envelope in envelopes[1:]:
         root = follow_root(envelope, root)
-    check_root_times(root, now=now)
     return root
 
 

@@ -11,7 +11,6 @@ from mesh.dsse import EnvelopeSigner, seal_envelope
 from mesh.encoding import Fields, FormatError, Json, canonical_json, encode_base64, parse_json_object
 from mesh.errors import RosterError, SealringError
 from mesh.identity import PUBLIC_KEY_BYTES
-from mesh.labels import Label
 from mesh.names import check_deployment_name
 from mesh.roster import (
     Gateway,
@@ -60,7 +59,7 @@ def sign_roster(roster: Roster, signers: Iterable[EnvelopeSigner]) -> bytes:
     complete = parse_body(header)
     check_structure(complete)
     check_trust(complete)
-    return seal_envelope(PAYLOAD_TYPE, payload, Label.ROSTER, signers)
+    return seal_envelope(PAYLOAD_TYPE, payload, signers)
 
 
 def roster_hash(payload: bytes) -> bytes:

@@ -71,8 +71,8 @@ class RosterKeeper:
 
     def follow_root(self, root: RootMetadata) -> None:
         """Takes up the newer versions of a verified chain. Raises RosterError."""
-        for envelope in root.chain[len(root.chain) - (root.version - self._reader.root.version) :]:
-            self._reader.update_root(envelope)
+        newer = root.version - self._reader.root.version
+        self._reader.update_root(*root.chain[len(root.chain) - newer :])
 
     @property
     def current(self) -> Roster:

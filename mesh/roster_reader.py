@@ -17,7 +17,6 @@ import structlog
 from mesh.clock import SKEW_SECONDS, Clock, wall_clock
 from mesh.dsse import check_threshold, open_envelope
 from mesh.errors import FailedPrecondition, RosterError
-from mesh.labels import Label
 from mesh.rootmeta import RootMetadata, check_root_times, follow_root
 from mesh.roster import Roster
 from mesh.roster_codec import (
@@ -30,7 +29,7 @@ from mesh.roster_codec import (
 from mesh.roster_rules import check_lifetime, check_structure, check_trust
 from mesh.roster_state import RosterMemory, RosterState, RosterStateFile
 
-MAX_VERSION_JUMP = 1 << 20
+MAX_VERSION_JUMP = 1 << 32
 """A newer roster may skip versions (the machine was away), but not so far that versions could run out."""
 
 _log = structlog.get_logger()
@@ -124,10 +123,15 @@ class RosterReader:
             self._current = roster
             return roster
 
-    def update_root(self, envelope: bytes) -> RootMetadata:
-        """Follow one step of the root's rotation. Raises RosterError (ROOT_*, THRESHOLD_NOT_MET, ...)."""
+    def update_root(self, *envelopes: bytes) -> RootMetadata:
+        """Follow the root's rotation, of which the last step has to be valid now.
+
+        Raises RosterError (ROOT_*, THRESHOLD_NOT_MET, ...).
+        """
         with self._lock:
-            root = follow_root(envelope, self._root)
+            root = self._root
+            for envelope in envelopes:
+                root = follow_root(envelope, root)
             check_root_times(root, now=self._clock())
             self._root = root
             return root
@@ -169,7 +173,7 @@ def check_roster(envelope: bytes, root: RootMetadata, *, now: float) -> Roster:
 def _check_header(envelope: bytes, root: RootMetadata, now: float) -> RosterHeader:
     opened = open_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     check_root_times(root, now=now)
-    check_threshold(opened, Label.ROSTER, root.roster_keys, root.roster_threshold)
+    check_threshold(opened, root.roster_keys, root.roster_threshold)
     header = parse_header(opened.payload)
     if header.cluster != root.cluster:
         raise RosterError("roster is of another cluster", reason="ROSTER_CLUSTER")

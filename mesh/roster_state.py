@@ -7,12 +7,14 @@ process alone (`RosterMemory`).
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.encoding import Fields, FormatError, canonical_json, encode_base64, parse_json_object
+from mesh.encoding import Fields, FormatError, Json, canonical_json, encode_base64, parse_json_object
 from mesh.errors import ConfigError, InvalidInput, RosterError
-from mesh.statefiles import create_exclusive, read_secret, write_atomic
+from mesh.statefiles import UNWRITABLE_HINT, create_exclusive, read_secret, write_atomic
 
 HASH_BYTES = 32
 _MAX_BYTES = 4096
@@ -54,15 +56,15 @@ class RosterStateFile:
             return _decode(read_secret(self.path, max_bytes=_MAX_BYTES))
         except FileNotFoundError:
             raise RosterError(
-                "roster state is missing",
+                f"roster state is missing: {self.path}",
                 reason="ROSTER_STATE_MISSING",
-                hint="restore it from a backup, or evict this node and join it again",
+                hint="restore it from a backup, or join again after: sealring node leave",
             ) from None
         except (FormatError, ConfigError, InvalidInput):
             raise RosterError(
-                "roster state is corrupt",
+                f"roster state is corrupt: {self.path}",
                 reason="ROSTER_STATE_CORRUPT",
-                hint="restore it from a backup, or evict this node and join it again",
+                hint="restore it from a backup, or join again after: sealring node leave",
             ) from None
 
     def save(self, state: RosterState) -> None:
@@ -71,9 +73,9 @@ class RosterStateFile:
             write_atomic(self.path, _encode(state))
         except OSError as error:
             raise RosterError(
-                "roster state cannot be written",
+                f"a roster counts once it is remembered, and {self.path} cannot be written: {error.strerror}",
                 reason="ROSTER_STATE_UNWRITABLE",
-                hint="check free space and permissions of the state folder",
+                hint=UNWRITABLE_HINT,
             ) from error
 
 
@@ -93,19 +95,26 @@ class RosterMemory:
 
 
 def _encode(state: RosterState) -> bytes:
-    return canonical_json(
-        {
-            "cluster": state.cluster,
-            "root_version": state.root_version,
-            "version": state.version,
-            "hash": encode_base64(state.hash),
-            "issued": state.issued,
-        }
-    )
+    content: dict[str, Json] = {
+        "cluster": state.cluster,
+        "root_version": state.root_version,
+        "version": state.version,
+        "hash": encode_base64(state.hash),
+        "issued": state.issued,
+    }
+    return canonical_json({**content, "sum": _sum(content)})
+
+
+def _sum(content: Mapping[str, Json]) -> str:
+    """A checksum: a bit that flipped on the disk must not look like a second history."""
+    return hashlib.sha256(canonical_json(dict(content))).hexdigest()
 
 
 def _decode(data: bytes) -> RosterState:
-    fields = Fields(parse_json_object(data, max_bytes=_MAX_BYTES), _FIELDS)
+    content = parse_json_object(data, max_bytes=_MAX_BYTES)
+    fields = Fields(content, (*_FIELDS, "sum"))
+    if fields.text("sum") != _sum({name: content[name] for name in _FIELDS}):
+        raise FormatError("checksum does not match")
     return RosterState(
         cluster=fields.text("cluster"),
         root_version=fields.integer("root_version"),

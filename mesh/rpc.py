@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -17,26 +18,64 @@ from grpc_reflection.v1alpha import reflection
 from mesh.addresses import listen_error, parse_address, require_loopback
 from mesh.errors import DeadlineExceeded
 from mesh.interceptor import ErrorInterceptor
+from mesh.prompt import MAX_ENVELOPE_BYTES
 from mesh.status import from_rpc_error, to_status
 
-__all__ = ["CHANNEL_OPTIONS", "SERVER_OPTIONS", "Server", "from_rpc_error", "to_status", "with_deadline"]
+__all__ = [
+    "CHANNEL_OPTIONS",
+    "INFERENCE",
+    "JOINING",
+    "SERVER_OPTIONS",
+    "Port",
+    "Server",
+    "from_rpc_error",
+    "to_status",
+    "with_deadline",
+]
 
 T = TypeVar("T")
 
 MAX_MESSAGE = 16 << 20
 
+
+@dataclass(frozen=True)
+class Port:
+    """What a server's port takes of those who connect, whoever they are.
+
+    `connections` of all together, `streams` of each connection at once, `message` bytes at most, and with
+    `counting` no more fields in one than `mesh.wire` says. Clients keep to the number of streams by
+    themselves: what is more waits in the client.
+    """
+
+    connections: int = 2048
+    streams: int = 32
+    message: int = MAX_MESSAGE
+    counting: bool = False
+
+
+JOINING = Port(connections=256, streams=4, message=1 << 18, counting=True)
+"""Open to whoever can reach it."""
+
+INFERENCE = Port(connections=4096, streams=256, message=MAX_ENVELOPE_BYTES + (1 << 16), counting=True)
+"""For clients with many requests at once."""
+
 SERVER_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.http2.settings_timeout", 10_000),
+    ("grpc.max_metadata_size", 2048),
+    ("grpc.absolute_max_metadata_size", 4096),  # of each of the frames that one head may come in
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
-    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 8),
 ]
+"""Clients ping every two seconds, and once more where they measure the bandwidth of what they receive: eight
+pings that come too soon, with nothing sent meanwhile, are no client of ours."""
+
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
@@ -61,12 +100,18 @@ class Server:
         self,
         services: Sequence[tuple[Callable[[Any, Any], None], Any, str]],
         *,
+        port: Port = Port(),
         options: Sequence[tuple[str, Any]] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
+        limits = [
+            ("grpc.max_allowed_incoming_connections", port.connections),
+            ("grpc.max_concurrent_streams", port.streams),
+            ("grpc.max_receive_message_length", port.message),
+        ]
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(), *interceptors],
-            options=[*SERVER_OPTIONS, *options],
+            interceptors=[ErrorInterceptor(counting=port.counting), *interceptors],
+            options=[*SERVER_OPTIONS, *limits, *options],
         )
         self._health = health.aio.HealthServicer()
         names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -93,8 +138,14 @@ class Server:
             raise listen_error(address) from None
 
     async def start(self) -> None:
-        """Starts to answer, and says so in its health."""
-        await self._server.start()
+        """Starts to answer, and says so in its health. Cancelled meanwhile, it has not started."""
+        starting = asyncio.ensure_future(self._server.start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:  # which grpc.aio does not take before it has begun
+            await starting
+            await self._server.stop(None)
+            raise
         await self.set_serving(True)
 
     async def set_serving(self, serving: bool) -> None:

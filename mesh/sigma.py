@@ -1,13 +1,15 @@
 """SIGMA-I handshake (Krawczyk 2003) between the two ends of a link, as state machines without I/O.
 
-    I -> R  hello:    cluster, roster, ring, epoch, link, expected responder, suites, ephemerals, nonce
+    I -> R  hello:    cluster, roster, ring, epoch, link, expected responder, suite, ephemeral, nonce
     R -> I  reply:    suite, ephemeral, nonce, sealed {identity key, signature, MAC}
     I -> R  proof:    sealed {identity key, signature, MAC}
     R -> I  finished: key confirmation
 
-Each end builds the prologue of the transcript from its own roster, not from what the peer says. Signatures
-cover role, transcript and both identities; MACs cover role, own identity and signature, which is what stops
-identity misbinding. A failure kills the machine; the caller closes the stream and tells the peer nothing.
+Each end builds the prologue of the transcript from its own roster, not from what the peer says, and takes no
+suite but the one that the roster lists first: where nothing is negotiated, nobody can settle on less.
+Signatures cover role, transcript and both identities; MACs cover role, own identity and signature, which is
+what stops identity misbinding. A failure kills the machine; the caller closes the stream and tells the peer
+nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from mesh.errors import HandshakeError, SealringError
 from mesh.identity import Signer, member_id, verify
 from mesh.labels import Label
 from mesh.session import LinkParams, SessionKeys, expand, extract
-from mesh.suites import NONCE_BYTES, Group, InitiatorShare, Suite, respond_to_share
+from mesh.suites import NONCE_BYTES, InitiatorShare, Suite, respond_to_share
 from mesh.uncopyable import Uncopyable
 
 MAX_FRAME_BYTES = 16 << 10
@@ -165,9 +167,8 @@ class Initiator(_Machine):
     def __init__(self, params: LinkParams, signer: Signer, *, clock: Clock = monotonic_clock) -> None:
         """Raises HandshakeError (WRONG_ROLE, WRONG_IDENTITY)."""
         super().__init__(params, signer, clock, initiates=True)
-        self._offer: tuple[Suite, ...] = ()
-        self._shares: dict[Group, InitiatorShare] = {}
-        self._suite: Suite | None = None
+        self._suite = _suite(params)
+        self._share = InitiatorShare(self._suite.group)
         self._hello = b""
 
     def start(self) -> bytes:
@@ -175,12 +176,10 @@ class Initiator(_Machine):
         if self._hello or self._over:
             raise HandshakeError("handshake was started before", reason="OUT_OF_ORDER")
         params = self._params
-        self._offer = _supported(params.suites)
-        self._shares = {group: InitiatorShare(group) for group in _groups(self._offer)}
         self._hello = _HELLO + pack_fields(
             *_hello_header(params, responder_id=params.peer_id),
-            bytes(suite.code for suite in self._offer),
-            b"".join(share.public for share in self._shares.values()),
+            bytes([self._suite.code]),
+            self._share.public,
             secrets.token_bytes(HELLO_NONCE_BYTES),
         )
         self._expects = _REPLY
@@ -191,25 +190,22 @@ class Initiator(_Machine):
 
     def _take_reply(self, frame: bytes) -> Outcome:
         code, share, nonce, sealed = unpack_fields(frame[1:], count=4, max_bytes=MAX_FRAME_BYTES)
-        if len(code) != 1 or len(nonce) != HELLO_NONCE_BYTES:
-            raise FormatError("wrong lengths")
-        suite = Suite.from_code(code[0])
-        if suite not in self._offer:
-            raise HandshakeError("peer chose a suite that was not offered", reason="SUITE_NOT_OFFERED")
-        shares, self._shares = self._shares, {}
-        secret = shares[suite.group].agree(share)
+        if len(nonce) != HELLO_NONCE_BYTES:
+            raise FormatError("wrong nonce length")
+        suite = self._suite
+        _check_suite(code, suite)
+        secret = self._share.agree(share)
         self._absorb(self._hello, code, share, nonce)
         self._secret = extract(self._transcript, secret)
         self._check_proof(suite, _RESPONDER, sealed)
         self._absorb(frame)
         proof = _PROOF + self._prove(suite, _INITIATOR)
         self._absorb(proof)
-        self._suite = suite
         self._expects = _FINISHED
         return Outcome(proof, None)
 
     def _take_finished(self, frame: bytes) -> Outcome:
-        if not hmac.compare_digest(frame[1:], self._confirmation()) or self._suite is None:
+        if not hmac.compare_digest(frame[1:], self._confirmation()):
             raise HandshakeError("key confirmation does not verify", reason="BAD_CONFIRMATION")
         return Outcome(None, self._finish(self._suite))
 
@@ -228,7 +224,7 @@ class Responder(_Machine):
         """`ledger` is one per daemon. Raises HandshakeError (WRONG_ROLE, WRONG_IDENTITY)."""
         super().__init__(params, signer, clock, initiates=False)
         self._ledger = ledger
-        self._suite: Suite | None = None
+        self._suite = _suite(params)
         self._expects = _HELLO
 
     def _take(self, kind: bytes, frame: bytes) -> Outcome:
@@ -237,55 +233,45 @@ class Responder(_Machine):
     def _take_hello(self, frame: bytes) -> Outcome:
         fields = unpack_fields(frame[1:], count=9, max_bytes=MAX_FRAME_BYTES)
         _check_hello_header(self._params, fields[:6])
-        codes, shares, hello_nonce = fields[6:]
-        suite, share = self._choose(codes, shares)
+        code, share, hello_nonce = fields[6:]
+        suite = self._suite
+        _check_suite(code, suite)
+        if len(share) != suite.group.initiator_share_bytes:
+            raise HandshakeError("ephemeral share has a wrong length", reason="BAD_SHARE")
         if len(hello_nonce) != HELLO_NONCE_BYTES:
             raise FormatError("wrong nonce length")
-        self._ledger.claim(shares)
+        self._ledger.claim(share)
         own_share, secret = respond_to_share(suite.group, share)
-        code, nonce = bytes([suite.code]), secrets.token_bytes(HELLO_NONCE_BYTES)
+        nonce = secrets.token_bytes(HELLO_NONCE_BYTES)
         self._absorb(frame, code, own_share, nonce)
         self._secret = extract(self._transcript, secret)
         reply = _REPLY + pack_fields(code, own_share, nonce, self._prove(suite, _RESPONDER))
         self._absorb(reply)
-        self._suite = suite
         self._expects = _PROOF
         return Outcome(reply, None)
 
     def _take_proof(self, frame: bytes) -> Outcome:
-        if self._suite is None:
-            raise HandshakeError("handshake message is out of order", reason="OUT_OF_ORDER")
         self._check_proof(self._suite, _INITIATOR, frame[1:])
         self._absorb(frame)
         confirmation = _FINISHED + self._confirmation()
         return Outcome(confirmation, self._finish(self._suite))
 
-    def _choose(self, codes: bytes, shares: bytes) -> tuple[Suite, bytes]:
-        """The best suite by the roster's order that both ends have, and the initiator's share for it."""
-        offered = tuple(Suite.from_code(code) for code in codes)
-        if not offered or offered != tuple(suite for suite in self._params.suites if suite in offered):
-            raise HandshakeError(
-                "offer is not of the roster's suites in its order", reason="SUITE_NOT_ALLOWED"
-            )
-        groups = _groups(offered)
-        if len(shares) != sum(group.initiator_share_bytes for group in groups):
-            raise HandshakeError("ephemeral shares have a wrong length", reason="BAD_SHARE")
-        suite = _supported(offered)[0]
-        start = sum(group.initiator_share_bytes for group in groups[: groups.index(suite.group)])
-        return suite, shares[start : start + suite.group.initiator_share_bytes]
 
-
-def _supported(suites: tuple[Suite, ...]) -> tuple[Suite, ...]:
-    supported = tuple(suite for suite in suites if suite.supported)
-    if not supported:
+def _suite(params: LinkParams) -> Suite:
+    """The suite of a link: both ends know it from the roster. Raises HandshakeError (SUITE_NOT_SUPPORTED)."""
+    suite = params.suites[0]
+    if not suite.supported:
         raise HandshakeError(
-            "none of the suites is supported here", reason="NO_COMMON_SUITE", hint="update this machine"
+            f"this build of the cryptographic library lacks the roster's suite {suite}",
+            hint="install the cryptography package that sealring asks for",
+            reason="SUITE_NOT_SUPPORTED",
         )
-    return supported
+    return suite
 
 
-def _groups(suites: tuple[Suite, ...]) -> tuple[Group, ...]:
-    return tuple(dict.fromkeys(suite.group for suite in suites))
+def _check_suite(code: bytes, suite: Suite) -> None:
+    if code != bytes([suite.code]):
+        raise HandshakeError("peer goes by another suite than the roster's first", reason="WRONG_SUITE")
 
 
 def _hello_header(params: LinkParams, *, responder_id: str) -> list[bytes]:

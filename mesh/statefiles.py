@@ -11,6 +11,7 @@ from pathlib import Path
 from mesh.errors import ConfigError
 
 MAX_STATE_BYTES = 1 << 20
+UNWRITABLE_HINT = "check free space and permissions of the state folder"
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
@@ -65,6 +66,13 @@ def read_bounded(path: Path, *, max_bytes: int = MAX_STATE_BYTES) -> bytes:
     if len(data) > max_bytes:
         raise ConfigError(f"file {path.name} is larger than {max_bytes} bytes", reason="FILE_TOO_LARGE")
     return data
+
+
+def unwritable(path: Path, error: OSError) -> ConfigError:
+    """What is said (STATE_UNWRITABLE) when the disk takes nothing: full, read-only, without rights."""
+    return ConfigError(
+        f"cannot write to {path}: {error.strerror}", hint=UNWRITABLE_HINT, reason="STATE_UNWRITABLE"
+    )
 
 
 def _write_temporary(path: Path, data: bytes, mode: int) -> Path:

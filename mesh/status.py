@@ -9,25 +9,19 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from mesh.errors import DOMAIN, Cancelled, DeadlineExceeded, Internal, SealringError, Unavailable
-from mesh.problem import from_parts
-
-_MAX_MESSAGE = 1200
-"""Characters: the status travels twice in the trailers, which peers cap at 8 KiB."""
-_MAX_METADATA = 24
-_MAX_VALUE = 80
+from mesh.problem import MAX_MESSAGE, bounded, from_parts
 
 
 def to_status(error: SealringError) -> status_pb2.Status:
     """A rich status: the message with its hint, and ErrorInfo with the stable reason and the hint."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
-    for name, value in list(error.metadata.items())[:_MAX_METADATA]:
-        info.metadata[name[:_MAX_VALUE]] = value[:_MAX_VALUE]
+    info.metadata.update(bounded(error.metadata))
     if error.hint:
-        info.metadata["hint"] = error.hint[:_MAX_MESSAGE]
+        info.metadata["hint"] = error.hint[:MAX_MESSAGE]
     detail = any_pb2.Any()
     detail.Pack(info)
     return status_pb2.Status(
-        code=code_pb2.Code.Value(error.code), message=str(error)[:_MAX_MESSAGE], details=[detail]
+        code=code_pb2.Code.Value(error.code), message=str(error)[:MAX_MESSAGE], details=[detail]
     )
 
 

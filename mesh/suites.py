@@ -98,7 +98,7 @@ DEFAULT_SUITES: tuple[Suite, ...] = (
     Suite.X25519_AES256GCM,
     Suite.X25519_CHACHA20POLY1305,
 )
-"""What a new cluster allows, best first."""
+"""What a new cluster's roster lists. Links take the first."""
 
 
 def parse_suites(names: Iterable[str]) -> tuple[Suite, ...]:

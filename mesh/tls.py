@@ -1,16 +1,16 @@
 """mTLS for gRPC: credentials that follow rotation, channel options, and who is at the other end.
 
 A `TlsStore` holds the current key, certificate and authorities. Servers read it at every handshake; clients
-get a new channel from `PeerChannel` after it changed, while streams on the old channel live on until they end
-or the old certificate does.
+get a new channel from `PeerChannel` after it changed, while streams on the old channel live on until they
+end: the called end lets them go on for as long as they are proved anew (`mesh.tenure`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,9 +20,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from mesh.certificates import PeerIdentity, Role, expires_at, key_hash, role_server_name, to_pem
-from mesh.clock import Clock
 from mesh.errors import Unauthenticated
 from mesh.rpc import CHANNEL_OPTIONS
+
+_UNTIL_THEY_END = 10 * 365 * 24 * 3600.0
+"""Grace, in seconds, of a channel whose streams end otherwise."""
 
 MAX_CONNECTION_AGE_MILLISECONDS = 3600 * 1000
 """A server asks clients to connect anew after an hour, so that trust that was taken away ends there too."""
@@ -47,12 +49,21 @@ class TlsStore:
         self._lock = threading.Lock()
         self._material = material
         self._generation = 0
+        self._replaced = asyncio.Event()
 
     def replace(self, material: TlsMaterial) -> None:
-        """Use `material` for every handshake from now on."""
+        """Use `material` for every handshake from now on; only from the event loop that waits for it."""
         with self._lock:
             self._material = material
             self._generation += 1
+        self._replaced.set()
+        self._replaced = asyncio.Event()
+
+    async def newer(self, generation: int) -> tuple[int, TlsMaterial]:
+        """As `current`, once the number is above `generation`."""
+        while self._generation <= generation:
+            await self._replaced.wait()
+        return self.current()
 
     def current(self) -> tuple[int, TlsMaterial]:
         """A number that grows with every replacement, and the material."""
@@ -121,14 +132,12 @@ class PeerChannel:
     Call `get` for every RPC and do not keep what it returns. Use it from one event loop only.
     """
 
-    def __init__(self, address: str, store: TlsStore, server_name: str, *, clock: Clock = time.time) -> None:
+    def __init__(self, address: str, store: TlsStore, server_name: str) -> None:
         self.address = address
         self._store = store
         self._server_name = server_name
-        self._clock = clock
         self._generation = -1
         self._channel: grpc.aio.Channel | None = None
-        self._expires = 0.0
         self.key_hash = b""
         """Of the key that the channel proves (`mesh.certificates.key_hash`), once `get` has given one."""
         self._retiring: set[asyncio.Task[None]] = set()
@@ -139,12 +148,26 @@ class PeerChannel:
         if self._channel is None or generation != self._generation:
             self._retire()
             self._generation = generation
-            self._expires = expires_at(material.certificate)
             self.key_hash = key_hash(material.certificate)
             self._channel = grpc.aio.secure_channel(
                 self.address, channel_credentials(material), options=channel_options(self._server_name)
             )
         return self._channel
+
+    def renewed(self) -> AsyncIterator[bytes]:
+        """Every certificate (DER) that comes after that of the channel which `get` gave last."""
+        return self._renewed_after(self._generation)
+
+    async def _renewed_after(self, generation: int) -> AsyncIterator[bytes]:
+        while True:
+            generation, material = await self._store.newer(generation)
+            yield material.certificate
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long before another attempt, or until there is a newer certificate to try it with."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._store.newer(self._generation)
 
     async def close(self, grace: float | None = None) -> None:
         """Close this and every retired channel, giving streams `grace` seconds to end."""
@@ -157,8 +180,7 @@ class PeerChannel:
 
     def _retire(self) -> None:
         if self._channel is not None:
-            remaining = max(0.0, self._expires - self._clock())
-            task = asyncio.get_running_loop().create_task(_close(self._channel, remaining))
+            task = asyncio.get_running_loop().create_task(_close(self._channel, _UNTIL_THEY_END))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
 
@@ -166,7 +188,7 @@ class PeerChannel:
 def is_own_cancellation() -> bool:
     """Of a CancelledError that was caught: whether the running task is cancelled, and not the call it is at.
 
-    Calls are cancelled with their channel: one that was retired is closed once its certificate has ended.
+    Calls are cancelled with their channel, when whoever owns it closes it.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -98,6 +98,20 @@ def split(header: RecordHeader) -> Iterator[RecordHeader]:
         return
     for _, length in record_spans(header.length):
         yield header._replace(dtype="uint8", shape=(length,), length=length)
+
+
+def lay_out(buffers: Iterable[memoryview | bytes], target: memoryview) -> None:
+    """Copies the buffers, each contiguous, into `target` one after another.
+
+    Raises InvalidInput (BAD_RECORD) unless they are as long as `target` in all.
+    """
+    flat = [memoryview(buffer).cast("B") for buffer in buffers]
+    if sum(map(len, flat)) != len(target):
+        raise InvalidInput("a record's payload is not of its announced length", reason="BAD_RECORD")
+    start = 0
+    for part in flat:
+        target[start : start + len(part)] = part
+        start += len(part)
 
 
 class MessageSocket:
@@ -209,15 +223,8 @@ class EngineChannel:
 
     def _send_one(self, header: RecordHeader, buffers: tuple[memoryview | bytes, ...]) -> None:
         slot = self._take_slot()
-        target = self._outgoing_arena.slot(slot, header.length)
-        start = 0
-        for buffer in buffers:
-            flat = memoryview(buffer).cast("B")
-            target[start : start + len(flat)] = flat
-            start += len(flat)
-        target.release()
-        if start != header.length:
-            raise InvalidInput("a record's payload is not of its announced length", reason="BAD_RECORD")
+        with self._outgoing_arena.slot(slot, header.length) as target:
+            lay_out(buffers, target)
         self._outgoing.send(encode_message(header, slot))
 
     def _take_slot(self) -> int:

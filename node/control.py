@@ -32,6 +32,7 @@ from mesh.errors import (
 from mesh.prefixes import clear_scope, sealed_scope
 from mesh.problem import to_problem
 from mesh.proof import CalledProof, Connection, Identity, Purpose, no_proof, of_identity
+from mesh.tenure import Tenure
 from mesh.tls import peer_certificate, peer_identity
 from node.daemon_epoch import Epoch
 from node.sealed_rows import SealedReply, SealedRows, Unsealer
@@ -59,6 +60,9 @@ class Schedules(Protocol):
 
     def gateway_key(self, cluster: str, identifier: str) -> bytes:
         """The gateway's identity key. Raises PermissionDenied unless the roster in use lets it schedule."""
+
+    def authorities(self) -> tuple[bytes, ...]:
+        """Whose certificates count, DER."""
 
     @property
     def identity(self) -> Identity:
@@ -94,11 +98,12 @@ def reframe(message: bytes, tag: bytes) -> bytes:
 class GatewayStream:
     """One gateway's stream: in to the engine, out to the gateway. Belongs to one epoch."""
 
-    def __init__(self, identifier: str, epoch: Epoch, unsealer: Unsealer) -> None:
+    def __init__(self, identifier: str, epoch: Epoch, unsealer: Unsealer, tenure: Tenure) -> None:
         self.id = identifier
         self.used = False
         self.goodbye = ""
         self._unsealer = unsealer
+        self._tenure = tenure
         self._sealed = SealedRows()
         self._epoch = epoch
         self._head = epoch.plan.rank == 0
@@ -168,6 +173,8 @@ class GatewayStream:
                 self._looking = asyncio.get_running_loop().create_task(self._pong(message.ping))
         elif what == "open" and self._head:
             self._open(message.open)
+        elif what == "renewal":
+            self._tenure.renew(message.renewal)
         elif what == "goodbye":
             reason = message.goodbye.reason
             self.goodbye = reason if _REASON.fullmatch(reason) else "UNKNOWN"
@@ -273,7 +280,13 @@ class ControlService:
         key = self._schedules.gateway_key(caller.cluster, caller.id)  # it may have been thrown out meanwhile
         proof.check(finish.proof, of_identity(key))
         epoch = self._schedules.serving_epoch(attach.ring, attach.epoch)
-        stream = GatewayStream(caller.id, epoch, self._schedules.unsealer)
+        tenure = Tenure(
+            proof,
+            caller,
+            lambda: self._schedules.gateway_key(caller.cluster, caller.id),
+            self._schedules.authorities,
+        )
+        stream = GatewayStream(caller.id, epoch, self._schedules.unsealer, tenure)
         epoch.attach(stream)
         log.info("gateway attached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
         reader: asyncio.Task[None] | None = None

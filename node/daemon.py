@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import shutil
 import socket
 import tempfile
@@ -20,6 +21,7 @@ from mesh.certificate_keeper import CertificateKeeper
 from mesh.certificates import Role, role_server_name
 from mesh.envelope import SealingKey
 from mesh.errors import (
+    ConfigError,
     Conflict,
     EpochEnded,
     FailedPrecondition,
@@ -33,9 +35,11 @@ from mesh.introduction import Introduction
 from mesh.memberstate import MemberState
 from mesh.problem import to_problem
 from mesh.proof import Identity, Purpose, by_identity
+from mesh.protocol import PROTOCOL_VERSION
 from mesh.roster import Roster
 from mesh.roster_keeper import RosterKeeper, removed
 from mesh.session import LinkParams
+from mesh.statefiles import unwritable
 from mesh.tls import PeerChannel, TlsStore
 from node.challenge import Prover
 from node.channel import ChannelEnds, create_channel
@@ -80,6 +84,8 @@ class Daemon:
         self._tasks: set[asyncio.Task[None]] = set()
         self._removed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._run_folder = settings.state_dir / "run"
+        self._instance = secrets.token_bytes(16)
+        self._unsaved: tuple[bytes, SealringError] | None = None
         self._meter = MemoryMeter(settings.memory_limit)
         self._engines = EngineKeeper(settings.models, self._meter, allow_downloads=settings.allow_downloads)
         self._rosters = RosterKeeper(settings.state_dir, state)
@@ -140,7 +146,9 @@ class Daemon:
     def hello(self) -> membership_pb2.Hello:
         key = self._sealing_key.public_key
         return membership_pb2.Hello(
-            software_version=metadata.version("sealring"),
+            software_version=_software_version(),
+            protocol=PROTOCOL_VERSION,
+            instance=self._instance,
             addresses=self._addresses,
             sealing_key=key,
             sealing_key_signature=sign_sealing_key(self._signer, self._cluster, key),
@@ -194,8 +202,11 @@ class Daemon:
         except SealringError as error:
             if error.reason == "REMOVED":
                 self.thrown_out()
+            elif error.reason == "ROSTER_STATE_UNWRITABLE":
+                self._unsaved = envelope, error
             self._report_equivocation()
             raise
+        self._unsaved = None
         self.unsealer.learn(roster)
         self.links.close_revoked()
         seen = membership_pb2.RosterSeen(version=roster.version, hash=roster.hash)
@@ -274,6 +285,8 @@ class Daemon:
 
     def _prepare(self, prepare: membership_pb2.PrepareEpoch) -> None:
         try:
+            if self._unsaved is not None:
+                raise self._unsaved[1]
             if prepare.epoch <= self._newest_epoch.get(prepare.ring, 0):
                 raise Conflict("the epoch is not newer than the last", reason="STALE_EPOCH")
             plan = plan_epoch(prepare, self._rosters.current, self._own_id)
@@ -318,6 +331,9 @@ class Daemon:
     def gateway_key(self, cluster: str, identifier: str) -> bytes:
         return self._rosters.gateway_key(cluster, identifier)
 
+    def authorities(self) -> tuple[bytes, ...]:
+        return self._rosters.root.authorities
+
     def serving_epoch(self, ring: str, epoch: int) -> Epoch:
         found = self._named(ring, epoch)
         if found is None:
@@ -332,7 +348,9 @@ class Daemon:
 
     async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> Engine:
         path = await self._engines.find(plan.model)
-        stage = StageKey(str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits)
+        stage = StageKey(
+            str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, plan.prefill_chunk
+        )
         return await self._engines.with_stage(stage, progress)
 
     def channel(self) -> ChannelEnds:
@@ -341,8 +359,11 @@ class Daemon:
     async def carrier(
         self, plan: EpochPlan, channel: tuple[int, ...], on_fault: Callable[[SealringError], None]
     ) -> Carrier:
-        self._run_folder.mkdir(mode=0o700, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="carrier-", dir=self._run_folder))
+        try:
+            self._run_folder.mkdir(mode=0o700, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix="carrier-", dir=self._run_folder))
+        except OSError as error:
+            raise unwritable(self._run_folder, error) from None
         self._folders[plan] = folder
         listener, _ = self._listener(plan)
         carrier = await Carrier.start(channel, listener.fileno(), folder=folder, on_fault=on_fault)
@@ -396,15 +417,16 @@ class Daemon:
         """An expired roster closes open links, also while the coordinator is away."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
+            await self._take_unsaved()
             epoch = self._epoch
             if epoch is not None and epoch.phase is not Phase.ENDED and self._rosters.expired:
-                epoch.fault(
-                    FailedPrecondition(
-                        "the roster has expired",
-                        hint="is the coordinator reachable",
-                        reason="ROSTER_EXPIRED",
-                    )
-                )
+                epoch.fault(self._unsaved[1] if self._unsaved is not None else _expired())
+
+    async def _take_unsaved(self) -> None:
+        """The disk may have room by now for the roster that could not be remembered, so is not used yet."""
+        if self._unsaved is not None:
+            with contextlib.suppress(SealringError):
+                await self._take_roster(self._unsaved[0])
 
     def _ring_health(self) -> list[membership_pb2.RingHealth]:
         epoch = self._epoch
@@ -452,3 +474,21 @@ class Daemon:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the daemon failed", exc_info=error)
+
+
+def _expired() -> FailedPrecondition:
+    return FailedPrecondition(
+        "the roster has expired", hint="is the coordinator reachable", reason="ROSTER_EXPIRED"
+    )
+
+
+def _software_version() -> str:
+    """Raises ConfigError (BROKEN_INSTALLATION)."""
+    try:
+        return metadata.version("sealring")
+    except metadata.PackageNotFoundError:
+        raise ConfigError(
+            "the installed package of sealring does not say its version",
+            hint="install it again",
+            reason="BROKEN_INSTALLATION",
+        ) from None

@@ -265,7 +265,8 @@ def _ping(sequence: int) -> bytes:
 
 async def _within(future: asyncio.Future[T], seconds: float, what: str) -> T:
     try:
-        return await asyncio.wait_for(asyncio.shield(future), seconds)
+        async with asyncio.timeout(seconds):
+            return await asyncio.shield(future)
     except TimeoutError:
         raise DeadlineExceeded(
             f"{what} took longer than {seconds:g} s", hint="see the node's log", reason="CARRIER_TIMEOUT"

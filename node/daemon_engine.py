@@ -47,6 +47,7 @@ class StageKey:
     hi: int
     context: int
     kv_bits: int = 0
+    prefill_chunk: int = 0
 
 
 @dataclass(frozen=True)
@@ -193,10 +194,12 @@ class Engine:
         if self._liveness is not None:
             self._liveness.stop()
         self._sink = None
-        if self._child is not None:
-            farewell = engine_pb2.EngineCommand(shutdown=engine_pb2.Shutdown()).SerializeToString()
-            await self._child.stop(farewell, grace=_STOP_SECONDS)
-        self._release()
+        try:
+            if self._child is not None:
+                farewell = engine_pb2.EngineCommand(shutdown=engine_pb2.Shutdown()).SerializeToString()
+                await self._child.stop(farewell, grace=_STOP_SECONDS)
+        finally:  # the child's end goes on, whoever waited for it
+            self._release()
 
     def kill(self) -> None:
         """Ends the process at once; `stop` reaps it."""
@@ -225,6 +228,7 @@ class Engine:
             context=stage.context,
             digest=stage.digest,
             kv_bits=stage.kv_bits,
+            prefill_chunk=stage.prefill_chunk,
         )
         if self._liveness is not None:
             self._liveness.watch(interval=_LOADING[0], deadline=_LOADING[1])
@@ -258,7 +262,8 @@ class Engine:
 
     async def _within(self, future: asyncio.Future[A], seconds: float, what: str) -> A:
         try:
-            return await asyncio.wait_for(future, seconds)
+            async with asyncio.timeout(seconds):
+                return await future
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{what} took longer than {seconds:g} s", hint="see the node's log", reason="ENGINE_TIMEOUT"

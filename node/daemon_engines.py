@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from mesh.errors import InvalidInput
+from mesh.errors import DeadlineExceeded, InvalidInput
 from node.daemon_engine import Engine, StageKey
 from node.memory import MemoryMeter
 from node.models import FolderState, local_model, not_found
@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 
 class EngineKeeper:
-    """Answers for profiles and loaded stages. A member serves one ring, so one engine is enough."""
+    """Answers for profiles and loaded stages. A member serves one ring, so one engine is enough; beside one
+    with weights there is another for as long as it measures a model."""
 
     def __init__(self, folders: Sequence[Path], meter: MemoryMeter, *, allow_downloads: bool) -> None:
         self._folders = folders
@@ -38,6 +39,7 @@ class EngineKeeper:
         self._engine: Engine | None = None
         self._turn = asyncio.Lock()
         self._fetching = asyncio.Lock()
+        self._profiling = asyncio.Lock()
         self._profiles: OrderedDict[FolderState, model_pb2.ModelProfile] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reaping: set[asyncio.Task[None]] = set()
@@ -111,12 +113,27 @@ class EngineKeeper:
             await asyncio.wait(self._reaping)
 
     async def _profile(self, path: str) -> model_pb2.ModelProfile:
+        """Measured by an engine without weights: one that serves would make its rows wait."""
         engine = self._engine
         if engine is None or not engine.alive:
             async with self._turn:
                 engine = await self._any()
                 self._keep_spare()
-        return await engine.profile(path)
+        if engine.stage is not None:
+            return await self._profile_apart(path)
+        try:
+            return await engine.profile(path)
+        except DeadlineExceeded:
+            engine.kill()  # whatever it does with that folder, it would go on
+            raise
+
+    async def _profile_apart(self, path: str) -> model_pb2.ModelProfile:
+        async with self._profiling:
+            engine = await self._start()
+            try:
+                return await engine.profile(path)
+            finally:
+                await engine.stop()
 
     async def _fetch(self, hub_id: str) -> None:
         """One at a time: two deployments of one model must not fetch it twice."""
@@ -168,9 +185,11 @@ class EngineKeeper:
 
     async def _stop_engine(self) -> None:
         self._cancel_spare()
-        engine, self._engine = self._engine, None
+        engine = self._engine
         if engine is not None:
             await engine.stop()
+            if self._engine is engine:  # known until it has ended: who stops all engines waits for it
+                self._engine = None
 
     def _keep_spare(self) -> None:
         """An engine without weights waits a while for the deployment that often follows a profile."""

@@ -398,22 +398,34 @@ class Epoch:
         self._cleanup = asyncio.get_running_loop().create_task(self._clean_up())
 
     async def _clean_up(self) -> None:
-        """Carrier first: the engine may wait for it."""
+        """Gives everything back, last things first; what fails holds up nothing that comes after it."""
         for task in (self._work, self._rotation):
             if task is not None:
                 await asyncio.wait((task,))
+        try:
+            async with contextlib.AsyncExitStack() as parts:
+                parts.callback(self._workshop.release, self.plan)
+                parts.push_async_callback(self._close_engine)
+                parts.callback(self._close_channel)
+                parts.push_async_callback(self._stop_carrier)  # the engine may wait for it
+        except Exception as error:
+            self._log.error("an epoch has not ended cleanly", exc_info=error)
+
+    async def _stop_carrier(self) -> None:
         carrier, self._carrier = self._carrier, None
         if carrier is not None:
             await carrier.stop()
-        self._close_channel()
+
+    async def _close_engine(self) -> None:
+        """An engine that does not end its epoch takes no other: it has to go."""
         engine, self.engine = self.engine, None
-        if engine is not None and self._engine_open:
-            try:
-                await engine.close_epoch()
-            except SealringError as error:
-                self._log.warning("engine does not close its epoch", reason=error.reason)
-                engine.kill()
-        self._workshop.release(self.plan)
+        if engine is None or not self._engine_open:
+            return
+        try:
+            await engine.close_epoch()
+        except Exception as error:
+            self._log.warning("engine does not close its epoch", exc_info=error)
+            engine.kill()
 
     def _close_channel(self) -> None:
         channel, self._channel = self._channel, None

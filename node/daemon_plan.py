@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mesh.deployment_limits import MAX_PREFILL_CHUNK, MAX_ROWS
 from mesh.errors import FailedPrecondition, InvalidInput
 from mesh.roster import Ring, RingMember, Roster
 from mesh.session import LinkParams
 from sealring.v1 import membership_pb2
 
-MAX_PREFILL_CHUNK = 1 << 16
-MAX_ROWS = 4096
 KV_BITS = (0, 4, 8)
 _PIPELINE = "pipeline"
 

@@ -15,6 +15,7 @@ import threading
 import structlog
 
 from mesh import logging
+from mesh.coredumps import forbid_core_files
 
 log = structlog.get_logger()
 
@@ -23,6 +24,7 @@ PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoke
 
 def main() -> None:
     """Fetches the model that the command line names."""
+    forbid_core_files()
     parser = argparse.ArgumentParser(prog="python -m node.fetch", description="started by the node daemon")
     parser.add_argument("model")
     parser.add_argument("--control-fd", type=int, required=True)

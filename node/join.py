@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from mesh.bootstrap import JoinToken
 from mesh.certificates import Role
 from mesh.enrolment import Enrolled, NodeEvidence, enrol
 from mesh.envelope import SealingKey
-from mesh.errors import AlreadyExists, ConfigError
-from mesh.memberstate import is_enrolled
+from mesh.errors import ConfigError
+from mesh.memberstate import check_may_join
 from mesh.statelock import lock_state
 from node.attestor import measure_posture, require_software_allowed
 from node.identity import make_signer, read_device_chain
@@ -17,20 +18,16 @@ from node.settings import NodeSettings
 
 
 async def join(settings: NodeSettings, token: str) -> Enrolled:
-    """Enrols this node with the coordinator that the settings name.
+    """Enrols this node with the coordinator that the settings name, anew where it is or was its member.
 
-    Raises AlreadyExists (ALREADY_ENROLLED), ConfigError (NO_ADDRESS, BAD_DEVICE_ATTESTATION),
-    PermissionDenied (SOFTWARE_IDENTITY, JOIN_REFUSED), Conflict (STATE_IN_USE), InvalidInput, Unavailable,
-    and RosterError or CertificateError when the coordinator is not the one that the token pins.
+    Raises AlreadyExists (ALREADY_ENROLLED) in the folder of another cluster, ConfigError (NO_ADDRESS,
+    BAD_DEVICE_ATTESTATION), PermissionDenied (SOFTWARE_IDENTITY, JOIN_REFUSED), Conflict (STATE_IN_USE),
+    InvalidInput, Unavailable, and RosterError or CertificateError when the coordinator is not the one that
+    the token pins.
     """
     folder = settings.state_dir
     with lock_state(folder):
-        if is_enrolled(folder):
-            raise AlreadyExists(
-                f"this node is enrolled already, in {folder}",
-                hint="name another state folder, or remove this one to join anew",
-                reason="ALREADY_ENROLLED",
-            )
+        check_may_join(folder, JoinToken.parse(token).root_sha256)
         signer = await asyncio.to_thread(make_signer, settings)
         require_software_allowed(signer.key_type, allowed=settings.software_identity_allowed)
         addresses = settings.advertised()

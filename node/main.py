@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from pathlib import Path
 
 import structlog
@@ -19,6 +21,7 @@ from node.attestor import require_software_allowed
 from node.control import ControlService, add_control_to_server
 from node.daemon import Daemon
 from node.identity import load_signer
+from node.scratch import is_private
 from node.settings import NodeSettings
 from sealring.v1 import links_pb2_grpc
 
@@ -34,7 +37,12 @@ async def run(settings: NodeSettings) -> None:
     RosterError (ROSTER_STATE_*) at the start. Returns as well when the operator evicts or bans the node, once
     everything is dropped: starting it again is of no use.
     """
-    await run_enrolled(settings.state_dir, lambda stop: serve(settings, stop))
+
+    async def enrolled(stop: asyncio.Event) -> None:
+        keep_temporary_files(settings.state_dir)
+        await serve(settings, stop)
+
+    await run_enrolled(settings.state_dir, enrolled)
 
 
 async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
@@ -69,6 +77,15 @@ def _signer(settings: NodeSettings, state: MemberState) -> Signer:
     if state.peer.role is not Role.MEMBER or member_id(signer.public_key) != state.peer.id:
         raise _not_ours(folder)
     return signer
+
+
+def keep_temporary_files(state_dir: Path) -> None:
+    """Children put theirs, and the code that MLX compiles and runs, where nobody else can write."""
+    if is_private(Path(tempfile.gettempdir())):
+        return
+    folder = state_dir / "tmp"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    os.environ["TMPDIR"] = str(folder)
 
 
 def _not_ours(folder: Path) -> ConfigError:

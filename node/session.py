@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections import deque
 from typing import Any, Protocol
 
@@ -15,8 +14,10 @@ import grpc
 import grpc.aio
 import structlog
 
+from mesh.backoff import Backoff
 from mesh.errors import SealringError
-from mesh.introduction import Introduction
+from mesh.introduction import Introduced, Introduction
+from mesh.problem import to_problem
 from mesh.rpc import from_rpc_error
 from mesh.tls import PeerChannel, is_own_cancellation
 from sealring.v1 import membership_pb2, membership_pb2_grpc
@@ -24,9 +25,6 @@ from sealring.v1 import membership_pb2, membership_pb2_grpc
 log = structlog.get_logger()
 
 HEARTBEAT_SECONDS = 2.0
-_FIRST_BACKOFF = 0.2
-_LAST_BACKOFF = 10.0
-_STEADY_SECONDS = 5.0
 _MAX_OUTBOX = 256
 _GOODBYE_SECONDS = 1.0
 _THROWN_OUT = ("NOT_ENROLLED", "EVICTED", "BANNED")
@@ -35,7 +33,8 @@ _THROWN_OUT = ("NOT_ENROLLED", "EVICTED", "BANNED")
 class Listener(Protocol):
     """Who a session speaks for."""
 
-    def hello(self) -> membership_pb2.Hello: ...
+    def hello(self) -> membership_pb2.Hello:
+        """Raises what keeps this node from coming online; the coordinator is told."""
 
     def heartbeat(self) -> membership_pb2.Heartbeat: ...
 
@@ -55,8 +54,10 @@ class CoordinatorSession:
         self._introduction = introduction
         self._listener = listener
         self._outbox: deque[membership_pb2.MemberMessage] = deque(maxlen=_MAX_OUTBOX)
+        self._renewal: membership_pb2.MemberMessage | None = None  # for the stream that is open
         self._wake = asyncio.Event()
         self._leaving = False
+        self._dismissed = False  # the coordinator says goodbye, and reads until this node has ended its side
         self._greeted = False  # hello is on its way, so a goodbye can follow
         self._left = asyncio.Event()
 
@@ -67,15 +68,12 @@ class CoordinatorSession:
 
     async def run(self) -> None:
         """Connects, talks, and connects again."""
-        backoff = _FIRST_BACKOFF
+        backoff = Backoff()
         loop = asyncio.get_running_loop()
         while not self._leaving:
             started = loop.time()
             await self._once()
-            if loop.time() - started > _STEADY_SECONDS:
-                backoff = _FIRST_BACKOFF
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311
-            backoff = min(backoff * 2, _LAST_BACKOFF)
+            await self._channel.pause(backoff.after(loop.time() - started))
 
     async def goodbye(self, reason: str) -> None:
         """Sends what waits and a goodbye, if the coordinator is there to read it."""
@@ -88,18 +86,23 @@ class CoordinatorSession:
 
     async def _once(self) -> None:
         writer: asyncio.Task[None] | None = None
+        renewing: asyncio.Task[None] | None = None
         call: Any = None
-        believed = False
+        believed = self._dismissed = False
         try:
             call = membership_pb2_grpc.MembershipStub(self._channel.get()).Session()
-            await self._introduction.exchange(call, membership_pb2.MemberMessage)
+            introduced = await self._introduction.exchange(call, membership_pb2.MemberMessage)
             believed = True
+            renewing = asyncio.get_running_loop().create_task(self._renew(introduced))
             while (message := await call.read()) is not grpc.aio.EOF:
                 if message.HasField("accepted") and writer is None:
                     writer = asyncio.get_running_loop().create_task(self._write(call))
                     writer.add_done_callback(lambda _: None if self._leaving else call.cancel())
                 else:
                     await self._hear(message)
+                if message.HasField("goodbye"):
+                    self._dismissed = True
+                    self._wake.set()
             log.info("coordinator ended the session")
         except grpc.RpcError as error:
             problem = from_rpc_error(error)
@@ -113,11 +116,13 @@ class CoordinatorSession:
                 raise
             log.info("channel to the coordinator was replaced")
         finally:
-            if writer is not None:
-                writer.cancel()
-                await asyncio.wait((writer,))
-                if not writer.cancelled() and (failure := writer.exception()) is not None:
-                    log.error("nothing can be said to the coordinator", exc_info=failure)
+            for task in (writer, renewing):
+                if task is not None:
+                    task.cancel()
+                    await asyncio.wait((task,))
+                    if not task.cancelled() and (failure := task.exception()) is not None:
+                        log.error("nothing can be said to the coordinator", exc_info=failure)
+            self._renewal = None
             if call is not None:
                 call.cancel()
             self.connected = False
@@ -129,7 +134,14 @@ class CoordinatorSession:
         """What there is to say, until the stream ends; a message leaves the outbox when it was written."""
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             self._greeted = True
-            await call.write(membership_pb2.MemberMessage(hello=self._listener.hello()))
+            try:
+                hello = self._listener.hello()
+            except SealringError as error:
+                log.error("this node cannot come online", reason=error.reason, why=error.message)
+                await call.write(membership_pb2.MemberMessage(trouble=to_problem(error)))
+                await self._end_side(call)
+                return
+            await call.write(membership_pb2.MemberMessage(hello=hello))
             while True:
                 await call.write(membership_pb2.MemberMessage(heartbeat=self._listener.heartbeat()))
                 due = asyncio.get_running_loop().time() + HEARTBEAT_SECONDS
@@ -139,9 +151,26 @@ class CoordinatorSession:
                         await call.done_writing()
                         self._left.set()
                         return
+                    if self._dismissed:
+                        await self._end_side(call)
+                        return
+
+    async def _end_side(self, call: Any) -> None:
+        """Says nothing more; the coordinator then ends the stream, and says why."""
+        await call.done_writing()
+        await asyncio.sleep(_GOODBYE_SECONDS)
+
+    async def _renew(self, introduced: Introduced) -> None:
+        """Lets the stream outlive every certificate that this node renews."""
+        async for renewal in introduced.renewals():
+            self._renewal = membership_pb2.MemberMessage(renewal=renewal)
+            self._wake.set()
 
     async def _write_outbox(self, call: Any) -> None:
-        while self._outbox:
+        renewal, self._renewal = self._renewal, None
+        if renewal is not None:
+            await call.write(renewal)
+        while self._outbox and not self._dismissed:
             message = self._outbox[0]
             await call.write(message)
             if self._outbox and self._outbox[0] is message:

@@ -11,8 +11,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from mesh.addresses import parse_address
-from mesh.errors import InvalidInput
 from mesh.paths import default_state_root
+from mesh.settings_types import Address
 
 MAX_ADDRESSES = 8
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
@@ -34,14 +34,6 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _check_address(address: str) -> str:
-    try:
-        parse_address(address)
-    except InvalidInput as error:
-        raise ValueError(str(error)) from None
-    return address
-
-
 def _check_ring_host(host: str) -> str:
     try:
         address = ipaddress.IPv4Address(host)
@@ -56,9 +48,6 @@ def _check_folder(folder: Path) -> Path:
     if not folder.is_absolute():
         raise ValueError(f"{folder} is not an absolute path")
     return folder
-
-
-Address = Annotated[str, AfterValidator(_check_address)]
 
 
 class NodeSettings(BaseModel):

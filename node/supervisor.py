@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import psutil  # type: ignore[import-untyped]
 import structlog
 
+from mesh.clock import awake_clock
 from mesh.errors import EpochEnded, InvalidInput
 from mesh.frames import MAX_FRAME
 from node.childlog import ChildLog
@@ -63,7 +64,7 @@ class Child:
         self._on_end: Callable[[], None] | None = on_end
         self._frames = _Frames(self._message, self._socket_ended)
         self._loop = asyncio.get_running_loop()
-        self.last_heard = self._loop.time()
+        self.last_heard = awake_clock()
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping: asyncio.Task[int] | None = None
 
@@ -152,7 +153,7 @@ class Child:
         await self._loop.create_connection(lambda: self._frames, sock=ours)
 
     def _message(self, body: bytes) -> None:
-        self.last_heard = self._loop.time()
+        self.last_heard = awake_clock()
         self._on_message(body)
 
     def _socket_ended(self) -> None:
@@ -181,7 +182,8 @@ class Child:
 
     async def _exits_within(self, seconds: float) -> bool:
         try:
-            await asyncio.wait_for(self._process.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
         except TimeoutError:
             return False
         return True
@@ -317,18 +319,16 @@ class Liveness:
         self._tasks = []
 
     async def _run(self, interval: float, deadline: float) -> None:
-        loop = asyncio.get_running_loop()
         while not self._child.ended:
-            sent = loop.time()
+            sent = awake_clock()
             self._sequence += 1
             self._child.send(self._ping(self._sequence))
-            await asyncio.sleep(min(interval, deadline))
-            while self._child.last_heard < sent and not self._child.ended:
-                left = sent + deadline - loop.time()
-                if left <= 0:
+            due, end = sent + min(interval, deadline), sent + deadline
+            while (now := awake_clock()) < due or (self._child.last_heard < sent and not self._child.ended):
+                if now >= end:
                     self._frozen("silent")
                     return
-                await asyncio.sleep(min(left, 0.25))
+                await asyncio.sleep(min(1.0, due - now) if now < due else min(0.25, end - now))
 
     async def _look(self) -> None:
         looks, seen = 0, -1.0

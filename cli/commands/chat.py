@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import print_json, say
+from cli.leftovers import gateway_of, running
+from cli.output import print_json, say, write
 from cli.settings_flags import load_settings, settings_command
 from cli.words import AsJson
-from mesh.errors import InvalidInput, SealringError
+from mesh.addresses import parse_address
+from mesh.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from cli.client import Question
-    from cli.settings import CliSettings
+    from cli.client import Access, Question
+    from mesh.config import Loaded
 
 app = typer.Typer()
 
@@ -57,12 +60,13 @@ def chat(
 ) -> None:
     """Ask a question, or talk line by line.
 
-    A conversation ends with an empty line or Ctrl-D.
+    A conversation ends with an empty line or Ctrl-D; Ctrl-C stops an answer. Without --gateway, and when
+    nobody is at the default address, a running demo is asked.
     """
     from cli.client import Question
     from sealring.client.options import SamplingOptions
 
-    settings = load_settings(context, "cli").settings
+    loaded = load_settings(context, "cli")
     if logprobs is not None and not as_json:
         raise InvalidInput("--logprobs needs --json", reason="BAD_QUESTION", param="logprobs")
     sampling = SamplingOptions(
@@ -85,23 +89,25 @@ def chat(
     if question is not None:
         if not question or len(question) > _MAX_LINE:
             raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
-        asyncio.run(_once(settings, first, question, as_json=as_json))
+        asyncio.run(_once(_gateway(loaded), first, question, as_json=as_json))
     elif as_json:
         raise InvalidInput("--json needs the question on the command line", reason="BAD_QUESTION")
     else:
-        asyncio.run(_talk(settings, first))
+        from cli.conversation import converse
+
+        converse(*_gateway(loaded), first, write_piece, seconds=_ASK_SECONDS)
 
 
 def write_piece(text: str) -> None:
     """Shows a piece of an answer as it comes; what could steer the terminal is left out."""
-    sys.stdout.write("".join(char for char in text if char.isprintable() or char in "\n\t"))
-    sys.stdout.flush()
+    write("".join(char for char in text if char.isprintable() or char in "\n\t"))
 
 
-async def _once(settings: CliSettings, base: Question, question: str, *, as_json: bool) -> None:
-    from cli.client import gateway_access, inference
+async def _once(gateway: tuple[str, Access], base: Question, question: str, *, as_json: bool) -> None:
+    from cli.client import inference
 
-    async with inference(settings.gateway, **gateway_access(settings)) as client:
+    address, access = gateway
+    async with inference(address, **access) as client:
         asked = replace(base, messages=[*base.messages, ("user", question)])
         answer = await client.ask(
             asked, (lambda text: None) if as_json else write_piece, seconds=_ASK_SECONDS
@@ -114,25 +120,29 @@ async def _once(settings: CliSettings, base: Question, question: str, *, as_json
     say(f"({answer.completion_tokens} tokens, {speed})")
 
 
-async def _talk(settings: CliSettings, base: Question) -> None:
-    from cli.client import gateway_access, inference
+def _gateway(loaded: Loaded[Any]) -> tuple[str, Access]:
+    """Whom to talk to, and how: the gateway of the settings; nobody there by default, the demo that runs."""
+    from cli.client import gateway_access
 
-    messages = list(base.messages)
-    say(f"talking to {settings.gateway}; an empty line ends it")
-    async with inference(settings.gateway, **gateway_access(settings)) as client:
-        while line := await asyncio.to_thread(_read_line):
-            try:
-                turn = replace(base, messages=[*messages, ("user", line)])
-                answer = await client.ask(turn, write_piece, seconds=_ASK_SECONDS)
-            except SealringError as error:
-                say(f"error: {error} [{error.reason}]")
-                continue
-            messages += [("user", line), ("assistant", answer.text)]
-            write_piece("\n")
+    address: str = loaded.settings.gateway
+    if loaded.origin["gateway"] != "default" or _listens(address):
+        return address, gateway_access(loaded.settings)
+    found = {folder: gateway for folder in running() if (gateway := gateway_of(folder)) is not None}
+    if len(found) > 1:
+        raise InvalidInput(
+            f"{len(found)} local clusters run here",
+            hint=f"name one: --gateway {' or '.join(found.values())}",
+            reason="WHICH_GATEWAY",
+        )
+    for folder, gateway in found.items():
+        say(f"nobody is at {address}; found the local cluster in {folder}")
+        return gateway, {"credentials": None, "api_key": None}
+    return address, gateway_access(loaded.settings)
 
 
-def _read_line() -> str:
-    if sys.stdin.isatty():
-        sys.stderr.write("> ")
-        sys.stderr.flush()
-    return sys.stdin.readline(_MAX_LINE).strip()
+def _listens(address: str) -> bool:
+    try:
+        with socket.create_connection(parse_address(address), timeout=1):
+            return True
+    except OSError:
+        return False

@@ -11,7 +11,7 @@ import typer
 from cli.output import print_data, print_json, say
 from cli.processes import add_run_command
 from cli.settings_flags import load_settings, settings_command
-from cli.words import AsJson, public_keys, read_file
+from cli.words import AsJson, public_keys, read_file, write_file
 
 app = typer.Typer(name="coordinator", help="The cluster's authority.", no_args_is_help=True)
 
@@ -57,16 +57,20 @@ def prepare(
     out: Annotated[Path, typer.Option(metavar="FILE", help="where the draft of the root metadata goes")],
     root_threshold: Annotated[int, typer.Option(min=1, max=16, help="root signatures needed")] = 1,
     roster_threshold: RosterThreshold = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Make a new cluster's keys under a root that is kept elsewhere, and the draft for it to sign."""
     settings = load_settings(context, "coordinator").settings
     from coordinator.init import prepare as make
-    from mesh.statefiles import write_atomic
 
     keys = public_keys(root_key)
     draft = make(settings, keys, root_threshold, roster_threshold=roster_threshold)
-    write_atomic(out, draft, mode=0o644)
-    print_data(hashlib.sha256(draft).hexdigest())
+    write_file(out, draft)
+    digest = hashlib.sha256(draft).hexdigest()
+    if as_json:
+        print_json({"draft": str(out), "sha256": digest})
+    else:
+        print_data(digest)
     say(f"drafted the root metadata in {out}; its holders compare that hash, look at it and sign it:")
     say(f"  sealring root show {out}; sealring root sign {out} --key FILE")
     say(f"then: sealring coordinator init --root-metadata {out}")
@@ -80,6 +84,48 @@ def new_operator(context: typer.Context) -> None:
 
     make(settings)
     say(f"made a new operator bundle in {settings.state_dir / 'operator'}; the old one opens nothing")
+
+
+BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="the backup")]
+
+
+@app.command(cls=settings_command("coordinator"))
+def backup(context: typer.Context, file: BackupFile) -> None:
+    """Write keys, certificates and database to a file; the coordinator may run meanwhile."""
+    settings = load_settings(context, "coordinator").settings
+    from coordinator.backup import backup as make
+
+    make(settings, file)
+    say(f"wrote {file}: keep it as safe as the coordinator itself, it can sign rosters")
+    for kept in settings.roster_key_files:
+        say(f"not in it, and needed beside it: {kept}")
+
+
+@app.command(cls=settings_command("coordinator"))
+def restore(context: typer.Context, file: BackupFile) -> None:
+    """Make the state folder from a backup."""
+    settings = load_settings(context, "coordinator").settings
+    from coordinator.backup import restore as make
+
+    make(settings, file)
+    say(f"restored {settings.state_dir} from {file}")
+    _say_what_is_undone()
+
+
+@app.command(cls=settings_command("coordinator"))
+def recover(context: typer.Context) -> None:
+    """Go on after an older copy of the state folder was put back by hand; stop the coordinator first."""
+    settings = load_settings(context, "coordinator").settings
+    from coordinator.backup import recover as go_on
+
+    go_on(settings)
+    say(f"the coordinator's state in {settings.state_dir} goes on above what members may have seen")
+    _say_what_is_undone()
+
+
+def _say_what_is_undone() -> None:
+    say("what was done since that copy is undone: joins, deployments, evictions, bans, revoked operators")
+    say("next: sealring coordinator run; then look at: sealring nodes list, sealring operator list")
 
 
 add_run_command(app, "coordinator", summary="Run the coordinator until SIGTERM.")

@@ -15,7 +15,7 @@ import typer
 from cli import exit_codes
 from cli.commands.chat import write_piece
 from cli.commands.deployments import default_name, parse_split
-from cli.leftovers import temporary_folder
+from cli.leftovers import PORTS, temporary_folder
 from cli.local_output import QUESTION, describe, print_ring, print_ways, report
 from cli.output import Progress, print_json, progress, say
 from cli.words import AsJson
@@ -111,15 +111,16 @@ def up(
 
 
 def demo_model() -> Path:
-    """The bundled model, in the source tree that this package is installed from. Raises ModelError."""
-    folder = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "model"
-    if not (folder / "config.json").is_file():
-        raise ModelError(
-            "the bundled demo model is not here",
-            hint="run from a clone of the repository, or name a model folder with --model",
-            reason="NO_DEMO_MODEL",
-        )
-    return folder
+    """The bundled model, as installed or in the checkout. Raises ModelError (NO_DEMO_MODEL)."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "demo_model", package.parent / "examples" / "demo_model" / "model"):
+        if (folder / "config.json").is_file():
+            return folder
+    raise ModelError(
+        "the bundled demo model is not here",
+        hint="install sealring again, or name a model folder with --model",
+        reason="NO_DEMO_MODEL",
+    )
 
 
 def model_folder(path: Path) -> Path:
@@ -144,7 +145,7 @@ def state_folder(chosen: Path | None) -> Iterator[Path]:
         with temporary_folder() as folder:
             yield folder
         return
-    foreign = chosen.is_dir() and any(chosen.iterdir()) and not (chosen / "ports.json").exists()
+    foreign = chosen.is_dir() and any(chosen.iterdir()) and not (chosen / PORTS).exists()
     if foreign or (chosen.exists() and not chosen.is_dir()):
         raise ConfigError(
             f"{chosen} is not empty and holds no local cluster",

@@ -17,7 +17,9 @@ from cli.output import moment, plain, print_json, print_table, progress, say, si
 from cli.settings_flags import settings_command
 from cli.waiting import wait_until_serving
 from cli.words import AsJson
+from mesh.deployment_limits import MAX_CONTEXT, MAX_PREFILL_CHUNK, MAX_REPLICAS, MAX_ROWS, MAX_STAGES
 from mesh.errors import InvalidInput
+from mesh.trust import MAX_SCORE
 
 app = typer.Typer()
 listing = typer.Typer(name="deployments", help="The models that the cluster serves.", no_args_is_help=True)
@@ -30,11 +32,13 @@ ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="name in the nodes' model folders, path, or hub id")
 ]
 Name = Annotated[str | None, typer.Option(help="what clients call it [default: the model's last part]")]
-Context = Annotated[int, typer.Option("--context", min=0, max=1 << 24, help="tokens; 0: the model's own")]
-TrustFloor = Annotated[int, typer.Option(min=0, max=30, help="members that score below it are not used")]
-Replicas = Annotated[int, typer.Option(min=1, max=1000, help="rings")]
-MaxRows = Annotated[int, typer.Option(min=0, max=1 << 16, help="sequences at once; 0 is what memory holds")]
-Stages = Annotated[int, typer.Option(min=0, max=256, help="members per ring; 0 is as few as hold it")]
+Context = Annotated[int, typer.Option("--context", min=0, max=MAX_CONTEXT, help="tokens; 0: the model's own")]
+TrustFloor = Annotated[
+    int, typer.Option(min=0, max=MAX_SCORE, help="members that score below it are not used")
+]
+Replicas = Annotated[int, typer.Option(min=1, max=MAX_REPLICAS, help="rings")]
+MaxRows = Annotated[int, typer.Option(min=0, max=MAX_ROWS, help="sequences at once; 0 is what memory holds")]
+Stages = Annotated[int, typer.Option(min=0, max=MAX_STAGES, help="members per ring; 0 is as few as hold it")]
 Split = Annotated[str, typer.Option(metavar="A,B,...", help="layers per rank, by hand")]
 Members = Annotated[
     list[str] | None, typer.Option("--member", metavar="NODE", help="use only this node; may be repeated")
@@ -49,7 +53,9 @@ SharePrefixes = Annotated[
         help="reuse work on equal beginnings of prompts across API keys, which can tell",
     ),
 ]
-PrefillChunk = Annotated[int, typer.Option(min=0, max=1 << 16, help="tokens of a prompt at once; 0 is 256")]
+PrefillChunk = Annotated[
+    int, typer.Option(min=0, max=MAX_PREFILL_CHUNK, help="tokens of a prompt at once; 0 is 256")
+]
 
 
 def make_spec(
@@ -118,21 +124,35 @@ def deploy(
     """
     from sealring.v1 import admin_pb2
 
-    async def work(admin: Admin) -> Any:
+    asked = False
+
+    async def work(admin: Admin) -> tuple[Any, int]:
+        nonlocal asked
         await name_members(admin, spec)
         with progress(f"planning {spec.name}") as shown:
+            asked = True
             request = admin_pb2.CreateDeploymentRequest(spec=spec)
             answer = await admin.call("CreateDeployment", request, seconds=PLAN_SECONDS)
             if wait:
                 await wait_until_serving(admin, spec.name, seconds=wait_seconds, say=shown.update)
-            return answer.plan
+        return answer.plan, await count_idle(admin, answer.plan)
 
-    plan = run_admin(context, work)
+    try:
+        plan, idle = run_admin(context, work)
+    except KeyboardInterrupt:
+        if asked:
+            say(
+                f"the deployment goes on without this command (hint: sealring deployments list shows it, "
+                f"sealring deployments delete {spec.name} ends it)"
+            )
+        raise
     if as_json:
         print_json(plain(plan))
         return
     print_plan(plan)
     say(f"{spec.name} is {'serving' if wait else 'on its way'}")
+    if idle and not (spec.stages or spec.split or spec.members):
+        say(f"as few nodes hold it as can: {idle} online hold none of it (hint: --stages N, --replicas N)")
 
 
 @app.command(cls=settings_command("cli"))
@@ -173,6 +193,16 @@ def delete(context: typer.Context, name: Annotated[str, typer.Argument(metavar="
 
     call_admin(context, "DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name=name))
     say(f"deleted {name}")
+
+
+async def count_idle(admin: Admin, plan: Any) -> int:
+    """How many nodes are online and hold nothing, of this plan or another ring."""
+    from sealring.v1 import admin_pb2
+
+    answer = await admin.call("ListNodes", admin_pb2.ListNodesRequest())
+    used = {stage.member for ring in plan.rings for stage in ring.stages}
+    free = [node for node in answer.nodes if node.id not in used and not node.ring]
+    return sum(node.state == admin_pb2.NODE_STATE_ONLINE for node in free)
 
 
 async def name_members(admin: Admin, spec: Any) -> None:

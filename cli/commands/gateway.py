@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.node import report_enrolled
+from cli.commands.node import leave_cluster, report_enrolled
 from cli.output import say
 from cli.processes import add_run_command
-from cli.settings_flags import load_settings, settings_command
+from cli.settings_flags import load_settings, same_settings, settings_command
 from cli.words import AsJson, JoinTokenText, read_token
 
 app = typer.Typer(name="gateway", help="Where clients connect: gRPC and HTTP.", no_args_is_help=True)
@@ -31,7 +31,13 @@ def join(
 
     enrolled = asyncio.run(enrol(settings, read_token(token), coordinator=coordinator))
     report_enrolled(enrolled, settings, as_json=as_json)
-    say("next: sealring gateway run")
+    say(f"next: {same_settings(context, 'gateway run')}")
+
+
+@app.command(cls=settings_command("gateway"))
+def leave(context: typer.Context) -> None:
+    """Give up this gateway's enrolment; stop it first. The identity key stays."""
+    leave_cluster(load_settings(context, "gateway").settings.state_dir, "gateways")
 
 
 add_run_command(app, "gateway", summary="Run the gateway until SIGTERM.")

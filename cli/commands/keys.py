@@ -45,13 +45,17 @@ def create(
     from gateway.access.keys import Scope as KeyScope
 
     chosen = [KeyScope(one.value) for one in scope or [Scope.INFERENCE]]
-    text, record = _keys(context).create(chosen, label=label, seconds=days * _DAY)
+    keys = _keys(context)
+    first = not keys.read()
+    text, record = keys.create(chosen, label=label, seconds=days * _DAY)
     if as_json:
         print_json({"key": text, **_plain(record)})
         return
     print_data(text)
     until = f"until {moment(record.expires)}" if record.expires else "until it is revoked"
     say(f"good for {', '.join(record.scopes)} {until}; use: authorization: Bearer KEY")
+    if first:
+        say("this is the gateway's first key: from now on it answers no request without one")
 
 
 @app.command("list", cls=settings_command("gateway"))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from cli.output import print_data, print_json, say
 from cli.processes import add_run_command
-from cli.settings_flags import load_settings, settings_command
+from cli.settings_flags import load_settings, same_settings, settings_command
 from cli.words import AsJson, JoinTokenText, read_token
+from mesh.errors import ConfigError
 
 if TYPE_CHECKING:
     from mesh.enrolment import Enrolled
@@ -21,21 +23,49 @@ app = typer.Typer(name="node", help="A machine that holds layers.", no_args_is_h
 @app.command(cls=settings_command("node"))
 def join(context: typer.Context, token: JoinTokenText, as_json: AsJson = False) -> None:
     """Enrol with a join token; the root key in it is checked before anything is sent."""
-    settings = load_settings(context, "node").settings
+    loaded = load_settings(context, "node")
     from node.join import join as enrol
 
-    report_enrolled(asyncio.run(enrol(settings, read_token(token))), settings, as_json=as_json)
-    say("next: sealring node run")
+    enrolled = asyncio.run(enrol(loaded.settings, read_token(token)))
+    report_enrolled(enrolled, loaded.settings, as_json=as_json)
+    say(f"next: {same_settings(context, 'node run')}")
 
 
 @app.command(cls=settings_command("node"))
-def nonce(context: typer.Context) -> None:
+def nonce(context: typer.Context, as_json: AsJson = False) -> None:
     """Print the DeviceAttestationNonce for this node's identity, which is made if there is none."""
     settings = load_settings(context, "node").settings
     from mesh.device import device_nonce
     from node.identity import make_signer
 
-    print_data(device_nonce(make_signer(settings).public_key).hex())
+    found = device_nonce(make_signer(settings).public_key).hex()
+    if as_json:
+        print_json({"nonce": found})
+    else:
+        print_data(found)
+
+
+@app.command(cls=settings_command("node"))
+def leave(context: typer.Context) -> None:
+    """Give up this machine's enrolment; stop the daemon first. The identity key stays."""
+    leave_cluster(load_settings(context, "node").settings.state_dir, "nodes")
+
+
+def leave_cluster(folder: Path, group: str) -> None:
+    """Removes the enrolment in a folder and says what the operator has left to do."""
+    from mesh.memberstate import forget_enrolment, is_enrolled
+    from mesh.statefiles import unwritable
+    from mesh.statelock import lock_state
+
+    if not is_enrolled(folder):
+        raise ConfigError(f"there is no enrolment in {folder}", reason="NOT_ENROLLED")
+    with lock_state(folder):
+        try:
+            forget_enrolment(folder)
+        except OSError as error:
+            raise unwritable(folder, error) from None
+    say(f"the enrolment in {folder} is gone; a new token enrols it again, in this cluster or another")
+    say(f"to take it out of the old cluster's roster, its operator runs: sealring {group} evict NAME")
 
 
 def report_enrolled(enrolled: Enrolled, settings: Any, *, as_json: bool) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +14,7 @@ import typer
 from cli.operator import Admin, call_admin, read_bundle, run_admin
 from cli.output import moment, plain, print_data, print_json, print_table, say
 from cli.settings_flags import load_settings, settings_command
-from cli.words import AsJson
+from cli.words import AsJson, cannot_write
 from mesh.errors import AlreadyExists
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ def add(
     role: Annotated[OperatorRole, typer.Option(help="read: may look; admin: may do everything")],
     out: Out,
     days: Days = 30,
+    as_json: AsJson = False,
 ) -> None:
     """Make a bundle for another operator; hand it over by a way that nobody else reads."""
     from mesh.certificates import LeafKey
@@ -50,19 +53,19 @@ def add(
     leaf = LeafKey()
     number = admin_pb2.OperatorRole.Value(f"OPERATOR_ROLE_{role.name}")
     request = admin_pb2.AddOperatorRequest(name=name, role=number, csr=leaf.csr(), ttl_seconds=days * _DAY)
-    _make_bundle(context, "AddOperator", request, leaf, out)
+    _make_bundle(context, "AddOperator", request, leaf, out, as_json=as_json)
     say(f"operator {name} may {role} for {days} days; use the bundle with --operator {out}")
 
 
 @app.command(cls=settings_command("cli"))
-def rotate(context: typer.Context, name: Name, out: Out, days: Days = 30) -> None:
+def rotate(context: typer.Context, name: Name, out: Out, days: Days = 30, as_json: AsJson = False) -> None:
     """Make a new bundle for an operator; the old one opens nothing from then on."""
     from mesh.certificates import LeafKey
     from sealring.v1 import admin_pb2
 
     leaf = LeafKey()
     request = admin_pb2.RotateOperatorRequest(name=name, csr=leaf.csr(), ttl_seconds=days * _DAY)
-    _make_bundle(context, "RotateOperator", request, leaf, out)
+    _make_bundle(context, "RotateOperator", request, leaf, out, as_json=as_json)
     say(f"operator {name} has a new bundle in {out}")
 
 
@@ -91,10 +94,12 @@ def list_operators(context: typer.Context, as_json: AsJson = False) -> None:
     print_table(["name", "role", "key since", "expires", "key"], rows)
 
 
-def _make_bundle(context: typer.Context, method: str, request: Any, leaf: LeafKey, folder: Path) -> None:
+def _make_bundle(
+    context: typer.Context, method: str, request: Any, leaf: LeafKey, folder: Path, *, as_json: bool
+) -> None:
     """Asks for a certificate and writes it with its key, which never leaves this machine.
 
-    Raises AlreadyExists (BUNDLE_EXISTS) before anything is asked.
+    Raises AlreadyExists (BUNDLE_EXISTS), InvalidInput (BAD_FILE) before anything is asked.
     """
     from mesh.certificates import PeerIdentity, Role
     from mesh.memberstate import (
@@ -113,16 +118,36 @@ def _make_bundle(context: typer.Context, method: str, request: Any, leaf: LeafKe
             hint="name another folder",
             reason="BUNDLE_EXISTS",
         )
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     own = read_bundle(load_settings(context, "cli").settings.operator)
 
     async def work(admin: Admin) -> tuple[Any, str]:
         return await admin.call(method, request), admin.address
 
-    answer, address = run_admin(context, work)
+    with _folder_for(folder):
+        answer, address = run_admin(context, work)
     root = verify_root_chain(decode_chain(answer.root_metadata), own.root_sha256, now=time.time())
     material = TlsMaterial(leaf.private_pem(), parse_pem_leaf(answer.certificate_chain), root.authorities)
     peer = PeerIdentity(own.peer.cluster, Role.OPERATOR, request.name)
     save_member_state(folder, MemberState(peer, request.name, address, own.root_sha256, root, material))
     load_member_state(folder)
-    print_data(str(folder))
+    if as_json:
+        print_json({"name": request.name, "bundle": str(folder)})
+    else:
+        print_data(str(folder))
+
+
+@contextmanager
+def _folder_for(bundle: Path) -> Iterator[None]:
+    """The folder is there before anything is asked, and gone again when that is refused."""
+    made = [folder for folder in (bundle, *bundle.parents) if not folder.exists()]
+    try:
+        bundle.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(bundle, error) from None
+    try:
+        yield
+    except BaseException:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise

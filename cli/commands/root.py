@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.output import moment, print_data, print_json, say
-from cli.words import AsJson, public_keys, read_file
+from cli.words import AsJson, cannot_write, public_keys, read_file, write_file
+from mesh.errors import InvalidInput
 
 if TYPE_CHECKING:
     from mesh.rootmeta import RootMetadata
@@ -33,18 +34,20 @@ Draft = Annotated[Path, typer.Argument(metavar="DRAFT", help="draft of the next 
 @root.command()
 def init(
     key: Annotated[Path, typer.Option(metavar="FILE", help="where the new key goes, mode 0600")],
+    as_json: AsJson = False,
 ) -> None:
     """Make a root key; prints its public half."""
-    print_data(_make_key(key))
+    _print(_make_key(key), "public_key", as_json=as_json)
     say(f"made the root key {key}; keep it off the coordinator, and keep a copy")
 
 
 @root.command()
 def roster_key(
     key: Annotated[Path, typer.Option(metavar="FILE", help="where the new key goes, mode 0600")],
+    as_json: AsJson = False,
 ) -> None:
     """Make a further roster key for the coordinator; prints its public half."""
-    print_data(_make_key(key))
+    _print(_make_key(key), "public_key", as_json=as_json)
     say(f"made the roster key {key}; it signs once the root names it and roster_key_files does")
 
 
@@ -87,7 +90,6 @@ def rotate(
     import dataclasses
 
     from mesh.rootmeta import draft_root, read_root_draft
-    from mesh.statefiles import write_atomic
 
     current = _load_chain(chain)
     now = int(time.time())
@@ -104,41 +106,54 @@ def rotate(
     )
     envelope = draft_root(draft)
     read_root_draft(envelope)
-    write_atomic(out, envelope, mode=0o644)
+    write_file(out, envelope)
     say(f"drafted version {draft.version}; have holders of old and new root keys sign it: sealring root sign")
 
 
 @root.command()
 def sign(
-    draft: Draft, key: Annotated[Path, typer.Option(metavar="FILE", help="the root key to sign with")]
+    draft: Draft,
+    key: Annotated[Path, typer.Option(metavar="FILE", help="the root key to sign with")],
+    as_json: AsJson = False,
 ) -> None:
-    """Add a root key's signature to a draft."""
+    """Add a root key's signature to a draft; prints the key's id."""
     from mesh.dsse import Ed25519Signer, key_id
     from mesh.rootmeta import cosign_root
-    from mesh.statefiles import write_atomic
 
-    signer = Ed25519Signer.load(key)
-    write_atomic(draft, cosign_root(read_file(draft, max_bytes=_MAX_FILE), signer), mode=0o644)
-    print_data(key_id(signer.public_key))
+    try:
+        signer = Ed25519Signer.load(key)
+    except FileNotFoundError:
+        raise InvalidInput(f"there is no key {key}", reason="BAD_FILE") from None
+    write_file(draft, cosign_root(read_file(draft, max_bytes=_MAX_FILE), signer))
+    _print(key_id(signer.public_key), "key_id", as_json=as_json)
 
 
 @root.command()
 def install(draft: Draft, chain: Chain) -> None:
     """Append a fully signed draft to the coordinator's chain; it counts from the coordinator's next start."""
     from mesh.rootmeta import check_root_times, encode_chain, follow_root
-    from mesh.statefiles import write_atomic
 
     current = _load_chain(chain)
     following = follow_root(read_file(draft, max_bytes=_MAX_FILE), current)
     check_root_times(following, now=time.time())
-    write_atomic(chain, encode_chain(following.chain), mode=0o644)
+    write_file(chain, encode_chain(following.chain))
     say(f"installed version {following.version}; restart the coordinator")
 
 
 def _make_key(file: Path) -> str:
     from mesh.dsse import Ed25519Signer
 
-    return Ed25519Signer.create(file).public_key.hex()
+    try:
+        return Ed25519Signer.create(file).public_key.hex()
+    except OSError as error:
+        raise cannot_write(file, error) from None
+
+
+def _print(value: str, name: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({name: value})
+    else:
+        print_data(value)
 
 
 def _describe(file: Path) -> dict[str, Any]:

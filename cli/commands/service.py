@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
-import shutil
-import sys
+import sysconfig
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -46,7 +45,7 @@ def install(
     root: Root = Path("/"),
 ) -> None:
     """Write the property list and the log rotation, and start the service, now and at every boot."""
-    from cli.launchd import COMPONENTS, NEWSYSLOG_FILE, Service, newsyslog_rules, render
+    from cli.launchd import Service, newsyslog_rules, render
 
     control = _launchctl()
     service = Service(
@@ -55,15 +54,10 @@ def install(
         user=user,
         config=None if config is None else str(config.absolute()),
     )
-    _make_folders(service, root)
+    _make_places(service, root)
     plist = _plist(service, root)
-    _write(plist, render(service))
-    installed = [
-        Service(name, user=user)
-        for name in COMPONENTS
-        if name == component or _plist(Service(name), root).exists()
-    ]
-    _write(_under(root, NEWSYSLOG_FILE), newsyslog_rules(installed).encode())
+    _write(root, plist, render(service))
+    _write(root, _rules(service, root), newsyslog_rules(service).encode())
     say(f"wrote {plist}")
     if start:
         control.bootout(service.label)
@@ -73,16 +67,17 @@ def install(
 
 @app.command()
 def uninstall(component: Which, root: Root = Path("/")) -> None:
-    """Stop the service and remove its property list; state and logs stay."""
+    """Stop the service and remove its property list and log rotation; state and logs stay."""
     from cli.launchd import Service
 
     service = Service(component.value)
     control = _launchctl()
     control.bootout(service.label)
-    try:
-        _plist(service, root).unlink(missing_ok=True)
-    except PermissionError:
-        raise _needs_root(_plist(service, root)) from None
+    for file in (_plist(service, root), _rules(service, root)):
+        try:
+            file.unlink(missing_ok=True)
+        except PermissionError:
+            raise _needs_root(file) from None
     say(f"removed {service.label}")
 
 
@@ -173,8 +168,7 @@ def _launchctl() -> Launchctl:
 
 
 def _program() -> str:
-    found = shutil.which("sealring") or str(Path(sys.executable).with_name("sealring"))
-    path = Path(found).absolute()
+    path = Path(sysconfig.get_path("scripts"), "sealring")  # not PATH's, which may be anybody's
     if not os.access(path, os.X_OK):
         raise ConfigError(
             "the sealring command is not installed beside this Python",
@@ -194,6 +188,12 @@ def _plist(service: Service, root: Path) -> Path:
     return _under(root, PLIST_FOLDER) / service.file_name
 
 
+def _rules(service: Service, root: Path) -> Path:
+    from cli.launchd import NEWSYSLOG_FOLDER
+
+    return _under(root, NEWSYSLOG_FOLDER) / service.rules_name
+
+
 def _installed(service: Service, root: Path) -> Path:
     plist = _plist(service, root)
     if not plist.exists():
@@ -205,29 +205,36 @@ def _installed(service: Service, root: Path) -> Path:
     return plist
 
 
-def _make_folders(service: Service, root: Path) -> None:
+def _make_places(service: Service, root: Path) -> None:
+    from cli.service_places import make_places
+
+    owner = _user_id(service.user) if os.geteuid() == 0 and root == Path("/") else None
     try:
-        for folder in (service.logs, service.state, f"{service.state}/{service.component}"):
-            path = _under(root, Path(folder))
-            path.mkdir(mode=0o750, parents=True, exist_ok=True)
-            if os.geteuid() == 0 and root == Path("/"):
-                shutil.chown(path, user=service.user)
+        make_places(service, root, owner)
     except PermissionError as error:
         raise _needs_root(Path(str(error.filename))) from None
-    except LookupError:
+
+
+def _user_id(user: str) -> int:
+    import pwd
+
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
         raise ConfigError(
-            f"there is no user {service.user}",
+            f"there is no user {user}",
             hint="make it with sysadminctl, or name another with --user",
             reason="NO_SUCH_USER",
         ) from None
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(root: Path, path: Path, content: bytes) -> None:
+    from cli.service_places import folder_of_root
     from mesh.statefiles import write_atomic
 
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, content, mode=0o644)
+        with folder_of_root(root, Path("/") / path.parent.relative_to(root)):
+            write_atomic(path, content, mode=0o644)
     except PermissionError:
         raise _needs_root(path) from None
 

@@ -12,8 +12,7 @@ import typer
 from cli.operator import call_admin
 from cli.output import print_json, print_table, progress, say
 from cli.settings_flags import settings_command
-from cli.words import AsJson
-from mesh.errors import ConfigError
+from cli.words import AsJson, cannot_write
 
 app = typer.Typer()
 
@@ -83,6 +82,4 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     try:
         path.write_text(json.dumps(content), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written: {error.strerror}", hint="name another file", reason="CANNOT_WRITE"
-        ) from None
+        raise cannot_write(path, error) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from pathlib import Path
@@ -14,10 +15,11 @@ from cli.commands.nodes import print_nodes
 from cli.operator import Admin, call_admin, read_bundle, run_admin
 from cli.output import moment, plain, print_data, print_json, print_table, say
 from cli.settings_flags import settings_command
-from cli.words import AsJson
+from cli.words import AsJson, cannot_write, read_file, write_file
 from mesh.errors import InvalidInput, RosterError
 
 if TYPE_CHECKING:
+    from coordinator.audit_head import AuditHead
     from mesh.roster import Roster
 
 app = typer.Typer()
@@ -29,7 +31,7 @@ RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="a signed ros
 RootFile = Annotated[Path, typer.Option("--root", metavar="FILE", help="chain of root metadata (root.dsse)")]
 Pin = Annotated[str, typer.Option("--root-sha256", metavar="HEX", help="hash of the first root key")]
 At = Annotated[int, typer.Option(min=0, help="as of this time, in seconds since 1970; 0: now")]
-_MAX_FILE = 2 << 20
+_read = functools.partial(read_file, max_bytes=2 << 20)
 
 
 @roster.command()
@@ -118,15 +120,6 @@ def _issued(file: Path) -> int:
     return parse_header(opened.payload).issued
 
 
-def _read(file: Path) -> bytes:
-    from mesh.statefiles import read_bounded
-
-    try:
-        return read_bounded(file, max_bytes=_MAX_FILE)
-    except OSError as error:
-        raise InvalidInput(f"{file} cannot be read: {error.strerror}", reason="BAD_FILE") from None
-
-
 @roster.command(cls=settings_command("cli"))
 def show(
     context: typer.Context,
@@ -157,11 +150,12 @@ def show(
 
 
 def _save(folder: Path, answer: Any) -> None:
-    from mesh.statefiles import write_atomic
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / "roster.dsse", answer.roster, mode=0o644)
-    write_atomic(folder / "root.dsse", answer.root_metadata, mode=0o644)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+    write_file(folder / "roster.dsse", answer.roster)
+    write_file(folder / "root.dsse", answer.root_metadata)
 
 
 def describe_roster(found: Roster) -> dict[str, Any]:
@@ -230,26 +224,38 @@ AuditWork = Literal["show", "verify"]
 _AUDIT_PAGE = 1000
 
 
-async def _verify_audit(admin: Admin) -> tuple[int, bytes]:
-    """How many entries there are, and the hash of the last. Raises FailedPrecondition (AUDIT_BROKEN)."""
+async def _verify_audit(admin: Admin, pin: bytes) -> tuple[int, bytes, AuditHead]:
+    """How many entries there are, the hash of the last, and what of them the roster keys signed.
+
+    Raises FailedPrecondition (AUDIT_BROKEN, AUDIT_UNSIGNED), RosterError (ROOT_*).
+    """
+    from coordinator.audit_head import check_signed, read_head
     from coordinator.store import verify_chain
     from coordinator.store.audit import FIRST_PREVIOUS
+    from mesh.rootmeta import decode_chain, verify_root_chain
     from sealring.v1 import admin_pb2
 
-    last = (0, FIRST_PREVIOUS)
+    answer = await admin.call("GetRoster", admin_pb2.GetAdminRosterRequest())
+    root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=time.time())
+    last, head, found = (0, FIRST_PREVIOUS), None, None
     while True:
         request = admin_pb2.ListAuditLogRequest(after=last[0], limit=_AUDIT_PAGE)
-        entries = (await admin.call("ListAuditLog", request)).entries
-        last = verify_chain(entries, after=last)
-        if len(entries) < _AUDIT_PAGE:
-            return last
+        page = await admin.call("ListAuditLog", request)
+        head = head or read_head(page.signed_head, root)
+        last = verify_chain(page.entries, after=last)
+        found = next((one.hash for one in page.entries if one.sequence == head.sequence), found)
+        if len(page.entries) < _AUDIT_PAGE:
+            check_signed(found, head)
+            return *last, head
 
 
 @app.command(cls=settings_command("cli"))
 def audit(
     context: typer.Context,
     what: Annotated[AuditWork, typer.Argument(help="show entries, or verify the whole chain")] = "show",
-    after: Annotated[int, typer.Option(min=0, help="entries after this number")] = 0,
+    after: Annotated[
+        int | None, typer.Option(min=0, help="the entries that follow this number; unset: the newest")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="entries at most")] = 100,
     as_json: AsJson = False,
 ) -> None:
@@ -257,13 +263,9 @@ def audit(
     from sealring.v1 import admin_pb2
 
     if what == "verify":
-        count, head = run_admin(context, _verify_audit)
-        if as_json:
-            print_json({"entries": count, "head": head.hex()})
-        else:
-            print_data(f"{count} entries, one chain, head {head.hex()}")
+        _show_verified(context, as_json)
         return
-    request = admin_pb2.ListAuditLogRequest(after=after, limit=limit)
+    request = admin_pb2.ListAuditLogRequest(after=after or 0, limit=limit, newest=after is None)
     entries = plain(call_admin(context, "ListAuditLog", request))["entries"]
     if as_json:
         print_json(entries)
@@ -280,6 +282,20 @@ def audit(
         for one in entries
     ]
     print_table(["number", "at", "actor", "action", "subject", "details"], rows)
+
+
+def _show_verified(context: typer.Context, as_json: bool) -> None:
+    from cli.settings_flags import load_settings
+
+    pin = read_bundle(load_settings(context, "cli").settings.operator).root_sha256
+    count, last, head = run_admin(context, lambda admin: _verify_audit(admin, pin))
+    if as_json:
+        print_json({"entries": count, "head": last.hex(), "signed": head.sequence, "signed_at": head.at})
+        return
+    print_data(f"{count} entries, one chain, head {last.hex()}")
+    print_data(f"the roster keys signed it up to entry {head.sequence}, {moment(head.at)}")
+    if count > head.sequence:
+        print_data(f"{count - head.sequence} entries after that are not signed yet")
 
 
 @app.command(cls=settings_command("cli"))

@@ -24,15 +24,15 @@ class AuditLog:
     def append(self, at: float, actor: str, action: str, subject: str, details: Mapping[str, object]) -> None:
         """Add an entry; detail values are cut to 256 characters."""
         with self._database.transaction() as connection:
-            last = self._database.row("SELECT sequence, hash FROM audit ORDER BY sequence DESC LIMIT 1")
+            sequence, previous = self.head()
             entry = admin_pb2.AuditEntry(
-                sequence=last["sequence"] + 1 if last else 1,
+                sequence=sequence + 1,
                 at=int(at),
                 actor=actor,
                 action=action,
                 subject=subject,
                 details={name: str(value)[:_MAX_VALUE] for name, value in details.items()},
-                previous=last["hash"] if last else FIRST_PREVIOUS,
+                previous=previous,
             )
             connection.execute(
                 "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -48,10 +48,13 @@ class AuditLog:
                 ),
             )
 
-    def entries(self, *, after: int, limit: int) -> list[admin_pb2.AuditEntry]:
-        """At most `limit` entries with a sequence number above `after`, oldest first."""
+    def entries(self, *, after: int, limit: int, newest: bool = False) -> list[admin_pb2.AuditEntry]:
+        """At most `limit` entries with a sequence number above `after`, oldest first; of more than that the
+        first, or the `newest`."""
         rows = self._database.rows(
-            "SELECT * FROM audit WHERE sequence > ? ORDER BY sequence LIMIT ?", after, limit
+            f"SELECT * FROM audit WHERE sequence > ? ORDER BY sequence {'DESC' if newest else ''} LIMIT ?",  # noqa: S608
+            after,
+            limit,
         )
         return [
             admin_pb2.AuditEntry(
@@ -64,8 +67,18 @@ class AuditLog:
                 previous=row["previous"],
                 hash=row["hash"],
             )
-            for row in rows
+            for row in (reversed(rows) if newest else rows)
         ]
+
+    def head(self) -> tuple[int, bytes]:
+        """Sequence number and hash of the newest entry; (0, FIRST_PREVIOUS) before the first."""
+        row = self._database.row("SELECT sequence, hash FROM audit ORDER BY sequence DESC LIMIT 1")
+        return (row["sequence"], row["hash"]) if row else (0, FIRST_PREVIOUS)
+
+    def holds(self, sequence: int, digest: bytes) -> bool:
+        """Whether the entry of this number has this hash."""
+        row = self._database.row("SELECT 1 FROM audit WHERE sequence = ? AND hash = ?", sequence, digest)
+        return row is not None
 
 
 def entry_hash(entry: admin_pb2.AuditEntry) -> bytes:
@@ -96,7 +109,7 @@ def verify_chain(
         if (entry.sequence, entry.previous, entry.hash) != (sequence, previous, entry_hash(entry)):
             raise FailedPrecondition(
                 f"the audit log is broken at entry {sequence}",
-                hint="it was changed outside of the coordinator: compare with a backup",
+                hint="it was changed outside of the coordinator: look at a backup",
                 reason="AUDIT_BROKEN",
                 sequence=sequence,
             )

@@ -12,7 +12,8 @@ from typing import Self
 
 from mesh.errors import AlreadyExists, ConfigError, Unavailable
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 5
+RESTORE_HINT = "move the folder aside, then: sealring coordinator restore FILE (a backup)"
 _APPLICATION_ID = 0x73726331  # "src1"
 
 _SCHEMA = """
@@ -28,13 +29,14 @@ CREATE TABLE members (
   draining INTEGER NOT NULL, enrolled_at INTEGER NOT NULL,
   evidence BLOB NOT NULL, device_chain BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE revocations (
-  id TEXT PRIMARY KEY, identity_key BLOB NOT NULL, at INTEGER NOT NULL, banned INTEGER NOT NULL)
-  WITHOUT ROWID;
+  id TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, identity_key BLOB NOT NULL,
+  at INTEGER NOT NULL, banned INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE operators (
   name TEXT PRIMARY KEY, role TEXT NOT NULL, key_hash BLOB NOT NULL, added INTEGER NOT NULL,
   expires INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE deployments (
-  name TEXT PRIMARY KEY, asked BLOB NOT NULL, plan BLOB NOT NULL, created INTEGER NOT NULL) WITHOUT ROWID;
+  name TEXT PRIMARY KEY, asked BLOB NOT NULL, plan BLOB NOT NULL, created INTEGER NOT NULL,
+  checksum BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (ring TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE rosters (version INTEGER PRIMARY KEY, hash BLOB NOT NULL, envelope BLOB NOT NULL);
 CREATE TABLE audit (
@@ -176,7 +178,7 @@ def _open_checked(path: Path) -> sqlite3.Connection:
     if not healthy or application != _APPLICATION_ID:
         raise ConfigError(
             f"the database {path} is corrupt or not a coordinator's",
-            hint="restore it from a backup",
+            hint=RESTORE_HINT,
             reason="STATE_CORRUPT",
         )
     raise ConfigError(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from sqlite3 import Row
 
-from coordinator.store.database import Database
-from mesh.errors import AlreadyExists, NotFound
+from coordinator.store.database import RESTORE_HINT, Database
+from mesh.encoding import pack_fields
+from mesh.errors import AlreadyExists, ConfigError, NotFound
 from sealring.v1 import admin_pb2
+
+_SKIPPED = "skipped_epochs"
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Deployments:
 
     def get(self, name: str) -> StoredDeployment:
         """Raises NotFound (UNKNOWN_DEPLOYMENT)."""
-        row = self._database.row("SELECT asked, plan, created FROM deployments WHERE name = ?", name)
+        row = self._database.row("SELECT * FROM deployments WHERE name = ?", name)
         if row is None:
             raise NotFound(
                 f"there is no deployment {name[:128]!r}",
@@ -60,7 +64,7 @@ class Deployments:
 
     def all(self) -> list[StoredDeployment]:
         """Every deployment, by name."""
-        rows = self._database.rows("SELECT asked, plan, created FROM deployments ORDER BY name")
+        rows = self._database.rows("SELECT * FROM deployments ORDER BY name")
         return [_deployment(row) for row in rows]
 
     def check_free(self, name: str) -> None:
@@ -74,29 +78,45 @@ class Deployments:
             )
 
     def next_epoch(self, ring: str) -> int:
-        """The next epoch number of a ring, from 1; never given out twice, not even after a restart."""
+        """The next epoch number of a ring, from 1 or above what was skipped; never given out twice, not even
+        after a restart."""
         with self._database.transaction() as connection:
+            skipped = self._database.row("SELECT value FROM meta WHERE name = ?", _SKIPPED)
             found = connection.execute(
-                "INSERT INTO epochs VALUES (?, 1) ON CONFLICT (ring) DO UPDATE SET epoch = epoch + 1"
+                "INSERT INTO epochs VALUES (?, ?) ON CONFLICT (ring) DO UPDATE SET epoch = epoch + 1"
                 " RETURNING epoch",
-                (ring,),
+                (ring, int(skipped["value"]) + 1 if skipped else 1),
             ).fetchone()
         return int(found["epoch"])
 
-    def _write(self, verb: str, deployment: StoredDeployment) -> None:
+    def skip_epochs(self, count: int) -> None:
+        """Never give out the next `count` numbers of any ring, of those that are not known here either."""
+        last = self._database.row("SELECT max(epoch) AS epoch FROM epochs")
+        skipped = self._database.row("SELECT value FROM meta WHERE name = ?", _SKIPPED)
+        newest = max(last["epoch"] or 0 if last else 0, int(skipped["value"]) if skipped else 0)
         with self._database.transaction() as connection:
-            connection.execute(
-                f"{verb} INTO deployments VALUES (?, ?, ?, ?)",
-                (
-                    deployment.name,
-                    deployment.asked.SerializeToString(deterministic=True),
-                    deployment.plan.SerializeToString(deterministic=True),
-                    deployment.created,
-                ),
-            )
+            connection.execute("UPDATE epochs SET epoch = ?", (newest + count,))
+            connection.execute("REPLACE INTO meta VALUES (?, ?)", (_SKIPPED, str(newest + count).encode()))
+
+    def _write(self, verb: str, deployment: StoredDeployment) -> None:
+        asked = deployment.asked.SerializeToString(deterministic=True)
+        plan = deployment.plan.SerializeToString(deterministic=True)
+        values = (deployment.name, asked, plan, deployment.created, _checksum(deployment.name, asked, plan))
+        with self._database.transaction() as connection:
+            connection.execute(f"{verb} INTO deployments VALUES (?, ?, ?, ?, ?)", values)
+
+
+def _checksum(name: str, asked: bytes, plan: bytes) -> bytes:
+    return hashlib.sha256(pack_fields(name.encode(), asked, plan)).digest()
 
 
 def _deployment(row: Row) -> StoredDeployment:
+    if row["checksum"] != _checksum(row["name"], row["asked"], row["plan"]):
+        raise ConfigError(
+            f"the coordinator's database is corrupt: deployment {row['name'][:128]!r}",
+            hint=RESTORE_HINT,
+            reason="STATE_CORRUPT",
+        )
     return StoredDeployment(
         admin_pb2.DeploymentSpec.FromString(row["asked"]),
         admin_pb2.DeploymentPlan.FromString(row["plan"]),

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from sqlite3 import Row
+from typing import Self
 
 from coordinator.store.database import Database
 from mesh.certificates import Role
@@ -53,9 +54,16 @@ class Revocation:
     """An identity that was evicted (it may come back with a token) or banned (it may not)."""
 
     id: str
+    role: Role
+    name: str
     identity_key: bytes
     at: int
     banned: bool
+
+    @classmethod
+    def of(cls, who: StoredMember | Revocation, at: int, *, banned: bool) -> Self:
+        """The revocation of a member, or of one that was revoked already."""
+        return cls(who.id, who.role, who.name, who.identity_key, at, banned)
 
 
 class Members:
@@ -119,9 +127,16 @@ class Members:
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM members WHERE id = ?", (revocation.id,))
             connection.execute(
-                "INSERT INTO revocations VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE"
+                "INSERT INTO revocations VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE"
                 " SET at = excluded.at, banned = max(banned, excluded.banned)",
-                (revocation.id, revocation.identity_key, revocation.at, revocation.banned),
+                (
+                    revocation.id,
+                    revocation.role,
+                    revocation.name,
+                    revocation.identity_key,
+                    revocation.at,
+                    revocation.banned,
+                ),
             )
 
     def banned(self, identifier: str) -> bool:
@@ -134,20 +149,24 @@ class Members:
         rows: Iterable[Row] = self._database.rows(
             "SELECT * FROM revocations WHERE at >= ? ORDER BY at DESC, id LIMIT ?", since, limit
         )
-        return [Revocation(row["id"], row["identity_key"], row["at"], bool(row["banned"])) for row in rows]
+        return [_revocation(row) for row in rows]
 
     def find_revocation(self, identifier: str) -> Revocation | None:
         """The revocation of an identity, if there is one."""
         row = self._database.row("SELECT * FROM revocations WHERE id = ?", identifier)
-        if row is None:
-            return None
-        return Revocation(row["id"], row["identity_key"], row["at"], bool(row["banned"]))
+        return None if row is None else _revocation(row)
 
 
 def unknown_node(identifier: str) -> NotFound:
     """There is no member with this id."""
     return NotFound(
         f"there is no node {identifier[:64]!r}", hint="list the nodes", reason="UNKNOWN_NODE", param="id"
+    )
+
+
+def _revocation(row: Row) -> Revocation:
+    return Revocation(
+        row["id"], Role(row["role"]), row["name"], row["identity_key"], row["at"], bool(row["banned"])
     )
 
 

@@ -8,6 +8,7 @@ from coordinator.store.database import Database
 from mesh.errors import Internal
 
 _KEPT = 32
+_SKIPPED = "skipped_rosters"
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,25 @@ class Rosters:
 
     def add(self, roster: StoredRoster) -> None:
         """Store the next version durably. Raises Internal (ROSTER_VERSION) if it does not follow."""
-        latest = self.latest()
-        if roster.version != (latest.version if latest else 0) + 1:
+        if roster.version != self.next_version():
             raise Internal(f"roster version {roster.version} does not follow", reason="ROSTER_VERSION")
         with self._database.transaction() as connection:
             connection.execute(
                 "INSERT INTO rosters VALUES (?, ?, ?)", (roster.version, roster.hash, roster.envelope)
             )
             connection.execute("DELETE FROM rosters WHERE version <= ?", (roster.version - _KEPT,))
+
+    def next_version(self) -> int:
+        """One above the newest, or the first after those that were skipped."""
+        latest = self.latest()
+        skipped = self._database.row("SELECT value FROM meta WHERE name = ?", _SKIPPED)
+        return max(latest.version if latest else 0, int(skipped["value"]) if skipped else 0) + 1
+
+    def skip(self, count: int) -> None:
+        """Never sign the next `count` versions: members may hold others of these numbers."""
+        last = self.next_version() - 1 + count
+        with self._database.transaction() as connection:
+            connection.execute("REPLACE INTO meta VALUES (?, ?)", (_SKIPPED, str(last).encode()))
 
     def latest(self) -> StoredRoster | None:
         """The newest version, if any was ever signed."""

@@ -44,6 +44,16 @@ class Tokens:
             )
             return spent.rowcount == 1
 
+    def holds(self, identifier: str, secret: bytes, *, now: float) -> bool:
+        """Whether a token is open and this is its secret, whatever it is for."""
+        found = self._database.row(
+            "SELECT 1 FROM tokens WHERE id = ? AND secret_hash = ? AND expires > ?",
+            identifier,
+            _hash(secret),
+            now,
+        )
+        return found is not None
+
     def revoke(self, identifier: str) -> None:
         """Forget a token. Raises NotFound (UNKNOWN_TOKEN)."""
         with self._database.transaction() as connection:
@@ -51,6 +61,11 @@ class Tokens:
                 raise NotFound(
                     "there is no such join token", hint="it may be spent or expired", reason="UNKNOWN_TOKEN"
                 )
+
+    def clear(self) -> None:
+        """Forget every token."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM tokens")
 
     def open(self, *, now: float) -> list[StoredToken]:
         """The tokens that are still good; the expired ones are dropped."""

@@ -12,6 +12,9 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+import node.engine  # noqa: F401  # a folder of its own for what mlx compiles
+
+# isort: split
 import mlx.core as mx
 from conversations import TALK
 from mlx_lm import load, stream_generate

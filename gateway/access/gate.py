@@ -22,9 +22,10 @@ import structlog
 
 from gateway.access.keyfile import KeyFile, KeyRecord
 from gateway.access.keys import ApiKey, Scope, matches, parse_key
-from gateway.access.limits import Buckets, UnderWay, peer_name, too_fast
+from gateway.access.limits import UnderWay
 from mesh.clock import Clock, monotonic_clock, wall_clock
 from mesh.errors import ConfigError, PermissionDenied, SealringError, Unauthenticated
+from mesh.limits import Buckets, too_fast
 
 log = structlog.get_logger()
 
@@ -124,11 +125,11 @@ class Gate:
     ) -> AsyncIterator[Caller]:
         """Lets one request in for the length of the block, or not. `scopes` None: open to everybody.
 
-        `peer` is an IP address. Raises Unauthenticated (INVALID_API_KEY), PermissionDenied (SCOPE_DENIED),
+        `peer` is a `peer_name`. Raises Unauthenticated (INVALID_API_KEY), PermissionDenied (SCOPE_DENIED),
         ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE).
         """
         try:
-            caller = await self._caller(peer_name(peer), authorization, scopes)
+            caller = await self._caller(peer, authorization, scopes)
             at_once = self._under_way.one_more(caller.key_id) if caller.key_id else contextlib.nullcontext()
             at_once.__enter__()
         except SealringError as error:
@@ -155,7 +156,7 @@ class Gate:
                 log.warning("use of keys not noted", error=error)
 
     async def _caller(self, peer: str, authorization: str | None, scopes: Collection[Scope] | None) -> Caller:
-        _take(self._peers, peer)
+        self._peers.check(peer)
         self._refresh()
         if scopes is None or not self._required:
             return Caller(known=not self._required)
@@ -166,7 +167,7 @@ class Gate:
                 hint=f"use one with scope {' or '.join(sorted(scopes))}",
                 reason="SCOPE_DENIED",
             )
-        _take(self._keys, record.id)
+        self._keys.check(record.id)
         self._used[record.id] = int(self._wall())
         return Caller(record.id)
 
@@ -178,7 +179,7 @@ class Gate:
             return record
         check = self._checks.get(tag)
         if check is None:
-            _take(self._attempts, peer)
+            self._attempts.check(peer)
             key = parse_key(_bearer(authorization))
             record = self._records.get(key.id) if key else None
             if key is None or record is None or not record.usable(self._wall()):
@@ -251,12 +252,6 @@ class Gate:
 
 def _buckets(rate: float, clock: Clock) -> Buckets:
     return Buckets(rate, max(1, round(rate * BURST_SECONDS)), clock=clock)
-
-
-def _take(buckets: Buckets, name: str) -> None:
-    wait = buckets.take(name)
-    if wait:
-        raise too_fast(wait)
 
 
 def _bearer(header: str) -> str:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 
-from gateway.access.gate import ANY, LOOK, USE, Gate
+from gateway.access.gate import ANY, LOOK, USE, Caller, Gate
 from gateway.access.keys import Scope
 from mesh.errors import InvalidInput
+from mesh.limits import grpc_peer_name
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -65,7 +65,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         self, call: Callable[..., Awaitable[Any]], scopes: Collection[Scope] | None, *, one: bool
     ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
-            async with self._gate.admit(_peer(context), _authorization(context), scopes) as caller:
+            async with _admitted(self._gate, context, scopes) as caller:
                 KEY_ID.set(caller.key_id)
                 return await call(await _first(requests) if one else requests, context)
 
@@ -75,7 +75,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         self, call: Callable[..., Any], scopes: Collection[Scope] | None, *, one: bool
     ) -> Callable[[AsyncIterator[Any], Context], AsyncIterator[Any]]:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-            async with self._gate.admit(_peer(context), _authorization(context), scopes) as caller:
+            async with _admitted(self._gate, context, scopes) as caller:
                 KEY_ID.set(caller.key_id)
                 responses: Any = call(await _first(requests) if one else requests, context)
                 if inspect.isawaitable(responses):  # it writes its responses to the context itself
@@ -94,13 +94,13 @@ async def _first(requests: AsyncIterator[Any]) -> Any:
     raise InvalidInput("the call has no message", reason="BAD_MESSAGE")
 
 
+def _admitted(
+    gate: Gate, context: Context, scopes: Collection[Scope] | None
+) -> AbstractAsyncContextManager[Caller]:
+    return gate.admit(grpc_peer_name(context.peer()), _authorization(context), scopes)
+
+
 def _authorization(context: Context) -> str | None:
     """The one header; two of them are none."""
     found = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
     return found[0] if len(found) == 1 and isinstance(found[0], str) else None
-
-
-def _peer(context: Context) -> str:
-    """The IP address in "ipv4:1.2.3.4:5" or "ipv6:%5B::1%5D:5"."""
-    kind, _, address = urllib.parse.unquote(context.peer()).partition(":")
-    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Collection
 
 import structlog
@@ -25,11 +26,16 @@ from mesh.errors import (
     ResourceExhausted,
     SealringError,
 )
+from mesh.limits import peer_name
 
 log = structlog.get_logger()
 
 MAX_REQUESTS = 4096
 """HTTP requests under way at once."""
+
+MAX_HELD = 256 << 20
+"""Bytes of all their bodies together, each for as long as its request is under way. No key has more of them
+than are left for the others."""
 
 _DRAIN_BYTES = 8 << 20
 _DRAIN_SECONDS = 2.0
@@ -57,13 +63,23 @@ class Guard:
         self._app = app
         self._gate = gate
         self._under_way = 0
+        self._held: Counter[str] = Counter()  # by the key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         request_id = secrets.token_hex(12)
-        scope.setdefault("state", {}).update(request_id=request_id, send=send)
         begun = admitted = False
+        key, held = "", 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if self._held[key] + size > MAX_HELD - self._held.total() - size:
+                raise _too_much()
+            held += size
+            self._held[key] += size
+
+        scope.setdefault("state", {}).update(request_id=request_id, send=send, hold=hold)
 
         async def tagged_send(message: Message) -> None:
             nonlocal begun
@@ -73,6 +89,7 @@ class Guard:
                     *message["headers"],
                     (b"x-request-id", request_id.encode()),
                     (b"x-content-type-options", b"nosniff"),
+                    *_parting(scope),
                 ]
             await send(message)
 
@@ -84,7 +101,7 @@ class Guard:
             if not self._gate.required:
                 _check_host(request)
             async with self._gate.admit(_peer(scope), _authorization(request), _scopes(request)) as caller:
-                admitted = True
+                admitted, key = True, caller.key_id
                 scope["state"]["caller"] = caller
                 await self._app(scope, receive, tagged_send)
         except Exception as error:
@@ -92,10 +109,14 @@ class Guard:
             if isinstance(known, Internal):
                 log.error("http request failed", request_id=request_id, exc_info=error)
             if not begun:
-                unread = known.reason == "BODY_TOO_LARGE" or not (admitted or _has_small_body(scope))
+                cut_off = known.reason in ("BODY_TOO_LARGE", "TOO_MANY_BYTES")
+                unread = cut_off or not (admitted or _has_small_body(scope))
                 await _answer(known, scope, receive, tagged_send, unread=unread)
         finally:
             self._under_way -= 1
+            self._held[key] -= held
+            if not self._held[key]:
+                del self._held[key]
 
 
 async def _answer(error: SealringError, scope: Scope, receive: Receive, send: Send, *, unread: bool) -> None:
@@ -155,7 +176,13 @@ def _authorization(request: Request) -> str | None:
 
 def _peer(scope: Scope) -> str:
     client = scope.get("client")
-    return client[0] if client else ""
+    return peer_name(client[0] if client else "")
+
+
+def _parting(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Ends the connection of who waits to be told to send a body (RFC 9110 section 10.1.1): after an answer
+    that comes first, what follows may be that body or, from a proxy, the request of somebody else."""
+    return [(b"connection", b"close")] if "expect" in Headers(scope=scope) else []
 
 
 def _has_small_body(scope: Scope) -> bool:
@@ -169,6 +196,15 @@ def _too_many() -> ResourceExhausted:
         f"{MAX_REQUESTS} requests are under way",
         hint="try again later",
         reason="TOO_MANY_REQUESTS",
+        retry_after=1,
+    )
+
+
+def _too_much() -> ResourceExhausted:
+    return ResourceExhausted(
+        "the requests under way have too many bytes",
+        hint="try again later",
+        reason="TOO_MANY_BYTES",
         retry_after=1,
     )
 

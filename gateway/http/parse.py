@@ -98,7 +98,7 @@ class TextPart(_Body):
 
 class Message(_Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=1024)]
     name: Annotated[str, Field(max_length=64)] | None = None
     refusal: None = None
     tool_calls: None = None
@@ -137,7 +137,7 @@ class CommonBody(_Body):
     repetition_penalty: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = None
     repetition_context_size: Annotated[int, Field(ge=1, le=MAX_REPETITION_CONTEXT_SIZE)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=16)] | None = None
     user: Annotated[str, Field(max_length=_MAX_STRING)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=MAX_PROMPT_CACHE_KEY)] | None = None
     min_trust: Annotated[int, Field(ge=0, le=100)] | None = None
@@ -155,7 +155,7 @@ class CommonBody(_Body):
 class ChatBody(CommonBody):
     """`POST /v1/chat/completions`. docs/sampling.md tells which fields are not OpenAI's."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -168,7 +168,7 @@ class ChatBody(CommonBody):
 class CompletionBody(CommonBody):
     """`POST /v1/completions` with one prompt of text."""
 
-    prompt: str | Annotated[list[str], Field(min_length=1, max_length=1)]
+    prompt: str | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol with what it lacks: a time limit for headers, a limit of connections."""
+"""uvicorn's HTTP/1.1 protocol with what it lacks: limits of headers, their time, chunks, connections."""
 
 from __future__ import annotations
 
@@ -8,12 +8,46 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gateway.http.errors import error_response, error_status
+from mesh.errors import InvalidInput
+
 HEADER_SECONDS = 10.0
 """From connecting, or from the first byte of a further request, to the end of its headers; and from an answer
 to the end of a body that was not read."""
 
 MAX_HEADER_BYTES = 16 << 10
+MAX_HEADERS = 100
+MIN_CHUNK_BYTES = 64
+"""On the average of a chunked body, after as many chunks: parsing a chunk of one byte costs a thousand times
+what the byte does."""
+
 MAX_CONNECTIONS = 8192
+
+
+class _Connection(h11.Connection):
+    """A parser that takes no more headers, and no smaller chunks, than it should."""
+
+    def next_event(self) -> Any:
+        """As h11's. Raises RemoteProtocolError."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            _check_headers(event)
+            self._chunks = self._chunked_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._chunked_bytes += len(event.data)
+            if self._chunks > MIN_CHUNK_BYTES + self._chunked_bytes // MIN_CHUNK_BYTES:
+                raise h11.RemoteProtocolError("too many small chunks")
+        return event
+
+
+def _check_headers(request: h11.Request) -> None:
+    size = sum(len(name) + len(value) + 4 for name, value in request.headers)
+    if len(request.headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+        raise h11.RemoteProtocolError("too many headers")
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+        # whoever stands before the gateway may go by the other one (RFC 9112 section 6.3)
+        raise h11.RemoteProtocolError("two lengths")
 
 
 class EdgeProtocol(H11Protocol):
@@ -21,7 +55,9 @@ class EdgeProtocol(H11Protocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.conn = _Connection(h11.SERVER, MAX_HEADER_BYTES)
         self._header_timer: asyncio.TimerHandle | None = None
+        self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -31,14 +67,48 @@ class EdgeProtocol(H11Protocol):
             self._watch_headers()
 
     def data_received(self, data: bytes) -> None:
+        """In pieces: h11 looks at the size of headers only while they are incomplete."""
         if self.conn.their_state is h11.IDLE:
             self._watch_headers()
-        super().data_received(data)
+        for start in range(0, len(data), MAX_HEADER_BYTES):
+            if self._refused:
+                return
+            super().data_received(data[start : start + MAX_HEADER_BYTES])
 
     def handle_events(self) -> None:
         super().handle_events()
         if self.conn.their_state is not h11.IDLE and not self._answered_early():
             self._unwatch_headers()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no request, drops what else comes, and closes once the client has, or soon.
+
+        Closing at once, with input unread, would reset the connection before the client has the answer.
+        """
+        self._refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # what still works on the request has nobody to answer
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun already
+            self.transport.abort()
+            return
+        error = InvalidInput(
+            "this is no HTTP request that is taken here",
+            hint=f"send at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together, one length of "
+            f"the body, and chunks of {MIN_CHUNK_BYTES} bytes or more",
+            reason="BAD_HTTP",
+        )
+        response = error_response(error)
+        headers = [*response.raw_headers, (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=error_status(error), headers=headers, reason=b"Bad Request"),
+            h11.Data(data=bytes(response.body)),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        if self.transport.can_write_eof():  # TLS cannot
+            self.transport.write_eof()
+        self._watch_headers()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

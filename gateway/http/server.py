@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.edge_tls import EdgeTls
-from gateway.http.protocol import MAX_HEADER_BYTES, EdgeProtocol
+from gateway.http.protocol import EdgeProtocol
 from mesh.addresses import listen_error, parse_address, require_loopback
 
 KEEP_ALIVE_SECONDS = 75
@@ -48,7 +48,8 @@ class _Server(uvicorn.Server):
         """Ticks once a second instead of ten times, and ends at once."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.ending.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self.ending.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -64,7 +65,6 @@ class HttpServer:
             uvicorn.Config(
                 app,
                 http=EdgeProtocol,
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 ssl_context_factory=None if tls is None else lambda config, default: tls.context,
                 ws="none",
                 lifespan="off",

@@ -24,8 +24,8 @@ AHEAD_SECONDS = 10.0
 _SLACK = 64
 
 
-class _Key:
-    """The requests of one key; entries of the heap whose request is not there any more count for nothing."""
+class _Line:
+    """Requests by a time; entries of the heap whose request is not there any more count for nothing."""
 
     def __init__(self) -> None:
         self._requests: dict[str, tuple[float, int, Request]] = {}
@@ -47,11 +47,17 @@ class _Key:
             if self._requests.get(entry[2].id) is entry:
                 return self.remove(entry[2].id)
 
-    def get(self, request_id: str) -> Request:
-        return self._requests[request_id][2]
-
     def remove(self, request_id: str) -> Request:
         return self._requests.pop(request_id)[2]
+
+    def discard(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def due(self) -> float:
+        """The time of the first; infinity where there is none."""
+        while self._heap and self._requests.get(self._heap[0][2].id) is not self._heap[0]:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
 
     def last(self) -> Request:
         """The one that would be the last."""
@@ -63,9 +69,9 @@ class FairQueue:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._keys: OrderedDict[str, _Key] = OrderedDict()
+        self._keys: OrderedDict[str, _Line] = OrderedDict()
         self._key_of: dict[str, str] = {}
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines = _Line()
         self._back = itertools.count()
         self._front = itertools.count(-1, -1)
 
@@ -92,10 +98,10 @@ class FairQueue:
         self._keys.move_to_end(request.key, last=False)
 
     def _add(self, request: Request, due: float, order: int) -> None:
-        self._keys.setdefault(request.key, _Key()).push(due, order, request)
+        self._keys.setdefault(request.key, _Line()).push(due, order, request)
         self._key_of[request.id] = request.key
         if request.deadline < math.inf:
-            heappush(self._deadlines, (request.deadline, request.id))
+            self._deadlines.push(request.deadline, order, request)
 
     def pop(self) -> Request:
         """What is due first of the key whose turn it is. Raises KeyError when none waits."""
@@ -103,6 +109,7 @@ class FairQueue:
             raise KeyError("no request waits")
         key, waiting = next(iter(self._keys.items()))
         request = waiting.pop()
+        self._deadlines.discard(request.id)
         del self._key_of[request.id]
         if waiting:
             self._keys.move_to_end(key)
@@ -113,6 +120,7 @@ class FairQueue:
     def remove(self, request_id: str) -> Request:
         """Takes a request out. Raises KeyError when it does not wait."""
         key = self._key_of.pop(request_id)
+        self._deadlines.discard(request_id)
         waiting = self._keys[key]
         request = waiting.remove(request_id)
         if not waiting:
@@ -134,12 +142,8 @@ class FairQueue:
     def expired(self, now: float) -> list[Request]:
         """Takes out the requests whose deadlines have passed."""
         gone = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, request_id = heappop(self._deadlines)
-            key = self._key_of.get(request_id)
-            if key is None or self._keys[key].get(request_id).deadline > now:
-                continue  # it has gone, or has begun and come back
-            gone.append(self.remove(request_id))
+        while self._deadlines.due() <= now:
+            gone.append(self.remove(self._deadlines.pop().id))
         return gone
 
     def drain(self) -> list[Request]:

@@ -1,1 +1,3 @@
+from node import scratch
 
+scratch.claim()  # before anything here imports mlx

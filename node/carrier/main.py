@@ -20,6 +20,7 @@ from collections.abc import Callable
 import structlog
 
 from mesh.addresses import parse_address
+from mesh.coredumps import forbid_core_files
 from mesh.errors import EpochEnded, SealringError
 from mesh.frames import FrameSocket
 from mesh.logging import configure
@@ -168,6 +169,7 @@ def _check_progress(counters: Counters) -> None:
 
 
 def main() -> None:
+    forbid_core_files()
     parser = argparse.ArgumentParser(prog="sealring carrier", description=__doc__)
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--channel-fds", required=True, help="four descriptors, comma-separated")

@@ -31,7 +31,6 @@ import mlx.core as mx
 from mesh.addresses import free_port
 from mesh.errors import EpochEnded, Unavailable
 from node.carrier.neighbours import Connections
-from node.carrier.sums import give_back_sums
 from node.waiting import wait
 
 _LOOPBACK = "127.0.0.1"
@@ -198,7 +197,6 @@ def _form(connections: Connections, knock: Callable[[int], None]) -> mx.distribu
             raise Unavailable("the connections of the ring's group were not found", reason="RING_FAILED")
         _replace(to_next[0], connections.outgoing)
         _replace(from_previous[0], connections.incoming)
-    give_back_sums()
     return group
 
 

@@ -8,7 +8,9 @@ compared with the whole model running that row alone, too.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +19,21 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from mesh.coredumps import forbid_core_files
 from mesh.errors import InvalidInput, ModelError
+from node.engine.apart import answer
 from node.engine.check_runs import (
     Staged,
     Whole,
+    comparable,
     follow_alone,
     follow_schedule,
     largest_difference,
     random_prompts,
+    rounding,
 )
 from node.engine.staging import Stage, random_model, random_stage
-from node.engine.staging.anatomy import dissect
+from node.engine.staging.anatomy import dissect, not_runnable
 from node.engine.staging.skeleton import build_skeleton
 from node.engine.weights import load_lazily, load_stage
 
@@ -52,7 +58,15 @@ class CheckReport:
     alone_tokens_equal: bool
     """Whether each row's tokens are those of mlx-lm with the whole model and that row alone."""
     alone_max_abs_diff: float | None
-    """The same for logits: rounding, where mlx-lm batches this architecture correctly."""
+    """The same for logits, until a row's tokens differ."""
+    alone_equal: bool
+    """Whether that is rounding: no more than half of a float's digits. If not, a row's answer depends on
+    what else runs, which is so where mlx-lm batches an architecture wrongly."""
+
+    @property
+    def right(self) -> bool:
+        """Whether the stages may serve: they compute the whole model, and each row as if it were alone."""
+        return self.exact and self.tokens_equal and self.alone_equal
 
 
 def check(
@@ -79,13 +93,16 @@ def check(
     ranges = ranges_of(count, splits=splits, stages=stages)
     prompts = random_prompts(rows, anatomy.logits.tail[0], seed)
     whole = Whole(model, anatomy.adapter.batches)
-    expected = follow_schedule(prompts, whole)
+    try:
+        expected = follow_schedule(prompts, whole)
+    except (RuntimeError, ValueError) as error:
+        raise not_runnable(source.config["model_type"], error) from error
     alone = follow_alone(prompts, whole, [len(expected.tokens[row]) for row in range(rows)])
     del model, whole
     mx.clear_cache()
     got = follow_schedule(prompts, Staged([source.stage(lo, hi) for lo, hi in ranges]))
     difference = largest_difference(expected.logits, got.logits)
-    apart = [largest_difference(got.last[row], alone.last[row]) for row in range(rows)]
+    apart = largest_difference(*comparable(got, alone))
     return CheckReport(
         model_type=source.config["model_type"],
         layers=count,
@@ -98,7 +115,8 @@ def check(
         tokens_equal=expected.tokens == got.tokens,
         tokens_compared=sum(map(len, got.tokens.values())),
         alone_tokens_equal=got.tokens == alone.tokens,
-        alone_max_abs_diff=None if None in apart else max(value for value in apart if value is not None),
+        alone_max_abs_diff=apart,
+        alone_equal=apart is not None and apart <= rounding(alone),
     )
 
 
@@ -127,6 +145,18 @@ def ranges_of(
         sizes = [layers // stages + (number < layers % stages) for number in range(stages)]
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     return [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def main() -> int:
+    """`python -m node.engine.check PATH OPTIONS`, options as JSON. Prints the report."""
+    forbid_core_files()
+    path, options = sys.argv[1:]
+
+    def report() -> dict[str, Any]:
+        found = check(path, **json.loads(options))
+        return dataclasses.asdict(found) | {"right": found.right}
+
+    return answer(report)
 
 
 @dataclass(frozen=True)
@@ -177,3 +207,7 @@ def _random_source(config: dict[str, Any], seed: int) -> _Source:
         lambda: random_model(config, seed=seed),
         lambda lo, hi: random_stage(config, lo, hi, seed=seed),
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,6 +12,7 @@ import mlx.nn as nn
 
 from node.engine.staging import Stage, caches
 from node.engine.staging.anatomy import full_cache
+from node.engine.transfer import through_record, transfer
 
 _FIRST_CHUNK = 2
 _DECODE_STEPS = 9
@@ -40,20 +41,30 @@ class Whole:
 
 
 class Staged:
-    """The stages, each given what the one before it hands on."""
+    """The stages, each given what the one before it hands on, as it comes out of a record."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
+        self._transfer = transfer()
 
     def new_cache(self) -> list[Any]:
         return [stage.make_cache() for stage in self._stages]
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        rows, length = tokens.shape
         state = [tokens]
         for stage, own in zip(self._stages, cache, strict=True):
-            state = stage(state, own)
-            mx.eval(state)
-        return state[0]
+            outputs = stage(state, own)
+            if stage.spec.is_tail:
+                break
+            tensors = stage.spec.hands_on
+            payload = through_record(self._transfer, outputs, tensors, rows, length)
+            landing = self._transfer.landing(tensors, rows, length)
+            landing.fill(payload)
+            state = landing.arrays
+        mx.eval(outputs)
+        self._transfer.settle()
+        return outputs[0]
 
 
 class Run:
@@ -134,6 +145,24 @@ def largest_difference(one: Sequence[mx.array], two: Sequence[mx.array]) -> floa
             return None
         largest = max(largest, difference)
     return largest
+
+
+def comparable(one: Run, two: Run) -> tuple[list[mx.array], list[mx.array]]:
+    """The last logits of each row in two runs, up to those whose greedy tokens differ: from there on the two
+    go different ways."""
+    found: tuple[list[mx.array], list[mx.array]] = ([], [])
+    for row, tokens in one.tokens.items():
+        pairs = zip(tokens, two.tokens[row], strict=True)
+        same = next((place for place, (left, right) in enumerate(pairs) if left != right), len(tokens))
+        for run, logits in zip((one, two), found, strict=True):
+            logits += run.last[row][: same + 1]
+    return found
+
+
+def rounding(run: Run) -> float:
+    """How far logits may be from the same ones rounded otherwise: half of their digits."""
+    largest = max(float(mx.max(mx.abs(logits)).item()) for rows in run.last.values() for logits in rows)  # type: ignore[arg-type]
+    return math.sqrt(mx.finfo(run.logits[0].dtype).eps) * largest
 
 
 def _prefill(row: int, prompt: mx.array, machine: Whole | Staged, run: Run) -> tuple[list[Any], mx.array]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import stat
-import tempfile
 
 import mlx.core as mx
 
@@ -25,18 +23,12 @@ the GPU waits at the beginning and we at the end."""
 
 
 def prepare() -> None:
-    """Keeps MLX's cache of freed buffers small and, on a Mac, the weights wired. Before any computation.
-
-    On a CPU MLX compiles fused kernels with the system's compiler into the folder for temporary files and
-    loads what it finds there, so it may do that only where nobody else can put anything.
-    """
+    """Keeps MLX's cache of freed buffers small and, on a Mac, the weights wired. Before any computation."""
     limit = CACHE_LIMIT
     if mx.cuda.is_available():
         limit = max(limit, memory_limit() // CACHE_PART)
         attention.install()
         os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", GRAPH_OPERATIONS)
-    if mx.default_device() == mx.cpu and not _is_private(tempfile.gettempdir()):
-        mx.disable_compile()
     mx.set_cache_limit(limit)
     wired = mx.device_info().get("max_recommended_working_set_size")
     if wired:
@@ -68,11 +60,6 @@ def give_back() -> None:
         library.malloc_trim(ctypes.c_size_t(0))
     elif hasattr(library, "malloc_zone_pressure_relief"):  # a Mac's, for all zones and as much as there is
         library.malloc_zone_pressure_relief(ctypes.c_void_p(), ctypes.c_size_t(0))
-
-
-def _is_private(folder: str) -> bool:
-    status = os.stat(folder)
-    return status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
 
 
 def memory_limit() -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.composition import Admission, Chunk, Composition, Dropping, Eviction, Keeping, Parking, ResolvedStep
-from mesh.errors import Internal, InvalidInput, ResourceExhausted
+from mesh.errors import Internal, InvalidInput, ResourceExhausted, SealringError, StageFailed
 from mesh.records import Kind, RecordHeader
 from node.engine import params, records
 from node.engine.feedback import Feedback, LocalFeedback, RingFeedback
@@ -36,6 +36,9 @@ from sealring.v1 import trace_pb2
 
 RECORD_DEADLINE = 120.0
 """Seconds that a member waits for a record whose step was announced."""
+
+MAX_STEPS_AHEAD = 1024
+"""Steps that may be announced and not computed yet; a gateway announces two for each lane."""
 
 _SETTLE_EVERY = 64
 """Decode steps of a lane after which its caches are evaluated whole, also what no output needs."""
@@ -172,6 +175,7 @@ class Epoch:
         try:
             resolved = self._composition.apply(step)
             self._allowance.check(self._composition)
+            self._check_ahead(resolved.number)
             if (taken := self._inbox or self._intake) is not None:
                 asking = () if self._prompts is None else self._prompts.asking(resolved.sampled)
                 taken.announce(records.incoming(resolved, self._spec, asking))
@@ -180,18 +184,38 @@ class Epoch:
             return None
         return resolved
 
+    def _check_ahead(self, step: int) -> None:
+        ahead = step - self.steps
+        if ahead > MAX_STEPS_AHEAD:
+            raise ResourceExhausted(
+                f"the gateway announces {ahead} steps ahead",
+                hint="the gateway does not wait for answers: is it of this release?",
+                reason="TOO_MANY_STEPS",
+            )
+
     # Any thread
 
     def fail(self, error: BaseException) -> None:
         """The epoch cannot go on; nothing is computed in it any more."""
         if self._stop():
-            self._on_fault(error)
+            self._on_fault(error if isinstance(error, SealringError) else self._stage_failed(error))
 
     def end(self) -> None:
         """Ends the epoch without a fault and wakes every thread that waits in it."""
         self._stop()
         if self._channel is not None:
             self._channel.shut()
+
+    def _stage_failed(self, error: BaseException) -> StageFailed:
+        """Without the error's own words, which may quote what was computed."""
+        spec = self._spec
+        failed = StageFailed(
+            f"the code of {spec.model_type} failed in layers {spec.lo} to {spec.hi - 1} "
+            f"({type(error).__name__})",
+            hint="the engine's log says where; if `sealring model check` fails too, it cannot be served",
+        )
+        failed.__cause__ = error
+        return failed
 
     def _stop(self) -> bool:
         with self._over_lock:

@@ -19,8 +19,10 @@ from node.engine.front import Front
 from node.engine.prefixes import support
 from node.engine.profile import digest, profile
 from node.engine.staging import Stage, caches
-from node.engine.staging.caches import Cache
-from node.engine.transfer import Transfer, transfer
+from node.engine.staging.anatomy import not_runnable
+from node.engine.staging.caches import Cache, OneRow
+from node.engine.staging.spec import TOKENS
+from node.engine.transfer import Transfer, through_record, transfer
 from node.engine.weights import load_stage
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import model_pb2 as model
@@ -42,25 +44,32 @@ class Loaded:
     stage: Stage
     front: Front | None
     command: engine.LoadStage
-    kv_bytes_per_token: int
-    kv_bytes_per_row: int
+    measured: dict[str, Any]
 
     def serves(self, command: engine.LoadStage) -> bool:
-        """Whether `command` asks for what is loaded."""
+        """Whether `command` asks for what is loaded; chunks of another size change no weight."""
         mine, theirs = (
             (asked.path, asked.digest, asked.lo, asked.hi, asked.context, asked.kv_bits)
             for asked in (self.command, command)
         )
         return mine == theirs
 
+    @property
+    def kv_bytes(self) -> tuple[int, int]:
+        """Bytes of cache per token of a row, and per row whatever its length."""
+        asked = self.command
+        return kv_bytes(self.measured, asked.lo, asked.hi, asked.context, asked.prefill_chunk)
+
     def message(self, number: int) -> engine.StageLoaded:
+        per_token, per_row = self.kv_bytes
+        cache = self.stage.make_cache()
         return engine.StageLoaded(
             id=number,
             weight_bytes=self.stage.weight_bytes,
-            kv_bytes_per_token=self.kv_bytes_per_token,
-            kv_bytes_per_row=self.kv_bytes_per_row,
-            prefixes=support(self.stage.make_cache()),
-            rows_in_turn=device.rows_in_turn(),
+            kv_bytes_per_token=per_token,
+            kv_bytes_per_row=per_row,
+            prefixes=support(cache),
+            rows_in_turn=device.rows_in_turn() or isinstance(cache, OneRow),
         )
 
     def free(self) -> None:
@@ -87,7 +96,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
     try:
         with _Progress(command.id, _expected_bytes(measured, lo, hi), emit):
             stage = load_stage(path, lo, hi, kv_bits=command.kv_bits)
-            warm_up(stage)
+            _try(stage)
             stage.awaits_input = awaits_input(stage)
         if front is not None:
             front.wait_loaded()
@@ -95,14 +104,21 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
         if front is not None:
             front.stop()
         raise
-    per_token, per_row = kv_bytes(measured, lo, hi, command.context)
     log.info("stage loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
-    return Loaded(stage, front, command, per_token, per_row)
+    return Loaded(stage, front, command, measured)
+
+
+def _try(stage: Stage) -> None:
+    """Raises ModelError (MODEL_NOT_RUNNABLE) for what mlx cannot compute on this machine."""
+    try:
+        warm_up(stage)
+    except (RuntimeError, ValueError) as error:
+        raise not_runnable(stage.spec.model_type, error) from error
 
 
 def warm_up(stage: Stage) -> None:
     """Runs some tokens, so that the first requests do not wait for kernels to be compiled or loaded: of two
-    rows alone, and of a lane that they join and leave."""
+    rows alone, and of a lane that they join and leave. What is handed on is made a record, as in an epoch."""
     made = transfer()
     rows = [stage.make_cache(), stage.make_cache()]
     for cache in rows:
@@ -123,16 +139,16 @@ def _run(stage: Stage, made: Transfer, cache: Cache, rows: int, tokens: int) -> 
     landing.fill(memoryview(bytes(size)))
     outputs = stage(landing.arrays, cache)
     if stage.spec.is_tail:
-        outputs = [mx.argmax(outputs[0][:, -1, :], axis=-1)]
-    departure = made.departure(outputs)
-    departure.wait()
-    departure.release()
+        through_record(made, [mx.argmax(outputs[0][:, -1, :], axis=-1)], [TOKENS], rows, 1)
+    else:
+        through_record(made, outputs, stage.spec.hands_on, rows, tokens)
 
 
-def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int) -> tuple[int, int]:
+def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, chunk: int) -> tuple[int, int]:
     """Bytes of cache per token of a row, and per row whatever its length, of the layers [lo, hi).
 
-    A layer whose window is shorter than the context counts as full per row.
+    A layer whose window is shorter than the context counts as full per row; while a prompt is read it holds
+    the window and a chunk, and so does a row that then waits for a lane.
     """
     per_token = per_row = 0
     layers = zip(
@@ -144,7 +160,7 @@ def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int) -> tuple[
     for growth, window, state in layers:
         per_row += state
         if window and window < context:
-            per_row += growth * window
+            per_row += growth * min(context, window + chunk)
         else:
             per_token += growth
             per_row += growth * _KV_BLOCK

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.composition import MAX_CHOICES, Chunk, Keeping, ResolvedStep
-from mesh.errors import FailedPrecondition, InvalidInput, ResourceExhausted, SealringError
+from mesh.errors import FailedPrecondition, InvalidInput, ModelError, ResourceExhausted, SealringError
 from mesh.prefixes import KEY_BYTES, PrefixNames
 from mesh.problem import to_problem
 from mesh.prompt import validate_prompt
@@ -35,6 +36,13 @@ MAX_UNREAD_BYTES = 64 << 20
 MAX_UNSTARTED = 1024
 """What the head holds of prompts that wait to be read, and how many that are not prefilled: a gateway opens a
 few ahead, and is not trusted to."""
+
+LOAD_SECONDS = 120.0
+STUCK_SECONDS = 120.0
+"""No prompt takes as long to read."""
+
+MAX_WAITING = 4 * MAX_UNSTARTED
+"""Commands that wait for the front's thread."""
 
 Emit = Callable[[engine.EngineEvent], None]
 Tokens = npt.NDArray[np.uint32]
@@ -114,7 +122,11 @@ class OpenRow:
 class Front:
     """Implements node.engine.epoch.Prompts. `emit` may be called from any of its threads."""
 
-    def __init__(self, path: Path, context: int, emit: Emit) -> None:
+    def __init__(
+        self, path: Path, context: int, emit: Emit, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._reading_since: float | None = None
         self._context = context
         self._emit = emit
         self._rows: dict[int, OpenRow] = {}
@@ -132,9 +144,20 @@ class Front:
 
     def wait_loaded(self) -> None:
         """Returns when the tokenizer is there. Raises ModelError where the folder has none that works."""
-        self._loaded.wait()
+        if not self._loaded.wait(LOAD_SECONDS):
+            raise ModelError(
+                f"the tokenizer is not read after {LOAD_SECONDS:g} s",
+                reason="TOKENIZER_CORRUPT",
+                hint="download or convert the model again",
+            )
         if self._failure is not None:
             raise self._failure
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a prompt has been read for longer than any takes; the thread cannot be helped then."""
+        since = self._reading_since
+        return since is not None and self._clock() - since > STUCK_SECONDS
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -148,7 +171,12 @@ class Front:
         size = command.ByteSize()
         with self._lock:
             unstarted = sum(row.prompt is not None for row in self._rows.values())
-            if self._unread + size > MAX_UNREAD_BYTES or unstarted >= MAX_UNSTARTED:
+            waiting = self._queue.qsize()
+            if (
+                self._unread + size > MAX_UNREAD_BYTES
+                or unstarted >= MAX_UNSTARTED
+                or waiting >= MAX_UNSTARTED
+            ):
                 full = ResourceExhausted("the head holds too many prompts", reason="TOO_MANY_ROWS")
                 self._emit(refusal(command.row, full))
                 return
@@ -156,7 +184,9 @@ class Front:
         self._queue.put((self._generation, command))
 
     def discard(self, row: int) -> None:
-        """Forgets a row that no step will name."""
+        """Forgets a row that no step will name. Raises ResourceExhausted (TOO_MANY_ROWS)."""
+        if self._queue.qsize() >= MAX_WAITING:
+            raise ResourceExhausted("the head is told of too many rows at once", reason="TOO_MANY_ROWS")
         self._queue.put((self._generation, row))
 
     def close_rows(self) -> None:
@@ -188,7 +218,10 @@ class Front:
             if isinstance(command, int):
                 self.forget(command)
             else:
+                self._reading_since = self._clock()
                 self._open(self._tokenizer, command, generation)
+                self._reading_since = None
+        self._tokenizer.close()
 
     def _open(self, tokenizer: Tokenizer, command: engine.OpenEngineRow, generation: int) -> None:
         rows: list[OpenRow] = []

@@ -24,7 +24,8 @@ from typing import NoReturn
 import structlog
 
 from mesh import logging
-from mesh.errors import Conflict, FailedPrecondition, Internal, InvalidInput
+from mesh.coredumps import forbid_core_files
+from mesh.errors import Conflict, FailedPrecondition, Internal, InvalidInput, ResourceExhausted
 from mesh.frames import FrameSocket
 from mesh.problem import to_problem
 from node.channel import EngineChannel
@@ -139,10 +140,17 @@ class Engine:
         front.open(command)
 
     def _discard(self, row: int) -> None:
-        if self._loaded is not None and self._loaded.front is not None:
+        if self._epoch is None or self._loaded is None or self._loaded.front is None:
+            return
+        try:
             self._loaded.front.discard(row)
+        except ResourceExhausted as error:
+            self._epoch.fail(error)
 
     def _pong(self, sequence: int) -> engine.EnginePong:
+        if self._loaded is not None and self._loaded.front is not None and self._loaded.front.stuck:
+            log.error("a prompt cannot be read, the engine ends")
+            os._exit(1)
         epoch = self._epoch
         return engine.EnginePong(
             sequence=sequence,
@@ -174,7 +182,7 @@ class Engine:
             loaded.stage,
             prefill_chunk=command.prefill_chunk,
             max_rows=command.max_rows,
-            allowance=Allowance(loaded.kv_bytes_per_token, loaded.kv_bytes_per_row, command.kv_budget),
+            allowance=Allowance(*loaded.kv_bytes, command.kv_budget),
             channel=channel,
             prompts=loaded.front,
             on_fault=partial(self._fault, command.epoch),
@@ -256,11 +264,13 @@ class Engine:
     def _replace_stage(self, command: engine.LoadStage) -> None:
         if self._epoch is not None:
             raise Conflict("an epoch is open", reason="EPOCH_OPEN", hint="close it before loading")
-        if self._loaded is None or not self._loaded.serves(command):
-            if self._loaded is not None:
-                self._loaded.free()
-                self._loaded = None
-            self._loaded = load(command, self._emit)
+        if self._loaded is not None and self._loaded.serves(command):
+            self._loaded.command = command
+            return
+        if self._loaded is not None:
+            self._loaded.free()
+            self._loaded = None
+        self._loaded = load(command, self._emit)
 
     def _closed(self, number: int, epoch: Epoch | None) -> None:
         if epoch is not None:
@@ -270,6 +280,7 @@ class Engine:
 
 def main() -> NoReturn:
     """Runs the engine on the descriptors that the command line names."""
+    forbid_core_files()
     parser = argparse.ArgumentParser(
         prog="python -m node.engine.main", description="started by the node daemon"
     )

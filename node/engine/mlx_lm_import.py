@@ -11,6 +11,7 @@ Call `install` before the first import of mlx_lm. Where mlx_lm was imported alre
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from types import ModuleType
@@ -20,6 +21,7 @@ from node.lean import LatePackage
 
 _TEXT_SIDE = "mlx_lm.tokenizer_utils"
 _AFTER_TEXT_SIDE = ("mlx_lm.utils",)
+_HUB = "huggingface_hub"
 
 
 class _LightPackage(LatePackage):
@@ -52,24 +54,37 @@ def import_utils() -> ModuleType:
     """`mlx_lm.utils`, whose `load_model` and `_get_classes` the engine uses.
 
     Its imports of transformers (through tokenizer_utils) and huggingface_hub are answered with stand-ins
-    while it is imported into a light package.
+    while it is imported into a light package. Where it asks them for what they lack, as another release may,
+    the whole package is imported.
     """
     install()
-    if "mlx_lm.utils" in sys.modules or not isinstance(sys.modules["mlx_lm"], _LightPackage):
+    package = sys.modules["mlx_lm"]
+    if "mlx_lm.utils" in sys.modules or not isinstance(package, _LightPackage):
         return importlib.import_module("mlx_lm.utils")
-    tokenizers = ModuleType(_TEXT_SIDE)
-    tokenizers.TokenizerWrapper = object  # type: ignore[attr-defined]
-    tokenizers.load = _no_text_side  # type: ignore[attr-defined]
-    hub = ModuleType("huggingface_hub")
-    hub.snapshot_download = _no_text_side  # type: ignore[attr-defined]
-    real_hub = sys.modules.get("huggingface_hub")
-    sys.modules[_TEXT_SIDE] = tokenizers
-    sys.modules["huggingface_hub"] = real_hub or hub
+    with contextlib.suppress(ImportError):
+        return _import_light()
+    package.load  # noqa: B018  # drops the stand-ins and runs the package's own `__init__`
+    return importlib.import_module("mlx_lm.utils")
+
+
+def _import_light() -> ModuleType:
+    stand_ins = _stand_ins()
+    real_hub = sys.modules.get(_HUB)
+    sys.modules[_TEXT_SIDE] = stand_ins[_TEXT_SIDE]
+    sys.modules[_HUB] = real_hub or stand_ins[_HUB]
     try:
         return importlib.import_module("mlx_lm.utils")
     finally:
         if real_hub is None:
-            del sys.modules["huggingface_hub"]
+            del sys.modules[_HUB]
+
+
+def _stand_ins() -> dict[str, ModuleType]:
+    tokenizers, hub = ModuleType(_TEXT_SIDE), ModuleType(_HUB)
+    tokenizers.TokenizerWrapper = object  # type: ignore[attr-defined]
+    tokenizers.load = _no_text_side  # type: ignore[attr-defined]
+    hub.snapshot_download = _no_text_side  # type: ignore[attr-defined]
+    return {_TEXT_SIDE: tokenizers, _HUB: hub}
 
 
 def _no_text_side(*_: object, **__: object) -> NoReturn:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import math
 import sys
 from collections.abc import Iterable
@@ -19,11 +18,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mesh.errors import ModelError, SealringError
+from mesh.coredumps import forbid_core_files
+from mesh.errors import ModelError
+from node.engine.apart import answer
 from node.engine.staging.anatomy import Anatomy, dissect, full_cache, outer_modules
 from node.engine.staging.interception import leaves, own_arrays
 from node.engine.staging.quantization import BITS, cache_quantization
-from node.engine.weights import load_lazily, read_header, weight_files
+from node.engine.weights import check_folder, load_lazily, read_header, weight_files
 
 _LENGTHS = (256, 512)
 """Tokens of the two runs: whole blocks of mlx-lm's caches, which grow by 256."""
@@ -148,7 +149,9 @@ def _growth(anatomy: Anatomy, short: Iterable[Any], long: Iterable[Any]) -> tupl
     """Bytes per token and bytes whatever the length, per layer, by the caches of the two runs."""
     count = len(anatomy.layers)
     growing, fixed = [0] * count, [0] * count
-    for owners, one, two in zip(anatomy.owners, short, long, strict=True):
+    for index, (owners, one, two) in enumerate(zip(anatomy.owners, short, long, strict=True)):
+        if index in anatomy.idle:
+            continue
         layer = owners[0] if owners else 0
         slope = max(0, two.nbytes - one.nbytes) // (_LENGTHS[1] - _LENGTHS[0])
         growing[layer] += slope
@@ -189,6 +192,7 @@ def digest(path: Path) -> str:
 
     Two folders with one digest hold the same model as far as can be said without reading the weights.
     """
+    check_folder(path)
     total = hashlib.sha256()
 
     def add(name: str, content: bytes) -> None:
@@ -204,18 +208,13 @@ def digest(path: Path) -> str:
 
 
 def main() -> int:
-    """Prints the profile of the folder named on the command line as JSON."""
+    """Prints the profile of the folder named on the command line as `apart.answer` does."""
+    forbid_core_files()
     parser = argparse.ArgumentParser(prog="python -m node.engine.profile", description=profile.__doc__)
     parser.add_argument("path", type=Path)
     arguments = parser.parse_args()
     mx.set_default_device(mx.cpu)
-    try:
-        result = profile(arguments.path)
-    except SealringError as error:
-        sys.stderr.write(f"{error.reason}: {error}\n")
-        return 1
-    sys.stdout.write(json.dumps(result) + "\n")
-    return 0
+    return answer(lambda: profile(arguments.path))
 
 
 if __name__ == "__main__":

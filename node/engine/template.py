@@ -1,4 +1,5 @@
-"""Chat templates: Jinja in a sandbox, with what model makers' templates are written against.
+"""Chat templates: Jinja in a sandbox, with what model makers' templates are written against. `python -m
+node.engine.template` is the process that `node.engine.rendering` starts for one.
 
 The environment is that of transformers' `apply_chat_template` (utils/chat_template_utils.py), whose import
 costs two seconds and 0.2 GiB.
@@ -6,9 +7,13 @@ costs two seconds and 0.2 GiB.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+import resource
+import signal
+import sys
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jinja2
@@ -17,9 +22,9 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from mesh.errors import InvalidInput, ModelError
-
-Messages = Sequence[Mapping[str, str]]
+from mesh.coredumps import forbid_core_files
+from mesh.errors import ModelError, SealringError
+from node.engine.rendering import Messages, refused
 
 
 class ChatTemplate:
@@ -51,12 +56,7 @@ class ChatTemplate:
                 **self._variables,
             )
         except Exception:
-            raise InvalidInput(
-                "the model's chat template refuses these messages",
-                reason="CHAT_TEMPLATE_REFUSED",
-                hint="many want user and assistant in turns, beginning with user, and some no system message",
-                param="messages",
-            ) from None
+            raise refused() from None
 
 
 class _Generation(jinja2.ext.Extension):
@@ -98,3 +98,36 @@ def _raise(message: str) -> NoReturn:
 
 def _now(pattern: str) -> str:
     return datetime.datetime.now().astimezone().strftime(pattern)
+
+
+def main() -> None:
+    """Answers until standard input ends; a signal ends the process where one answer takes too long.
+
+    Arguments: seconds of a processor for each answer, and bytes of memory. The first line of input describes
+    the template, each further one the messages of a chat; each is answered with one line. All are JSON.
+    """
+    forbid_core_files()
+    seconds, memory = map(int, sys.argv[1:])
+    with contextlib.suppress(ValueError, OSError):  # not every system holds a process to it
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    template: ChatTemplate | None = None
+    for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        told = json.loads(line)
+        answer: dict[str, Any] = {}
+        try:
+            if template is None:
+                template = ChatTemplate(told["source"], told["variables"])
+            else:
+                answer["text"] = template.render(told)
+        except ModelError as error:
+            answer["corrupt"] = error.message
+        except SealringError:
+            answer["refused"] = True
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 _REPLACEMENT = "�"
@@ -17,6 +17,36 @@ class Detokenizer(Protocol):
 
     def flush(self) -> str:
         """The rest, at the end of the answer; an unfinished character is dropped."""
+
+
+class ApartDetokenizer:
+    """Keeps what stood on two sides of special tokens, which have no text, on lines of their own.
+
+    Else a model that names its channels between special tokens would have the names run into the texts.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, special: Container[int]) -> None:
+        self._detokenizer = detokenizer
+        self._special = special
+        self._last = ""  # character that was told
+        self._apart = False
+
+    def add(self, token: int) -> str:
+        if token in self._special:
+            self._apart = True
+        return self._separated(self._detokenizer.add(token))
+
+    def flush(self) -> str:
+        return self._separated(self._detokenizer.flush())
+
+    def _separated(self, text: str) -> str:
+        if not text:
+            return text
+        if self._apart and self._last not in ("", "\n") and text[0] != "\n":
+            text = "\n" + text
+        self._apart = False
+        self._last = text[-1]
+        return text
 
 
 class BytesDetokenizer:

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mesh.errors import InvalidInput, ModelError
-from node.engine.text import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from node.engine.plaintext import PlainText, Write
+from node.engine.rendering import refused
+from node.engine.text import ApartDetokenizer, BytesDetokenizer, Detokenizer, WindowDetokenizer
 
 if TYPE_CHECKING:
-    from node.engine.template import ChatTemplate, Messages
+    from node.engine.rendering import Messages, RenderingProcess
 
 _FILE_LIMIT = 256 << 20
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -40,11 +42,15 @@ class Tokenizer(Protocol):
     def encode_chat(self, messages: Messages) -> list[int]:
         """Tokens of the messages in the model's chat template, ready for the assistant's answer.
 
-        Raises InvalidInput: CHAT_TEMPLATE_REFUSED, NO_CHAT_TEMPLATE.
+        Contents are text, whatever they spell. Raises InvalidInput: CHAT_TEMPLATE_REFUSED, NO_CHAT_TEMPLATE,
+        PROMPT_UNUSABLE.
         """
 
     def encode_text(self, text: str) -> list[int]:
-        """Tokens of a text that the model shall continue."""
+        """Tokens of a text that the model shall continue, and that is text, too. Raises PROMPT_UNUSABLE."""
+
+    def close(self) -> None:
+        """No chat is to be encoded any more."""
 
     def detokenizer(self) -> Detokenizer:
         """A new one, for one answer."""
@@ -54,7 +60,7 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of the model folder `path`. Raises ModelError."""
+    """The tokenizer of the model folder `path`, whose files are files. Raises ModelError."""
     settings = _read_json(path / "tokenizer_config.json")
     if "chat_template_type" in settings or not (path / "tokenizer.json").is_file():
         return LoadedTokenizer(path)
@@ -71,12 +77,13 @@ class FileTokenizer:
         self._spelling = Spelling(backend)
         self.size = backend.get_vocab_size(with_added_tokens=True)
         special = _special_tokens(path, settings)
-        self._begin: int | None = self._backend.token_to_id(special.get("bos_token", ""))
         end = self._backend.token_to_id(special.get("eos_token", ""))
         self.end_tokens = frozenset(_end_tokens(path) | ({end} if end is not None else set()))
         thinks = any(self._has(first) and self._has(last) for first, last in _THINKING)
         source = _template_source(path, settings)
         self._template = _template(source, special | {"enable_thinking": thinks}) if source else None
+        controls = _controls(backend.get_added_tokens_decoder(), source, special)
+        self._plain = PlainText(self._encode, controls, _normalizer(backend))
 
     def _has(self, token: str) -> bool:
         return self._backend.token_to_id(token) is not None
@@ -84,12 +91,18 @@ class FileTokenizer:
     def encode_chat(self, messages: Messages) -> list[int]:
         if not self._template:
             raise no_chat_template()
-        ids: list[int] = self._backend.encode(self._template.render(messages), add_special_tokens=False).ids
-        return ids
+        return _chat(self._plain, messages, self._template.render)
 
     def encode_text(self, text: str) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=True).ids
-        return ids[1:] if self._begin is not None and ids[:2] == [self._begin] * 2 else ids
+        return self._plain.encode(text, lambda write: write(text), add_special_tokens=True)
+
+    def close(self) -> None:
+        if self._template is not None:
+            self._template.close()
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
 
     def detokenizer(self) -> Detokenizer:
         return self._spelling.detokenizer()
@@ -108,38 +121,61 @@ class LoadedTokenizer:
         from mlx_lm.tokenizer_utils import load
 
         try:
-            self._wrapper = load(path)
+            self._wrapper = load(path, {"trust_remote_code": False})  # nor ask whether it may
         except Exception:
             raise _corrupt(path, "tokenizer") from None
         self.end_tokens = frozenset(_end_tokens(path) | set(self._wrapper.eos_token_ids))
         backend = getattr(self._wrapper, "backend_tokenizer", None)
         self._spelling = None if backend is None else Spelling(backend)
         self.size = len(self._wrapper)
+        source = self._wrapper.chat_template
+        controls = _controls(
+            self._wrapper.added_tokens_decoder,
+            source if isinstance(source, str) else "",
+            self._wrapper.special_tokens_map,
+        )
+        self._plain = PlainText(self._encode, controls, None if backend is None else _normalizer(backend))
+
+        own = self._wrapper._chat_template is not None  # code of mlx-lm's
+        variables = {self._wrapper._thinking_kwarg: self._wrapper.has_thinking}
+        named = {
+            name: value for name, value in self._wrapper.special_tokens_map.items() if isinstance(value, str)
+        }
+        self._template = _template(source, named | variables) if isinstance(source, str) and not own else None
 
     def encode_chat(self, messages: Messages) -> list[int]:
         if not self._wrapper.has_chat_template:
             raise no_chat_template()
-        try:
-            return list(
-                self._wrapper.apply_chat_template(
-                    [dict(message) for message in messages], add_generation_prompt=True
-                )
-            )
-        except Exception:
-            raise InvalidInput(
-                "the model's chat template refuses these messages",
-                reason="CHAT_TEMPLATE_REFUSED",
-                hint="many want user and assistant in turns, beginning with user, and some no system message",
-                param="messages",
-            ) from None
+        return _chat(self._plain, messages, self._template.render if self._template else self._render)
+
+    def close(self) -> None:
+        if self._template is not None:
+            self._template.close()
 
     def encode_text(self, text: str) -> list[int]:
-        return list(self._wrapper.encode(text))
+        return self._plain.encode(text, lambda write: write(text), add_special_tokens=True)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(self._wrapper.encode(text, add_special_tokens=add_special_tokens))
+
+    def _render(self, messages: Messages) -> str:
+        try:
+            rendered = self._wrapper.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+            )
+            if not isinstance(rendered, str):
+                raise TypeError
+        except Exception:
+            raise refused() from None
+        return rendered
 
     def detokenizer(self) -> Detokenizer:
         if self._spelling is not None:
             return self._spelling.detokenizer()
-        return WindowDetokenizer(lambda tokens: self._wrapper.decode(list(tokens), skip_special_tokens=True))
+        window = WindowDetokenizer(
+            lambda tokens: self._wrapper.decode(list(tokens), skip_special_tokens=True)
+        )
+        return ApartDetokenizer(window, frozenset(self._wrapper.all_special_ids))
 
     def spelling(self, token: int) -> bytes:
         if self._spelling is not None:
@@ -152,16 +188,20 @@ class LoadedTokenizer:
 
 
 class Spelling:
-    """How the tokens of a `tokenizers` backend are spelt. Special tokens have no text."""
+    """How the tokens of a `tokenizers` backend are spelt. Special ones have no text and keep others apart."""
 
     def __init__(self, backend: Any) -> None:
         self.kind = _decoder_kind(backend)
         self._backend = backend
         self._added = backend.get_added_tokens_decoder()
+        self._special = frozenset(number for number, token in self._added.items() if token.special)
         self._spell = _spell_byte_level if self.kind == "byte level" else _spell_sentencepiece
         self._token_bytes = lru_cache(maxsize=None)(self._uncached_bytes)
 
     def detokenizer(self) -> Detokenizer:
+        return ApartDetokenizer(self._texts(), self._special)
+
+    def _texts(self) -> Detokenizer:
         if self.kind is None:
             return WindowDetokenizer(lambda tokens: self._backend.decode(tokens, skip_special_tokens=True))
         return BytesDetokenizer(self._token_bytes, strip_space=self.kind == "sentencepiece strip")
@@ -181,6 +221,29 @@ class Spelling:
             return b"" if added.special else added.content.encode()
         name = self._backend.id_to_token(token)
         return b"" if name is None else self._spell(name)
+
+
+def _chat(plain: PlainText, messages: Messages, render: Callable[[Messages], str]) -> list[int]:
+    def rendered(write: Write) -> str:
+        return render([{**message, "content": write(message["content"])} for message in messages])
+
+    written = "".join(message["content"] for message in messages)
+    return plain.encode(written, rendered, add_special_tokens=False)
+
+
+def _controls(added: Mapping[int, Any], source: str, named: Mapping[str, Any]) -> dict[str, int]:
+    """Tokens, by name, that belong to templates and not to contents: the special ones, and others that the
+    template writes. Templates look for thinking in contents, and an unknown character is no harm."""
+    free = {name for pair in _THINKING for name in pair} | {named.get("unk_token")}
+    return {
+        token.content: number
+        for number, token in added.items()
+        if token.content not in free and (token.special or token.content in source)
+    }
+
+
+def _normalizer(backend: Any) -> Callable[[str], str] | None:
+    return None if backend.normalizer is None else backend.normalizer.normalize_str
 
 
 def _read_backend(path: Path) -> Any:
@@ -247,10 +310,10 @@ def _end_tokens(path: Path) -> set[int]:
     return {token for token in listed if isinstance(token, int)}
 
 
-def _template(source: str, variables: Mapping[str, Any]) -> ChatTemplate:
-    from node.engine.template import ChatTemplate  # Jinja is for heads only
+def _template(source: str, variables: Mapping[str, Any]) -> RenderingProcess:
+    from node.engine.rendering import RenderingProcess  # for heads only
 
-    return ChatTemplate(source, variables)
+    return RenderingProcess(source, variables)
 
 
 def _template_source(path: Path, settings: dict[str, Any]) -> str:

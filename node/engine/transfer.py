@@ -20,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from mesh.errors import ResourceExhausted
+from node.channel import lay_out
 from node.engine import records
 from node.engine.staging import TensorSpec
 
@@ -51,7 +52,7 @@ class Departure(Protocol):
         """What must be launched for the results to come."""
 
     def wait(self) -> list[memoryview]:
-        """Waits for the results, in any thread: their bytes, valid until `release`."""
+        """Waits for the results, in any thread: their bytes, contiguous and valid until `release`."""
 
     def release(self) -> None:
         """The bytes are not needed any more."""
@@ -80,6 +81,21 @@ def transfer() -> Transfer:
     return SharedTransfer()
 
 
+def through_record(
+    made: Transfer, outputs: Sequence[mx.array], tensors: Sequence[TensorSpec], rows: int, tokens: int
+) -> memoryview:
+    """The payload of the record in which a stage's outputs travel, laid out as the channel does it.
+
+    Raises InvalidInput (BAD_RECORD) where they are not what `tensors` says.
+    """
+    departure = made.departure(outputs)
+    mx.eval(departure.pending)
+    payload = memoryview(bytearray(sum(records.state_bytes(tensor, rows, tokens) for tensor in tensors)))
+    lay_out(departure.wait(), payload)
+    departure.release()
+    return payload
+
+
 class SharedLanding:
     """Arrays whose memory this process can write."""
 
@@ -106,7 +122,7 @@ class SharedDeparture:
     """Arrays whose memory this process can read, or bytes that are there already."""
 
     def __init__(self, parts: Sequence[mx.array | bytes]) -> None:
-        self._parts = [part.view(mx.uint8) if isinstance(part, mx.array) else part for part in parts]
+        self._parts = [_as_bytes(part) if isinstance(part, mx.array) else part for part in parts]
 
     @property
     def pending(self) -> list[mx.array]:
@@ -117,6 +133,11 @@ class SharedDeparture:
 
     def release(self) -> None:
         self._parts = []
+
+
+def _as_bytes(array: mx.array) -> mx.array:
+    """A stage may hand on a view of a larger array, or one whose axes were swapped."""
+    return mx.contiguous(array).view(mx.uint8)
 
 
 class SharedTransfer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,15 @@ from node.engine import mlx_lm_import, relaying
 from node.engine.staging import Stage, build_skeleton
 from node.engine.staging.anatomy import dissect
 from node.engine.staging.quantization import cache_quantization
-from node.engine.staging.skeleton import model_classes
+from node.engine.staging.skeleton import check_layers, model_classes
 
-_HEADER_LIMIT = 100 * 1024 * 1024
+_HEADER_LIMIT = 32 * 1024 * 1024
+_TENSOR_LIMIT = 1 << 18
+"""Of one file. A mixture of experts of some hundred billion parameters has less in all its files."""
+
+_INDEX_LIMIT = 64 * 1024 * 1024
 _CONFIG_LIMIT = 16 * 1024 * 1024
+_FILE_LIMIT = 10_000
 _BLOCK = 256 * 1024 * 1024
 _REDOWNLOAD = "download or convert the model again"
 
@@ -73,6 +79,7 @@ def load_lazily(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     """The whole model with lazily mapped weights, and its configuration. No weight is read."""
     config = read_config(path)
     model_classes(config)
+    check_layers(config)
     for file in weight_files(path):
         read_header(file)
     try:
@@ -90,10 +97,7 @@ def load_lazily(path: Path) -> tuple[nn.Module, dict[str, Any]]:
 def read_config(path: Path) -> dict[str, Any]:
     """The model folder's config.json, as mlx-lm reads it (with generation_config.json's end tokens)."""
     file = path / "config.json"
-    if not path.is_dir():
-        raise ModelError(
-            f"there is no model folder {path.name}", reason="MODEL_NOT_FOUND", hint="check the model's path"
-        )
+    check_folder(path)
     if not file.is_file():
         raise ModelError(
             f"{path.name} has no config.json",
@@ -117,8 +121,32 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
+def check_folder(path: Path) -> None:
+    """Raises ModelError unless all in the folder are files or folders: to open a pipe may take for ever."""
+    try:
+        with os.scandir(path) as entries:
+            for number, entry in enumerate(entries):
+                if number >= _FILE_LIMIT:
+                    raise _unusable_folder(path, f"has more than {_FILE_LIMIT} files")
+                if not (entry.is_file() or entry.is_dir() or _dangles(entry)):
+                    raise _unusable_folder(path, f"holds {entry.name[:80]!r}, which is no file")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelError(
+            f"there is no model folder {path.name}", reason="MODEL_NOT_FOUND", hint="check the model's path"
+        ) from None
+
+
+def _dangles(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and not Path(entry.path).exists()
+
+
+def _unusable_folder(path: Path, why: str) -> ModelError:
+    return ModelError(f"the folder {path.name} {why}", reason="MODEL_FOLDER_UNUSABLE", hint=_REDOWNLOAD)
+
+
 def weight_files(path: Path) -> list[Path]:
     """The folder's weight files, in order of name, complete by its index if it has one."""
+    check_folder(path)
     files = sorted(path.glob("model*.safetensors"))
     if not files:
         raise ModelError(
@@ -129,6 +157,8 @@ def weight_files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
+            if index.stat().st_size > _INDEX_LIMIT:
+                raise ValueError
             named = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(
@@ -166,6 +196,8 @@ def read_header(file: Path) -> bytes:
         raise corrupt("truncated")
     try:
         entries = json.loads(header)
+        if len(entries) > _TENSOR_LIMIT:
+            raise corrupt("of more tensors than a model has")
         end = max(
             (entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"), default=0
         )

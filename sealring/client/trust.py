@@ -82,8 +82,7 @@ class RosterVerifier:
         newer = root.version - self._reader.root.version
         if newer < 0:
             raise RosterError("root metadata is older than one used before", reason="ROOT_ROLLBACK")
-        for envelope in root.chain[len(root.chain) - newer :]:
-            self._reader.update_root(envelope)
+        self._reader.update_root(*root.chain[len(root.chain) - newer :])
         return self._reader
 
     def _memory(self, cluster: str) -> Path | RosterMemory:

@@ -235,6 +235,7 @@ class Node(_message.Message):
     FIRST_LAYER_FIELD_NUMBER: _builtins.int
     END_LAYER_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     state: Global___NodeState.ValueType
@@ -251,6 +252,8 @@ class Node(_message.Message):
     first_layer: _builtins.int
     end_layer: _builtins.int
     software_version: _builtins.str
+    trouble: _builtins.str
+    """why it is not online, or not as it should be; empty where nothing is known"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -272,10 +275,11 @@ class Node(_message.Message):
         first_layer: _builtins.int = ...,
         end_layer: _builtins.int = ...,
         software_version: _builtins.str = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "end_layer", b"end_layer", "first_layer", b"first_layer", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "name", b"name", "rank", b"rank", "ring", b"ring", "software_version", b"software_version", "state", b"state", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "end_layer", b"end_layer", "first_layer", b"first_layer", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "name", b"name", "rank", b"rank", "ring", b"ring", "software_version", b"software_version", "state", b"state", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -301,20 +305,94 @@ class ListNodesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODES_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]: ...
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gateway]: ...
+    @_builtins.property
+    def revoked(self) -> _containers.RepeatedCompositeFieldContainer[Global___RevokedIdentity]:
+        """the newest thousand, newest first"""
+
     def __init__(
         self,
         *,
         nodes: _abc.Iterable[Global___Node] | None = ...,
+        gateways: _abc.Iterable[Global___Gateway] | None = ...,
+        revoked: _abc.Iterable[Global___RevokedIdentity] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways", "nodes", b"nodes", "revoked", b"revoked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListNodesResponse: _TypeAlias = ListNodesResponse  # noqa: Y015
+
+@_typing.final
+class Gateway(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    WATCHING_FIELD_NUMBER: _builtins.int
+    ENROLLED_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    name: _builtins.str
+    watching: _builtins.bool
+    """it is connected"""
+    enrolled: _builtins.int
+    """unix seconds"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        watching: _builtins.bool = ...,
+        enrolled: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enrolled", b"enrolled", "id", b"id", "name", b"name", "watching", b"watching"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Gateway: _TypeAlias = Gateway  # noqa: Y015
+
+@_typing.final
+class RevokedIdentity(_message.Message):
+    """A node or gateway that was evicted (it may come back with a new token) or banned (it may not)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    BANNED_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    name: _builtins.str
+    role: _membership_pb2.Role.ValueType
+    at: _builtins.int
+    """unix seconds"""
+    banned: _builtins.bool
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        role: _membership_pb2.Role.ValueType = ...,
+        at: _builtins.int = ...,
+        banned: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "banned", b"banned", "id", b"id", "name", b"name", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokedIdentity: _TypeAlias = RevokedIdentity  # noqa: Y015
 
 @_typing.final
 class DrainNodeRequest(_message.Message):
@@ -967,19 +1045,23 @@ class ListAuditLogRequest(_message.Message):
 
     AFTER_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
     after: _builtins.int
     """sequence number"""
     limit: _builtins.int
     """0: 100; at most 1000"""
+    newest: _builtins.bool
+    """of more entries than that the last instead of the first"""
     def __init__(
         self,
         *,
         after: _builtins.int = ...,
         limit: _builtins.int = ...,
+        newest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit", "newest", b"newest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -990,16 +1072,22 @@ class ListAuditLogResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: _builtins.int
+    SIGNED_HEAD_FIELD_NUMBER: _builtins.int
+    signed_head: _builtins.bytes
+    """envelope: the newest entry when the roster keys last signed"""
     @_builtins.property
-    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEntry]: ...
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEntry]:
+        """oldest first"""
+
     def __init__(
         self,
         *,
         entries: _abc.Iterable[Global___AuditEntry] | None = ...,
+        signed_head: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "signed_head", b"signed_head"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

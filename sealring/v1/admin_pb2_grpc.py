@@ -161,7 +161,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EvictNode(self, request, context):
-        """Out of the roster; it may enrol again with a new token.
+        """Out of the roster; it may enrol again with a new token. Gateways as well.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,7 @@ class AdminStub:
     DrainNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainNodeRequest, _admin_pb2.DrainNodeResponse]
     """No new rings on the node; its rings end once what runs is done, or at the deadline."""
     EvictNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EvictNodeRequest, _admin_pb2.EvictNodeResponse]
-    """Out of the roster; it may enrol again with a new token."""
+    """Out of the roster; it may enrol again with a new token. Gateways as well."""
     BanNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.BanNodeRequest, _admin_pb2.BanNodeResponse]
     """Out of the roster for good, by its identity key."""
     CreateDeployment: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateDeploymentRequest, _admin_pb2.CreateDeploymentResponse]
@@ -70,7 +70,7 @@ class AdminAsyncStub(AdminStub):
     DrainNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainNodeRequest, _admin_pb2.DrainNodeResponse]  # type: ignore[assignment]
     """No new rings on the node; its rings end once what runs is done, or at the deadline."""
     EvictNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.EvictNodeRequest, _admin_pb2.EvictNodeResponse]  # type: ignore[assignment]
-    """Out of the roster; it may enrol again with a new token."""
+    """Out of the roster; it may enrol again with a new token. Gateways as well."""
     BanNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.BanNodeRequest, _admin_pb2.BanNodeResponse]  # type: ignore[assignment]
     """Out of the roster for good, by its identity key."""
     CreateDeployment: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateDeploymentRequest, _admin_pb2.CreateDeploymentResponse]  # type: ignore[assignment]
@@ -133,7 +133,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.EvictNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.EvictNodeResponse, _abc.Awaitable[_admin_pb2.EvictNodeResponse]]:
-        """Out of the roster; it may enrol again with a new token."""
+        """Out of the roster; it may enrol again with a new token. Gateways as well."""
 
     @_abc_1.abstractmethod
     def BanNode(

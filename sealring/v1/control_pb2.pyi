@@ -60,6 +60,7 @@ class ScheduleRequest(_message.Message):
     GOODBYE_FIELD_NUMBER: _builtins.int
     OFFER_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    RENEWAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach: ...
     @_builtins.property
@@ -84,6 +85,8 @@ class ScheduleRequest(_message.Message):
     def proof(self) -> _proof_pb2.ProofFinish:
         """second"""
 
+    @_builtins.property
+    def renewal(self) -> _proof_pb2.ProofRenewal: ...
     def __init__(
         self,
         *,
@@ -95,12 +98,13 @@ class ScheduleRequest(_message.Message):
         goodbye: _membership_pb2.Goodbye | None = ...,
         offer: _proof_pb2.ProofOffer | None = ...,
         proof: _proof_pb2.ProofFinish | None = ...,
+        renewal: _proof_pb2.ProofRenewal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye", "offer", "proof"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye", "offer", "proof", "renewal"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

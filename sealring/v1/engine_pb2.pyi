@@ -240,6 +240,7 @@ class LoadStage(_message.Message):
     CONTEXT_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     KV_BITS_FIELD_NUMBER: _builtins.int
+    PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     path: _builtins.str
     lo: _builtins.int
@@ -250,6 +251,8 @@ class LoadStage(_message.Message):
     """the folder must have this one"""
     kv_bits: _builtins.int
     """8 or 4; 0: caches are not quantized"""
+    prefill_chunk: _builtins.int
+    """tokens at most in one chunk"""
     def __init__(
         self,
         *,
@@ -260,10 +263,11 @@ class LoadStage(_message.Message):
         context: _builtins.int = ...,
         digest: _builtins.str = ...,
         kv_bits: _builtins.int = ...,
+        prefill_chunk: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "path", b"path", "prefill_chunk", b"prefill_chunk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

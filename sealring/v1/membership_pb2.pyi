@@ -228,6 +228,37 @@ class RenewRequest(_message.Message):
 Global___RenewRequest: _TypeAlias = RenewRequest  # noqa: Y015
 
 @_typing.final
+class RenewByIdentityRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_KEY_FIELD_NUMBER: _builtins.int
+    CSR_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    identity_key: _builtins.bytes
+    """as mesh.identity encodes it"""
+    csr: _builtins.bytes
+    """PKCS #10, DER, a fresh P-256 TLS key"""
+    nonce: _builtins.bytes
+    signature: _builtins.bytes
+    """identity key, label identity csr, over mesh.renewal.renewal_content(...)"""
+    def __init__(
+        self,
+        *,
+        identity_key: _builtins.bytes = ...,
+        csr: _builtins.bytes = ...,
+        nonce: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["csr", b"csr", "identity_key", b"identity_key", "nonce", b"nonce", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewByIdentityRequest: _TypeAlias = RenewByIdentityRequest  # noqa: Y015
+
+@_typing.final
 class RenewResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -270,6 +301,8 @@ class MemberMessage(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     OFFER_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    RENEWAL_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first after the proof"""
@@ -302,6 +335,12 @@ class MemberMessage(_message.Message):
     def proof(self) -> _proof_pb2.ProofFinish:
         """second"""
 
+    @_builtins.property
+    def renewal(self) -> _proof_pb2.ProofRenewal: ...
+    @_builtins.property
+    def trouble(self) -> Global___Problem:
+        """in place of the hello: why this node cannot come online"""
+
     def __init__(
         self,
         *,
@@ -318,12 +357,14 @@ class MemberMessage(_message.Message):
         trace: Global___TraceAnswer | None = ...,
         offer: _proof_pb2.ProofOffer | None = ...,
         proof: _proof_pb2.ProofFinish | None = ...,
+        renewal: _proof_pb2.ProofRenewal | None = ...,
+        trouble: Global___Problem | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "roster_seen", b"roster_seen", "trace", b"trace", "up", b"up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "roster_seen", b"roster_seen", "trace", b"trace", "up", b"up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye", "challenge_answer", "trace", "offer", "proof"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye", "challenge_answer", "trace", "offer", "proof", "renewal", "trouble"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -514,11 +555,16 @@ class Hello(_message.Message):
     SEALING_KEY_FIELD_NUMBER: _builtins.int
     SEALING_KEY_SIGNATURE_FIELD_NUMBER: _builtins.int
     ROSTER_VERSION_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     software_version: _builtins.str
     sealing_key: _builtins.bytes
     sealing_key_signature: _builtins.bytes
     """identity key, label sealing_key, over the sealing key"""
     roster_version: _builtins.int
+    instance: _builtins.bytes
+    """16 random bytes of this process: two at once hold one identity twice"""
+    protocol: _builtins.int
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -529,10 +575,12 @@ class Hello(_message.Message):
         sealing_key: _builtins.bytes = ...,
         sealing_key_signature: _builtins.bytes = ...,
         roster_version: _builtins.int = ...,
+        instance: _builtins.bytes = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "roster_version", b"roster_version", "sealing_key", b"sealing_key", "sealing_key_signature", b"sealing_key_signature", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "instance", b"instance", "protocol", b"protocol", "roster_version", b"roster_version", "sealing_key", b"sealing_key", "sealing_key_signature", b"sealing_key_signature", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1032,25 +1080,31 @@ class FollowRequest(_message.Message):
 
     OFFER_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    RENEWAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> _proof_pb2.ProofOffer:
         """first"""
 
     @_builtins.property
     def proof(self) -> _proof_pb2.ProofFinish:
-        """second and last"""
+        """second"""
+
+    @_builtins.property
+    def renewal(self) -> _proof_pb2.ProofRenewal:
+        """any later one"""
 
     def __init__(
         self,
         *,
         offer: _proof_pb2.ProofOffer | None = ...,
         proof: _proof_pb2.ProofFinish | None = ...,
+        renewal: _proof_pb2.ProofRenewal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "offer", b"offer", "proof", b"proof"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "offer", b"offer", "proof", b"proof"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["offer", "proof"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["offer", "proof", "renewal"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

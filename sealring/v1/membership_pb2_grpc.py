@@ -148,6 +148,129 @@ class Enrolment:
             _registered_method=True)
 
 
+class RenewalStub:
+    """Served on the coordinator's join address: for enrolled machines whose certificate has ended, so that mTLS is
+    closed to them. The caller has checked the root metadata in the coordinator's certificate.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GetNonce = channel.unary_unary(
+                '/sealring.v1.Renewal/GetNonce',
+                request_serializer=sealring_dot_v1_dot_membership__pb2.GetNonceRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_membership__pb2.GetNonceResponse.FromString,
+                _registered_method=True)
+        self.RenewByIdentity = channel.unary_unary(
+                '/sealring.v1.Renewal/RenewByIdentity',
+                request_serializer=sealring_dot_v1_dot_membership__pb2.RenewByIdentityRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_membership__pb2.RenewResponse.FromString,
+                _registered_method=True)
+
+
+class RenewalServicer:
+    """Served on the coordinator's join address: for enrolled machines whose certificate has ended, so that mTLS is
+    closed to them. The caller has checked the root metadata in the coordinator's certificate.
+    """
+
+    def GetNonce(self, request, context):
+        """A fresh nonce (32 bytes, single use, half a minute) that the request's signature must cover.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewByIdentity(self, request, context):
+        """A new certificate for the member or gateway whose identity key signed the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RenewalServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GetNonce': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetNonce,
+                    request_deserializer=sealring_dot_v1_dot_membership__pb2.GetNonceRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_membership__pb2.GetNonceResponse.SerializeToString,
+            ),
+            'RenewByIdentity': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewByIdentity,
+                    request_deserializer=sealring_dot_v1_dot_membership__pb2.RenewByIdentityRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_membership__pb2.RenewResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'sealring.v1.Renewal', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('sealring.v1.Renewal', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Renewal:
+    """Served on the coordinator's join address: for enrolled machines whose certificate has ended, so that mTLS is
+    closed to them. The caller has checked the root metadata in the coordinator's certificate.
+    """
+
+    @staticmethod
+    def GetNonce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Renewal/GetNonce',
+            sealring_dot_v1_dot_membership__pb2.GetNonceRequest.SerializeToString,
+            sealring_dot_v1_dot_membership__pb2.GetNonceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewByIdentity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Renewal/RenewByIdentity',
+            sealring_dot_v1_dot_membership__pb2.RenewByIdentityRequest.SerializeToString,
+            sealring_dot_v1_dot_membership__pb2.RenewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class MembershipStub:
     """Served on the coordinator's main address, mTLS, role member.
     """

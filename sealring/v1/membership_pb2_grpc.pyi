@@ -81,6 +81,55 @@ class EnrolmentServicer(metaclass=_abc_1.ABCMeta):
 
 def add_EnrolmentServicer_to_server(servicer: EnrolmentServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
+class RenewalStub:
+    """Served on the coordinator's join address: for enrolled machines whose certificate has ended, so that mTLS is
+    closed to them. The caller has checked the root metadata in the coordinator's certificate.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> RenewalAsyncStub: ...
+    GetNonce: _grpc.UnaryUnaryMultiCallable[_membership_pb2.GetNonceRequest, _membership_pb2.GetNonceResponse]
+    """A fresh nonce (32 bytes, single use, half a minute) that the request's signature must cover."""
+    RenewByIdentity: _grpc.UnaryUnaryMultiCallable[_membership_pb2.RenewByIdentityRequest, _membership_pb2.RenewResponse]
+    """A new certificate for the member or gateway whose identity key signed the request."""
+
+@_typing.type_check_only
+class RenewalAsyncStub(RenewalStub):
+    """Served on the coordinator's join address: for enrolled machines whose certificate has ended, so that mTLS is
+    closed to them. The caller has checked the root metadata in the coordinator's certificate.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    GetNonce: _aio.UnaryUnaryMultiCallable[_membership_pb2.GetNonceRequest, _membership_pb2.GetNonceResponse]  # type: ignore[assignment]
+    """A fresh nonce (32 bytes, single use, half a minute) that the request's signature must cover."""
+    RenewByIdentity: _aio.UnaryUnaryMultiCallable[_membership_pb2.RenewByIdentityRequest, _membership_pb2.RenewResponse]  # type: ignore[assignment]
+    """A new certificate for the member or gateway whose identity key signed the request."""
+
+class RenewalServicer(metaclass=_abc_1.ABCMeta):
+    """Served on the coordinator's join address: for enrolled machines whose certificate has ended, so that mTLS is
+    closed to them. The caller has checked the root metadata in the coordinator's certificate.
+    """
+
+    @_abc_1.abstractmethod
+    def GetNonce(
+        self,
+        request: _membership_pb2.GetNonceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_membership_pb2.GetNonceResponse, _abc.Awaitable[_membership_pb2.GetNonceResponse]]:
+        """A fresh nonce (32 bytes, single use, half a minute) that the request's signature must cover."""
+
+    @_abc_1.abstractmethod
+    def RenewByIdentity(
+        self,
+        request: _membership_pb2.RenewByIdentityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_membership_pb2.RenewResponse, _abc.Awaitable[_membership_pb2.RenewResponse]]:
+        """A new certificate for the member or gateway whose identity key signed the request."""
+
+def add_RenewalServicer_to_server(servicer: RenewalServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
 class MembershipStub:
     """Served on the coordinator's main address, mTLS, role member."""
 

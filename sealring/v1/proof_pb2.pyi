@@ -109,6 +109,32 @@ class ProofFinish(_message.Message):
 Global___ProofFinish: _TypeAlias = ProofFinish  # noqa: Y015
 
 @_typing.final
+class ProofRenewal(_message.Message):
+    """Later, on the open stream: the caller has another certificate than the one of the handshake, which ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    certificate: _builtins.bytes
+    """DER, for the same name"""
+    proof: _builtins.bytes
+    """identity key, label connection"""
+    def __init__(
+        self,
+        *,
+        certificate: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "proof", b"proof"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProofRenewal: _TypeAlias = ProofRenewal  # noqa: Y015
+
+@_typing.final
 class ProofAccepted(_message.Message):
     """The called end has checked the caller's proof; sent where the caller goes on to speak."""
 

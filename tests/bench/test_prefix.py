@@ -8,6 +8,7 @@ import pytest
 from bench import prefix
 from bench.frame import new_figure
 from bench.openai_client import Reply, get_metrics
+from bench.verdict import MISSED, OPEN
 
 
 def round_of(later, computed, failed=0, moved=0):
@@ -36,19 +37,21 @@ def result_of(on, off, by_prefix, by_load):
 
 def test_ratios_are_medians_over_rounds_that_belong_together():
     on, off = [round_of(2.0, 10), round_of(9.0, 10)], [round_of(8.0, 100), round_of(10.0, 100)]
-    result = result_of(on, off, [round_of(1.0, 30, moved=3)], [round_of(1.0, 60)])
-    values = {check.name: check.value for check in prefix.checks(result)}
-    assert list(values.values()) == [0.575, 1.0, 0.5, 0]
+    by_prefix, by_load = [round_of(1.0, 30, moved=3)] * 2, [round_of(1.0, 60)] * 2
+    result = result_of(on, off, by_prefix, by_load)
+    rounds = [check.rounds for check in prefix.checks(result)]
+    assert rounds == [[0.25, 0.9], [1.0, 1.0], [0.5, 0.5], [0, 0]]
+    assert prefix.ratio(result["stages"]["1"], "on", "off", "ttft_later_ms", "p50") == 0.575
     cached, routed = prefix.tables(result)
     assert [row[0] for row in cached.rows] == ["1 stage, on", "1 stage, off"]
-    assert [row[-1] for row in routed.rows] == [3, 0]
+    assert [row[-1] for row in routed.rows] == [6, 0]
     assert all(len(row) == len(table.columns) for table in (cached, routed) for row in table.rows)
 
 
 def test_a_round_without_answers_misses_the_targets_and_breaks_nothing():
     dead = [round_of(0, 0, failed=2)]
     result = result_of(dead, dead, dead, dead)
-    assert [check.met for check in prefix.checks(result)] == [False, True, False, False]
+    assert [check.verdict for check in prefix.checks(result)] == [OPEN, OPEN, OPEN, MISSED]
     assert prefix.tables(result)
 
 

@@ -1,6 +1,7 @@
 """Ratios where a system gave nothing to compare with."""
 
 from bench import peers, scaling
+from bench.verdict import MISSED, OPEN
 
 
 def test_scaling_without_a_moment_when_all_rows_decode_has_no_ratio():
@@ -12,8 +13,8 @@ def test_scaling_without_a_moment_when_all_rows_decode_has_no_ratio():
     assert scaling.speedup(result, 2, 4) == 1.5
     assert scaling.speedup(result, 2, 16) is None
     assert scaling.speedup(result, 3, 4) is None
-    (check,) = scaling.checks(result)
-    assert check.value == 1.5
+    few, many = scaling.checks(result)
+    assert (few.rounds, many.rounds) == ([1.5], [None])
     assert scaling.tables(result)
 
 
@@ -25,18 +26,21 @@ def test_a_rival_that_answers_nothing_misses_the_targets_and_breaks_nothing():
         "ttft_ms": {"p50": 1, "p95": 2},
         "gap_ms": {},
         "cores": {},
+        "ttft_p95_ms": [2.0],
+        "failed_by_round": [0],
         "failed": 0,
     }
-    dead = one | {"tokens_per_second": 0.0, "rounds": [0.0], "ttft_ms": {"count": 0}, "failed": 16}
+    none = {"rounds": [0.0], "ttft_ms": {"count": 0}, "ttft_p95_ms": [None], "failed_by_round": [16]}
+    dead = one | {"tokens_per_second": 0.0, "failed": 16} | none
     found = {peers.ALONE: one, peers.PIPELINE: dead, peers.OURS: one, f"{peers.OURS}, 8 requests/s": one}
     result = {"options": {"requests": 16}, "systems": found}
     assert peers.ratios(result) == {peers.ALONE: 1.0}
-    assert [check.met for check in peers.checks(result)] == [False, False, False]
+    assert [check.verdict for check in peers.checks(result)] == [OPEN, OPEN, MISSED]
     assert peers.tables(result)[0].rows[1][-1] is None
 
 
 def test_without_the_ring_of_two_or_the_pipeline_there_is_nothing_to_compare() -> None:
-    one = {"rounds": [2.0], "ttft_ms": {"p95": 2}, "failed": 0}
+    one = {"rounds": [2.0], "ttft_p95_ms": [2.0], "failed_by_round": [0]}
     for name in (peers.OURS, peers.SERVER):
         result = {"options": {"requests": 16}, "systems": {name: one}}
         assert peers.ratios(result) == {}

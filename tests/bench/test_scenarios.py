@@ -4,6 +4,7 @@ import pytest
 
 from bench import frame, scenarios
 from bench.sealed import Measured
+from bench.verdict import MISSED
 from sealring.client import Completion, Ring, Usage
 
 
@@ -57,7 +58,7 @@ def test_a_failed_request_fails():
     assert not found["passed"]
     assert found["errors"] == {"QUEUE_FULL": 1}
     assert any(
-        one.name.endswith("failed requests") and not one.met
+        one.name.endswith("failed requests") and one.verdict == MISSED
         for one in scenarios.checks({"scenarios": [found]})
     )
 

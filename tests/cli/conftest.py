@@ -50,7 +50,6 @@ def sealring(home: Path) -> Sealring:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=50,
             check=False,
             cwd=home,
             env=kept | given,

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from cli import leftovers
-from cli.leftovers import temporary_folder
+from cli.leftovers import gateway_of, running, temporary_folder
 from mesh.statelock import lock_state
 
 KILLED = """
 import os, signal
-from cli.leftovers import temporary_folder
+from cli.leftovers import gateway_of, running, temporary_folder
 with temporary_folder() as folder:
     (folder / "node-0").mkdir()
     (folder / "node-0" / "identity.key").write_text("x")
@@ -90,3 +90,16 @@ def test_what_is_young_or_open_to_others_or_a_link_stays(
     with temporary_folder():
         assert not folder.exists()
         assert (target / "file").exists()
+
+
+def test_a_running_cluster_is_found_by_its_folder(tmp_path: Path) -> None:
+    (killed(tmp_path) / "ports.json").write_text('{"gateway": 1}')
+    assert running() == []
+    with temporary_folder() as folder:
+        assert running() == []
+        assert gateway_of(folder) is None
+        (folder / "ports.json").write_text('{"gateway": 4711}')
+        assert running() == [folder]
+        assert gateway_of(folder) == "127.0.0.1:4711"
+        folder.chmod(0o755)
+        assert running() == [], "what others can write to says nothing"

@@ -68,7 +68,6 @@ def test_the_descriptor_goes_to_no_grandchild() -> None:
         pass_fds=[read_end],
         capture_output=True,
         text=True,
-        timeout=20,
         check=False,
     )
     os.close(read_end)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from cli import exit_codes
 from mesh import errors
+from mesh.deployment_limits import MAX_PREFILL_CHUNK, MAX_ROWS
 from mesh.errors import SealringError
 
 HEAVY = (
@@ -46,6 +49,14 @@ COMMANDS = [
     "nodes drain",
     "nodes evict",
     "nodes ban",
+    "gateways list",
+    "gateways evict",
+    "gateways ban",
+    "node leave",
+    "gateway leave",
+    "coordinator backup",
+    "coordinator restore",
+    "coordinator recover",
     "deploy",
     "plan",
     "deployments list",
@@ -67,7 +78,7 @@ def test_help_imports_nothing_heavy() -> None:
         f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
     )
     assert "Usage: sealring" in done.stdout
     assert done.stderr.strip() == "[]"
@@ -135,6 +146,46 @@ def test_exit_statuses_are_stable(here: Any, arguments: list[str], status: int) 
     assert "FAULT" not in done.err
 
 
+def test_a_file_that_cannot_be_made_is_named(here: Any, home: Path) -> None:
+    (home / "file").write_text("")
+    place = str(home / "file" / "key")
+    for verb in ("init", "roster-key"):
+        done = here("root", verb, "--key", place)
+        assert (done.status, "BAD_FILE" in done.err, place in done.err) == (2, True, True), done.err
+    done = here("root", "sign", "draft", "--key", str(home / "none"))
+    assert (done.status, str(home / "none") in done.err) == (2, True)
+    done = here("operator", "add", "x", "--role", "read", "--out", str(home / "out"))
+    assert done.status == 7
+    assert not (home / "out").exists()
+
+
+def test_who_stops_reading_is_no_failure(home: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "cli", "config", "show", "--json"]
+    with os.fdopen(writer, "wb") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, timeout=200, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+LINES_OF_A_LOG = "logs"
+BENCH = "bench"  # --json FILE
+
+
+def test_every_command_that_prints_data_has_json() -> None:
+    missing = []
+    for file in (Path(__file__).parents[2] / "cli" / "commands").glob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and any(
+                "command" in ast.dump(d) for d in node.decorator_list
+            ):
+                called = {ast.unparse(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
+                prints = any(name.lstrip("_").startswith("print") for name in called)
+                if prints and "as_json" not in {one.arg for one in node.args.args}:
+                    missing.append(node.name)
+    assert sorted(missing) == [BENCH, LINES_OF_A_LOG]
+
+
 def test_a_typo_in_the_config_file_is_named(here: Any, home: Path) -> None:
     (home / "s.toml").write_text("[cli]\ngatway = 'x'\n")
     done = here("--config", "s.toml", "status")
@@ -153,6 +204,13 @@ def test_config_show_names_sources(sealring: Any, home: Path) -> None:
     assert done.data["cli"]["gateway"] == {"value": "a:1", "origin": "env:SEALRING_CLI_GATEWAY"}
     assert done.data["cli"]["coordinator"] == {"value": None, "origin": "default"}
     assert done.data["node"]["name"] == {"value": "two", "origin": "file:s.toml"}
+
+
+def test_the_bounds_of_a_deployment_are_the_coordinators(here: Any) -> None:
+    for option, most in (("--max-rows", MAX_ROWS), ("--prefill-chunk", MAX_PREFILL_CHUNK)):
+        refused = here("plan", "model", option, str(most + 1))
+        assert refused.status == 2
+        assert str(most) in refused.err
 
 
 TREE = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, SealringError)]

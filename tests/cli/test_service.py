@@ -44,8 +44,8 @@ def test_a_life_from_install_to_uninstall(service: Any, launchctl: Any, root: Pa
     assert content["UserName"] == "me"
     assert content["ProgramArguments"][1:5] == ["--config", "/etc/sealring.toml", "node", "run"]
     assert plist.stat().st_mode & 0o777 == 0o644
-    rules = (root / "etc" / "newsyslog.d" / "sealring.conf").read_text()
-    assert "/var/log/sealring/node.log\tme:wheel" in rules
+    rules = root / "etc" / "newsyslog.d" / f"{LABEL}.conf"
+    assert "/var/log/sealring/node.log\tme:wheel" in rules.read_text()
     assert launchctl.calls[-2:] == [["print", TARGET], ["bootstrap", "system", str(plist)]]
     assert launchctl.verbs() == ["enable", "bootstrap"]
 
@@ -66,18 +66,31 @@ def test_a_life_from_install_to_uninstall(service: Any, launchctl: Any, root: Pa
 
     assert service("uninstall", "node").status == 0
     assert not plist.exists()
+    assert not rules.exists()
     missing = service("start", "node")
     assert missing.status == 3
     assert "sealring service install node" in missing.err
 
 
-def test_rules_follow_what_is_installed(service: Any, root: Path) -> None:
-    for component in ("node", "gateway"):
-        assert service("install", component, "--no-start").status == 0
-    rules = (root / "etc" / "newsyslog.d" / "sealring.conf").read_text()
-    assert "node.log" in rules
-    assert "gateway.log" in rules
-    assert "coordinator.log" not in rules
+def test_an_install_touches_no_other_components_files(service: Any, root: Path) -> None:
+    assert service("install", "node", "--user", "one", "--no-start").status == 0
+    assert service("install", "gateway", "--user", "two", "--no-start").status == 0
+    folder = root / "etc" / "newsyslog.d"
+    assert "node.log\tone:wheel" in (folder / "org.sealring.node.conf").read_text()
+    rules = (folder / "org.sealring.gateway.conf").read_text()
+    assert "gateway.log\ttwo:wheel" in rules
+    assert "node.log" not in rules
+
+
+def test_a_link_in_the_place_of_a_log_is_refused(service: Any, launchctl: Any, root: Path) -> None:
+    log = root / "var" / "log" / "sealring" / "node.log"
+    log.parent.mkdir(parents=True)
+    log.symlink_to("/etc/passwd")
+    done = service("install", "node")
+    assert done.status == 7
+    assert "UNSAFE_PLACE" in done.err
+    assert not (root / "Library").exists()
+    assert launchctl.calls == []
 
 
 def test_logs_shows_the_end(service: Any, root: Path) -> None:

@@ -125,7 +125,7 @@ async def test_leaving_the_iteration_cancels_the_call(stage: Stage) -> None:
     async with stage.client() as client:
         async for _ in client.chat(QUESTION):
             break
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(200):
             await cancelled.wait()
 
 
@@ -587,9 +587,11 @@ async def test_a_conversation_stays_with_its_ring_and_others_go_elsewhere(stage:
     stage.gateway.cluster = PaperCluster(dict.fromkeys(rings, TrustLevel.SOFTWARE))
     stage.gateway.serving = [inference.RingLoad(ring=ring, rows=16) for ring in rings]
     system = {"role": "system", "content": "you answer questions about capitals " * 10}
-    homes = set()
+    homes: set[str] = set()
     async with stage.client() as client:
-        for number in range(12):
+        for number in range(100):  # homes are drawn, so a dozen may all be of two rings
+            if homes == set(rings):
+                break
             turns = [system, {"role": "user", "content": f"question {number}"}]
             first = await client.chat(turns)
             turns += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "more"}]
@@ -598,7 +600,7 @@ async def test_a_conversation_stays_with_its_ring_and_others_go_elsewhere(stage:
         assert homes == set(rings)
         keyed = {(await client.complete(f"text {n}", prompt_cache_key="one")).ring.id for n in range(6)}
         assert len(keyed) == 1
-        spread = {(await client.chat(turns, prompt_cache_key="")).ring.id for _ in range(30)}
+        spread = {(await client.chat(turns, prompt_cache_key="")).ring.id for _ in range(60)}
         assert spread == set(rings)
 
 

@@ -17,7 +17,7 @@ from sealring.client.question import Question, text_prompt
 from sealring.client.types import Ring, Usage
 from sealring.v1 import inference_pb2 as inference
 
-CLUSTER = PaperCluster()
+CLUSTER = PaperCluster(clock=lambda: 1_800_000_000)
 RING = Ring.from_roster(CLUSTER.roster.rings[0], CLUSTER.roster)
 
 
@@ -99,9 +99,9 @@ def test_what_is_shown_is_a_prefix_and_the_end_is_the_heads(
 
 
 def test_an_envelope_expires_with_the_question() -> None:
+    before = int(time.time())
     attempt, _ = attempt_and_answer()
-    expires = attempt.request.envelope.sealed_for.expires
-    assert 55 < expires - time.time() <= 60
+    assert before + 60 <= attempt.request.envelope.sealed_for.expires <= time.time() + 60
 
 
 def test_a_head_that_contradicts_itself_is_not_believed() -> None:
@@ -201,6 +201,32 @@ def test_all_choices_must_have_ended() -> None:
     told = attempt.completion()
     assert [(choice.text, choice.completion_tokens) for choice in told.choices] == [("a", 3), ("b", 2)]
     assert told.usage == Usage(4, 5, 4)
+
+
+def test_memory_ends_only_the_choices_that_have_not_ended_themselves() -> None:
+    length = inference.FINISH_REASON_LENGTH
+
+    def ended(first: int, second: int, **changes: Any) -> Attempt:
+        attempt, seal = sealed_attempt(choices=2, **changes)
+        attempt.take(seal({"choice": 1, "text": "b", "tokens": 2, "finish": STOP}, last=False))
+        attempt.take(seal({"text": "a", "tokens": 3}, last=False))
+        told = inference.Finished(reason=length, prompt_tokens=4)
+        told.choices.add(reason=first, completion_tokens=3)
+        told.choices.add(reason=second, completion_tokens=9)
+        attempt.take(inference.GenerateResponse(finished=told))
+        return attempt
+
+    for reason in (STOP, length):
+        told = ended(length, reason, max_tokens=0).completion()
+        assert [(each.finish_reason, each.completion_tokens) for each in told.choices] == [
+            ("length", 3),
+            ("stop", 2),
+        ]
+        assert told.usage == Usage(4, 5)
+    with pytest.raises(EnvelopeError):
+        ended(STOP, STOP, max_tokens=0)
+    with pytest.raises(EnvelopeError):
+        ended(length, STOP, max_tokens=50)
 
 
 def sealed_attempt(**changes: Any) -> tuple[Attempt, Any]:

@@ -18,7 +18,8 @@ from sealring.client.question import Question, affinity_of, chat_prompt, text_pr
 from sealring.v1 import inference_pb2 as inference
 
 RINGS = [f"demo-{number}" for number in range(4)]
-CLUSTER = PaperCluster(dict.fromkeys(RINGS, TrustLevel.SOFTWARE) | {"demo-4": TrustLevel.SELF_SIGNED}, size=1)
+LEVELS = dict.fromkeys(RINGS, TrustLevel.SOFTWARE) | {"demo-4": TrustLevel.SELF_SIGNED}
+CLUSTER = PaperCluster(LEVELS, size=1, clock=lambda: 1_800_000_000)
 LONG = "a system prompt that all conversations begin with " * 8
 
 

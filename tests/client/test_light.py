@@ -10,6 +10,6 @@ loaded = {name.partition(".")[0] for name in sys.modules}
 print(*sorted(loaded & {"mlx", "mlx_lm", "numpy", "transformers", "coordinator", "node", "gateway", "cli"}))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
     )
     assert done.stdout.split() == []

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from mesh.composition import MAX_CHOICES
+from mesh.envelope import MAX_LIFETIME_SECONDS
 from mesh.errors import InvalidInput
+from mesh.prompt import MAX_DEADLINE_MS, MAX_PRIORITY, MAX_TOKENS
+from mesh.trust import MAX_SCORE
 from sealring.client.options import SamplingOptions
 from sealring.client.question import Question, set_sampling, text_prompt
 from sealring.v1 import inference_pb2 as inference
@@ -84,3 +88,28 @@ def test_where_a_question_waits_reaches_the_request_or_is_refused() -> None:
         with pytest.raises(InvalidInput) as caught:
             question(**fields)
         assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("field", "least", "most"),
+    [
+        ("max_tokens", 0, MAX_TOKENS),
+        ("choices", 1, MAX_CHOICES),
+        ("min_trust", 0, MAX_SCORE),
+        ("priority", -MAX_PRIORITY, MAX_PRIORITY),
+        ("deadline_ms", 0, MAX_DEADLINE_MS),
+        ("timeout", 1e-9, MAX_LIFETIME_SECONDS),
+    ],
+)
+def test_numbers_of_a_question_go_from_their_least_to_their_most(
+    field: str, least: float, most: float
+) -> None:
+    def asked(value: float) -> Question:
+        fields: dict[str, Any] = {"max_tokens": 1, "min_trust": 0, "timeout": 1.0, field: value}
+        return Question(text_prompt("x"), "", prefix_salt=b"", **fields)
+
+    for value in (least, most):
+        assert getattr(asked(value), field) == value
+    for value in (least - 1, most + 1):
+        with pytest.raises(InvalidInput):
+            asked(value)

@@ -89,7 +89,7 @@ async def test_leaving_the_reply_cancels_the_call(stage: Stage) -> None:
 
     stage.gateway.script = script
     assert await with_client(stage, work) == PIECES[0]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(200):
         await cancelled.wait()
 
 
@@ -100,3 +100,9 @@ async def test_a_gateway_that_is_not_there_is_named_so() -> None:
 
     with pytest.raises(Unavailable):
         await asyncio.to_thread(run)
+
+
+def test_a_client_that_never_asked_has_nothing_to_close() -> None:
+    with Client("127.0.0.1:1", root_sha256="ab" * 32) as client:
+        pass
+    client.close()

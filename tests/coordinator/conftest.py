@@ -26,6 +26,7 @@ from mesh.identity import Label, SoftwareSigner
 from mesh.memberstate import IDENTITY_KEY, ROSTER_STATE, load_member_state
 from mesh.problem import to_problem
 from mesh.proof import Purpose
+from mesh.protocol import PROTOCOL_VERSION
 from mesh.roster import Roster
 from mesh.roster_reader import RosterReader
 from mesh.rpc import from_rpc_error
@@ -76,7 +77,7 @@ class Cluster:
     async def call(self, method: str, request: Any) -> Any:
         """An admin call; raises the error of the tree."""
         try:
-            return await getattr(self.admin, method)(request, timeout=20)
+            return await getattr(self.admin, method)(request, timeout=200)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
 
@@ -120,6 +121,20 @@ class Cluster:
         await node.start()
         return node
 
+    async def refusal(self, name: str) -> str:
+        """Why a node that was enrolled gets no session."""
+        node = FakeNode(self.folder / name, self.coordinator.main_address())
+        call = membership_pb2_grpc.MembershipStub(node.channel).Session()
+        try:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await node.prove(call)
+                await call.write(membership_pb2.MemberMessage(hello=node.hello()))
+                await call.read()
+        finally:
+            call.cancel()
+            await node.channel.close()
+        return from_rpc_error(caught.value).reason
+
     async def close(self) -> None:
         if self.closed:
             return
@@ -144,6 +159,7 @@ class FakeNode:
         heartbeat: bool = True,
         prepare: bool = True,
         commit: bool = True,
+        instance: bytes = b"",
     ) -> None:
         self.state = load_member_state(state_dir)
         self.id = self.state.peer.id
@@ -156,6 +172,11 @@ class FakeNode:
         self.commits = commit
         self.running: dict[str, int] = {}
         self.answers = True
+        self.parts = True
+        self.profiles = True
+        self.instance = instance or secrets.token_bytes(16)
+        self.busy = False
+        self.steps = 0
         self.said: dict[str, Any] = {}
         self.messages: list[membership_pb2.CoordinatorMessage] = []
         self.error: SealringError | None = None
@@ -178,12 +199,16 @@ class FakeNode:
 
     async def prove(self, call: Any, request: Any = membership_pb2.MemberMessage, **options: Any) -> None:
         own = identity(self.signer, self.state.peer.cluster)
-        await introduce(call, request, own, self.state.tls.certificate, Purpose.SESSION, **options)
+        self.proof = await introduce(
+            call, request, own, self.state.tls.certificate, Purpose.SESSION, **options
+        )
 
     def hello(self) -> membership_pb2.Hello:
         signature = sign_sealing_key(self.signer, self.state.peer.cluster, self.sealing_key)
         return membership_pb2.Hello(
             software_version="test",
+            protocol=PROTOCOL_VERSION,
+            instance=self.instance,
             addresses=["127.0.0.1:7999"],
             sealing_key=self.sealing_key,
             sealing_key_signature=signature,
@@ -208,7 +233,11 @@ class FakeNode:
         return membership_pb2.ChallengeAnswer(statement=statement, signature=signature)
 
     async def beat(self) -> None:
-        rings = [membership_pb2.RingHealth(ring=ring, epoch=epoch) for ring, epoch in self.running.items()]
+        self.steps += self.busy
+        rings = [
+            membership_pb2.RingHealth(ring=ring, epoch=epoch, steps=self.steps)
+            for ring, epoch in self.running.items()
+        ]
         heartbeat = membership_pb2.Heartbeat(
             memory_total=2 * self.memory, memory_usable=self.memory, load=0.5, rings=rings
         )
@@ -218,8 +247,13 @@ class FakeNode:
         async with self._writing:  # gRPC takes one write at a time
             await self._call.write(membership_pb2.MemberMessage(**message))
 
+    async def part(self) -> None:
+        """Ends its side of the stream, as who was said goodbye to does."""
+        async with self._writing:
+            await self._call.done_writing()
+
     async def wait_for(
-        self, kind: str, check: Callable[[Any], bool] = lambda message: True, seconds: float = 10
+        self, kind: str, check: Callable[[Any], bool] = lambda message: True, seconds: float = 200
     ) -> Any:
         """The first message of a kind that passes the check, seen or to come."""
 
@@ -232,7 +266,7 @@ class FakeNode:
                 await self._changed.wait_for(lambda: find() is not None)
         return find()
 
-    async def wait_closed(self, seconds: float = 10) -> SealringError | None:
+    async def wait_closed(self, seconds: float = 200) -> SealringError | None:
         """The error that the session ended with."""
         async with asyncio.timeout(seconds):
             await self._tasks[-1]
@@ -271,8 +305,8 @@ class FakeNode:
             self.reader.accept(message.roster.envelope)
         elif kind == "challenge" and self.answers:
             await self.send(challenge_answer=self.answer(message.challenge.nonce))
-        elif kind == "profile":
-            await self.send(profile=self._answer(message.profile))
+        elif kind == "profile" and self.profiles:
+            await self.tell_profile(message.profile)
         elif kind == "prepare" and self.prepares:
             place = message.prepare
             assert self.roster.version >= place.roster_version
@@ -290,9 +324,14 @@ class FakeNode:
             await self.send(up=membership_pb2.EpochUp(ring=message.commit.ring, epoch=message.commit.epoch))
         elif kind == "end":
             self.running.pop(message.end.ring, None)
+        elif kind == "goodbye" and self.parts:
+            await self.part()
         async with self._changed:
             self.messages.append(message)
             self._changed.notify_all()
+
+    async def tell_profile(self, request: membership_pb2.ProfileRequest) -> None:
+        await self.send(profile=self._answer(request))
 
     def _answer(self, request: membership_pb2.ProfileRequest) -> membership_pb2.ProfileResult:
         if request.model != "demo":

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import until
+from structlog.testing import capture_logs
 
+from coordinator import authority
+from coordinator.audit_head import read_head
 from coordinator.authority import Authority
 from coordinator.init import init
 from coordinator.keys import ClusterKeys
 from coordinator.settings import CoordinatorSettings
 from coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredRoster
 from mesh.certificates import Role
-from mesh.errors import FailedPrecondition, RosterError
+from mesh.errors import FailedPrecondition, RosterError, Unavailable
 from mesh.identity import SoftwareSigner, member_id
 from mesh.roster import Roster
 from mesh.roster_reader import check_roster
@@ -32,6 +36,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.now = float(NOW)
+        self.looks = 0
         self.settings = CoordinatorSettings(state_dir=folder, cluster="demo", software_identity_allowed=True)
         init(self.settings, clock=self.clock)
         self.store = Store.open(folder)
@@ -40,6 +45,7 @@ class Bench:
         self.authority = self.restart()
 
     def clock(self) -> float:
+        self.looks += 1
         return self.now
 
     def restart(self) -> Authority:
@@ -135,6 +141,17 @@ def test_a_crash_after_storing_never_reuses_the_version(bench: Bench) -> None:
     assert bench.roster().version == 2
 
 
+def test_a_listener_that_fails_does_not_fail_what_was_stored(bench: Bench) -> None:
+    def fails(roster: StoredRoster) -> None:
+        raise Unavailable("the database cannot be written")
+
+    bench.authority.listeners.insert(0, fails)
+    with bench.authority.change():
+        bench.store.set_meta("x", b"y")
+    assert bench.store.get_meta("x") == b"y"
+    assert bench.published == [bench.authority.current], "the others were told"
+
+
 def test_a_change_that_fails_leaves_neither_trace_nor_version(bench: Bench) -> None:
     bench.authority.publish()
     with pytest.raises(RuntimeError), bench.authority.change():
@@ -175,7 +192,7 @@ def test_a_ring_without_a_member_or_below_its_floor_is_left_out(bench: Bench) ->
     bench.deploy(bench.enrol(), name="strict", floor=20)
     assert not bench.authority.serves("strict-0")
     with bench.authority.change():
-        bench.store.members.revoke(Revocation(members[0].id, members[0].identity_key, NOW, banned=False))
+        bench.store.members.revoke(Revocation.of(members[0], NOW, banned=False))
     assert not bench.authority.serves("demo-0")
     roster = bench.roster()
     assert roster.rings == ()
@@ -185,7 +202,7 @@ def test_a_ring_without_a_member_or_below_its_floor_is_left_out(bench: Bench) ->
 def test_a_revocation_is_told_until_every_certificate_has_expired(bench: Bench) -> None:
     member = bench.enrol()
     with bench.authority.change():
-        bench.store.members.revoke(Revocation(member.id, member.identity_key, NOW, banned=True))
+        bench.store.members.revoke(Revocation.of(member, NOW, banned=True))
     bench.now += bench.settings.certificate_lifetime
     bench.authority.publish()
     assert bench.roster().is_revoked(member.id)
@@ -202,13 +219,16 @@ def test_gateways_are_listed_with_their_keys(bench: Bench) -> None:
     assert roster.members == ()
 
 
-async def test_half_of_its_life_renews_it_by_either_clock(bench: Bench) -> None:
+async def test_half_of_its_life_renews_it_by_either_clock(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authority, "_LOOK_SECONDS", 0.001)
     bench.authority.publish()
     bench.now += bench.settings.roster_lifetime / 2
     renewing = asyncio.create_task(bench.authority.renew_forever())
-    await asyncio.sleep(0.05)
-    assert bench.authority.current.version == 2
-    await asyncio.sleep(0.05)
+    await until(lambda: bench.authority.current.version == 2)
+    seen = bench.looks
+    await until(lambda: bench.looks > seen + 5)
     assert bench.authority.current.version == 2
     renewing.cancel()
 
@@ -218,11 +238,19 @@ async def test_a_renewal_that_fails_is_tried_again(bench: Bench) -> None:
     connection = bench.store._database._connection
     connection.execute("PRAGMA query_only = ON")
     bench.now += bench.settings.roster_lifetime / 2
-    renewing = asyncio.create_task(bench.authority.renew_forever())
-    await asyncio.sleep(0.05)
-    assert bench.authority.current.version == 1
-    connection.execute("PRAGMA query_only = OFF")
-    async with asyncio.timeout(10):
-        while bench.authority.current.version == 1:
-            await asyncio.sleep(0.05)
+    with capture_logs() as logs:
+        renewing = asyncio.create_task(bench.authority.renew_forever())
+        await until(lambda: logs)
+        assert logs[0]["event"] == "roster_not_renewed"
+        assert bench.authority.current.version == 1
+        connection.execute("PRAGMA query_only = OFF")
+        await until(lambda: bench.authority.current.version == 2)
     renewing.cancel()
+
+
+def test_every_roster_signs_the_audit_log_as_well(bench: Bench) -> None:
+    member = bench.enrol()
+    with bench.authority.change():
+        bench.store.audit.append(NOW, "operator", "do", member.id, {})
+    head = read_head(bench.authority.audit_seal.envelope, bench.keys.root)
+    assert (head.sequence, head.hash) == bench.store.audit.head()

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-import grpc.aio
 import pytest
 from appletest import SERIAL, DeviceAuthority
 
@@ -16,9 +15,8 @@ from mesh.attestation import Posture
 from mesh.errors import FailedPrecondition, PermissionDenied, RosterError, SealringError
 from mesh.identity import Label, SoftwareSigner
 from mesh.memberstate import IDENTITY_KEY
-from mesh.rpc import from_rpc_error
 from mesh.trust import KeyType, TrustLevel
-from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
+from sealring.v1 import admin_pb2, membership_pb2
 
 if TYPE_CHECKING:
     from tests.coordinator.conftest import Cluster, FakeNode
@@ -58,7 +56,7 @@ async def deploy(cluster: Cluster, stages: int) -> None:
 
 
 async def ring_state(cluster: Cluster, phase: int, *, epoch: int = 0) -> admin_pb2.RingStatus:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(200):
         while True:
             answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
             status: admin_pb2.RingStatus = answer.deployments[0].rings[0]
@@ -67,7 +65,7 @@ async def ring_state(cluster: Cluster, phase: int, *, epoch: int = 0) -> admin_p
             await asyncio.sleep(0.05)
 
 
-async def eventually(check: Callable[[], bool], seconds: float = 10) -> None:
+async def eventually(check: Callable[[], bool], seconds: float = 200) -> None:
     async with asyncio.timeout(seconds):
         while not check():
             await asyncio.sleep(0.02)
@@ -224,8 +222,8 @@ def failures(cluster: Cluster, node: FakeNode) -> int:
         ({"sealing_key": bytes(32)}, "STATEMENT_MISMATCH"),
         ({"identity_key": SoftwareSigner.generate().public_key}, "STATEMENT_MISMATCH"),
         ({"key_type": KeyType.SECURE_ENCLAVE}, "STATEMENT_MISMATCH"),
-        ({"timestamp": int(time.time()) - 1000}, "STATEMENT_STALE"),
-        ({"timestamp": int(time.time()) + 1000}, "STATEMENT_FROM_FUTURE"),
+        ({"timestamp": -1000}, "STATEMENT_STALE"),
+        ({"timestamp": 1000}, "STATEMENT_FROM_FUTURE"),
         ({"label": Label.ATTESTATION}, "STATEMENT_SIGNATURE"),
         ({"label": Label.JOIN}, "STATEMENT_SIGNATURE"),
     ],
@@ -236,6 +234,8 @@ async def test_evidence_that_does_not_hold_is_a_failure(
 ) -> None:
     node = await cluster.node("alpha")
     await quiet(cluster, node)
+    if "timestamp" in changes:
+        changes = {"timestamp": int(time.time()) + changes["timestamp"]}
     for number in range(3):
         asked = await unanswered(cluster, node)
         assert (failures(cluster, node), enrolled(cluster, node)) == (number, True)
@@ -305,7 +305,7 @@ async def test_failing_in_mid_epoch_ends_it_and_recovery_needs_another(cluster: 
     assert (await bad.wait_closed()) is not None
     await eventually(lambda: not good.roster.rings and good.roster.is_revoked(bad.id))
 
-    assert await refusal(cluster, "alpha") == "NOT_ENROLLED"
+    assert await cluster.refusal("alpha") == "NOT_ENROLLED"
     await cluster.join("alpha")
     back = await started(cluster, "alpha")
     status = await ring_state(cluster, SERVING, epoch=2)
@@ -430,22 +430,3 @@ async def started(cluster: Cluster, name: str, *, answers: bool = True, **said: 
     cluster.nodes.append(node)
     await node.start()
     return node
-
-
-async def refusal(cluster: Cluster, name: str) -> str:
-    """Why a session is refused; where gRPC says INTERNAL of a call refused at once, it is asked again."""
-    from tests.coordinator.conftest import FakeNode
-
-    while True:
-        node = FakeNode(cluster.folder / name, cluster.coordinator.main_address())
-        call = membership_pb2_grpc.MembershipStub(node.channel).Session()
-        try:
-            await node.prove(call)
-            await call.write(membership_pb2.MemberMessage(hello=node.hello()))
-            await call.read()
-        except grpc.aio.AioRpcError as error:
-            if (reason := from_rpc_error(error).reason) != "INTERNAL":
-                return reason
-        finally:
-            call.cancel()
-            await node.channel.close()

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from coordinator.epochs import (
     FIRST_BACKOFF,
     LAST_BACKOFF,
+    RETRY_SECONDS,
     STEADY_SECONDS,
     Action,
     Changed,
@@ -21,15 +22,17 @@ from coordinator.epochs import (
     RingEpochs,
     Timeouts,
 )
+from mesh.errors import Unavailable
 from sealring.v1 import membership_pb2
 
 MEMBERS = ("a", "b", "c")
+NAMES = {member: f"node-{member}" for member in MEMBERS}
 LINKS = [membership_pb2.LinkInfo(from_rank=0, to_rank=1, suite="x")]
 
 
 def machine() -> RingEpochs:
     counter = itertools.count(1)
-    return RingEpochs(MEMBERS, lambda: next(counter), Timeouts(prepare=120, commit=60, grace=6))
+    return RingEpochs(NAMES, lambda: next(counter), Timeouts(prepare=120, commit=60, grace=6))
 
 
 def bring_online(ring: RingEpochs, now: float = 0.0) -> list[Action]:
@@ -112,7 +115,7 @@ def test_old_epochs_and_strangers_change_nothing() -> None:
 def test_a_member_that_goes_away_ends_it_and_its_return_forms_the_next() -> None:
     ring = machine()
     serve(ring)
-    assert ring.offline("c", 100) == [End(1, "a member is offline"), Changed()]
+    assert ring.offline("c", 100) == [End(1, "node-c is offline"), Changed()]
     assert ring.deadline() is None
     assert ring.tick(1000) == []
     assert ring.online("c", 1000) == [Prepare(2), Changed()]
@@ -126,13 +129,14 @@ def test_a_serving_ring_outlives_a_short_loss_of_the_stream() -> None:
     assert ring.online("b", 15) == []
     assert ring.tick(17) == []
     assert ring.lost("b", 20) == []
-    assert ring.tick(26) == [End(1, "a member is offline"), Changed()]
+    assert ring.lost("b", 25) == []
+    assert ring.tick(26) == [End(1, "node-b is offline"), Changed()]
 
 
 def test_a_forming_ring_does_not() -> None:
     ring = machine()
     bring_online(ring)
-    assert ring.lost("b", 1) == [End(1, "a member is offline"), Changed()]
+    assert ring.lost("b", 1) == [End(1, "node-b is offline"), Changed()]
 
 
 def test_a_fault_while_a_stream_is_missing_waits_for_its_return() -> None:
@@ -146,16 +150,80 @@ def test_a_fault_while_a_stream_is_missing_waits_for_its_return() -> None:
 
 def test_deadlines_end_what_takes_too_long_and_progress_moves_them() -> None:
     ring = machine()
+    nobody = "node-a, node-b, node-c did not finish"
     bring_online(ring)
     assert ring.advanced("a", 1, "loading", 0.5, 100) == []
     assert ring.progress == {"a": ("loading", 0.5)}
     assert ring.tick(130) == []
     ring.advanced("a", 1, "loading", 0.5, 219)
-    assert ring.tick(220) == [End(1, "preparing took too long"), Changed()]
+    assert ring.tick(220) == [
+        End(1, f"preparing took too long: {nobody}"),
+        Changed(),
+    ]
     ring.tick(221)
     for member in MEMBERS:
         ring.prepared(member, 2, [], 221)
-    assert ring.tick(281) == [End(2, "committing took too long"), Changed()]
+    assert ring.tick(281) == [
+        End(2, f"committing took too long: {nobody}"),
+        Changed(),
+    ]
+
+
+def test_the_culprits_own_word_replaces_what_its_neighbours_said() -> None:
+    ring = machine()
+    serve(ring)
+    ring.fault("c", 1, "node-c: the connection to a neighbour was lost", 10, root=False)
+    assert ring.reason == "node-c: the connection to a neighbour was lost"
+    assert ring.fault("a", 1, "node-a: the gateway has gone", 10, root=False) == []
+    assert ring.fault("b", 1, "node-b: the engine ended", 10) == [Changed()]
+    ring.tick(11)
+    assert ring.fault("a", 1, "node-a: something else", 11) == [], "the first root cause stands"
+    assert ring.reason == "node-b: the engine ended"
+    assert ring.phase is Phase.PREPARING
+
+
+def test_a_member_that_goes_is_the_cause_of_what_its_neighbours_said() -> None:
+    for order in ("word first", "silence first", "silence much later"):
+        ring = machine()
+        serve(ring)
+        if order == "silence first":
+            ring.lost("b", 10)
+        ring.fault("c", 1, "node-c: the connection to a neighbour was lost", 10, root=False)
+        if order == "word first":
+            assert ring.lost("b", 10) == [Changed()]
+        if order == "silence much later":
+            ring.tick(11)
+            ring.offline("b", 17)
+        assert ring.reason == "node-b is offline"
+
+
+def test_a_ring_says_whom_it_waits_for() -> None:
+    ring = machine()
+    assert ring.reason == "node-a, node-b, node-c are offline"
+    ring.online("a", 0)
+    ring.online("c", 0)
+    assert ring.reason == "node-b is offline"
+    ring.online("b", 0)
+    assert ring.reason == "forming"
+    serve(ring)
+    assert ring.reason == ""
+
+
+def test_a_number_that_cannot_be_stored_is_the_reason_and_tried_again() -> None:
+    full = [True]
+
+    def next_epoch() -> int:
+        if full[0]:
+            raise Unavailable("no space is left")
+        return 7
+
+    ring = RingEpochs(NAMES, next_epoch, Timeouts())
+    assert bring_online(ring) == [Changed()]
+    assert ring.reason == "the coordinator cannot begin an epoch: no space is left"
+    assert ring.deadline() == RETRY_SECONDS
+    assert ring.tick(RETRY_SECONDS) == [], "the same reason is told once"
+    full[0] = False
+    assert ring.tick(2 * RETRY_SECONDS) == [Prepare(7), Changed()]
 
 
 def test_a_closed_ring_stays_closed() -> None:

@@ -231,3 +231,11 @@ def test_relative_paths_mean_the_working_folder(tmp_path: Path, monkeypatch: pyt
     assert len(ClusterKeys.load(made, now=wall_clock()).rosters) == 2
     with pytest.raises(AlreadyExists, match=r"roster\.key, second\.key"):
         init(made)
+
+
+def test_a_draft_that_no_holder_could_read_is_not_written(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    keys = [Ed25519Signer.generate().public_key for _ in range(40)]
+    with pytest.raises(RosterError):
+        prepare(made, keys, 1)
+    assert not (made.state_dir / ROOT_DRAFT).exists()

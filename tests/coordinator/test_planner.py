@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise, permutations
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator import arrangement
+from coordinator.apportion import apportion
 from coordinator.arrangement import Candidate
 from coordinator.demand import Demand, capacity
 from coordinator.planner import kv_budget, plan
@@ -113,6 +116,13 @@ def test_windows_bound_the_cache_and_states_count_once() -> None:
         profile(3, kv_bytes_per_token=[10, 10, 0], kv_max_tokens=[0, 100, 0], state_bytes=[0, 0, 7]), 1000
     )
     assert demand.row == (10_000, 1000, 7)
+
+
+def test_a_window_is_counted_with_the_chunk_that_stands_beside_it() -> None:
+    windows = profile(2, kv_bytes_per_token=[10, 10], kv_max_tokens=[0, 100], state_bytes=[0, 0])
+    assert Demand.of(windows, 1000, chunk=256).row == (10_000, 3560)
+    assert Demand.of(windows, 300, chunk=256).row == (3000, 3000)
+    assert plan(spec(prefill_chunk=256), windows, THREE) != plan(spec(prefill_chunk=2048), windows, THREE)
 
 
 def test_split_by_hand_in_the_order_of_the_members() -> None:
@@ -253,6 +263,16 @@ def test_the_trust_floor_excludes() -> None:
     assert names(plan(spec(trust_floor=20), profile(), members)) == ["node-2"]
 
 
+def test_too_few_nodes_says_who_cannot_serve_and_why() -> None:
+    others = [member(4, GIB, obstacle="it is offline"), member(5, GIB, trust=0)]
+    with pytest.raises(FailedPrecondition) as caught:
+        plan(spec(stages=4), profile(), [*THREE, *others])
+    assert caught.value.message == (
+        "the deployment needs 4 nodes and 3 can serve (node-4: it is offline; "
+        "node-5: its trust 0 is below the floor 1)"
+    )
+
+
 def test_too_few_nodes() -> None:
     with pytest.raises(FailedPrecondition) as caught:
         plan(spec(stages=4), profile(), THREE)
@@ -271,6 +291,26 @@ def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
     with pytest.raises(ResourceExhausted) as caught:
         plan(spec(split=[1, 8]), profile(layer=300 * MIB), THREE)
     assert caught.value.metadata["rank"] == "1"
+
+
+def test_few_orders_are_tried_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty-two members have 992 pairs of ends, for each number of members and each context looked at."""
+    tried = []
+
+    def counting(*arguments: Any) -> list[int] | None:
+        tried.append(arguments)
+        return apportion(*arguments)
+
+    monkeypatch.setattr(arrangement, "apportion", counting)
+    members = [member(number, 16 * GIB + number * MIB) for number in range(32)]
+    alike = profile(80, layer=7 * GIB)
+    mixed = profile(80, layer_bytes=[10 * GIB if number % 2 else GIB for number in range(80)])
+    for model, most in ((alike, 0), (mixed, arrangement._MOST_TRIES)):
+        tried.clear()
+        with pytest.raises(ResourceExhausted):
+            plan(spec(stages=32, context=2048), model, members)
+        contexts = 4  # the one asked for, and halving the way to the largest that fits
+        assert len(tried) <= contexts * most
 
 
 def test_a_context_that_would_fit_is_told() -> None:
@@ -327,3 +367,13 @@ def smallest_ring(demand: Demand, capacities: list[int]) -> int | None:
                 if all(sum(layers[a:b]) + extras[r] <= order[r] for r, (a, b) in enumerate(bounds)):
                     return count
     return None
+
+
+def test_a_context_that_does_not_fit_a_split_by_hand_is_refused_and_not_lowered() -> None:
+    tight = profile(layer=125 * MIB, kv_bytes_per_token=[128 * 1024] * 9)
+    largest = plan(spec(split=[3, 3, 3]), tight, [member(1, GIB), *THREE[1:]]).spec.context
+    assert 0 < largest < 2048
+    with pytest.raises(ResourceExhausted) as caught:
+        plan(spec(split=[3, 3, 3], context=2048), tight, [member(1, GIB), *THREE[1:]])
+    assert caught.value.reason == "DOES_NOT_FIT"
+    assert caught.value.metadata["param"] == "split"

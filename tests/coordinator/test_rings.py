@@ -6,8 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from patience import until
 
-from mesh.errors import SealringError
+from mesh.errors import EpochEnded, SealringError
+from mesh.problem import to_problem
 from sealring.v1 import admin_pb2, membership_pb2
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ async def deploy(cluster: Cluster, **spec: Any) -> admin_pb2.DeploymentPlan:
 
 
 async def ring_state(cluster: Cluster, phase: int, *, epoch: int = 0) -> admin_pb2.RingStatus:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(200):
         while True:
             answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
             status: admin_pb2.RingStatus = answer.deployments[0].rings[0]
@@ -91,7 +93,7 @@ async def test_a_member_that_goes_ends_the_epoch_and_its_return_forms_the_next(c
     await ring_state(cluster, SERVING)
     await nodes[2].send(goodbye=membership_pb2.Goodbye(reason="restarting"))
     await nodes[0].wait_for("end", lambda end: end.epoch == 1)
-    assert (await ring_state(cluster, DOWN)).reason == "a member is offline"
+    assert (await ring_state(cluster, DOWN)).reason == "gamma is offline"
     await cluster.node("gamma", join=False)
     await ring_state(cluster, SERVING, epoch=2)
 
@@ -120,8 +122,30 @@ async def test_a_serving_ring_outlives_a_stream_that_comes_back(cluster: Cluster
     again = await cluster.node("alpha", join=False, heartbeat=False)
     again.running = running
     await again.beat()
-    await asyncio.sleep(0.5)
+    again.memory += 1
+    await again.beat()
+    session = cluster.coordinator.sessions.find(again.id)
+    await until(lambda: session.heartbeat and session.heartbeat.memory_usable == again.memory)
     assert (await ring_state(cluster, SERVING)).epoch == 1
+    assert not [one for one in nodes[1].messages if one.HasField("end")]
+
+
+async def test_status_names_the_culprit_and_not_who_noticed_first(cluster: Cluster) -> None:
+    _, beta, gamma = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    beta.prepares = False
+
+    async def report(node: FakeNode, problem: SealringError) -> None:
+        await node.send(fault=membership_pb2.EpochFault(ring="demo-0", epoch=1, problem=to_problem(problem)))
+        await beta.wait_for("end")
+
+    await report(gamma, EpochEnded("the connection to a neighbour was lost", reason="PEER_LOST"))
+    await report(beta, EpochEnded("the engine process ended", reason="CHILD_ENDED"))
+    status = await ring_state(cluster, membership_pb2.RING_PHASE_FORMING, epoch=2)
+    while status.reason.startswith("gamma"):
+        status = await ring_state(cluster, membership_pb2.RING_PHASE_FORMING, epoch=2)
+    assert status.reason == "beta: the engine process ended"
 
 
 async def test_a_restarted_member_ends_the_old_epoch(cluster: Cluster) -> None:
@@ -131,7 +155,7 @@ async def test_a_restarted_member_ends_the_old_epoch(cluster: Cluster) -> None:
     await nodes[0].stop()
     await cluster.node("alpha", join=False)
     end = await nodes[1].wait_for("end", lambda end: end.epoch == 1)
-    assert end.reason == "a member was restarted"
+    assert end.reason == "alpha was restarted"
     await ring_state(cluster, SERVING, epoch=2)
 
 
@@ -199,8 +223,14 @@ async def test_a_ring_that_cannot_do_without_its_evicted_member_is_down(cluster:
     await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=nodes[0].id))
     await nodes[1].wait_for("end", lambda end: end.epoch == 1)
     status = await ring_state(cluster, DOWN)
-    assert "evicted" in status.reason
+    assert status.reason.startswith("alpha was evicted")
+    while "others could not take over" not in status.reason:
+        status = await ring_state(cluster, DOWN)
+    assert "needs 3 nodes and 2 can serve" in status.reason
     await nodes[1].wait_for("roster", lambda _: not nodes[1].roster.rings)
+    (parked,) = [told.ring for told in cluster.coordinator.rings.snapshot() if told.HasField("ring")]
+    assert (parked.phase, parked.deployment) == (DOWN, "demo")
+    assert "evicted" in parked.reason, "a gateway that starts now learns of the model"
 
 
 async def test_a_drained_member_hands_over_to_a_free_one(cluster: Cluster) -> None:
@@ -228,6 +258,33 @@ async def test_draining_without_a_substitute_stops_the_ring_until_it_is_undone(c
     await ring_state(cluster, SERVING, epoch=2)
 
 
+async def test_a_drain_that_was_undone_moves_nothing_though_another_begins(cluster: Cluster) -> None:
+    """The first drain has asked the spare for its profile when it is taken back."""
+    nodes = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    leaving, spare = nodes[1], await cluster.node("spare")
+    spare.profiles = False
+
+    async def drain(*, undo: bool = False) -> None:
+        await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=leaving.id, undo=undo))
+
+    await drain()
+    first = await spare.wait_for("profile")
+    await drain(undo=True)
+    leaving.busy = True
+    sessions = cluster.coordinator.sessions
+    while (session := sessions.find(leaving.id)) is None or session.idle:
+        await sessions.next_beat()
+    await drain()
+    await spare.tell_profile(first)
+    leaving.busy = False
+    second = await spare.wait_for("profile", lambda asked: asked.id != first.id)
+    assert spare.roster.ring("demo-0").member(leaving.id), "the ring has not moved before it was idle"
+    await spare.tell_profile(second)
+    await spare.wait_for("roster", lambda _: spare.roster.ring_of(spare.id) is not None)
+
+
 async def test_a_member_that_never_prepares_is_given_up_on(start_cluster: Any) -> None:
     cluster = await start_cluster(prepare_timeout=1.0)
     try:
@@ -235,7 +292,7 @@ async def test_a_member_that_never_prepares_is_given_up_on(start_cluster: Any) -
         stuck = await cluster.node("beta", prepare=False)
         await deploy(cluster, stages=2)
         end = await stuck.wait_for("end")
-        assert end.reason == "preparing took too long"
+        assert end.reason == "preparing took too long: beta did not finish"
         stuck.prepares = True
         await ring_state(cluster, SERVING, epoch=2)
     finally:

@@ -10,12 +10,15 @@ import grpc.aio
 import pytest
 from prooftest import identity, introduce
 
-from mesh.certificates import LeafKey, Role, load_certificate
+from coordinator import main
+from mesh.certificates import LeafKey, Role, expires_at, load_certificate
 from mesh.clock import wall_clock
 from mesh.dsse import Ed25519Signer
-from mesh.errors import SealringError
+from mesh.errors import ConfigError, SealringError
 from mesh.identity import Label, SoftwareSigner
-from mesh.memberstate import IDENTITY_KEY, parse_pem_leaf
+from mesh.interceptor import Lease
+from mesh.memberstate import IDENTITY_KEY, MemberState, load_member_state, parse_pem_leaf
+from mesh.problem import to_problem
 from mesh.proof import Purpose
 from mesh.rootmeta import (
     cosign_root,
@@ -49,12 +52,12 @@ class Watcher:
 
     async def start(self) -> Watcher:
         request, certificate = membership_pb2.FollowRequest, self.material.certificate
-        await introduce(self.call, request, self.identity, certificate, Purpose.WATCH)
+        self.proof = await introduce(self.call, request, self.identity, certificate, Purpose.WATCH)
         return self
 
     async def next(self, kind: str) -> Any:
         """The next event of a kind."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(200):
             while True:
                 event: Any = await self.call.read()
                 assert event is not grpc.aio.EOF
@@ -72,7 +75,7 @@ class Watcher:
 
     async def error(self) -> SealringError:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(200):
                 while await self.call.read() is not grpc.aio.EOF:
                     pass
         return from_rpc_error(caught.value)
@@ -114,7 +117,7 @@ async def test_a_gateway_sees_roster_and_rings_come_and_go(cluster: Cluster, wat
     assert state.context == plan.spec.context == 512
     node = cluster.nodes[0]
     await node.send(goodbye=membership_pb2.Goodbye(reason="off"))
-    assert (await watcher.phase(membership_pb2.RING_PHASE_DOWN)).reason == "a member is offline"
+    assert (await watcher.phase(membership_pb2.RING_PHASE_DOWN)).reason == "alpha is offline"
     await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="demo"))
     assert (await watcher.next("gone")).ring == "demo-0"
 
@@ -136,7 +139,7 @@ async def test_a_stream_that_says_nothing_ends_with_its_members_eviction(cluster
     await cluster.join("alpha")
     node = FakeNode(cluster.folder / "alpha", cluster.coordinator.main_address())
     call = membership_pb2_grpc.MembershipStub(node.channel).Session()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(200):
         while not cluster.coordinator.sessions._arriving:
             await asyncio.sleep(0.01)
         await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=node.id))
@@ -145,6 +148,68 @@ async def test_a_stream_that_says_nothing_ends_with_its_members_eviction(cluster
     assert from_rpc_error(caught.value).reason == "NOT_ENROLLED"
     assert not cluster.coordinator.sessions._arriving
     await node.channel.close()
+
+
+async def trouble(cluster: Cluster) -> str:
+    """What the list of nodes says of the only one."""
+    (node,) = (await cluster.call("ListNodes", admin_pb2.ListNodesRequest())).nodes
+    return str(node.trouble)
+
+
+async def test_what_keeps_a_node_from_coming_online_is_told(cluster: Cluster) -> None:
+    from tests.coordinator.conftest import FakeNode
+
+    node = await cluster.node("alpha")
+    assert await trouble(cluster) == ""
+
+    async def attempt(**first: Any) -> SealringError:
+        again = FakeNode(cluster.folder / "alpha", cluster.coordinator.main_address())
+        call = membership_pb2_grpc.MembershipStub(again.channel).Session()
+        await again.prove(call)
+        await call.write(membership_pb2.MemberMessage(**first))
+        while not (await call.read()).HasField("goodbye"):
+            pass
+        for _ in range(20):
+            await call.write(membership_pb2.MemberMessage(heartbeat=membership_pb2.Heartbeat()))
+        await call.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        await again.channel.close()
+        return from_rpc_error(caught.value)
+
+    broken = ConfigError("the installed package does not say its version", reason="BROKEN_INSTALLATION")
+    assert (await attempt(trouble=to_problem(broken))).reason == "BROKEN_INSTALLATION"
+    assert "does not say its version" in await trouble(cluster)
+    newer = node.hello()
+    newer.protocol, newer.software_version = 2, "99.0.0"
+    assert (await attempt(hello=newer)).reason == "INCOMPATIBLE_VERSION"
+    assert "alpha runs sealring 99.0.0" in await trouble(cluster)
+    assert cluster.coordinator.sessions.find(node.id) is not None, "who is online stays so"
+
+
+async def test_an_identity_that_is_used_twice_is_told_to_the_second_and_in_status(cluster: Cluster) -> None:
+    from tests.coordinator.conftest import FakeNode
+
+    first = await cluster.node("alpha")
+    second = await cluster.node("alpha", join=False)
+    await first.wait_closed()
+    returning = FakeNode(cluster.folder / "alpha", cluster.coordinator.main_address())
+    returning.instance = first.instance
+    call = membership_pb2_grpc.MembershipStub(returning.channel).Session()
+    await returning.prove(call)
+    await call.write(membership_pb2.MemberMessage(hello=returning.hello()))
+    assert await end_of(call) == "IDENTITY_IN_USE"
+    assert "in use twice" in await trouble(cluster)
+    held = cluster.coordinator.sessions.find(second.id)
+    assert held is not None
+    assert held.instance == second.instance, "the two do not push each other out for ever"
+    await returning.channel.close()
+    await second.stop()
+    async with asyncio.timeout(200):
+        while cluster.coordinator.sessions.find(second.id) is not None:
+            await cluster.coordinator.sessions.next_beat()
+    third = await cluster.node("alpha", join=False, instance=first.instance)
+    assert third.roster.version, "once the other is gone it comes back"
 
 
 async def test_an_evicted_gateway_is_cut_off(cluster: Cluster, watcher: Watcher) -> None:
@@ -157,7 +222,7 @@ async def test_an_evicted_gateway_is_cut_off(cluster: Cluster, watcher: Watcher)
 async def test_watches_end_when_the_coordinator_stops(cluster: Cluster, watcher: Watcher) -> None:
     await watcher.roster()
     stopping = asyncio.create_task(cluster.close())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(200):
         while await watcher.call.read() is not grpc.aio.EOF:
             pass
     await stopping
@@ -171,7 +236,7 @@ async def renew(cluster: Cluster, name: str, csr: bytes, signature: bytes) -> An
     async with channel_to(cluster.coordinator.main_address(), state.tls) as channel:
         stub = membership_pb2_grpc.CertificatesStub(channel)
         try:
-            return await stub.Renew(membership_pb2.RenewRequest(csr=csr, signature=signature), timeout=5)
+            return await stub.Renew(membership_pb2.RenewRequest(csr=csr, signature=signature), timeout=200)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
 
@@ -233,6 +298,15 @@ async def test_the_operator_has_no_identity_key_to_renew_with(cluster: Cluster) 
     assert from_rpc_error(caught.value).reason == "WRONG_ROLE"
 
 
+async def end_of(call: Any) -> str:
+    """Why a stream is refused on which nothing more is said."""
+    await call.done_writing()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return from_rpc_error(caught.value).reason
+
+
 async def hello_error(cluster: Cluster, spoil: Any) -> str:
     from tests.coordinator.conftest import FakeNode
 
@@ -241,11 +315,10 @@ async def hello_error(cluster: Cluster, spoil: Any) -> str:
     message = membership_pb2.MemberMessage(hello=node.hello())
     spoil(message)
     await node.prove(call)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call.write(message)
-        await call.read()
+    await call.write(message)
+    reason = await end_of(call)
     await node.channel.close()
-    return from_rpc_error(caught.value).reason
+    return reason
 
 
 @pytest.mark.parametrize(
@@ -283,6 +356,21 @@ async def test_a_bad_message_ends_the_session(cluster: Cluster, message: Any, re
     error = await node.wait_closed()
     assert error is not None
     assert error.reason == reason
+
+
+async def test_who_is_refused_may_go_on_writing_and_reads_why_but_is_not_heard(cluster: Cluster) -> None:
+    node = await cluster.node("alpha")
+    node.parts = node.beating = False
+    await node.send(hello=membership_pb2.Hello())
+    await node.wait_for("goodbye")
+    for _ in range(20):
+        await node.send(roster_seen=membership_pb2.RosterSeen(version=999))
+    await node.part()
+    error = await node.wait_closed()
+    assert error is not None
+    assert error.reason == "BAD_MESSAGE"
+    entries = cluster.coordinator.store.audit.entries(after=0, limit=100)
+    assert "roster_equivocation" not in [entry.action for entry in entries]
 
 
 async def test_messages_about_unknown_rings_and_questions_are_dropped(cluster: Cluster) -> None:
@@ -324,7 +412,7 @@ async def test_rosters_renew_themselves_in_one_chain(start_cluster: Any) -> None
     try:
         node = await cluster.node("alpha")
         first = node.roster
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(200):
             while node.reader.current.version < first.version + 2:
                 await asyncio.sleep(0.1)
         assert node.reader.current.issued > first.issued
@@ -332,14 +420,19 @@ async def test_rosters_renew_themselves_in_one_chain(start_cluster: Any) -> None
         await cluster.close()
 
 
-async def test_certificates_of_the_server_rotate_without_dropping_a_stream(start_cluster: Any) -> None:
-    cluster = await start_cluster(certificate_lifetime=4)
+async def test_certificates_of_the_server_rotate_without_dropping_a_stream(
+    start_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await start_cluster()
     try:
         node = await cluster.node("alpha")
-        first = cluster.coordinator.tls.current()[1].certificate
-        async with asyncio.timeout(20):
-            while cluster.coordinator.tls.current()[1].certificate == first:
-                await asyncio.sleep(0.1)
+        coordinator = cluster.coordinator
+        first = coordinator.tls.current()[1].certificate
+        coordinator.rotate_certificates()
+        assert coordinator.tls.current()[1].certificate == first
+        monkeypatch.setattr(main, "renewal_due", lambda certificate: 0)
+        coordinator.rotate_certificates()
+        assert coordinator.tls.current()[1].certificate != first
         await cluster.join("beta")
         assert cluster.coordinator.sessions.find(node.id) is not None
     finally:
@@ -399,8 +492,73 @@ async def test_a_rotated_root_is_followed_from_the_old_pin(cluster: Cluster, sta
         chain = decode_chain(answer.root_metadata)
         root = verify_root_chain(chain, joined.state.root_sha256, now=wall_clock())
         assert (root.version, root.root_threshold) == (2, 2)
+        assert load_member_state(folder / "operator").root == root
         current = check_roster(again.coordinator.authority.current.envelope, root, now=wall_clock())
         assert (current.root_version, current.version > joined.roster.version) == (2, True)
         await again.join("beta")
     finally:
         await again.close()
+
+
+@pytest.fixture
+def lease_ends(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When the streams that are open would end, whenever that changes."""
+    ends: list[float] = []
+    extend = Lease.extend
+
+    def noting(lease: Lease, until: float) -> None:
+        extend(lease, until)
+        ends.append(lease.ends)
+
+    monkeypatch.setattr(Lease, "extend", noting)
+    return ends
+
+
+def later(cluster: Cluster, state: MemberState) -> bytes:
+    """A certificate for the same machine that ends a minute after the one that it has."""
+    left = expires_at(state.tls.certificate) - wall_clock()
+    return cluster.coordinator.keys.ca.issue(
+        LeafKey().csr(), state.peer, lifetime=left + 60, now=wall_clock()
+    )
+
+
+async def test_a_session_outlives_the_certificate_that_it_was_opened_with(
+    cluster: Cluster, lease_ends: list[float]
+) -> None:
+    node = await cluster.node("alpha")
+    certificate = later(cluster, node.state)
+    sign = identity(node.signer, "test").sign
+    await node.send(renewal=await node.proof.renew(certificate, sign))
+    await node.send(hello=node.hello())  # no second one is allowed: by then the renewal was taken
+    error = await node.wait_closed()
+    assert (error.reason if error else None, lease_ends[-1]) == ("BAD_MESSAGE", expires_at(certificate))
+
+
+async def test_a_session_ends_with_a_proof_that_does_not_hold(
+    cluster: Cluster, lease_ends: list[float]
+) -> None:
+    node = await cluster.node("alpha")
+    before = lease_ends[-1]
+    sign = identity(SoftwareSigner.generate(), "test").sign
+    await node.send(renewal=await node.proof.renew(later(cluster, node.state), sign))
+    error = await node.wait_closed()
+    assert (error.reason if error else None, lease_ends[-1]) == ("BAD_PROOF", before)
+
+
+@pytest.mark.parametrize("honest", [True, False])
+async def test_a_watch_outlives_its_certificate_by_a_proof_alone(
+    cluster: Cluster, lease_ends: list[float], honest: bool
+) -> None:
+    joined = await cluster.join("gateway", role=Role.GATEWAY)
+    signer = SoftwareSigner.load(cluster.folder / "gateway" / IDENTITY_KEY)
+    watcher = await Watcher(cluster, joined.state.tls, signer).start()
+    await watcher.roster()
+    certificate, before = later(cluster, joined.state), lease_ends[-1]
+    sign = identity(signer if honest else SoftwareSigner.generate(), "test").sign
+    renewal = await watcher.proof.renew(certificate, sign)
+    await watcher.call.write(membership_pb2.FollowRequest(renewal=renewal))
+    if honest:
+        await watcher.call.write(membership_pb2.FollowRequest(offer=watcher.proof.offer))
+    error = await watcher.error()
+    assert error.reason == ("BAD_MESSAGE" if honest else "BAD_PROOF")
+    assert lease_ends[-1] == (expires_at(certificate) if honest else before)

@@ -79,6 +79,19 @@ def test_a_second_coordinator_on_the_same_state_is_refused(store: Store, tmp_pat
     Store.open(tmp_path).close()
 
 
+def test_a_state_that_cannot_be_used_is_not_kept_from_others(tmp_path: Path) -> None:
+    Store.create(tmp_path).close()
+    for _ in range(2):
+        with pytest.raises(AlreadyExists):
+            Store.create(tmp_path)
+    Store.open(tmp_path).close()
+    (tmp_path / "coordinator.db").write_bytes(b"no database" * 1000)
+    for _ in range(2):
+        with pytest.raises(ConfigError) as caught:
+            Store.open(tmp_path)
+        assert caught.value.reason == "STATE_CORRUPT"
+
+
 def test_an_existing_database_is_never_made_anew(store: Store, tmp_path: Path) -> None:
     store.close()
     with pytest.raises(AlreadyExists):
@@ -187,18 +200,16 @@ def test_members_come_back_as_they_were_stored(store: Store) -> None:
 
 def test_an_evicted_member_may_come_back_and_a_banned_one_may_not(store: Store) -> None:
     store.members.enrol(MEMBER)
-    store.members.revoke(Revocation(MEMBER.id, MEMBER.identity_key, NOW, banned=False))
+    store.members.revoke(Revocation.of(MEMBER, NOW, banned=False))
     assert store.members.find(MEMBER.id) is None
     assert not store.members.banned(MEMBER.id)
     assert len(store.members.revocations(since=NOW, limit=10)) == 1
     store.members.enrol(MEMBER)
     assert store.members.revocations(since=0, limit=10) == []
-    store.members.revoke(Revocation(MEMBER.id, MEMBER.identity_key, NOW, banned=True))
-    store.members.revoke(Revocation(MEMBER.id, MEMBER.identity_key, NOW + 1, banned=False))
+    store.members.revoke(Revocation.of(MEMBER, NOW, banned=True))
+    store.members.revoke(Revocation.of(MEMBER, NOW + 1, banned=False))
     assert store.members.banned(MEMBER.id)
-    assert store.members.find_revocation(MEMBER.id) == Revocation(
-        MEMBER.id, MEMBER.identity_key, NOW + 1, banned=True
-    )
+    assert store.members.find_revocation(MEMBER.id) == Revocation.of(MEMBER, NOW + 1, banned=True)
 
 
 def deployment(name: str = "demo") -> StoredDeployment:
@@ -237,6 +248,17 @@ def test_a_roster_version_is_stored_once_and_in_order(store: Store) -> None:
     assert store.rosters.find(30) is not None
 
 
+@pytest.mark.parametrize("column", ["asked", "plan"])
+def test_one_bit_in_a_stored_deployment_is_found(store: Store, column: str) -> None:
+    store.deployments.add(deployment())
+    with store.transaction() as connection:
+        data = bytearray(connection.execute(f"SELECT {column} FROM deployments").fetchone()[0])
+        data[-1] ^= 1
+        connection.execute(f"UPDATE deployments SET {column} = ?", (bytes(data),))
+    with pytest.raises(ConfigError, match="corrupt: deployment 'demo'"):
+        store.deployments.all()
+
+
 def test_the_audit_log_is_a_chain(store: Store) -> None:
     for number in range(5):
         store.audit.append(NOW, "operator", "do", f"thing-{number}", {"number": number, "long": "x" * 1000})
@@ -245,6 +267,13 @@ def test_the_audit_log_is_a_chain(store: Store) -> None:
     assert verify_chain(entries[3:], after=(3, entries[2].hash)) == (5, entries[-1].hash)
     assert len(entries[0].details["long"]) == 256
     assert store.audit.entries(after=4, limit=100) == entries[4:]
+
+
+def test_the_newest_entries_of_the_audit_log_are_read_oldest_first(store: Store) -> None:
+    for number in range(5):
+        store.audit.append(NOW, "operator", "do", f"thing-{number}", {})
+    assert [entry.sequence for entry in store.audit.entries(after=0, limit=2, newest=True)] == [4, 5]
+    assert [entry.sequence for entry in store.audit.entries(after=4, limit=2, newest=True)] == [5]
 
 
 @pytest.mark.parametrize(

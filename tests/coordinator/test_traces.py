@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import until
 
 from coordinator.traces import Offset, check_trace
 from mesh.errors import InvalidInput, SealringError
@@ -81,12 +82,16 @@ async def answer_traces(node: FakeNode, away: int, traces: list[trace_pb2.Proces
         await node.send(trace=answer)
 
 
+def asked(node: FakeNode) -> int:
+    return sum(message.HasField("trace") for message in node.messages)
+
+
 async def serving(cluster: Cluster, count: int) -> None:
     for number in range(count):
         await cluster.node(f"node-{number}")
     spec = admin_pb2.DeploymentSpec(name="demo", model="demo", stages=count)
     await cluster.call("CreateDeployment", admin_pb2.CreateDeploymentRequest(spec=spec))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(200):
         while True:
             listed = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
             if listed.deployments[0].rings[0].phase == membership_pb2.RING_PHASE_SERVING:
@@ -130,10 +135,12 @@ async def test_a_member_that_lies_or_leaves_costs_only_its_own_part(cluster: Clu
         found = await cluster.call("TraceRing", admin_pb2.TraceRingRequest(milliseconds=1))
         problems = {member.member: member.problem.reason for member in found.members}
         assert problems == {honest.id: "", liar.id: "BAD_TRACE"}
+        tasks[1].cancel()
+        seen = asked(liar)
         tracing = asyncio.create_task(
-            cluster.call("TraceRing", admin_pb2.TraceRingRequest(ring="demo-0", milliseconds=300))
+            cluster.call("TraceRing", admin_pb2.TraceRingRequest(ring="demo-0", milliseconds=1))
         )
-        await asyncio.sleep(0.1)
+        await until(lambda: asked(liar) > seen)
         liar._call.cancel()
         found = await tracing
         problems = {member.member: member.problem.reason for member in found.members}

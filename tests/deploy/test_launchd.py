@@ -9,7 +9,6 @@ import pytest
 from cli.launchd import (
     COMPONENTS,
     DRAIN_SECONDS,
-    EXAMPLE_RULES,
     Service,
     check_property_list,
     newsyslog_rules,
@@ -20,7 +19,7 @@ from cli.launchd import (
 from mesh.errors import InvalidInput
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "launchd"
-PLISTS = [f"org.sealring.{component}.plist" for component in COMPONENTS]
+NAMES = [f"org.sealring.{component}.{kind}" for component in COMPONENTS for kind in ("plist", "conf")]
 
 
 @pytest.fixture(params=COMPONENTS)
@@ -28,14 +27,14 @@ def service(request: pytest.FixtureRequest) -> Service:
     return Service(request.param)
 
 
-@pytest.mark.parametrize("name", [*PLISTS, EXAMPLE_RULES])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_examples_are_what_is_generated(tmp_path: Path, name: str) -> None:
     write_examples(tmp_path)
     assert (EXAMPLES / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
 def test_there_are_no_other_examples() -> None:
-    assert {one.name for one in EXAMPLES.iterdir()} == {*PLISTS, EXAMPLE_RULES, "README.md"}
+    assert {one.name for one in EXAMPLES.iterdir()} == {*NAMES, "README.md"}
 
 
 def test_a_list_parses_to_what_was_meant(service: Service) -> None:
@@ -56,6 +55,7 @@ def test_what_launchd_needs_is_there(service: Service) -> None:
     assert content["Umask"] == 63
     assert content["UserName"] == "_sealring"
     assert set(content["EnvironmentVariables"]) == {"HOME", "PATH", "LANG"}
+    assert content["EnvironmentVariables"]["HOME"] == content["WorkingDirectory"] == service.folder
     assert b"<integer>63</integer>" in render(service)
 
 
@@ -102,14 +102,13 @@ def test_bad_services_are_refused(fields: dict[str, str]) -> None:
     assert caught.value.reason == "BAD_SERVICE"
 
 
-def test_rules_have_newsyslogs_columns() -> None:
-    lines = newsyslog_rules([Service(component) for component in COMPONENTS]).splitlines()
-    assert len(lines) == 4
-    for line, component in zip(lines[1:], COMPONENTS, strict=True):
-        name, owner, mode, count, size, when, flags = line.split()
-        assert name == f"/var/log/sealring/{component}.log"
-        assert owner == "_sealring:wheel"
-        assert int(mode, 8) == 0o640
-        assert int(count) == 7
-        assert int(size) == 10240
-        assert (when, flags) == ("*", "JN")
+def test_rules_have_newsyslogs_columns(service: Service) -> None:
+    heading, line = newsyslog_rules(service).splitlines()
+    assert heading.startswith("#")
+    name, owner, mode, count, size, when, flags = line.split()
+    assert name == f"/var/log/sealring/{service.component}.log"
+    assert owner == "_sealring:wheel"
+    assert int(mode, 8) == 0o600
+    assert int(count) == 7
+    assert int(size) == 10240
+    assert (when, flags) == ("*", "JN")

@@ -20,7 +20,7 @@ from mesh.errors import EpochEnded
 from mesh.identity import Label, SoftwareSigner, member_id, verify
 from mesh.memberstate import IDENTITY_KEY, ROSTER, ROSTER_STATE, MemberState, save_member_state
 from mesh.problem import to_problem
-from mesh.proof import Purpose, by_identity, by_roster_keys, of_identity, renewal
+from mesh.proof import CalledProof, Purpose, by_identity, by_roster_keys, of_identity, renewal
 from mesh.rootmeta import RootMetadata, encode_chain, sign_root
 from mesh.roster import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember
 from mesh.roster_codec import complete_roster, sign_roster
@@ -48,6 +48,7 @@ class ActedRing:
     def __init__(self, size: int) -> None:
         self.size = size
         self.epoch = 1
+        self.renewed: dict[int, asyncio.Queue[bytes]] = {rank: asyncio.Queue() for rank in range(size)}
         self.streams: dict[int, asyncio.Queue[control.ScheduleResponse | None]] = {}
         self.steps: dict[int, list[control.Step]] = {}
         self.silent: set[int] = set()
@@ -148,7 +149,7 @@ class ActedMember(control_grpc.ControlServicer):
             raise EpochEnded("not this epoch", reason="EPOCH_NOT_SERVING")
         out: asyncio.Queue[control.ScheduleResponse | None] = asyncio.Queue()
         ring.streams[rank] = out
-        reader = asyncio.create_task(self._read(requests, out))
+        reader = asyncio.create_task(self._read(requests, out, proof))
         attached = control.Attached(
             ring="ring-0",
             epoch=ring.epoch,
@@ -166,7 +167,9 @@ class ActedMember(control_grpc.ControlServicer):
             if ring.streams.get(rank) is out:
                 del ring.streams[rank]
 
-    async def _read(self, requests: Any, out: asyncio.Queue[control.ScheduleResponse | None]) -> None:
+    async def _read(
+        self, requests: Any, out: asyncio.Queue[control.ScheduleResponse | None], proof: CalledProof
+    ) -> None:
         ring, rank = self._ring, self._rank
         async for request in requests:
             kind = request.WhichOneof("message")
@@ -174,6 +177,9 @@ class ActedMember(control_grpc.ControlServicer):
                 continue
             if kind == "ping":
                 out.put_nowait(control.ScheduleResponse(pong=control.Pong(sequence=request.ping.sequence)))
+            elif kind == "renewal":
+                proof.check_renewal(request.renewal, of_identity(self._gateway))
+                ring.renewed[rank].put_nowait(request.renewal.certificate)
             elif kind == "step":
                 ring.step(rank, request.step)
             elif kind == "open":
@@ -192,6 +198,7 @@ class ActedCoordinator(membership_grpc.SchedulingServicer):
         self._sign = by_roster_keys([roster_signer])
         self._gateway = gateway.public_key
         self.snapshot: dict[str, membership.WatchResponse] = {}
+        self.renewed: asyncio.Queue[bytes] = asyncio.Queue()
         self._watches: set[asyncio.Queue[membership.WatchResponse]] = set()
 
     def tell(self, name: str, event: membership.WatchResponse) -> None:
@@ -203,6 +210,7 @@ class ActedCoordinator(membership_grpc.SchedulingServicer):
         proof, answer = await answer_offer(requests, context, Purpose.WATCH, self._sign)
         yield membership.WatchResponse(proof=answer)
         proof.check((await anext(requests)).proof, of_identity(self._gateway))
+        reader = asyncio.create_task(self._read(requests, proof))
         watch: asyncio.Queue[membership.WatchResponse] = asyncio.Queue()
         self._watches.add(watch)
         for event in self.snapshot.values():
@@ -211,7 +219,13 @@ class ActedCoordinator(membership_grpc.SchedulingServicer):
             while True:
                 yield await watch.get()
         finally:
+            reader.cancel()
             self._watches.discard(watch)
+
+    async def _read(self, requests: Any, proof: CalledProof) -> None:
+        async for request in requests:
+            proof.check_renewal(request.renewal, of_identity(self._gateway))
+            self.renewed.put_nowait(request.renewal.certificate)
 
 
 class ActedCertificates(membership_grpc.CertificatesServicer):

@@ -16,6 +16,7 @@ import httpx
 import pytest
 import structlog
 from edgecert import write_edge_certificate
+from patience import PATIENCE_SECONDS, until
 
 from gateway import control as gateway_control
 from gateway.access.keyfile import KeyFile
@@ -48,7 +49,7 @@ class Running:
     async def ask(self, text: str, **fields: Any) -> tuple[str, inference.Finished, inference.Started]:
         parts = []
         try:
-            async for event in self.stub.Generate(ask(text, **fields), timeout=20):
+            async for event in self.stub.Generate(ask(text, **fields), timeout=PATIENCE_SECONDS):
                 parts.append(event)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
@@ -57,9 +58,9 @@ class Running:
         return "".join(part.delta.text for part in parts), parts[-1].finished, parts[0].started
 
     async def ready(self, rings: int = 1) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
-                models = (await self.stub.ListModels(inference.ListModelsRequest(), timeout=5)).models
+                models = (await self.stub.ListModels(inference.ListModelsRequest())).models
                 if sum(model.rings for model in models) == rings:
                     return
                 await asyncio.sleep(0.02)
@@ -86,15 +87,15 @@ async def running(cluster: Any, **settings: Any) -> AsyncIterator[Running]:
     task = asyncio.create_task(serve(chosen, stop))
     async with (
         grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", timeout=20) as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", timeout=PATIENCE_SECONDS) as http,
     ):
-        await asyncio.wait_for(channel.channel_ready(), 20)
+        await asyncio.wait_for(channel.channel_ready(), PATIENCE_SECONDS)
         try:
             address = f"127.0.0.1:{grpc_port}"
             yield Running(address, inference_grpc.InferenceStub(channel), http, stop, task)
         finally:
             stop.set()
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, PATIENCE_SECONDS)
 
 
 @pytest.fixture
@@ -116,10 +117,10 @@ async def test_answers_over_grpc_and_http(cluster: Any) -> None:
         )
         assert answer.json()["choices"][0]["text"] == "a b "
         assert answer.json()["choices"][0]["finish_reason"] == "length"
-        roster = await gateway.stub.GetRoster(inference.GetRosterRequest(), timeout=5)
+        roster = await gateway.stub.GetRoster(inference.GetRosterRequest(), timeout=PATIENCE_SECONDS)
         assert roster.roster
         assert roster.root_metadata == encode_chain(cluster.root.chain)
-        (model,) = (await gateway.stub.ListModels(inference.ListModelsRequest(), timeout=5)).models
+        (model,) = (await gateway.stub.ListModels(inference.ListModelsRequest())).models
         assert (model.name, model.model_type) == ("echo", "llama")
         metrics = (await gateway.http.get("/metrics")).text
         assert 'sealring_request_success_total{finished_reason="stop",model_name="echo"} 1.0' in metrics
@@ -163,13 +164,12 @@ async def test_cancelling_frees_the_row(cluster: Any) -> None:
         call = gateway.stub.Generate(ask("w " * 100))
         assert (await call.read()).WhichOneof("event") == "started"
         call.cancel()
-        late = asyncio.create_task(gateway.ask("w " * 10))
-        await asyncio.sleep(0.3)
+        late = asyncio.create_task(gateway.ask("late " * 10))
+        await until(lambda: ["late"] * 10 in cluster.ring.answers.values())
         cluster.ring.hold = False
         cluster.ring.release()
         assert (await late)[1].completion_tokens == 10
-        await asyncio.sleep(0.2)
-        assert cluster.ring.composition.rows == 0
+        await until(lambda: cluster.ring.composition.rows == 0)
 
 
 async def test_a_lost_epoch_fails_what_streamed_and_repeats_the_rest(cluster: Any) -> None:
@@ -179,9 +179,8 @@ async def test_a_lost_epoch_fails_what_streamed_and_repeats_the_rest(cluster: An
         for _ in range(3):
             await streaming.read()
         cluster.ring.hold = True
-        await asyncio.sleep(0.1)
         waiting = asyncio.create_task(gateway.ask("a b c"))
-        await asyncio.sleep(0.2)
+        await until(lambda: ["a", "b", "c"] in cluster.ring.answers.values())
         cluster.ring.hold = False
         cluster.ring.next_epoch()
         cluster.serve()
@@ -211,14 +210,20 @@ async def test_a_silent_member_ends_the_epoch(cluster: Any, monkeypatch: pytest.
 
 async def test_an_impostor_is_not_given_anything(make_cluster: Callable[..., Any]) -> None:
     cluster = await make_cluster(2, impostor=1)
-    async with running(cluster) as gateway:
-        await asyncio.sleep(1.0)
-        await gateway.ready(0)
-        with pytest.raises(grpc.RpcError) as caught:
-            async for _ in gateway.stub.Generate(ask("x"), timeout=0.5):
-                pass
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert not any(cluster.ring.steps.values())
+    with structlog.testing.capture_logs() as logs:
+        async with running(cluster) as gateway:
+            await until(lambda: len(lost(logs)) > 1)
+            await gateway.ready(0)
+            with pytest.raises(grpc.RpcError) as caught:
+                async for _ in gateway.stub.Generate(ask("x"), timeout=0.5):
+                    pass
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert not any(cluster.ring.steps.values())
+
+
+def lost(logs: list[Any]) -> list[str]:
+    """Why the ring was, as often as it was tried."""
+    return [one["reason"] for one in logs if one["event"] == "ring lost"]
 
 
 @pytest.mark.parametrize("downgrade", [False, True])
@@ -230,23 +235,26 @@ async def test_a_member_without_its_identity_key_is_not_given_anything(
     cluster.ring.proves = not downgrade
     with structlog.testing.capture_logs() as logs:
         async with running(cluster) as gateway:
-            await asyncio.sleep(1.0)
+            await until(lambda: len(lost(logs)) > 1)
             await gateway.ready(0)
             assert 0 not in cluster.ring.believed
             assert not any(cluster.ring.steps.values())
-    reasons = {one["reason"] for one in logs if one["event"] == "ring lost"}
-    assert reasons == {"NO_PROOF" if downgrade else "BAD_PROOF"}
+    assert set(lost(logs)) == {"NO_PROOF" if downgrade else "BAD_PROOF"}
 
 
 async def test_rosters_that_do_not_hold_are_not_used(cluster: Any) -> None:
     old = cluster.sign()
-    async with running(cluster) as gateway:
-        await gateway.ready()
-        cluster.publish()
-        cluster.publish_raw(old)
-        cluster.publish_raw(b"nonsense")
-        await asyncio.sleep(0.2)
-        assert (await gateway.ask("x"))[2].roster_version > 2
+    with structlog.testing.capture_logs() as logs:
+        async with running(cluster) as gateway:
+            await gateway.ready()
+            cluster.publish()
+            cluster.publish_raw(old)
+            cluster.publish_raw(b"nonsense")
+            cluster.publish()
+            while (await gateway.ask("x"))[2].roster_version < cluster.version:
+                pass
+    reasons = [one["reason"] for one in logs if one["event"] == "roster refused"]
+    assert reasons == ["ROSTER_ROLLBACK", "ENVELOPE_MALFORMED"]
 
 
 async def test_a_ring_that_leaves_the_roster_is_left(cluster: Any) -> None:
@@ -256,7 +264,11 @@ async def test_a_ring_that_leaves_the_roster_is_left(cluster: Any) -> None:
         await gateway.ready(0)
         with pytest.raises(SealringError) as caught:
             await gateway.ask("x")
-        assert caught.value.reason == "MODEL_NOT_FOUND"
+        assert caught.value.reason == "RING_DOWN", "the coordinator still plans it"
+        body = {"model": "echo", "messages": [{"role": "user", "content": "x"}]}
+        refused = await gateway.http.post("/v1/chat/completions", json=body)
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
         assert (await gateway.http.get("/health")).status_code == 503
         cluster.publish()
         await gateway.ready()
@@ -325,7 +337,7 @@ async def test_certificates_are_renewed_at_half_life(make_cluster: Callable[...,
     before = (cluster.state_dir / "tls.pem").read_bytes()
     async with running(cluster) as gateway:
         await gateway.ready()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (cluster.state_dir / "tls.pem").read_bytes() == before:
                 await asyncio.sleep(0.05)
         assert (await gateway.ask("still the same epoch"))[0] == "still the same epoch "
@@ -339,7 +351,7 @@ def test_the_gateway_is_light() -> None:
         "heavy = {'mlx', 'mlx_lm', 'numpy', 'transformers', 'node', 'coordinator'} & set(sys.modules); "
         "sys.exit(str(heavy) if heavy else 0)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=200, check=False).returncode == 0
 
 
 def test_settings_stay_on_loopback() -> None:

@@ -1,15 +1,16 @@
-"""Real nodes that are challenged while they serve: honest ones go on, one whose model changes is out."""
+"""A real node that is challenged while it serves: an honest one goes on, one whose model changes is out."""
 
 import asyncio
+import contextlib
 import shutil
+import sqlite3
 
-import pytest
-from ringtest import MODEL
+from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, share_kernels
 
 from cli.cluster import LocalCluster
 from sealring.v1 import admin_pb2
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180), pytest.mark.xdist_group("integration")]
+pytestmark = CLUSTER
 
 
 async def log_of(cluster, event: str) -> list[str]:
@@ -17,14 +18,26 @@ async def log_of(cluster, event: str) -> list[str]:
     return [line for line in text.splitlines() if f'"{event}"' in line]
 
 
-async def test_serving_nodes_answer_and_a_changed_model_is_found(tmp_path):
+def challenged_at(cluster) -> list[int]:
+    """When each node answered a challenge well for the last time."""
+    file = cluster.state_dir / "coordinator" / "coordinator.db"
+    with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database:
+        rows = database.execute("SELECT challenged_at FROM members WHERE role = 'member'").fetchall()
+    return [at for (at,) in rows]
+
+
+async def test_a_serving_node_answers_and_a_changed_model_is_found(tmp_path):
     model = tmp_path / "models" / "demo"
     shutil.copytree(MODEL, model)
-    settings = {"coordinator": {"challenge_interval": 1.0, "challenge_timeout": 10.0}}
-    async with LocalCluster(tmp_path / "state", model, nodes=2, settings=settings) as cluster:
+    settings = {"coordinator": {"challenge_interval": 1.0, "challenge_timeout": 30.0}}
+    async with LocalCluster(tmp_path / "state", model, nodes=1, settings=settings) as cluster:
+        share_kernels(cluster)
         await cluster.start()
-        await cluster.deploy(stages=2)
-        await asyncio.sleep(4)
+        await cluster.deploy(stages=1)
+        serving_since = max(challenged_at(cluster))
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while min(challenged_at(cluster)) < serving_since + 2:
+                await asyncio.sleep(0.2)
         assert not await log_of(cluster, "challenge_failed")
         assert not await log_of(cluster, "member_failed_challenge")
         answer = await cluster.admin.call("ListNodes", admin_pb2.ListNodesRequest())
@@ -32,8 +45,7 @@ async def test_serving_nodes_answer_and_a_changed_model_is_found(tmp_path):
 
         config = model / "config.json"
         config.write_text(config.read_text() + "\n")
-        async with asyncio.timeout(30):
-            while not await log_of(cluster, "member_failed_challenge"):
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while not (failed := await log_of(cluster, "member_failed_challenge")):
                 await asyncio.sleep(0.2)
-        (first, *_) = await log_of(cluster, "member_failed_challenge")
-        assert "MANIFEST_CHANGED" in first
+        assert "MANIFEST_CHANGED" in failed[0]

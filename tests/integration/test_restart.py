@@ -1,20 +1,53 @@
-"""A local cluster that is started again in its folder."""
+"""A local cluster that is started again in its folder, after so long that nothing it had signed is valid."""
 
+from __future__ import annotations
+
+import time
 from pathlib import Path
 
-import pytest
-from ringtest import serving
+import psutil
+from expired import expire_all, found
+from ringtest import CLUSTER, MODEL, chat, started
 
+from cli.cluster import LocalCluster
 from gateway.access.keyfile import KeyFile
 from gateway.access.keys import Scope
+from mesh.certificates import expires_at
+from mesh.memberstate import load_member_state
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120), pytest.mark.xdist_group("integration")]
+pytestmark = CLUSTER
+
+QUESTION = chat("What is the capital of France?")
 
 
-async def test_a_cluster_whose_gateway_has_keys_by_now(tmp_path: Path) -> None:
-    """Whoever starts it has none, and is told all the same that it serves."""
-    async with serving(tmp_path / "state", 1):
-        pass
-    KeyFile(tmp_path / "state" / "gateway").create([Scope.INFERENCE])
-    async with serving(tmp_path / "state", 1):
-        pass
+def ends(folder: Path) -> float:
+    return expires_at(load_member_state(folder).tls.certificate)
+
+
+async def test_a_cluster_that_was_off_for_three_certificate_lifetimes_serves(tmp_path: Path) -> None:
+    """It is the same cluster, with the same answers; `pytest -s` shows how long they took.
+
+    Its gateway has keys by now: whoever starts it has none, and is told all the same that it serves.
+    """
+    state = tmp_path / "state"
+    async with LocalCluster(state, MODEL, nodes=2) as cluster:
+        found(cluster)
+        async with started(cluster, stages=2) as first:
+            before = await first.ask(QUESTION, 20)
+        pids = cluster.processes.values()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    enrolments = [path.read_text() for path in sorted(state.rglob("member.json"))]
+    members = [state / name for name in ("node-0", "node-1", "gateway")]
+    expire_all(state / "coordinator", members)
+    assert max(ends(member) for member in members) < time.time()
+    key, _ = KeyFile(state / "gateway").create([Scope.INFERENCE])
+    said: dict[str, float] = {}
+    cluster = LocalCluster(state, MODEL, nodes=2, say=lambda text: said.setdefault(text, time.monotonic()))
+    async with cluster, started(cluster) as again:
+        again.key = key
+        assert await again.ask(QUESTION, 20) == before
+        seconds = time.monotonic() - said["starting the nodes and the gateway"]
+        print(f"first answer {seconds:.1f} s after nodes and gateway were started")  # noqa: T201
+        assert again.deployment.plan == first.deployment.plan
+    assert [path.read_text() for path in sorted(state.rglob("member.json"))] == enrolments
+    assert min(ends(member) for member in members) > time.time()

@@ -16,7 +16,7 @@ import pytest
 from mesh import certificate_keeper
 from mesh.certificate_keeper import CertificateKeeper
 from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, expires_at, to_pem
-from mesh.errors import PermissionDenied, SealringError, Unauthenticated
+from mesh.errors import PermissionDenied, SealringError, Unauthenticated, Unavailable
 from mesh.identity import Label, SoftwareSigner, verify
 from mesh.memberstate import MemberState, load_member_state, save_member_state
 from mesh.proof import by_roster_keys, renewal
@@ -27,6 +27,7 @@ from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 PEER = PeerIdentity("demo", Role.MEMBER, "one")
 LIFETIME = 3600.0
+JOIN = "127.0.0.1:7701"
 
 
 class Coordinator(membership_pb2_grpc.CertificatesServicer):
@@ -37,12 +38,15 @@ class Coordinator(membership_pb2_grpc.CertificatesServicer):
         self.roster_signers = authority.roster_signers
         self.root: RootMetadata = authority.root
         self.peer = PEER
-        self.asked = 0
+        self.asked_by: list[str] = []
         self.error: SealringError | None = None
         self.spoil: Callable[[membership_pb2.RenewResponse], None] = lambda answer: None
 
     async def Renew(self, request: Any, context: Any) -> membership_pb2.RenewResponse:
-        self.asked += 1
+        self.asked_by.append("mtls")
+        return await self.answer(request)
+
+    async def answer(self, request: Any) -> membership_pb2.RenewResponse:
         if self.error is not None:
             raise self.error
         verify(self.signer.public_key, Label.CSR, request.csr, request.signature)
@@ -67,17 +71,36 @@ class Machine:
         der = authority.ca.issue(leaf.csr(), PEER, lifetime=LIFETIME, now=clock())
         material = TlsMaterial(leaf.private_pem(), der, authority.root.authorities)
         pin = authority.root.fingerprint
-        self.state = MemberState(PEER, "one", "127.0.0.1:1", pin, authority.root, material)
+        self.state = MemberState(PEER, "one", "127.0.0.1:1", pin, authority.root, material, JOIN)
         save_member_state(folder, self.state)
         self.folder, self.clock, self.coordinator = folder, clock, coordinator
         self.store = TlsStore(material)
         self.roots: list[RootMetadata] = []
+        self.answered_by = coordinator.asked_by
+        self.by_identity: SealringError | None = None
         self.keeper = CertificateKeeper(
             folder, self.state, self.store, coordinator.signer, channel, self.roots.append, clock=clock
         )
 
+    def issue(self, lifetime: float) -> None:
+        """Another certificate to begin with, from now on."""
+        leaf = LeafKey()
+        der = self.coordinator.ca.issue(leaf.csr(), PEER, lifetime=lifetime, now=self.clock())
+        self.store.replace(TlsMaterial(leaf.private_pem(), der, self.coordinator.root.authorities))
+
+    async def renew_by_identity(
+        self, address: str, pin: bytes, signer: SoftwareSigner, csr: bytes, **_: Any
+    ) -> membership_pb2.RenewResponse:
+        """In the place of `mesh.renewal`, which `tests/coordinator/test_renewal.py` tries."""
+        assert (address, pin) == (JOIN, self.state.root_sha256)
+        self.answered_by.append("identity")
+        if self.by_identity is not None:
+            raise self.by_identity
+        request = membership_pb2.RenewRequest(csr=csr, signature=signer.sign(Label.CSR, csr))
+        return await self.coordinator.answer(request)
+
     def unchanged(self) -> bool:
-        stored = load_member_state(self.folder, clock=self.clock)
+        stored = load_member_state(self.folder)
         return (self.store.current(), stored.tls, stored.root, self.roots) == (
             (0, self.state.tls),
             self.state.tls,
@@ -87,7 +110,9 @@ class Machine:
 
 
 @pytest.fixture
-async def machine(tmp_path: Path, authority: Any, clock: Any) -> AsyncIterator[Machine]:
+async def machine(
+    tmp_path: Path, authority: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Machine]:
     coordinator = Coordinator(authority, clock, SoftwareSigner.generate())
     server = Server([(membership_pb2_grpc.add_CertificatesServicer_to_server, coordinator, "x")])
     address = f"127.0.0.1:{server.listen('127.0.0.1:0', None)}"
@@ -98,7 +123,9 @@ async def machine(tmp_path: Path, authority: Any, clock: Any) -> AsyncIterator[M
             return opened
 
     async with grpc.aio.insecure_channel(address) as opened:
-        yield Machine(tmp_path / "state", authority, clock, coordinator, Channel())
+        made = Machine(tmp_path / "state", authority, clock, coordinator, Channel())
+        monkeypatch.setattr(certificate_keeper, "renew_by_identity", made.renew_by_identity)
+        yield made
     await server.stop(0)
 
 
@@ -106,7 +133,7 @@ async def test_a_renewed_certificate_is_stored_and_used(machine: Machine) -> Non
     machine.clock.advance(100)
     await machine.keeper.renew()
     generation, material = machine.store.current()
-    stored = load_member_state(machine.folder, clock=machine.clock)
+    stored = load_member_state(machine.folder)
     assert (generation, stored.tls) == (1, material)
     assert material.private_key != machine.state.tls.private_key
     assert expires_at(material.certificate) == machine.clock() + LIFETIME
@@ -124,7 +151,7 @@ async def test_newer_root_metadata_comes_with_it(machine: Machine, authority: An
     await machine.keeper.renew()
     assert machine.roots == [root]
     assert machine.store.current()[1].authorities == root.authorities
-    assert load_member_state(machine.folder, clock=machine.clock).root == root
+    assert load_member_state(machine.folder).root == root
     machine.coordinator.root, machine.coordinator.ca = authority.root, authority.ca
     with pytest.raises(SealringError) as caught:
         await machine.keeper.renew()
@@ -196,32 +223,75 @@ async def test_another_clusters_root_is_refused(machine: Machine, make_authority
     assert machine.unchanged()
 
 
-async def test_it_renews_at_half_life_and_tries_again(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(certificate_keeper, "_LOOK_SECONDS", 0.01)
-    running = asyncio.create_task(machine.keeper.run())
-    await asyncio.sleep(0.1)
-    assert machine.coordinator.asked == 0
-    machine.coordinator.error = Unauthenticated("not now")
-    machine.clock.advance(LIFETIME / 2)
-    async with asyncio.timeout(10):
-        while machine.coordinator.asked < 3:
-            await asyncio.sleep(0.01)
-        assert machine.unchanged()
-        machine.coordinator.error = None
-        while machine.store.current()[0] == 0:
-            await asyncio.sleep(0.01)
-    asked = machine.coordinator.asked
-    await asyncio.sleep(0.1)
-    assert machine.coordinator.asked == asked
-    running.cancel()
+class Sleeper:
+    """Turns the clock by what the keeper sleeps, and stops it at the end of the time it was given."""
+
+    def __init__(self, machine: Machine, seconds: float) -> None:
+        self.clock = machine.clock
+        self.ends = machine.clock() + seconds
+
+    async def __call__(self, seconds: float) -> None:
+        if self.clock() + seconds > self.ends:
+            raise asyncio.CancelledError
+        self.clock.advance(seconds)
+
+
+async def run_for(machine: Machine, seconds: float) -> list[float]:
+    """When it asked the coordinator in so much time, in seconds since the beginning."""
+    start, asked = machine.clock(), []
+    keeper, renew = machine.keeper, machine.keeper.renew
+
+    async def noting() -> None:
+        asked.append(machine.clock() - start)
+        await renew()
+
+    keeper.renew = noting  # type: ignore[method-assign]
+    keeper._sleep = Sleeper(machine, seconds)
     with contextlib.suppress(asyncio.CancelledError):
-        await running
+        await keeper.run()
+    keeper.renew = renew  # type: ignore[method-assign]
+    return asked
+
+
+@pytest.mark.parametrize("lifetime", [300.0, LIFETIME, 86400.0])
+async def test_it_renews_at_half_of_what_the_certificate_says(machine: Machine, lifetime: float) -> None:
+    machine.issue(lifetime)
+    asked = await run_for(machine, lifetime / 2 + 60)
+    assert asked == [lifetime / 2]
+    assert machine.store.current()[0] == 2
+
+
+async def test_what_fails_is_tried_again_and_oftener_once_the_certificate_has_ended(machine: Machine) -> None:
+    machine.issue(300)
+    machine.coordinator.error = Unauthenticated("not now")
+    machine.by_identity = Unavailable("not here")
+    asked = await run_for(machine, 310)
+    assert asked == [150, 180, 210, 240, 270, 300, 302, 304, 306, 308, 310]
+    assert machine.answered_by == ["mtls"] * 5 + ["identity"] * 6
+
+
+async def test_what_has_ended_renews_by_identity(machine: Machine) -> None:
+    machine.clock.advance(3 * LIFETIME)
+    await machine.keeper.renew()
+    assert machine.answered_by == ["identity"]
+    assert expires_at(machine.store.current()[1].certificate) == machine.clock() + LIFETIME
+    assert load_member_state(machine.folder).tls == machine.store.current()[1]
+    machine.clock.advance(LIFETIME / 2)
+    await machine.keeper.renew()
+    assert machine.answered_by == ["identity", "mtls"]
+
+
+async def test_an_answer_to_a_renewal_by_identity_is_verified_alike(machine: Machine) -> None:
+    machine.clock.advance(3 * LIFETIME)
+    machine.coordinator.peer = PeerIdentity("demo", Role.MEMBER, "two")
+    with pytest.raises(SealringError) as caught:
+        await machine.keeper.renew()
+    assert caught.value.reason == "BAD_CERTIFICATE"
+    assert machine.store.current()[0] == 0
 
 
 async def test_two_renewals_come_one_after_the_other(machine: Machine) -> None:
     await asyncio.gather(machine.keeper.renew(), machine.keeper.renew())
     assert machine.store.current()[0] == 2
-    stored = load_member_state(machine.folder, clock=machine.clock)
+    stored = load_member_state(machine.folder)
     assert stored.tls == machine.store.current()[1]

@@ -26,7 +26,7 @@ from mesh.certificates import (
     expires_at,
     key_hash,
     load_certificate,
-    needs_rotation,
+    renewal_due,
     to_pem,
 )
 from mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput
@@ -150,8 +150,7 @@ def test_bad_names(name: str) -> None:
 
 def test_rotation_is_due_at_half_life(ca: ClusterCA) -> None:
     leaf = issue(ca, lifetime=1000)
-    assert not needs_rotation(leaf, NOW + 499)
-    assert needs_rotation(leaf, NOW + 500)
+    assert renewal_due(leaf) == NOW + 500
     assert expires_at(leaf) == NOW + 1000
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +24,6 @@ from mesh.dsse import (
 )
 from mesh.encoding import canonical_json
 from mesh.errors import ConfigError, RosterError
-from mesh.labels import Label
 
 SIGNERS = [Ed25519Signer.generate() for _ in range(3)]
 KEYS = [signer.public_key for signer in SIGNERS]
@@ -45,51 +46,60 @@ def test_pae_is_that_of_the_specification() -> None:
     assert envelope.pae == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
 
 
+def test_another_tool_for_dsse_verifies_an_envelope() -> None:
+    """By the words of the protocol alone: PAE = "DSSEv1" SP LEN(type) SP type SP LEN(body) SP body."""
+    document = json.loads(seal_envelope(TYPE, b"{}", SIGNERS[:1]))
+    kind, body = document["payloadType"].encode(), base64.b64decode(document["payload"])
+    signed = b" ".join([b"DSSEv1", str(len(kind)).encode(), kind, str(len(body)).encode(), body])
+    key = Ed25519PublicKey.from_public_bytes(KEYS[0])
+    key.verify(base64.b64decode(document["signatures"][0]["sig"]), signed)
+
+
 @given(st.binary(min_size=1, max_size=300))
 def test_round_trip(payload: bytes) -> None:
-    envelope = reopen(seal_envelope(TYPE, payload, Label.ROSTER, SIGNERS))
+    envelope = reopen(seal_envelope(TYPE, payload, SIGNERS))
     assert envelope.payload == payload
-    check_threshold(envelope, Label.ROSTER, KEYS, 3)
-    assert encode_envelope(envelope) == seal_envelope(TYPE, payload, Label.ROSTER, reversed(SIGNERS))
+    check_threshold(envelope, KEYS, 3)
+    assert encode_envelope(envelope) == seal_envelope(TYPE, payload, reversed(SIGNERS))
 
 
 def test_one_signer_twice_signs_once() -> None:
-    envelope = reopen(seal_envelope(TYPE, b"x", Label.ROSTER, [SIGNERS[0], SIGNERS[0]]))
+    envelope = reopen(seal_envelope(TYPE, b"x", [SIGNERS[0], SIGNERS[0]]))
     assert len(envelope.signatures) == 1
-    assert refusal(check_threshold, envelope, Label.ROSTER, KEYS, 2) == "THRESHOLD_NOT_MET"
+    assert refusal(check_threshold, envelope, KEYS, 2) == "THRESHOLD_NOT_MET"
 
 
 def test_thresholds() -> None:
     for count in range(4):
         if count:
-            envelope = reopen(seal_envelope(TYPE, b"x", Label.ROSTER, SIGNERS[:count]))
+            envelope = reopen(seal_envelope(TYPE, b"x", SIGNERS[:count]))
         else:
-            envelope = reopen(seal_envelope(TYPE, b"x", Label.ROSTER, [Ed25519Signer.generate()]))
+            envelope = reopen(seal_envelope(TYPE, b"x", [Ed25519Signer.generate()]))
         for threshold in range(1, 4):
             if count >= threshold:
-                check_threshold(envelope, Label.ROSTER, KEYS, threshold)
+                check_threshold(envelope, KEYS, threshold)
             else:
-                reason = refusal(check_threshold, envelope, Label.ROSTER, KEYS, threshold)
+                reason = refusal(check_threshold, envelope, KEYS, threshold)
                 assert reason == "THRESHOLD_NOT_MET"
     for threshold in (0, -1):
-        assert refusal(check_threshold, envelope, Label.ROSTER, KEYS, threshold) == "THRESHOLD_NOT_MET"
+        assert refusal(check_threshold, envelope, KEYS, threshold) == "THRESHOLD_NOT_MET"
 
 
 def test_a_listed_key_that_signed_wrongly_refuses_everything() -> None:
-    good = reopen(seal_envelope(TYPE, b"x", Label.ROSTER, SIGNERS))
+    good = reopen(seal_envelope(TYPE, b"x", SIGNERS))
     (name, signature), *rest = good.signatures
     bad = Envelope(TYPE, b"x", ((name, bytes(64)), *rest))
-    assert refusal(check_threshold, bad, Label.ROSTER, KEYS, 1) == "BAD_SIGNATURE"
+    assert refusal(check_threshold, bad, KEYS, 1) == "BAD_SIGNATURE"
     doubled = Envelope(TYPE, b"x", (*good.signatures, (name, signature)))
-    assert refusal(check_threshold, doubled, Label.ROSTER, KEYS, 1) == "DUPLICATE_KEY_ID"
+    assert refusal(check_threshold, doubled, KEYS, 1) == "DUPLICATE_KEY_ID"
     foreign = Envelope(TYPE, b"x", (("0" * 64, bytes(64)), *good.signatures))
-    check_threshold(foreign, Label.ROSTER, KEYS, 3)
+    check_threshold(foreign, KEYS, 3)
 
 
 def test_payload_and_type_are_both_signed() -> None:
-    good = reopen(seal_envelope(TYPE, b"x", Label.ROSTER, SIGNERS))
+    good = reopen(seal_envelope(TYPE, b"x", SIGNERS))
     for changed in (Envelope(TYPE, b"y", good.signatures), Envelope(TYPE + "x", b"x", good.signatures)):
-        assert refusal(check_threshold, changed, Label.ROSTER, KEYS, 1) == "BAD_SIGNATURE"
+        assert refusal(check_threshold, changed, KEYS, 1) == "BAD_SIGNATURE"
     assert refusal(open_envelope_of_other_type, encode_envelope(good)) == "ENVELOPE_TYPE"
 
 
@@ -117,19 +127,19 @@ def open_envelope_of_other_type(data: bytes) -> Envelope:
     ],
 )
 def test_malformed_envelopes(change: dict[str, Any]) -> None:
-    document = json.loads(seal_envelope(TYPE, b"x", Label.ROSTER, SIGNERS)) | change
+    document = json.loads(seal_envelope(TYPE, b"x", SIGNERS)) | change
     assert refusal(reopen, canonical_json(document)) == "ENVELOPE_MALFORMED"
 
 
 def test_too_many_signatures_and_too_large_envelopes() -> None:
-    document = json.loads(seal_envelope(TYPE, b"x", Label.ROSTER, SIGNERS))
+    document = json.loads(seal_envelope(TYPE, b"x", SIGNERS))
     document["signatures"] = [
         {"keyid": f"{n:064}", "sig": document["signatures"][0]["sig"]} for n in range(33)
     ]
     assert refusal(reopen, canonical_json(document)) == "ENVELOPE_MALFORMED"
     document["signatures"].pop()
     assert len(reopen(canonical_json(document)).signatures) == 32
-    sealed = seal_envelope(TYPE, bytes(1001), Label.ROSTER, SIGNERS)
+    sealed = seal_envelope(TYPE, bytes(1001), SIGNERS)
     assert refusal(reopen, sealed, 1000) == "ENVELOPE_MALFORMED"
     assert refusal(reopen, sealed + b" " * 20000) == "ENVELOPE_TOO_LARGE"
 
@@ -156,8 +166,8 @@ def test_key_files(tmp_path: Path) -> None:
 
 
 def test_signatures_by_weak_and_malformed_keys() -> None:
-    signature = SIGNERS[0].sign(Label.ROOT, b"x")
-    assert verify_ed25519(KEYS[0], Label.ROOT, b"x", signature)
+    signature = SIGNERS[0].sign(b"x")
+    assert verify_ed25519(KEYS[0], b"x", signature)
     small_order = (1).to_bytes(32, "little")
     for key, data in (
         (KEYS[0][:-1], signature),
@@ -168,13 +178,11 @@ def test_signatures_by_weak_and_malformed_keys() -> None:
         (bytes(32), bytes(64)),
         (b"\xff" * 32, signature),
     ):
-        assert not verify_ed25519(key, Label.ROOT, b"x", data)
-    for label in Label:
-        assert verify_ed25519(KEYS[0], label, b"x", signature) == (label is Label.ROOT)
+        assert not verify_ed25519(key, b"x", data)
 
 
 def test_an_envelope_may_fill_its_bound_and_not_pass_it() -> None:
-    data = seal_envelope(TYPE, b"x", Label.ROSTER, SIGNERS[:1])
+    data = seal_envelope(TYPE, b"x", SIGNERS[:1])
     for max_payload in (998, 999, 1000, 1001):
         bound = -(-max_payload // 3) * 4 + 8192
         assert reopen(data.ljust(bound), max_payload).payload == b"x"

@@ -33,7 +33,7 @@ def helper(tmp_path: Path) -> Path:
 def make(tmp_path: Path, helper: Path) -> Iterator[Make]:
     made: list[EnclaveSigner] = []
 
-    def start(how: str = "well", *, seconds: float = 20.0) -> EnclaveSigner:
+    def start(how: str = "well", *, seconds: float = 200.0) -> EnclaveSigner:
         behave(tmp_path, how)
         made.append(EnclaveSigner(helper, tmp_path / "key", seconds=seconds))
         return made[-1]

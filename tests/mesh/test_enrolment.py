@@ -28,7 +28,7 @@ from mesh.tls import TlsMaterial, TlsStore, server_credentials
 from mesh.trust import KeyType, TrustLevel
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
-NOW = int(wall_clock())
+DAY = 86400
 EVIDENCE = NodeEvidence(b"s" * 32, b"m" * 32, ("127.0.0.1:7001",))
 
 
@@ -42,8 +42,9 @@ class Authority:
 
 
 def make_authority(folder: Path) -> Authority:
-    ca = ClusterCA.create(folder, "demo", now=NOW)
+    ca = ClusterCA.create(folder, "demo", now=wall_clock())
     root_signer, roster_signer = Ed25519Signer.generate(), Ed25519Signer.generate()
+    now = int(wall_clock())
     draft = RootMetadata(
         cluster="demo",
         version=1,
@@ -52,8 +53,8 @@ def make_authority(folder: Path) -> Authority:
         roster_keys=(roster_signer.public_key,),
         roster_threshold=1,
         authorities=(ca.certificate,),
-        issued=NOW,
-        expires=NOW + 86400,
+        issued=now,
+        expires=now + DAY,
     )
     return Authority(ca, roster_signer, sign_root(draft, [root_signer]))
 
@@ -85,9 +86,12 @@ class LyingCoordinator(membership_pb2_grpc.EnrolmentServicer):
 
     def certificate(self, *, csr: bytes = b"", peer: PeerIdentity | None = None) -> bytes:
         own = PeerIdentity("demo", Role.MEMBER, member_id(self.request.identity_key))
-        return to_pem(self.authority.ca.issue(csr or self.request.csr, peer or own, lifetime=600, now=NOW))
+        return to_pem(
+            self.authority.ca.issue(csr or self.request.csr, peer or own, lifetime=DAY, now=wall_clock())
+        )
 
-    def roster(self, *, with_member: bool = True, version: int = 1, issued: int = NOW) -> bytes:
+    def roster(self, *, with_member: bool = True, version: int = 1, age: int = 0) -> bytes:
+        issued = int(wall_clock()) - age
         key = self.request.identity_key
         member = RosterMember(
             id=member_id(key),
@@ -155,8 +159,8 @@ def lying(tmp_path: Path) -> Any:
         certificate = authority.ca.issue(
             leaf.csr(),
             PeerIdentity("demo", Role.COORDINATOR, "main"),
-            lifetime=600,
-            now=NOW,
+            lifetime=DAY,
+            now=wall_clock(),
             root_chain=encode_chain(authority.root.chain),
         )
         store = TlsStore(TlsMaterial(leaf.private_pem(), certificate, authority.root.authorities))
@@ -219,7 +223,7 @@ def other_peer(**changes: Any) -> PeerIdentity:
         (put(root_metadata=b"noise"), "ROOT_MALFORMED"),
         (put(roster=b"noise"), "ENVELOPE_MALFORMED"),
         (put(roster=lambda it: it.roster(with_member=False)), "ROSTER_SELF_ABSENT"),
-        (put(roster=lambda it: it.roster(issued=NOW - 5000)), "ROSTER_EXPIRED"),
+        (put(roster=lambda it: it.roster(age=5000)), "ROSTER_EXPIRED"),
     ],
 )
 async def test_an_answer_that_lies_is_refused_and_nothing_is_enrolled(
@@ -234,7 +238,7 @@ async def test_a_certificate_by_another_authority_is_refused(lying: Any, tmp_pat
 
     def spoil(answer: Any, coordinator: LyingCoordinator) -> None:
         peer = PeerIdentity("demo", Role.MEMBER, member_id(coordinator.request.identity_key))
-        leaf = other.ca.issue(coordinator.request.csr, peer, lifetime=600, now=NOW)
+        leaf = other.ca.issue(coordinator.request.csr, peer, lifetime=DAY, now=wall_clock())
         answer.certificate_chain = to_pem(leaf)
 
     async with lying(spoil) as attempt:

@@ -26,7 +26,11 @@ from mesh.envelope import (
 from mesh.errors import EnvelopeError, InvalidInput, RecordError, ResourceExhausted
 
 NOW = 1_800_000_000
-SHARED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 KEY = SealingKey()
 
 

@@ -4,10 +4,12 @@ import enum
 import io
 import json
 import logging
+import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,6 +186,59 @@ def test_a_dead_stream_does_not_stop_the_process() -> None:
     configure("node", stream=stream)
     stream.close()
     structlog.get_logger().info("into the void")
+
+
+def _finalizer(error: BaseException) -> None:
+    sys.unraisablehook(SimpleNamespace(exc_type=type(error), exc_value=error, exc_traceback=None))
+
+
+def _task(error: BaseException) -> None:
+    logging.getLogger("asyncio").error("Task exception was never retrieved", exc_info=error)
+
+
+@pytest.mark.parametrize("happens", [_finalizer, _task])
+def test_what_is_logged_while_a_line_is_written_blocks_nothing(
+    happens: Callable[[BaseException], None],
+) -> None:
+    class Stream(io.StringIO):
+        def write(self, text: str, /) -> int:
+            if "outer" in text:
+                happens(RuntimeError(MARK))
+            return super().write(text)
+
+    stream = Stream()
+    configure("node", stream=stream)
+    thread = threading.Thread(target=structlog.get_logger().info, args=("outer",), daemon=True)
+    thread.start()
+    thread.join(200)
+    assert not thread.is_alive()
+    assert [json.loads(line).get("error") for line in stream.getvalue().splitlines()] == [
+        "RuntimeError",
+        None,
+    ]
+
+
+def test_a_file_that_cannot_be_opened_again_is_tried_with_every_line(tmp_path: Path) -> None:
+    file = tmp_path / "logs" / "node.log"
+    configure("node", file=file)
+    file.parent.rename(tmp_path / "moved")
+    structlog.get_logger().info("lost")
+    structlog.get_logger().info("lost as well")
+    file.parent.mkdir()
+    for event in ("one", "two", "three"):
+        structlog.get_logger().info(event)
+    assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["one", "two", "three"]
+
+
+def test_a_log_file_is_its_owners_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        configure("node", file=tmp_path / "node.log")
+        (tmp_path / "node.log").rename(tmp_path / "node.log.0")
+        structlog.get_logger().info("one")
+    finally:
+        os.umask(before)
+    assert {one.stat().st_mode & 0o777 for one in tmp_path.iterdir()} == {0o600}
 
 
 def test_a_rotated_file_is_opened_again(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import stat
@@ -22,10 +23,11 @@ from mesh.memberstate import (
     save_member_state,
     save_tls,
 )
+from mesh.rootmeta import sign_root
 from mesh.tls import TlsMaterial
 
 if TYPE_CHECKING:
-    from tests.mesh.conftest import Authority, FakeClock
+    from tests.mesh.conftest import Authority
 
 NOW = 1_800_000_000
 PEER = PeerIdentity("demo", Role.MEMBER, "m" * 52)
@@ -40,16 +42,15 @@ def material(authority: Authority) -> TlsMaterial:
 @pytest.fixture
 def state(authority: Authority) -> MemberState:
     root = authority.root
-    return MemberState(PEER, "alpha", "127.0.0.1:7700", root.fingerprint, root, material(authority))
+    pin, tls = root.fingerprint, material(authority)
+    return MemberState(PEER, "alpha", "127.0.0.1:7700", pin, root, tls, "127.0.0.1:7701")
 
 
-def test_what_is_saved_comes_back_and_is_private(
-    state: MemberState, tmp_path: Path, clock: FakeClock
-) -> None:
+def test_what_is_saved_comes_back_and_is_private(state: MemberState, tmp_path: Path) -> None:
     folder = tmp_path / "node"
     assert not is_enrolled(folder)
     save_member_state(folder, state)
-    assert load_member_state(folder, clock=clock) == state
+    assert load_member_state(folder) == state
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
@@ -62,15 +63,32 @@ def test_member_json_is_what_tools_read(state: MemberState, tmp_path: Path) -> N
         "role": "member",
         "name": "alpha",
         "coordinator": "127.0.0.1:7700",
+        "join": "127.0.0.1:7701",
         "root_sha256": state.root_sha256.hex(),
     }
+
+
+def test_root_metadata_that_has_expired_is_loaded_so_that_newer_can_be_fetched(
+    state: MemberState, authority: Authority, tmp_path: Path
+) -> None:
+    draft = dataclasses.replace(authority.root, issued=1, expires=2, chain=())
+    old = sign_root(draft, authority.root_signers)
+    save_member_state(tmp_path, dataclasses.replace(state, root=old))
+    assert load_member_state(tmp_path).root == old
+
+
+def test_an_enrolment_of_an_older_release_has_no_join_address(state: MemberState, tmp_path: Path) -> None:
+    save_member_state(tmp_path, state)
+    described = json.loads((tmp_path / "member.json").read_text())
+    del described["join"]
+    (tmp_path / "member.json").write_text(json.dumps(described))
+    assert load_member_state(tmp_path) == dataclasses.replace(state, join="")
 
 
 def test_a_rotated_pair_is_found_after_a_crash_at_any_write(
     state: MemberState,
     authority: Authority,
     tmp_path: Path,
-    clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     new = material(authority)
@@ -94,10 +112,10 @@ def test_a_rotated_pair_is_found_after_a_crash_at_any_write(
             patched.setattr(memberstate.os, "replace", dying(os.replace))
             with pytest.raises(OSError, match="power"):
                 save_tls(folder, new)
-        found = load_member_state(folder, clock=clock).tls
+        found = load_member_state(folder).tls
         assert found in (state.tls, new)
         save_tls(folder, new)
-        assert load_member_state(folder, clock=clock).tls == new
+        assert load_member_state(folder).tls == new
 
 
 def test_a_half_written_enrolment_is_none(
@@ -119,9 +137,7 @@ def test_a_half_written_enrolment_is_none(
 
 @pytest.mark.parametrize("name", ["tls.key", "tls.pem", "root.dsse", "member.json"])
 @pytest.mark.parametrize("damage", ["cut", "gone", "noise"])
-def test_a_damaged_enrolment_is_refused(
-    state: MemberState, tmp_path: Path, clock: FakeClock, name: str, damage: str
-) -> None:
+def test_a_damaged_enrolment_is_refused(state: MemberState, tmp_path: Path, name: str, damage: str) -> None:
     save_member_state(tmp_path, state)
     path = tmp_path / name
     data = path.read_bytes()
@@ -130,25 +146,25 @@ def test_a_damaged_enrolment_is_refused(
         path.write_bytes(data[: len(data) // 2] if damage == "cut" else b"noise")
         path.chmod(0o600)
     with pytest.raises(SealringError) as caught:
-        load_member_state(tmp_path, clock=clock)
+        load_member_state(tmp_path)
     assert caught.value.reason in ("MEMBER_STATE_CORRUPT", "NOT_ENROLLED")
 
 
 def test_a_root_that_is_not_the_pinned_one_is_refused(
-    state: MemberState, make_authority: Callable[[], Authority], tmp_path: Path, clock: FakeClock
+    state: MemberState, make_authority: Callable[[], Authority], tmp_path: Path
 ) -> None:
     save_member_state(tmp_path, state)
     memberstate.save_root(tmp_path, make_authority().root)
     with pytest.raises(RosterError) as caught:
-        load_member_state(tmp_path, clock=clock)
+        load_member_state(tmp_path)
     assert caught.value.reason == "ROOT_PIN"
 
 
-def test_a_key_that_others_can_read_is_refused(state: MemberState, tmp_path: Path, clock: FakeClock) -> None:
+def test_a_key_that_others_can_read_is_refused(state: MemberState, tmp_path: Path) -> None:
     save_member_state(tmp_path, state)
     (tmp_path / "tls.key").chmod(0o644)
     with pytest.raises(ConfigError) as caught:
-        load_member_state(tmp_path, clock=clock)
+        load_member_state(tmp_path)
     assert caught.value.reason == "SECRET_FILE_UNSAFE"
 
 

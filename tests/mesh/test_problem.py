@@ -5,6 +5,7 @@ import pytest
 from mesh import errors
 from mesh.errors import Internal, InvalidInput, SealringError
 from mesh.problem import from_parts, from_problem, to_problem
+from sealring.v1 import membership_pb2
 
 TREE = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, SealringError)]
 
@@ -30,3 +31,12 @@ def test_an_unknown_code_is_internal() -> None:
 def test_an_error_shows_its_hint() -> None:
     assert str(InvalidInput("bad", hint="good")) == "bad (hint: good)"
     assert str(InvalidInput("bad")) == "bad"
+
+
+def test_a_problem_of_others_takes_no_more_room_than_ones_own() -> None:
+    huge = "x" * 100_000
+    told = membership_pb2.Problem(code="UNAVAILABLE", reason=huge, message=huge, hint=huge)
+    told.metadata.update({f"{number}{huge}": huge for number in range(100)})
+    back = to_problem(from_problem(told))
+    assert back.code == "UNAVAILABLE"
+    assert back.ByteSize() < 8192

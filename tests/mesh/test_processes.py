@@ -19,7 +19,7 @@ async def test_a_signal_stops_and_does_not_kill(number: signal.Signals) -> None:
         handler = signal.getsignal(number)
         assert not stop.is_set()
         os.kill(os.getpid(), number)
-        await asyncio.wait_for(stop.wait(), 5)
+        await asyncio.wait_for(stop.wait(), 200)
     assert signal.getsignal(number) != handler
 
 
@@ -69,7 +69,7 @@ async def test_what_ends_first_ends_the_others() -> None:
         await asyncio.sleep(0)
         raise ValueError("a fault")
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(200):
         await first_of(waits(), asyncio.sleep(0))
         assert ended == ["waits"]
         with pytest.raises(ValueError, match="a fault"):

@@ -31,7 +31,11 @@ from mesh.records import (
 from mesh.session import MAX_U64, SessionKeys
 from mesh.suites import Suite
 
-SHARED = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED = settings(
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 DIGEST = bytes(range(32))
 
 

@@ -15,7 +15,6 @@ from mesh.dsse import encode_envelope, open_envelope, seal_envelope
 from mesh.encoding import canonical_json
 from mesh.errors import NotFound, RosterError
 from mesh.identity import SoftwareSigner, member_id
-from mesh.labels import Label
 from mesh.roster import Gateway, Revoked, RingMember
 from mesh.roster_codec import (
     MAX_PAYLOAD_BYTES,
@@ -33,13 +32,15 @@ from mesh.trust import KeyType, TrustLevel
 
 NOW = 1_800_000_000
 SHARED = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
 def read(cluster: Any, payload: bytes) -> Any:
     """What a reader says to a payload that the roster key did sign."""
-    envelope = seal_envelope(PAYLOAD_TYPE, payload, Label.ROSTER, cluster.authority.roster_signers)
+    envelope = seal_envelope(PAYLOAD_TYPE, payload, cluster.authority.roster_signers)
     return check_roster(envelope, cluster.authority.root, now=NOW)
 
 
@@ -392,9 +393,7 @@ def test_size_cap(cluster: Any, make_cluster: Callable[..., Any]) -> None:
     assert len(padded) == size_cap(3)
     read(cluster, padded)
     assert refusal(cluster, padded[:-1] + b" }") == "ROSTER_TOO_LARGE"
-    huge = seal_envelope(
-        PAYLOAD_TYPE, bytes(MAX_PAYLOAD_BYTES + 1), Label.ROSTER, cluster.authority.roster_signers
-    )
+    huge = seal_envelope(PAYLOAD_TYPE, bytes(MAX_PAYLOAD_BYTES + 1), cluster.authority.roster_signers)
     with pytest.raises(RosterError) as error:
         check_roster(huge, cluster.authority.root, now=NOW)
     assert error.value.reason == "ENVELOPE_MALFORMED"

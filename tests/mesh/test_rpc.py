@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from mesh import rpc
 from mesh.errors import (
     Cancelled,
     ConfigError,
@@ -20,7 +24,8 @@ from mesh.errors import (
     SealringError,
     Unavailable,
 )
-from mesh.rpc import CHANNEL_OPTIONS, Server, from_rpc_error, to_status, with_deadline
+from mesh.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, Port, Server, from_rpc_error, to_status, with_deadline
+from mesh.wire import MAX_FIELDS
 from sealring.v1 import inference_pb2, inference_pb2_grpc, membership_pb2, membership_pb2_grpc
 
 MARK = "the eagle lands at noon"
@@ -161,7 +166,7 @@ async def test_a_cancelled_call_ends_the_handler(channel: grpc.aio.Channel, serv
     call = inference(channel).Generate(inference_pb2.GenerateRequest(model="endless"))
     await call.read()
     call.cancel()
-    await asyncio.wait_for(servicer.ended.wait(), 5)
+    await asyncio.wait_for(servicer.ended.wait(), 200)
 
 
 async def test_health_is_checked_and_watched(servicer: Inference) -> None:
@@ -248,3 +253,104 @@ async def test_a_deadline_does_not_swallow_a_cancellation() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert done.is_set()
+
+
+async def test_a_start_that_is_cancelled_has_not_begun() -> None:
+    """As by Ctrl-C, which asyncio keeps for the first moment at which a process waits."""
+    server = Server([])
+    port = server.listen("127.0.0.1:0", None)
+    starting = asyncio.create_task(server.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await server.stop(0)
+    with pytest.raises(OSError):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0" + bytes(4)  # and empty settings (RFC 9113, 3.4)
+SETTINGS, PING, GOAWAY = 4, 6, 7
+
+
+async def frames(reader: asyncio.StreamReader) -> AsyncIterator[tuple[int, bytes]]:
+    """The HTTP/2 frames that a server sends, each as its kind and its payload, until it closes."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            head = await asyncio.wait_for(reader.readexactly(9), 200)
+            yield head[3], await reader.readexactly(int.from_bytes(head[:3], "big"))
+
+
+@pytest.fixture
+async def narrow() -> AsyncIterator[int]:
+    """The port of a server that takes very little."""
+    server = Server([], port=Port(connections=2, streams=3, message=100))
+    port = server.listen("127.0.0.1:0", None)
+    await server.start()
+    yield port
+    await server.stop(0)
+
+
+async def test_streams_of_a_connection_are_bounded(narrow: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", narrow)
+    writer.write(PREFACE)
+    kind, payload = await anext(frames(reader))
+    assert kind == SETTINGS
+    told = {payload[at : at + 2]: payload[at + 2 : at + 6] for at in range(0, len(payload), 6)}
+    assert int.from_bytes(told[b"\0\3"], "big") == 3  # SETTINGS_MAX_CONCURRENT_STREAMS
+    writer.close()
+
+
+async def test_a_flood_of_pings_ends_its_connection(narrow: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", narrow)
+    writer.write(PREFACE + (b"\0\0\x08\6\0" + bytes(4) + b"12345678") * 50)
+    goodbyes = [payload async for kind, payload in frames(reader) if kind == GOAWAY]
+    assert b"too_many_pings" in goodbyes[-1]
+    writer.close()
+
+
+async def test_connections_are_bounded(narrow: int) -> None:
+    def open_one() -> Any:
+        return asyncio.open_connection("127.0.0.1", narrow)
+
+    taken = [await open_one() for _ in range(2)]
+    for reader, writer in taken:
+        writer.write(PREFACE)
+        assert (await anext(frames(reader)))[0] == SETTINGS
+    reader, writer = await open_one()
+    writer.write(PREFACE)
+    assert [frame async for frame in frames(reader)] == []
+    for _, one in [*taken, (reader, writer)]:
+        one.close()
+
+
+async def test_messages_are_bounded_by_port(narrow: int) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{narrow}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service="x" * 101), timeout=20
+            )
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_every_option_has_a_name_that_grpc_knows() -> None:
+    """It takes no notice of any other, and says nothing."""
+    known = Path(cygrpc.__file__).read_bytes()
+    limits = ("grpc.max_allowed_incoming_connections", "grpc.max_concurrent_streams")
+    for name in [*limits, *dict(SERVER_OPTIONS), *dict(CHANNEL_OPTIONS)]:
+        assert name.encode() + b"\0" in known, name
+
+
+async def test_a_port_to_strangers_counts_before_it_decodes(servicer: Inference) -> None:
+    server = Server(
+        [(inference_pb2_grpc.add_InferenceServicer_to_server, servicer, INFERENCE)], port=rpc.INFERENCE
+    )
+    port = server.listen("127.0.0.1:0", None)
+    await server.start()
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage()] * (MAX_FIELDS + 1))
+    prompt = inference_pb2.Prompt(chat=chat)
+    request = inference_pb2.GenerateRequest(envelope=inference_pb2.Envelope(clear=prompt))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert (await failure(inference(channel).Generate(request))).reason == "TOO_MANY_VALUES"
+        assert await anext(aiter(inference(channel).Generate(inference_pb2.GenerateRequest())))
+    await server.stop(0)

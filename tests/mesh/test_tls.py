@@ -74,7 +74,7 @@ async def start_server(store: TlsStore, *, require_client: bool = True) -> tuple
 
 
 async def ask(channel: grpc.aio.Channel) -> str:
-    answer: bytes = await channel.unary_unary("/test.Test/Who")(b"", timeout=5)
+    answer: bytes = await channel.unary_unary("/test.Test/Who")(b"", timeout=200)
     return answer.decode()
 
 
@@ -158,19 +158,41 @@ async def test_peer_channel_is_kept_while_nothing_rotates(ca: ClusterCA) -> None
     await peer.close()
 
 
-async def test_retired_channel_ends_with_its_certificate(ca: ClusterCA) -> None:
+async def test_a_retired_channel_lives_as_long_as_its_streams(ca: ClusterCA) -> None:
+    """What ends them is the other end, when nobody proves them anew."""
     server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))
-    store = TlsStore(make_material(ca, Role.MEMBER, "node-a", lifetime=60))
-    peer = PeerChannel(address, store, "node-b.member.sealring.internal", clock=lambda: wall_clock() + 3600)
+    store = TlsStore(make_material(ca, Role.MEMBER, "node-a"))
+    peer = PeerChannel(address, store, "node-b.member.sealring.internal")
     stream = peer.get().stream_stream("/test.Test/Echo")()
     await stream.write(b"x")
     assert await stream.read() == b"x"
     store.replace(make_material(ca, Role.MEMBER, "node-a"))
-    peer.get()
-    with pytest.raises(asyncio.CancelledError):
-        await stream.read()
+    assert await ask(peer.get()) == "spiffe://demo/member/node-a"
+    (retiring,) = peer._retiring
+    await stream.write(b"y")
+    assert await stream.read() == b"y"
+    assert not retiring.done()
+    await stream.done_writing()
+    assert await stream.read() is grpc.aio.EOF
+    async with asyncio.timeout(200):
+        await retiring
     await peer.close()
     await server.stop(None)
+
+
+async def test_a_pause_ends_with_a_newer_certificate(ca: ClusterCA) -> None:
+    store = TlsStore(make_material(ca, Role.MEMBER, "node-a"))
+    peer = PeerChannel("127.0.0.1:1", store, "x")
+    peer.get()
+    await peer.pause(0)
+    pausing = asyncio.create_task(peer.pause(3600))
+    renewals = peer.renewed()
+    newer = make_material(ca, Role.MEMBER, "node-a")
+    store.replace(newer)
+    async with asyncio.timeout(200):
+        await pausing
+        assert await anext(renewals) == newer.certificate
+    await peer.close()
 
 
 class FakeContext:
@@ -226,13 +248,13 @@ async def test_the_callers_certificate_is_the_one_of_the_handshake(ca: ClusterCA
     server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))
     for client in (make_material(ca, Role.GATEWAY, "gate"), make_material(ca, Role.GATEWAY, "gate")):
         async with member_channel(address, client, "node-b.member.sealring.internal") as channel:
-            assert await channel.unary_unary("/test.Test/Which")(b"", timeout=5) == client.certificate
+            assert await channel.unary_unary("/test.Test/Which")(b"", timeout=200) == client.certificate
     await server.stop(None)
     server, address = await start_server(
         TlsStore(make_material(ca, Role.COORDINATOR, "main")), require_client=False
     )
     async with joining_channel(address, (ca.certificate,)) as channel:
-        assert await channel.unary_unary("/test.Test/Which")(b"", timeout=5) == b"NO_CLIENT_CERTIFICATE"
+        assert await channel.unary_unary("/test.Test/Which")(b"", timeout=200) == b"NO_CLIENT_CERTIFICATE"
     await server.stop(None)
 
 

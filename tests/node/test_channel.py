@@ -1,5 +1,6 @@
 """The data channel, both ends in one process."""
 
+import contextlib
 import os
 import threading
 
@@ -14,13 +15,20 @@ from node.arena import SLOTS
 from node.channel import CarrierChannel, EngineChannel, create_channel, decode_message, encode_message, split
 
 
+@contextlib.contextmanager
+def both_ends():
+    descriptors = create_channel()
+    carrier = CarrierChannel(*descriptors.carrier)
+    with EngineChannel(*descriptors.engine) as engine:
+        yield engine, carrier
+    for part in (carrier._outgoing, carrier._incoming, carrier._outgoing_arena, carrier._incoming_arena):
+        part.close()  # a carrier's process ends with its channel
+
+
 @pytest.fixture
 def ends():
-    descriptors = create_channel()
-    engine, carrier = EngineChannel(*descriptors.engine), CarrierChannel(*descriptors.carrier)
-    yield engine, carrier
-    engine.close()
-    carrier.shut()
+    with both_ends() as made:
+        yield made
 
 
 def header(length: int, step: int = 1) -> RecordHeader:
@@ -65,24 +73,21 @@ def test_parts_of_a_large_payload_add_up_and_none_is_too_large(length):
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.binary(min_size=1, max_size=2000), min_size=1, max_size=20))
 def test_what_the_engine_sends_reaches_the_carrier_in_order(payloads):
-    descriptors = create_channel()
-    engine, carrier = EngineChannel(*descriptors.engine), CarrierChannel(*descriptors.carrier)
-    got = []
+    with both_ends() as (engine, carrier):
+        got = []
 
-    def take():
-        for _ in payloads:
-            record, data, slot = carrier.next_outgoing()
-            got.append((record.length, bytes(data)))
-            carrier.sent(slot, data)
+        def take():
+            for _ in payloads:
+                record, data, slot = carrier.next_outgoing()
+                got.append((record.length, bytes(data)))
+                carrier.sent(slot, data)
 
-    taker = threading.Thread(target=take)
-    taker.start()
-    for payload in payloads:
-        engine.send(header(len(payload)), payload)
-    taker.join(10)
-    assert got == [(len(payload), payload) for payload in payloads]
-    engine.close()
-    carrier.shut()
+        taker = threading.Thread(target=take)
+        taker.start()
+        for payload in payloads:
+            engine.send(header(len(payload)), payload)
+        taker.join(200)
+        assert got == [(len(payload), payload) for payload in payloads]
 
 
 def deliver(carrier: CarrierChannel, payload: bytes) -> None:
@@ -121,7 +126,7 @@ def test_a_payload_above_one_record_is_put_together_again(ends):
     thread.start()
     engine.send(header(length), payload)
     received = engine.receive()
-    thread.join(10)
+    thread.join(200)
     assert bytes(received.data) == payload
     received.release()
 
@@ -140,7 +145,7 @@ def test_sending_waits_for_a_free_slot_and_goes_on(ends):
     assert not done.wait(0.2)
     _, data, slot = carrier.next_outgoing()
     carrier.sent(slot, data)
-    assert done.wait(10)
+    assert done.wait(200)
     thread.join()
 
 
@@ -166,7 +171,7 @@ def test_waiting_ends_when_the_other_end_goes(ends, who):
     thread = threading.Thread(target=wait)
     thread.start()
     leaving()
-    thread.join(10)
+    thread.join(200)
     assert len(caught) == 1
 
 

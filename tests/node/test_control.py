@@ -11,10 +11,11 @@ from prooftest import identity, introduce
 from rostertest import PaperCluster
 
 from mesh.certificates import PeerIdentity, Role, expires_at, to_pem
-from mesh.composition import MAX_CHANGES
+from mesh.composition import MAX_CHANGES, MAX_CHOICES
 from mesh.envelope import RequestInfo, seal_request
 from mesh.errors import InvalidInput, PermissionDenied, SealringError
 from mesh.identity import SoftwareSigner
+from mesh.interceptor import Lease
 from mesh.proof import Identity, Purpose
 from mesh.roster import RingMember
 from mesh.rpc import Server
@@ -34,12 +35,14 @@ class Engine:
         self.figures = EngineFigures(steps=5, memory=77)
         self.loaded = engine_pb2.StageLoaded(kv_bytes_per_token=3, kv_bytes_per_row=4, rows_in_turn=True)
         self.work: list[engine_pb2.EngineCommand] = []
+        self.waited_for: list[int] = []
+        """How many commands it had each time somebody waited until it had taken them."""
 
     def send_work(self, command: bytes) -> None:
         self.work.append(engine_pb2.EngineCommand.FromString(command))
 
     async def drained(self) -> None:
-        return
+        self.waited_for.append(len(self.work))
 
     async def close_epoch(self) -> None:
         return
@@ -62,6 +65,7 @@ class Desk:
         self.plan = Plan()
         self.plan.rank = rank
         self.faults: list[str] = []
+        self.trusted: tuple[bytes, ...] = ()
         self.epoch = Epoch(self.plan, self)
         self.epoch.phase = Phase.UP
         self.engine = self.epoch.engine = Engine()
@@ -87,6 +91,9 @@ class Desk:
             raise PermissionDenied("no", reason="GATEWAY_NOT_ALLOWED")
         return self.gateway
 
+    def authorities(self) -> tuple[bytes, ...]:
+        return self.trusted
+
     def serving_epoch(self, ring: str, epoch: int) -> Epoch:
         return self.epoch
 
@@ -104,7 +111,7 @@ class Stream:
         await self.call.write(raw)
 
     async def next(self) -> control_pb2.ScheduleResponse | None:
-        answer = await asyncio.wait_for(self.call.read(), 10)
+        answer = await asyncio.wait_for(self.call.read(), 200)
         return None if answer is grpc.aio.EOF else control_pb2.ScheduleResponse.FromString(answer)
 
 
@@ -124,16 +131,17 @@ async def connect(cluster):
 
     async def open_stream(rank: int = 0) -> tuple[Desk, Stream]:
         desk = Desk(rank, gateway.signer.public_key)
+        desk.trusted = (cluster.ca.certificate,)
         server = Server([(add_control_to_server, ControlService(desk), SERVICE)])
         port = server.listen("127.0.0.1:0", server_credentials(member.store()))
         await server.start()
         name = PeerIdentity("testbed", Role.MEMBER, member.id).server_name
         channel = PeerChannel(f"127.0.0.1:{port}", gateway.store(), name)
         stream = Stream(channel.get().stream_stream("/sealring.v1.Control/Schedule")())
-        stream.channel = channel
+        stream.channel, stream.party, stream.material = channel, gateway, gateway.material
         closing.extend((channel.close, lambda: server.stop(0)))
         own, certificate = identity(gateway.signer, "testbed"), gateway.material.certificate
-        await introduce(
+        stream.proof = await introduce(
             stream.call, packed, own, certificate, Purpose.SCHEDULE, called=desk.identity.id, parse=unpacked
         )
         await stream.send(attach=control_pb2.Attach(ring="demo-0", epoch=1))
@@ -155,7 +163,7 @@ def open_row(**changes: Any) -> control_pb2.OpenRow:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(200):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -171,6 +179,7 @@ async def test_what_passes_through(connect) -> None:
     assert (opened.open_row.prompt.text, opened.open_row.max_tokens) == ("hello", 9)
     assert stepped.step == step
     assert discarded.discard.row == 4
+    await until(lambda: desk.engine.waited_for == [1, 2, 3])
     done = control_pb2.StepDone(step=1, outputs=[control_pb2.RowOutput(row=1, text="x" * 500, tokens=1)])
     events = [
         engine_pb2.EngineEvent(opened=control_pb2.RowOpened(row=1, prompt_tokens=5)),
@@ -193,14 +202,19 @@ async def test_a_row_that_cannot_be_opened_is_refused_and_the_epoch_goes_on(conn
     assert (await stream.next()).refused.problem.reason == "WRONG_DEPLOYMENT"
     await stream.send(open=open_row(row=2, envelope=inference_pb2.Envelope()))
     assert (await stream.next()).refused.problem.reason == "EMPTY_ENVELOPE"
+    await stream.send(open=open_row(row=3, choices=MAX_CHOICES + 1))
+    assert (await stream.next()).refused.problem.reason == "BAD_CHOICES"
     assert desk.epoch.phase is Phase.UP
     assert desk.engine.work == []
+    await stream.send(open=open_row(row=4 + MAX_CHOICES, choices=MAX_CHOICES))
+    await until(lambda: desk.engine.work)
+    assert desk.engine.work[0].open_row.choices == MAX_CHOICES
 
 
 def sealed_row(desk: Desk, row: int, **changes: Any) -> tuple[control_pb2.OpenRow, Any]:
     fields = {
         "request_id": secrets.token_bytes(16),
-        "expires": int(time.time()) + 60,
+        "expires": int(time.time()) + 3000,
         "roster_hash": desk.roster.hash,
     }
     info = RequestInfo(deployment="demo", **{**fields, **changes})
@@ -283,11 +297,11 @@ BROKEN = [
     b"",
     b"\x22",
     b"\x22\x05\x08",
-    b"\x22\x02\x08\x01\x4a\x00",
+    b"\x22\x02\x08\x01\x7a\x00",
     b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\x01",
     b"\xff" * 40,
     b"\x22\x03\x08\x01\xff",
-    b"\x4a\x00",
+    b"\x7a\x00",
     control_pb2.ScheduleRequest(attach=control_pb2.Attach(ring="demo-0", epoch=1)).SerializeToString(),
 ]
 
@@ -337,16 +351,71 @@ async def test_a_gateway_that_leaves(connect, how: str, used: bool) -> None:
     assert desk.epoch.phase is (Phase.ENDED if used else Phase.UP)
 
 
-async def test_a_stream_ends_when_its_callers_certificate_does(connect, cluster, monkeypatch) -> None:
+@pytest.fixture
+def leases(monkeypatch) -> list[Lease]:
+    """Those of the streams that are opened, in their order."""
+    made: list[Lease] = []
+
+    class Noted(Lease):
+        def __init__(self, limit: asyncio.Timeout, ends: float) -> None:
+            super().__init__(limit, ends)
+            self.limit = limit
+            made.append(self)
+
+        def end_now(self) -> None:
+            self.limit.reschedule(asyncio.get_running_loop().time())
+
+    monkeypatch.setattr("mesh.interceptor.Lease", Noted)
+    return made
+
+
+async def test_a_stream_ends_when_its_callers_certificate_does(connect, cluster, leases, monkeypatch) -> None:
     """The connection would last for as long as somebody keeps it open."""
-    ends = expires_at(cluster.party(Role.GATEWAY).store().current()[1].certificate)
-    monkeypatch.setattr("mesh.interceptor.SKEW_SECONDS", time.time() + 2.5 - ends)
     desk, stream = await connect()
-    async with asyncio.timeout(10):
+    ends = expires_at(stream.material.certificate)
+    assert leases[0].ends == ends
+    leases[0].end_now()
+    async with asyncio.timeout(200):
         assert await stream.call.code() is grpc.StatusCode.UNAUTHENTICATED
     await until(lambda: desk.epoch.gateway is None)
+    monkeypatch.setattr("mesh.interceptor.SKEW_SECONDS", time.time() - ends - 1)
     again = stream.channel.get().stream_stream("/sealring.v1.Control/Schedule")()
     assert await again.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_stream_outlives_its_callers_certificate_once_it_has_shown_the_next(
+    connect, cluster, leases
+) -> None:
+    desk, stream = await connect()
+    gateway = stream.party
+    later = cluster.material(PeerIdentity("testbed", Role.GATEWAY, gateway.id), age=-50).certificate
+    own = identity(gateway.signer, "testbed")
+    await stream.send(renewal=await stream.proof.renew(later, own.sign))
+    await stream.send(ping=control_pb2.Ping(sequence=1))
+    assert (await stream.next()).pong.sequence == 1
+    assert leases[0].ends == expires_at(later) > expires_at(stream.material.certificate)
+    assert desk.faults == []
+
+
+@pytest.mark.parametrize("how", ["another key", "another stream", "thrown out"])
+async def test_what_does_not_prove_the_next_certificate_ends_the_epoch(
+    connect, cluster, leases, how: str
+) -> None:
+    desk, stream = await connect()
+    _, other = await connect()
+    gateway, proof = stream.party, stream.proof
+    later = cluster.material(PeerIdentity("testbed", Role.GATEWAY, gateway.id), age=-50).certificate
+    sign = identity(gateway.signer, "testbed").sign
+    if how == "another key":
+        sign = identity(SoftwareSigner.generate(), "testbed").sign
+    elif how == "another stream":
+        proof = other.proof
+    else:
+        desk.gateway_key = lambda *_: (_ for _ in ()).throw(PermissionDenied("no", reason="REMOVED"))
+    await stream.send(renewal=await proof.renew(later, sign))
+    await until(lambda: desk.faults)
+    assert desk.faults == ["REMOVED" if how == "thrown out" else "BAD_PROOF"]
+    assert leases[0].ends == expires_at(stream.material.certificate)
 
 
 async def test_a_gateway_that_does_not_read_ends_the_epoch(connect, monkeypatch) -> None:

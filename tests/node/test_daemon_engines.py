@@ -1,8 +1,12 @@
+from __future__ import annotations
+
+import asyncio
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from mesh.errors import NotFound
+from mesh.errors import DeadlineExceeded, NotFound
 from node import daemon_engines
 from node.daemon_engines import EngineKeeper
 from node.memory import MemoryMeter
@@ -56,3 +60,86 @@ async def test_a_fetch_that_fails_is_told_with_a_hint(cache: Path, monkeypatch: 
     with pytest.raises(NotFound) as raised:
         await keeper.find("org/model")
     assert "network" in raised.value.hint
+
+
+class ScriptedEngine:
+    """An engine that knows whether it holds weights."""
+
+    started: ClassVar[list[ScriptedEngine]] = []
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.memory_limit = 0
+        self.stage: str | None = None
+        self.profiled: list[str] = []
+        self.hangs = False
+        self.ends = asyncio.Event()
+        self.ends.set()
+        self.started.append(self)
+
+    async def profile(self, path: str) -> str:
+        self.profiled.append(path)
+        if self.hangs:
+            raise DeadlineExceeded("the profile of a model took longer than 120 s")
+        return "profile"
+
+    def kill(self) -> None:
+        self.alive = False
+
+    async def stop(self) -> None:
+        self.alive = False
+        await self.ends.wait()
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineKeeper:
+    async def start(**_: object) -> ScriptedEngine:
+        return ScriptedEngine()
+
+    monkeypatch.setattr(ScriptedEngine, "started", [])
+    monkeypatch.setattr(daemon_engines.Engine, "start", start)
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    return EngineKeeper([tmp_path], MemoryMeter(None), allow_downloads=False)
+
+
+async def test_a_model_is_measured_by_an_engine_that_serves_nothing(keeper: EngineKeeper) -> None:
+    await keeper.profile("one")
+    (spare,) = ScriptedEngine.started
+    await keeper.profile("two")
+    assert len(spare.profiled) == 2
+    assert len(ScriptedEngine.started) == 1
+    spare.stage = "layers"
+    await keeper.profile("three")
+    _, other = ScriptedEngine.started
+    assert len(other.profiled) == 1
+    assert (spare.alive, other.alive) == (True, False)
+    await keeper.stop()
+
+
+async def test_an_engine_that_a_model_keeps_busy_is_ended(keeper: EngineKeeper) -> None:
+    await keeper.profile("one")
+    (spare,) = ScriptedEngine.started
+    spare.hangs = True
+    with pytest.raises(DeadlineExceeded):
+        await keeper.profile("two")
+    assert not spare.alive
+    await keeper.stop()
+
+
+async def test_who_stops_all_engines_waits_for_one_that_is_being_dropped(keeper: EngineKeeper) -> None:
+    await keeper.profile("one")
+    (engine,) = ScriptedEngine.started
+    engine.ends.clear()
+    dropping = asyncio.create_task(keeper.drop())
+    while engine.alive:
+        await asyncio.sleep(0)
+    stopping = asyncio.create_task(keeper.stop())
+    done, _ = await asyncio.wait((dropping,))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert dropping in done
+    assert not stopping.done()
+    engine.ends.set()
+    await stopping

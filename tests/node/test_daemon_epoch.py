@@ -244,6 +244,35 @@ async def test_an_engine_that_does_not_close_is_killed() -> None:
     assert shop.made_engine.log == ["open", "close", "kill"]
 
 
+@pytest.mark.parametrize("part", ["carrier", "channel", "engine"])
+async def test_a_part_that_does_not_end_holds_up_no_other(part: str) -> None:
+    shop = Workshop()
+    epoch = Epoch(Plan(2), shop)
+    epoch.prepare()
+    for gate in GATES[:4]:
+        shop.open(gate)
+        await settle()
+    assert epoch.phase is Phase.PREPARED
+
+    def fail(*_: Any) -> Any:
+        raise OSError(5, "a fault")
+
+    carrier, engine = shop.made_carrier, shop.made_engine
+    assert carrier is not None
+    if part == "carrier":
+        carrier.stop = fail  # type: ignore[method-assign]
+    elif part == "engine":
+        engine.close_epoch = fail  # type: ignore[method-assign]
+    else:
+        epoch._close_channel = fail  # type: ignore[method-assign]
+    epoch.fault(EpochEnded("x"))
+    await epoch.closed()
+    assert shop.released == 1
+    assert ("kill" in engine.log) == (part == "engine")
+    assert ("close" in engine.log) == (part != "engine")
+    assert ("stop" in carrier.log) == (part != "carrier")
+
+
 async def test_an_epoch_waits_for_the_one_before() -> None:
     first_shop, second_shop = Workshop(), Workshop()
     first = Epoch(Plan(1), first_shop)

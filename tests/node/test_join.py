@@ -6,6 +6,7 @@ import pytest
 from mesh.addresses import free_port
 from mesh.bootstrap import JoinToken
 from mesh.errors import SealringError
+from mesh.memberstate import forget_enrolment
 from node.join import join
 from node.settings import NodeSettings
 
@@ -29,4 +30,6 @@ async def test_what_keeps_a_node_from_joining(cluster: Any, tmp_path: Path) -> N
     envelope, _ = cluster.roster(members=[party])
     cluster.enrol(party, folder, nobody, envelope)
     assert await reason(state_dir=folder) == "ALREADY_ENROLLED"
+    forget_enrolment(folder)
+    assert await reason(state_dir=folder, coordinator=nobody) == "COORDINATOR_UNREACHABLE"
     assert (folder / "identity.key").stat().st_mode & 0o777 == 0o600

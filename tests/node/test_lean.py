@@ -31,8 +31,8 @@ NOBODYS = {
     "coordinator",
     "cli",
 }
-CHILDRENS = NOBODYS | {"grpc", "pydantic", "nacl", "psutil", "rich.pretty", "asyncio.events", "ssl"}
-HEADS = {"tokenizers", "jinja2"}
+CHILDRENS = NOBODYS | {"jinja2", "grpc", "pydantic", "nacl", "psutil", "rich.pretty", "asyncio.events", "ssl"}
+HEADS = {"tokenizers"}
 ENGINES = {"mlx.nn", "mlx_lm", "numpy"}
 DAEMONS_NEVER = NOBODYS | {
     "mlx",
@@ -47,7 +47,7 @@ DAEMONS_NEVER = NOBODYS | {
 
 def run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -43,7 +43,7 @@ async def daemons(cluster, count: int) -> AsyncIterator[list[Daemon]]:
     finally:
         for daemon in found:
             assert not daemon.links._expected
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(200):
             while any(daemon.links._open for daemon in found):  # of connections that were cut
                 await asyncio.sleep(0.01)
         for daemon in found:
@@ -210,7 +210,7 @@ async def call(cluster, target: Daemon, caller, frames) -> grpc.StatusCode:
     channel = PeerChannel(target.party.address, caller.store(), name)
     try:
         stub = links_pb2_grpc.LinksStub(channel.get())
-        stream = stub.Handshake(frames, timeout=10)
+        stream = stub.Handshake(frames, timeout=200)
         async for _ in stream:
             pass
         return await stream.code()
@@ -266,6 +266,7 @@ async def test_a_member_that_is_not_the_neighbour_does_not_spoil_the_link(cluste
 async def test_broken_handshakes_end_in_one_way(cluster, monkeypatch, frames) -> None:
     monkeypatch.setattr(link_setup, "PEER_SECONDS", 1.0)
     monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 1.0)
+    monkeypatch.setattr(links_module, "EARLY_SECONDS", 0.5)
     async with daemons(cluster, 2) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
         waiting = asyncio.create_task(shake(nodes[1], plan(roster, nodes[1])))
@@ -295,16 +296,16 @@ async def test_open_handshakes_are_bounded(cluster, monkeypatch: pytest.MonkeyPa
 
 async def test_a_revoked_member_is_refused_at_once(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its certificate is still good, and the handshake that it asks for would be waited for."""
-    monkeypatch.setattr(links_module, "EARLY_SECONDS", 30.0)
+    monkeypatch.setattr(links_module, "EARLY_SECONDS", 1000.0)
     async with daemons(cluster, 2) as nodes:
         nodes[1].revoked.add(nodes[0].party.id)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(200):
             code = await call(cluster, nodes[1], nodes[0].party, send(hello()))
         assert code is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_open_handshakes_of_a_revoked_member_end(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "EARLY_SECONDS", 30.0)
+    monkeypatch.setattr(links_module, "EARLY_SECONDS", 1000.0)
     async with daemons(cluster, 3) as nodes:
         frames = [send(hello(epoch=number)) for number in range(3)]
         calls = [asyncio.create_task(call(cluster, nodes[1], nodes[0].party, one)) for one in frames]
@@ -313,7 +314,7 @@ async def test_open_handshakes_of_a_revoked_member_end(cluster, monkeypatch: pyt
             await asyncio.sleep(0.01)
         nodes[1].revoked.add(nodes[0].party.id)
         nodes[1].links.close_revoked()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(200):
             assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.PERMISSION_DENIED}
         assert not other.done()
         other.cancel()

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def settings(folder: Path, **fields: Any) -> NodeSettings:
 
 async def reason(chosen: NodeSettings) -> str:
     with pytest.raises(SealringError) as raised:
-        await asyncio.wait_for(serve(chosen, asyncio.Event()), 20)
+        await asyncio.wait_for(serve(chosen, asyncio.Event()), 200)
     return raised.value.reason
 
 
@@ -139,7 +140,7 @@ def test_a_daemon_without_a_coordinator_runs_stays_small_and_stops(process: Any,
         mapped = Path(f"/proc/{process.pid}/maps").read_text()
         assert not [name for name in ("libmlx", "numpy", "tokenizers") if name in mapped]
     os.kill(process.pid, sign)
-    assert process.wait(15) == 0
+    assert process.wait(200) == 0
 
 
 @pytest.mark.integration
@@ -147,7 +148,32 @@ def test_a_second_daemon_on_one_state_is_refused(process: Any, tmp_path: Path) -
     wait_for_event(process, "node started")
     chosen = settings(tmp_path / "node").model_dump_json()
     second = subprocess.run(
-        [sys.executable, "-c", PROGRAM, chosen], stderr=subprocess.PIPE, timeout=30, check=False
+        [sys.executable, "-c", PROGRAM, chosen], stderr=subprocess.PIPE, timeout=200, check=False
     )
     assert second.returncode != 0
     assert b"STATE_IN_USE" in second.stderr or b"another process uses" in second.stderr
+
+
+def test_children_get_a_folder_for_temporary_files_of_the_nodes_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, shared = tmp_path / "state", tmp_path / "shared"
+    for folder in (state, shared):
+        folder.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setenv("TMPDIR", str(shared))
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    main.keep_temporary_files(state)
+    main.keep_temporary_files(state)
+    assert os.environ["TMPDIR"] == str(state / "tmp")
+    assert (state / "tmp").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_private_folder_for_temporary_files_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    main.keep_temporary_files(tmp_path / "state")
+    assert os.environ["TMPDIR"] == str(tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import time
 from typing import Any
 
 import pytest
@@ -23,6 +22,11 @@ from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
 SECRET = "swordfish"
+NOW = 1_800_000_000
+
+
+def clock() -> float:
+    return NOW
 
 
 class Plan:
@@ -36,16 +40,16 @@ class Head:
     """A head on paper, and a client that trusts its roster."""
 
     def __init__(self, level: TrustLevel = TrustLevel.SOFTWARE) -> None:
-        self.cluster = PaperCluster({"demo-0": level}, size=2)
+        self.cluster = PaperCluster({"demo-0": level}, size=2, clock=clock)
         self.plan: Any = Plan(self.cluster)
-        self.unsealer = Unsealer(self.cluster.keys["demo-0"], self.plan.members[0].id)
+        self.unsealer = Unsealer(self.cluster.keys["demo-0"], self.plan.members[0].id, clock=clock)
         self.unsealer.learn(self.cluster.roster)
 
     def seal(
         self, row: int = 1, *, roster: Roster | None = None, body: bytes | None = None, **changes: Any
     ) -> tuple[control.OpenRow, ReplyOpener]:
         named = roster or self.cluster.roster
-        expires = int(time.time()) + 60
+        expires = NOW + 60
         info = RequestInfo("demo", secrets.token_bytes(16), expires, named.hash)
         fields = {"prompt": inference.Prompt(text=SECRET), "max_tokens": 9, **changes}
         body = inference.SealedPrompt(**fields).SerializeToString() if body is None else body
@@ -119,7 +123,7 @@ def test_a_trust_that_has_fallen_since_is_refused() -> None:
 
 def test_a_key_of_an_earlier_life_is_refused() -> None:
     head = Head()
-    head.unsealer = Unsealer(SealingKey(), head.plan.members[0].id)
+    head.unsealer = Unsealer(SealingKey(), head.plan.members[0].id, clock=clock)
     head.unsealer.learn(head.cluster.roster)
     refused(head, "SEALED_BY_OTHER_ROSTER")
 

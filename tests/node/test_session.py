@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from mesh.certificates import PeerIdentity, Role, role_server_name
 from mesh.dsse import Ed25519Signer
-from mesh.errors import InvalidInput, PermissionDenied
+from mesh.errors import ConfigError, InvalidInput, PermissionDenied
 from mesh.introduction import Introduction
 from mesh.proof import Purpose, SignProof, by_roster_keys, of_identity
 from mesh.rpc import Server
@@ -24,12 +24,14 @@ class Coordinator(membership_pb2_grpc.MembershipServicer):
         self.member = member
         self.proves = True
         self.offers = asyncio.Semaphore(0)
+        self.parted = asyncio.Semaphore(0)
         self.heard: asyncio.Queue[membership_pb2.MemberMessage] = asyncio.Queue()
         self.say: asyncio.Queue[membership_pb2.CoordinatorMessage | None] = asyncio.Queue()
         self.refusal: Exception | None = None
 
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[membership_pb2.CoordinatorMessage]:
         proof, answer = await answer_offer(requests, context, Purpose.SESSION, self.sign)
+        self.proof = proof
         self.offers.release()
         if not self.proves:
             yield GOODBYE
@@ -43,6 +45,7 @@ class Coordinator(membership_pb2_grpc.MembershipServicer):
         async def read() -> None:
             async for message in requests:
                 self.heard.put_nowait(message)
+            self.parted.release()
 
         reader = asyncio.create_task(read())
         try:
@@ -56,10 +59,10 @@ class Coordinator(membership_pb2_grpc.MembershipServicer):
         while self.offers.locked() is False:
             await self.offers.acquire()
         for _ in range(times):
-            await asyncio.wait_for(self.offers.acquire(), 20)
+            await asyncio.wait_for(self.offers.acquire(), 200)
 
     async def hears(self, kind: str) -> membership_pb2.MemberMessage:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(200):
             while True:
                 message = await self.heard.get()
                 if message.WhichOneof("message") == kind:
@@ -137,6 +140,20 @@ async def test_hello_heartbeats_and_messages_in_order(talk: Any) -> None:
     assert [await listener.heard.get() for _ in range(2)] == ["commit", "goodbye"]
 
 
+async def test_it_ends_its_side_when_it_is_said_goodbye_to_and_says_the_rest_on_the_next_stream(
+    talk: Any,
+) -> None:
+    coordinator, listener, session, _ = talk
+    await coordinator.hears("hello")
+    coordinator.say.put_nowait(GOODBYE)
+    assert await listener.heard.get() == "goodbye"
+    await asyncio.wait_for(coordinator.parted.acquire(), 200)
+    session.send(fault(7))
+    coordinator.say.put_nowait(None)
+    await coordinator.hears("hello")
+    assert (await coordinator.hears("fault")).fault.epoch == 7
+
+
 async def test_it_comes_back_with_what_was_not_said(talk: Any) -> None:
     coordinator, _, session, _ = talk
     await coordinator.hears("hello")
@@ -159,6 +176,19 @@ async def test_a_channel_that_is_replaced_does_not_end_the_session(talk: Any) ->
     await coordinator.hears("hello")
 
 
+async def test_the_coordinator_is_told_what_keeps_a_node_from_coming_online(
+    talk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, listener, _, _ = talk
+
+    def hello() -> membership_pb2.Hello:
+        raise ConfigError("its version is unknown", reason="BROKEN_INSTALLATION")
+
+    monkeypatch.setattr(listener, "hello", hello)
+    coordinator.say.put_nowait(None)
+    assert (await coordinator.hears("trouble")).trouble.reason == "BROKEN_INSTALLATION"
+
+
 async def test_a_hello_that_cannot_be_made_is_told_of(talk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator, listener, _, _ = talk
 
@@ -178,7 +208,7 @@ async def test_a_node_that_is_not_enrolled_any_more_learns_it(talk: Any, reason:
     await coordinator.hears("hello")
     coordinator.refusal = PermissionDenied("no", reason=reason)
     coordinator.say.put_nowait(None)
-    await asyncio.wait_for(listener.out.wait(), 10)
+    await asyncio.wait_for(listener.out.wait(), 200)
 
 
 @pytest.mark.parametrize("reason", ["NOT_ENROLLED", "EVICTED", "BANNED"])
@@ -213,9 +243,40 @@ async def test_a_coordinator_without_a_proof_is_told_nothing(talk: Any) -> None:
 async def test_goodbye_is_said_last(talk: Any) -> None:
     coordinator, _, session, _ = talk
     await coordinator.hears("hello")
-    coordinator.say.put_nowait(GOODBYE)
+    coordinator.say.put_nowait(COMMIT)
     await asyncio.sleep(0.05)
     session.send(fault(1))
     await session.goodbye("stopping")
     assert (await coordinator.hears("fault")).fault.epoch == 1
     assert (await coordinator.hears("goodbye")).goodbye.reason == "stopping"
+
+
+def peer(session: CoordinatorSession) -> PeerIdentity:
+    return PeerIdentity("testbed", Role.MEMBER, session._introduction._identity.id)
+
+
+async def test_a_session_outlives_the_certificate_that_it_was_opened_with(talk: Any, cluster: Any) -> None:
+    """Whenever there is a newer one it says so, on the same stream, with a proof of its own."""
+    coordinator, _, session, channel = talk
+    await coordinator.hears("hello")
+    proof = coordinator.proof
+    for _ in range(2):
+        newer = cluster.material(peer(session))
+        channel._store.replace(newer)
+        renewal = (await coordinator.hears("renewal")).renewal
+        assert renewal.certificate == newer.certificate
+        proof.check_renewal(renewal, of_identity(coordinator.member))
+    assert coordinator.proof is proof
+
+
+async def test_a_new_stream_does_not_begin_with_a_renewal_of_the_last(talk: Any, cluster: Any) -> None:
+    coordinator, _, session, channel = talk
+    await coordinator.hears("hello")
+    coordinator.say.put_nowait(None)
+    channel._store.replace(cluster.material(peer(session)))
+    await coordinator.hears("hello")
+    channel._store.replace(newest := cluster.material(peer(session)))
+    renewal = (await coordinator.hears("renewal")).renewal
+    while renewal.certificate != newest.certificate:
+        renewal = (await coordinator.hears("renewal")).renewal
+    coordinator.proof.check_renewal(renewal, of_identity(coordinator.member))

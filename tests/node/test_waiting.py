@@ -1,7 +1,7 @@
 import os
 import select
 import threading
-import time
+from itertools import count
 
 import pytest
 
@@ -30,10 +30,32 @@ def test_what_comes_is_seen_while_awake_and_while_asleep(pipe, monkeypatch, spin
         assert os.read(pipe[0], 2) == b"x"
 
 
-def test_waiting_awake_is_bounded(pipe, monkeypatch):
+class Quiet:
+    """Nothing ever comes; each look takes 5 ms of its clock."""
+
+    def __init__(self):
+        self.timeouts = []
+        self.monotonic = map((0.005).__mul__, count()).__next__
+
+    def poll(self, timeout):
+        self.timeouts.append(timeout)
+        return []
+
+
+@pytest.mark.parametrize(("timeout", "slept"), [(0.5, 500), (None, None), (0.01, 10)])
+def test_waiting_awake_is_bounded(monkeypatch, timeout, slept):
+    quiet = Quiet()
     monkeypatch.setattr(waiting, "spin_seconds", 0.02)
-    poll = select.poll()
-    poll.register(pipe[0], select.POLLIN)
-    before = time.thread_time()
-    assert waiting.wait(poll, 0.5) == []
-    assert time.thread_time() - before < 0.2
+    monkeypatch.setattr(waiting, "time", quiet)
+    assert waiting.wait(quiet, timeout) == []
+    *awake, asleep = quiet.timeouts
+    assert asleep == slept
+    assert set(awake) == {0}
+    assert len(awake) <= 4
+
+
+@pytest.mark.parametrize(("count", "cores"), [(7, 7), (None, 1)])
+def test_cores_are_counted_where_nobody_tells_which_may_be_used(monkeypatch, count, cores):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    assert waiting.cores() == cores

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from ringtest import Ring, chat
+from ringtest import LIMIT_SECONDS, Ring, chat
 
 from mesh.certificates import PeerIdentity, Role, role_server_name
 from mesh.memberstate import load_member_state
@@ -42,7 +43,7 @@ async def attacker(mode: str, **arguments: Any) -> AsyncIterator[asyncio.subproc
 
 async def lines(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str, Any]]:
     assert process.stdout is not None
-    while line := await asyncio.wait_for(process.stdout.readline(), 60):
+    while line := await asyncio.wait_for(process.stdout.readline(), LIMIT_SECONDS):
         yield json.loads(line)
 
 
@@ -56,25 +57,33 @@ async def nodes(ring: Ring) -> dict[str, Any]:
     return {node.name: node for node in answer.nodes}
 
 
-async def status(ring: Ring) -> Any:
-    answer = await ring.cluster.admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
-    return answer.deployments[0].rings[0]
+async def replaced(ring: Ring, name: str) -> None:
+    """Enrols and starts a node or the gateway anew, in the place of one that was thrown out."""
+    cluster = ring.cluster
+    shutil.rmtree(cluster.state_dir / name)
+    if name == "gateway":
+        await cluster._enrol_gateway()
+        await cluster._children.start("gateway", [*cluster._config("gateway"), "gateway", "run"])
+    else:
+        await cluster._enrol_node(name)
+        await cluster.start_node(name)
+        await cluster._wait_for_nodes()
 
 
 async def targets(ring: Ring) -> list[dict[str, str]]:
     """Every port that asks for a certificate, with the name that its holder proves."""
     cluster = ring.cluster
     coordinator = role_server_name(Role.COORDINATOR)
-    found = [{"address": cluster._address(name), "name": coordinator} for name in ("coordinator", "join")]
+    found = [{"address": cluster.address(name), "name": coordinator} for name in ("coordinator", "join")]
     state = load_member_state(cluster.operator_bundle)
     for name, node in (await nodes(ring)).items():
         peer = PeerIdentity(state.peer.cluster, Role.MEMBER, node.id)
-        found.append({"address": cluster._address(name), "name": peer.server_name})
+        found.append({"address": cluster.address(name), "name": peer.server_name})
     return found
 
 
 async def attack_with(ring: Ring, state: Path, **options: Any) -> list[dict[str, Any]]:
-    now = await status(ring)
+    now = await ring.status()
     return await told(
         "calls",
         **options,
@@ -89,4 +98,4 @@ async def attack_with(ring: Ring, state: Path, **options: Any) -> list[dict[str,
 
 async def serves_on(ring: Ring, epoch: int) -> None:
     assert (await ring.ask(chat("What is the capital of France?"), 20)).completion_tokens > 0
-    assert (await status(ring)).epoch == epoch
+    assert (await ring.status()).epoch == epoch

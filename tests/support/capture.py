@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
+import secrets
 import socket
 import struct
 import threading
@@ -15,7 +17,8 @@ import psutil
 import pytest
 
 ETH_P_ALL = 0x0003
-_READ_BYTES = 64 << 20
+_READ_BYTES = 1 << 20
+_NOTHING = bytes(_READ_BYTES)
 _FEWEST, _MOST = 6, 24
 """Token ids that are searched for in a row."""
 
@@ -48,7 +51,9 @@ def found_in_memory(pid: int, forms: Mapping[str, bytes]) -> set[str]:
             for offset in range(start, end, _READ_BYTES):
                 with contextlib.suppress(OSError, ValueError, OverflowError):
                     memory.seek(offset)
-                    seen |= found(memory.read(min(_READ_BYTES + overlap, end - offset)), forms)
+                    data = memory.read(min(_READ_BYTES + overlap, end - offset))
+                    if not _NOTHING.startswith(data[:_READ_BYTES]):  # most of what is mapped was never used
+                        seen |= found(data, forms)
     return seen
 
 
@@ -100,11 +105,29 @@ class Capture:
         self._thread.join(10)
         self._socket.close()
 
+    async def caught_up(self) -> None:
+        """Returns when everything that was sent before is in `streams`: something sent after it is there."""
+        mark = secrets.token_bytes(16)
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as sender,
+        ):
+            sender.sendall(mark)
+            ends = (sender.getsockname()[1], server.getsockname()[1])
+            async with asyncio.timeout(60):
+                while mark not in self.streams.get(ends, b""):
+                    await asyncio.sleep(0.01)
+
+    def own(self, pids: Iterable[int]) -> dict[tuple[int, int], bytes]:
+        """The streams of these processes, which still run, and of their children: others use loopback too."""
+        ports = ports_of(pids)
+        return {ends: bytes(data) for ends, data in self.streams.items() if ports & set(ends)}
+
     def _run(self) -> None:
         while not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 packet, address = self._socket.recvfrom(1 << 18)
-                if address[2] != socket.PACKET_OUTGOING:
+                if address[2] == socket.PACKET_OUTGOING:  # of which loopback's are in the order of sending
                     self._keep(packet[14:])
 
     def _keep(self, ip: bytes) -> None:

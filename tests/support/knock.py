@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def knocking(port: int, seconds: float = 20) -> Iterator[None]:
+def knocking(port: int, seconds: float = 200) -> Iterator[None]:
     """A visitor at a port of loopback, from when somebody listens there."""
     until = time.monotonic() + seconds
     while True:

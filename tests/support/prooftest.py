@@ -38,7 +38,7 @@ async def introduce(
     *,
     called: str = "",
     parse: Callable[[Any], Any] = lambda answer: answer,
-) -> proof_pb2.ProofAnswer:
+) -> CallerProof:
     """The caller's part, which believes whatever answers. `request` makes a message of its fields."""
     connection = Connection(purpose, own.cluster, own.id, called, key_hash(certificate))
     proof = CallerProof(connection, own.roster())
@@ -51,7 +51,7 @@ async def introduce(
         await call.read()
     if purpose is Purpose.SESSION:
         await call.read()  # that it was accepted, or why not
-    return answer
+    return proof
 
 
 async def answer_offer(

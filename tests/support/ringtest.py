@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import json
+import os
+import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
+import hasty
+import httpx
+import openai
+import psutil
+import pytest
 
 from cli.cluster import LocalCluster
-from sealring.v1 import inference_pb2, inference_pb2_grpc
+from cli.operator import read_bundle
+from node import scratch
+from sealring.client import AsyncClient
+from sealring.v1 import admin_pb2, inference_pb2, inference_pb2_grpc, membership_pb2
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
+LIMIT_SECONDS = 120.0
+"""Within which everything that is waited for has come, however busy the machine is."""
+
+_FORMING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND)
+
+
+CLUSTER = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="session")]
+"""Marks of tests with real processes, which live longer than a test."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,22 +46,44 @@ class Reply:
 
 @dataclasses.dataclass
 class Ring:
-    """A serving cluster and a client of its gRPC edge."""
+    """A serving cluster and a client of its gRPC edge, with the API key that it has, if any."""
 
     cluster: LocalCluster
     deployment: Any
     stub: inference_pb2_grpc.InferenceStub
+    key: str = ""
+
+    @property
+    def model(self) -> str:
+        return str(self.deployment.plan.spec.name)
+
+    @property
+    def pin(self) -> str:
+        """The hash of the cluster's root key, in hex."""
+        return read_bundle(self.cluster.operator_bundle).root_sha256.hex()
+
+    def metadata(self) -> Any:
+        return (("authorization", f"Bearer {self.key}"),) if self.key else None
+
+    def sealing(self, **settings: Any) -> AsyncClient:
+        """A client that seals its prompts."""
+        given = {"root_sha256": self.pin, "timeout": LIMIT_SECONDS, "api_key": self.key or None} | settings
+        return AsyncClient(self.cluster.grpc_address, **given)
+
+    def openai(self) -> openai.AsyncOpenAI:
+        url = f"{self.cluster.http_url}/v1"
+        return openai.AsyncOpenAI(base_url=url, api_key=self.key or "unused", max_retries=0)
 
     async def ask(self, prompt: inference_pb2.Prompt, max_tokens: int = 0, **fields: Any) -> Reply:
         """The whole reply, from one streamed call."""
         request = inference_pb2.GenerateRequest(
-            model="demo",
+            model=self.model,
             envelope=inference_pb2.Envelope(clear=prompt),
             max_tokens=max_tokens,
             **fields,
         )
         text, finished = [], None
-        async for response in self.stub.Generate(request, timeout=60):
+        async for response in self.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=self.metadata()):
             if response.HasField("delta"):
                 text.append(response.delta.text)
             elif response.HasField("finished"):
@@ -49,6 +91,71 @@ class Ring:
         assert finished is not None
         reason = inference_pb2.FinishReason.Name(finished.reason)
         return Reply("".join(text), finished.prompt_tokens, finished.completion_tokens, reason)
+
+    async def reply(self, prompt: inference_pb2.Prompt, max_tokens: int = 0) -> Reply:
+        """As `ask`, if need be from the ring that is formed anew."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while True:
+                try:
+                    return await self.ask(prompt, max_tokens)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() not in _FORMING:
+                        raise
+                    await asyncio.sleep(0.2)
+
+    async def status(self) -> Any:
+        """The first ring, as the coordinator sees it."""
+        answer = await self.cluster.admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+        (found,) = (one for one in answer.deployments if one.plan.spec.name == self.model)
+        return found.rings[0]
+
+    async def serving(self) -> Any:
+        """The status of the ring once it serves, its epoch told by every member and answering."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while True:
+                before = await self.status()
+                if before.phase == membership_pb2.RING_PHASE_SERVING:
+                    await self.reply(chat("Hello!"), 1)
+                    if (now := await self.status()) == before:
+                        return now
+                await asyncio.sleep(0.1)
+
+    async def offered(self, rings: int) -> None:
+        """Returns when the gateway offers the model over so many rings."""
+        request = inference_pb2.ListModelsRequest()
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while True:
+                answer = await self.stub.ListModels(request, timeout=30, metadata=self.metadata())
+                if [one.rings for one in answer.models if one.name == self.model] == [rings]:
+                    return
+                await asyncio.sleep(0.1)
+
+    async def counted(self, name: str) -> float:
+        """The sum of one of the gateway's metrics, over its labels."""
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        async with httpx.AsyncClient(base_url=self.cluster.http_url, headers=headers) as http:
+            lines = (await http.get("/metrics")).text.splitlines()
+        assert any(line.startswith(f"# TYPE sealring_{name} ") for line in lines), name
+        samples = (line for line in lines if line.startswith(f"sealring_{name}{{"))
+        return sum(float(line.rsplit(" ", 1)[1]) for line in samples)
+
+    async def idle(self) -> None:
+        """Returns when no request has a row any more."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while await self.counted("num_requests_running"):
+                await asyncio.sleep(0.05)
+
+    def part(self, node: str, word: str = "") -> psutil.Process:
+        """The daemon of a node, or the child of it whose command has the word."""
+        daemon = psutil.Process(self.cluster.processes[node])
+        if not word:
+            return daemon
+        return next(one for one in daemon.children(recursive=True) if word in " ".join(one.cmdline()))
+
+    def node_of(self, member: str) -> str:
+        """The name of the node with this id."""
+        folders = (self.cluster.state_dir / name for name in self.cluster.node_names)
+        return next(folder.name for folder in folders if member in (folder / "member.json").read_text())
 
 
 def chat(*contents: str, **sampling: Any) -> inference_pb2.Prompt:
@@ -64,23 +171,91 @@ def chat(*contents: str, **sampling: Any) -> inference_pb2.Prompt:
 
 @asynccontextmanager
 async def serving(folder: Path, size: int, **spec: Any) -> AsyncIterator[Ring]:
+    """A cluster of so many nodes that serves the demo model over all of them, or as `spec` has it."""
     async with LocalCluster(folder, MODEL, nodes=size, name="demo") as cluster:
-        await cluster.start()
-        deployment = await cluster.deploy(stages=size, **spec)
-        async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
-            yield Ring(cluster, deployment, inference_pb2_grpc.InferenceStub(channel))
+        cluster._children._command = (sys.executable, hasty.__file__)
+        async with started(cluster, **({"stages": size} | spec)) as ring:
+            yield ring
+
+
+@asynccontextmanager
+async def started(cluster: LocalCluster, **spec: Any) -> AsyncIterator[Ring]:
+    """Starts the cluster and deploys its model."""
+    share_kernels(cluster)
+    await cluster.start()
+    deployment = await cluster.deploy(**spec)
+    async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
+        yield Ring(cluster, deployment, inference_pb2_grpc.InferenceStub(channel))
+
+
+def share_kernels(cluster: LocalCluster) -> None:
+    """Has a cluster find what MLX had to compile for the CPU in any test before."""
+    scratch.claim()
+    kept, found = Path(os.environ["TMPDIR"]) / "mlx", cluster.state_dir / "tmp" / "mlx"
+    kept.mkdir(exist_ok=True)
+    if not found.exists():
+        found.symlink_to(kept)
+
+
+class Arrangements:
+    """A cluster of which a test asks for the deployment that it needs; the one before makes room for it."""
+
+    def __init__(self, cluster: LocalCluster, key: str = "") -> None:
+        self.cluster = cluster
+        self._key = key
+        self._made = 0
+        self._spec: dict[str, Any] = {}
+        self._ring: Ring | None = None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Arrangements:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def have(self, **spec: Any) -> Ring:
+        """A ring of a deployment with these fields."""
+        if self._ring is None or spec != self._spec:
+            await self.clear()
+            self._made += 1
+            # A name of its own: the gateway must not be taken to offer this one while it offers the last
+            self.cluster.name = f"arrangement-{self._made}"
+            deployment = await self.cluster.deploy(**spec)
+            channel = await self._stack.enter_async_context(
+                grpc.aio.insecure_channel(self.cluster.grpc_address)
+            )
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            self._spec, self._ring = spec, Ring(self.cluster, deployment, stub, self._key)
+            await self._ring.offered(1)
+        return self._ring
+
+    async def clear(self) -> None:
+        """Gives all nodes back."""
+        if self._ring is not None:
+            request = admin_pb2.DeleteDeploymentRequest(name=self._ring.model)
+            self._ring = None
+            await self.cluster.admin.call("DeleteDeployment", request)
+            await self._stack.aclose()
 
 
 class Reference:
-    """The whole model in plain mlx_lm, greedy, one row."""
+    """The whole model in plain mlx_lm, greedy, one row; what it was asked once it remembers."""
 
     def __init__(self, folder: Path) -> None:
         from mlx_lm import load
 
         self.model, self.tokenizer = load(str(folder))
+        self._replies: dict[str, Reply] = {}
 
     def reply(self, messages: list[dict[str, str]], max_tokens: int, *, kv_bits: int = 0) -> Reply:
         """With `kv_bits` by mlx-lm's own quantized caches, from the first token on."""
+        asked = json.dumps([messages, max_tokens, kv_bits])
+        if asked not in self._replies:
+            self._replies[asked] = self._reply(messages, max_tokens, kv_bits)
+        return self._replies[asked]
+
+    def _reply(self, messages: list[dict[str, str]], max_tokens: int, kv_bits: int) -> Reply:
         import mlx.core as mx
         from mlx_lm.generate import generate_step
         from mlx_lm.models.cache import QuantizedKVCache

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from mesh.certificates import ClusterCA
+from mesh.clock import Clock, wall_clock
 from mesh.dsse import Ed25519Signer
 from mesh.envelope import SealingKey
 from mesh.identity import SoftwareSigner, member_id
@@ -21,15 +21,24 @@ from mesh.trust import SCORES, KeyType, TrustLevel
 
 
 class PaperCluster:
-    """Rings `NAME-0`, `NAME-1`, ... of `size` members each; a level is that of the weakest, the tail."""
+    """Rings `NAME-0`, `NAME-1`, ... of `size` members each; a level is that of the weakest, the tail.
+
+    A roster lives for ten minutes: a cluster that is kept for longer than a test takes a clock that stands.
+    """
 
     def __init__(
-        self, rings: dict[str, TrustLevel] | None = None, *, size: int = 2, name: str = "paper"
+        self,
+        rings: dict[str, TrustLevel] | None = None,
+        *,
+        size: int = 2,
+        name: str = "paper",
+        clock: Clock = wall_clock,
     ) -> None:
+        self._clock = clock
+        now = int(clock())
         self.root_signer, self.roster_signer = Ed25519Signer.generate(), Ed25519Signer.generate()
         with tempfile.TemporaryDirectory() as folder:
-            authority = ClusterCA.create(Path(folder) / "ca", name, now=int(time.time())).certificate
-        now = int(time.time())
+            authority = ClusterCA.create(Path(folder) / "ca", name, now=now).certificate
         self.root = self.sign_root(
             RootMetadata(
                 cluster=name,
@@ -63,7 +72,7 @@ class PaperCluster:
                 self.draft, version=previous.version + 1, previous=previous.hash, **changes
             )
         self.envelope = sign_roster(complete_roster(self.draft), [self.roster_signer])
-        self.roster = check_roster(self.envelope, self.root, now=time.time())
+        self.roster = check_roster(self.envelope, self.root, now=self._clock())
         return self.roster
 
     @property

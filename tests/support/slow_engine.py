@@ -1,23 +1,32 @@
-"""The engine, with a step now and then that takes as long as a big one on a small machine."""
+"""The engine, with a step that takes as long as a big one on a small machine: a prefill at the head, a decode
+step at the tail. That it was slow it leaves as a file in the temporary folder."""
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 
 from mesh.composition import ResolvedStep
 from node.engine import main
 from node.engine.epoch import Epoch
 
 SLOW_SECONDS = 8.0
-SLOW_STEPS = (1, 5)
-"""A prefill and a decode step."""
+SLOW_STEPS = {"head": 1, "tail": 5}
 
 _genuine = Epoch.execute
 
 
+def markers(folder: Path) -> list[Path]:
+    """What slow engines leave."""
+    return [folder / f"slow-{end}" for end in SLOW_STEPS]
+
+
 def _slow(self: Epoch, step: ResolvedStep) -> None:
-    if step.number in SLOW_STEPS:
+    end = "tail" if self._prompts is None else "head"
+    if step.number == SLOW_STEPS[end]:
         time.sleep(SLOW_SECONDS)
+        (Path(tempfile.gettempdir()) / f"slow-{end}").touch()
     _genuine(self, step)
 
 

@@ -38,6 +38,7 @@ from mesh.proof import (
     by_identity,
     by_roster_keys,
 )
+from mesh.protocol import PROTOCOL_VERSION
 from mesh.rpc import Server
 from mesh.status import from_rpc_error
 from mesh.tls import (
@@ -110,6 +111,8 @@ class Thief:
         csr = LeafKey().csr()
         hello = membership_pb2.Hello(
             software_version="0.1.0",
+            protocol=PROTOCOL_VERSION,
+            instance=bytes(16),
             addresses=["127.0.0.1:9"],
             sealing_key=sealing,
             sealing_key_signature=sign_sealing_key(self._signer, cluster, sealing),
@@ -121,6 +124,12 @@ class Thief:
             f"{v1}Membership/Session": membership_pb2.MemberMessage(hello=hello),
             f"{v1}Certificates/Renew": membership_pb2.RenewRequest(
                 csr=csr, signature=self._signer.sign(Label.CSR, csr)
+            ),
+            f"{v1}Renewal/RenewByIdentity": membership_pb2.RenewByIdentityRequest(
+                identity_key=self._signer.public_key,
+                csr=csr,
+                nonce=bytes(32),
+                signature=self._signer.sign(Label.CSR, csr),
             ),
             f"{v1}Scheduling/Watch": membership_pb2.WatchRequest(),
             f"{v1}Scheduling/Follow": membership_pb2.FollowRequest(),
@@ -251,8 +260,9 @@ def scan(arguments: dict[str, Any]) -> None:
         b"\xff" * 9 + os.urandom(1000),
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ]
-    until, made, open_ones = time.monotonic() + arguments["seconds"], 0, []
-    while time.monotonic() < until:
+    made: int = 0
+    open_ones: list[socket.socket] = []
+    for _ in range(arguments["rounds"]):
         for port in arguments["ports"]:
             with contextlib.suppress(OSError):
                 guest = socket.create_connection(("127.0.0.1", port), timeout=1)

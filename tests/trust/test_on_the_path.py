@@ -12,30 +12,23 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import psutil
 import pytest
 import pytest_asyncio
 from onpath import ATTACKS, Proxy
-from ringtest import MODEL, Reply, Ring, chat
+from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Ring, chat, started
 
 from cli.cluster import LocalCluster
 from mesh.addresses import parse_address
-from sealring.v1 import admin_pb2, inference_pb2_grpc, membership_pb2
+from sealring.v1 import membership_pb2
 
 pytestmark = [
-    pytest.mark.integration,
+    *CLUSTER,
     pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/net/tcp and all of 127.0.0.0/8"),
-    pytest.mark.timeout(240),
-    pytest.mark.xdist_group("integration"),
-    pytest.mark.asyncio(loop_scope="module"),
 ]
 HERE = Path(__file__).parent
 QUESTION = "What is the capital of France?"
 TOKENS = 40
-FOUND_SECONDS = 15.0
-"""Within which an attack is found; five or six where the machine has time for its processes."""
-
 RING_HOST = "127.0.0.77"
 """An address of loopback that only this cluster's rings use, so that the stranger disturbs no other test."""
 
@@ -84,13 +77,10 @@ class TappedCluster(LocalCluster):
             settings["advertise"] = [self.daemons[name].address]
         return settings
 
-    async def start_node(self, name: str) -> None:
-        genuine = self._children._command
+    async def __aenter__(self) -> TappedCluster:
+        await super().__aenter__()
         self._children._command = (sys.executable, str(HERE / "onpath_node.py"), str(self.ring_path.port))
-        starting = asyncio.create_task(super().start_node(name))
-        await asyncio.sleep(0)
-        self._children._command = genuine
-        await starting
+        return self
 
     def close(self) -> None:
         self.ring_path.close()
@@ -98,67 +88,37 @@ class TappedCluster(LocalCluster):
             proxy.close()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def tapped(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ring]:
-    async with TappedCluster(tmp_path_factory.mktemp("tapped") / "state") as cluster:
-        await cluster.start()
-        deployment = await cluster.deploy(stages=2)
-        async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
-            yield Ring(cluster, deployment, inference_pb2_grpc.InferenceStub(channel))
+    async with (
+        TappedCluster(tmp_path_factory.mktemp("tapped") / "state") as cluster,
+        started(cluster, stages=2) as ring,
+    ):
+        yield ring
         cluster.close()
-
-
-async def status(ring: Ring) -> Any:
-    answer = await ring.cluster.admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
-    return answer.deployments[0].rings[0]
-
-
-async def replied(ring: Ring) -> Reply:
-    """The reply that the ring gives, if need be after it was formed anew."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                return await ring.ask(chat(QUESTION), TOKENS)
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND):
-                    raise
-                await asyncio.sleep(0.5)
-
-
-async def settled(ring: Ring) -> int:
-    """The number of the epoch that serves, once it has done so for a moment."""
-    seen = None
-    async with asyncio.timeout(60):
-        while True:
-            now = await status(ring)
-            key = (now.epoch, now.phase)
-            if now.phase == membership_pb2.RING_PHASE_SERVING and key == seen:
-                return int(now.epoch)
-            seen = key
-            await asyncio.sleep(0.7)
 
 
 async def attacked(ring: Ring, proxy: Proxy, attack: str) -> None:
     """One attack while a reply is under way: the reply is the right one, for one epoch at most."""
-    expected = await replied(ring)
-    before = await settled(ring)
+    before = (await ring.serving()).epoch
+    expected = await ring.ask(chat(QUESTION), TOKENS)
     proxy.arm(ATTACKS[attack])
-    answer = asyncio.create_task(replied(ring))
-    assert await asyncio.to_thread(proxy.used.wait, 30), "nothing came along the path"
+    answer = asyncio.create_task(ring.reply(chat(QUESTION), TOKENS))
+    assert await asyncio.to_thread(proxy.used.wait, LIMIT_SECONDS), "nothing came along the path"
     if attack != "delay":
         await over(ring, before)
     assert await answer == expected
-    assert await replied(ring) == expected
-    after = await settled(ring)
+    assert await ring.reply(chat(QUESTION), TOKENS) == expected
+    after = (await ring.serving()).epoch
     assert after - before <= (0 if attack == "delay" else 1)
     assert after > before or attack == "delay", "what was altered was not noticed"
 
 
-async def over(ring: Ring, epoch: int, seconds: float = FOUND_SECONDS) -> None:
-    """Returns when an epoch is over. It has to be soon."""
-    async with asyncio.timeout(seconds):
+async def over(ring: Ring, epoch: int) -> None:
+    """Returns when an epoch is over."""
+    async with asyncio.timeout(LIMIT_SECONDS):
         while True:
-            now = await status(ring)
+            now = await ring.status()
             if now.epoch != epoch or now.phase != membership_pb2.RING_PHASE_SERVING:
                 return
             await asyncio.sleep(0.1)
@@ -181,44 +141,44 @@ async def test_a_daemons_port(tapped: Ring, attack: str) -> None:
 @pytest.mark.parametrize("attack", ["alter", "truncate", "swallow"])
 async def test_while_the_ring_forms(tapped: Ring, attack: str) -> None:
     """The handshakes of an epoch are what is attacked: they are repeated, and the epoch is formed."""
-    expected = await replied(tapped)
-    before = await settled(tapped)
+    before = (await tapped.serving()).epoch
+    expected = await tapped.ask(chat(QUESTION), TOKENS)
     _carrier(tapped).kill()
     tapped.cluster.daemons["node-1"].arm(ATTACKS[attack])
-    assert await replied(tapped) == expected
-    assert await settled(tapped) - before == 1
+    assert await tapped.reply(chat(QUESTION), TOKENS) == expected
+    assert (await tapped.serving()).epoch - before == 1
 
 
 @pytest.mark.parametrize("send", [0, 48])
 async def test_a_stranger_that_connects_first(tapped: Ring, send: int) -> None:
     """It sits at the port before the neighbour does, silent or not: the epoch is formed without it."""
-    expected = await replied(tapped)
-    before = await settled(tapped)
-    process = await started("stranger", host=RING_HOST, seconds=40, send=send)
+    before = (await tapped.serving()).epoch
+    expected = await tapped.ask(chat(QUESTION), TOKENS)
+    process = await begun("stranger", host=RING_HOST, seconds=LIMIT_SECONDS, send=send)
     assert "watching" in json.loads(await process.stdout.readline())
     _carrier(tapped).kill()
     heard = [json.loads(line) for line in (await process.communicate())[0].splitlines()]
     assert heard[0]["connected"] == heard[1]["port"]
     assert heard[1]["got"] == 0
-    assert await replied(tapped) == expected
-    assert await settled(tapped) - before == 1
+    assert await tapped.reply(chat(QUESTION), TOKENS) == expected
+    assert (await tapped.serving()).epoch - before == 1
 
 
 async def test_a_port_scan(tapped: Ring) -> None:
     """Garbage, slow bytes and half handshakes at every port of every process: streams go on."""
-    expected = await replied(tapped)
-    before = await settled(tapped)
-    process = await started("scan", seconds=8, ports=_ports(tapped))
+    before = (await tapped.serving()).epoch
+    expected = await tapped.ask(chat(QUESTION), TOKENS)
+    process = await begun("scan", rounds=60, ports=_ports(tapped))
     replies = [await tapped.ask(chat(QUESTION), TOKENS)]
     while process.returncode is None:
         replies.append(await tapped.ask(chat(QUESTION), TOKENS))
         await asyncio.sleep(0)
     assert json.loads((await process.communicate())[0])["made"] > 100
     assert set(replies) == {expected}
-    assert await settled(tapped) == before
+    assert (await tapped.serving()).epoch == before
 
 
-async def started(mode: str, **arguments: Any) -> asyncio.subprocess.Process:
+async def begun(mode: str, **arguments: Any) -> asyncio.subprocess.Process:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(HERE / "attacker.py"),

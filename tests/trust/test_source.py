@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,22 @@ REVIEWED_READERS = {
     "mesh/paths.py",
     "node/carrier/ring.py",  # sets what MLX reads
     "node/engine/device.py",  # likewise
+    "node/main.py",  # likewise
+    "node/scratch.py",  # likewise
     "node/models.py",  # where the Hugging Face library keeps models
     "node/supervisor.py",  # what children inherit
 }
 RUNS_CODE = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "jsonpickle"}
 
 
-def trees() -> Iterator[tuple[Path, ast.Module]]:
-    for package in PACKAGES:
-        for file in sorted((ROOT / package).rglob("*.py")):
-            if not file.name.endswith(("_pb2.py", "_pb2_grpc.py")):
-                yield file.relative_to(ROOT), ast.parse(file.read_text("utf-8"))
+@cache
+def trees() -> list[tuple[Path, ast.Module]]:
+    return [
+        (file.relative_to(ROOT), ast.parse(file.read_text("utf-8")))
+        for package in PACKAGES
+        for file in sorted((ROOT / package).rglob("*.py"))
+        if not file.name.endswith(("_pb2.py", "_pb2_grpc.py"))
+    ]
 
 
 def test_no_setting_turns_trust_off() -> None:
@@ -107,6 +112,15 @@ def test_nothing_reads_a_switch_from_the_environment(package: str) -> None:
     assert readers <= REVIEWED_READERS
 
 
+def test_every_python_is_started_without_the_working_folder() -> None:
+    """`python -m cli` runs a `cli.py` of the working folder first; `-P` keeps that folder out."""
+    sources = [(ROOT / file).read_text("utf-8") for file, _ in trees()]
+    starts = [found for source in sources for found in re.findall(r'sys\.executable,\s*(".*?")', source)]
+    assert len(starts) >= 2
+    assert set(starts) == {'"-P"'}
+    assert sum(source.count("sys.executable") for source in sources) == len(starts)
+
+
 def test_the_table_names_tests_that_exist() -> None:
     """Every file and every test of README.md is there."""
     table = (ROOT / "tests/trust/README.md").read_text("utf-8")
@@ -116,3 +130,24 @@ def test_the_table_names_tests_that_exist() -> None:
     source = "".join(file.read_text("utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
     tests = {word for word in words if word.startswith("test_") and not word.endswith(".py")}
     assert [name for name in sorted(tests) if f"def {name}" not in source] == []
+
+
+def test_every_process_forbids_core_files_first() -> None:
+    processes = {
+        str(file): next(
+            (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "main"), None
+        )
+        for file, tree in trees()
+        if str(file) == "cli/main.py" or "__name__ == '__main__'" in _conditions(tree)
+    }
+    assert {"cli/main.py", "node/engine/main.py", "node/carrier/main.py"} <= set(processes)
+    del processes["cli/launchd.py"]  # writes examples for the repository
+    for file, main in processes.items():
+        assert main is not None, file
+        first = main.body[1 if ast.get_docstring(main) else 0]
+        assert ast.unparse(first) == "forbid_core_files()", file
+    assert 'sealring = "cli.main:main"' in (ROOT / "pyproject.toml").read_text()
+
+
+def _conditions(tree: ast.Module) -> list[str]:
+    return [ast.unparse(one.test) for one in tree.body if isinstance(one, ast.If)]

@@ -17,6 +17,7 @@ import mlx.nn as nn
 from mesh.errors import ModelError
 
 from .adapters import Adapter, adapter_for
+from .caches import is_filled, parts_of
 from .interception import Call, intercept_call, intercept_reads, leaves
 from .layout import PROBES, Arguments, Layout, Place, Unsuitable, find_layout, get_argument
 from .spec import TensorSpec
@@ -50,6 +51,8 @@ class Anatomy:
     """For each layer that reads another layer's cache, that other layer."""
     owners: tuple[tuple[int, ...], ...]
     """For each of the model's caches, the layers that use it; none for one that is used before the layers."""
+    idle: frozenset[int]
+    """Caches that the model makes and no layer fills."""
     boundaries: tuple[Boundary, ...]
     """For each layer, what a stage that starts there receives (not meaningful for layer 0)."""
     logits: Layout
@@ -79,11 +82,7 @@ def dissect(model: nn.Module, model_type: str) -> Anatomy:
     try:
         first, second = (_Probe(model, layers, donors, rows, tokens) for rows, tokens in PROBES)
     except Exception as error:  # a model's own code may need a device, or more than tokens
-        raise ModelError(
-            f"mlx-lm's code for {model_type} does not run here ({type(error).__name__}: {error})"[:300],
-            reason="MODEL_NOT_RUNNABLE",
-            hint="see whether mlx_lm.generate runs this model on this machine",
-        ) from error
+        raise not_runnable(model_type, error) from error
     try:
         logits = find_layout("logits", first.result, second.result)
     except Unsuitable as reason:
@@ -92,12 +91,23 @@ def dissect(model: nn.Module, model_type: str) -> Anatomy:
         boundaries = _boundaries(adapter, donors, first, second, len(layers))
     except Unsuitable as reason:
         owners: tuple[tuple[int, ...], ...] = tuple((0,) for _ in first.owners())
-        return Anatomy(model_type, layers, adapter, {}, owners, (), logits, first.uses, str(reason))
+        return Anatomy(
+            model_type, layers, adapter, {}, owners, first.idle, (), logits, first.uses, str(reason)
+        )
     owners = tuple(
         tuple(sorted({*users, *(reader for reader, donor in donors.items() if donor in users)}))
         for users in first.owners()
     )
-    return Anatomy(model_type, layers, adapter, donors, owners, boundaries, logits, first.uses)
+    return Anatomy(model_type, layers, adapter, donors, owners, first.idle, boundaries, logits, first.uses)
+
+
+def not_runnable(model_type: str, error: Exception) -> ModelError:
+    """The error for what mlx cannot compute on this machine, in mlx's words: it has seen no prompt."""
+    return ModelError(
+        f"mlx-lm's code for {model_type} does not run here ({type(error).__name__}: {error})"[:300],
+        reason="MODEL_NOT_RUNNABLE",
+        hint="see whether mlx_lm.generate runs this model on this machine",
+    )
 
 
 def not_stageable(model_type: str, why: str) -> ModelError:
@@ -175,6 +185,10 @@ class _Probe:
         passed = {id(value) for value in leaves([args, kwargs])}
         return next((cache for cache in self._cache if id(cache) in passed), None)
 
+    @property
+    def idle(self) -> frozenset[int]:
+        return frozenset(index for index, cache in enumerate(self._cache) if not is_filled(cache))
+
     def owners(self) -> list[tuple[int, ...]]:
         """For each cache, the layers to which it, or a part of it, was passed."""
         given = {
@@ -183,7 +197,7 @@ class _Probe:
         }
         owners = []
         for cache in self._cache:
-            ids = {id(cache), *(id(part) for part in getattr(cache, "caches", ()))}
+            ids = {id(cache), *map(id, parts_of(cache))}
             owners.append(tuple(layer for layer, passed in given.items() if ids & passed))
         return owners
 
@@ -195,7 +209,7 @@ def _boundaries(
     if first.order != list(range(count)):
         raise Unsuitable("its layers are not called once each, in order")
     if not first.returns_state and type(adapter) is Adapter:
-        raise Unsuitable("its layers return more than their state")
+        raise Unsuitable("a layer hands more than one array to the next, and sealring has not learnt which")
     if type(adapter) is Adapter and adapter.state == Adapter.state:
         for index in range(count):
             _check_one_state(first.arguments[index], second.arguments[index])
@@ -213,7 +227,7 @@ def _check_one_state(first: Arguments, second: Arguments) -> None:
                 continue
             found += 1
     if found != 1:
-        raise Unsuitable("its layers are given more than their state")
+        raise Unsuitable("its layers need more than what the layer before them hands on")
 
 
 def _boundary(

@@ -16,6 +16,7 @@ from mlx.utils import tree_map
 
 from mesh.errors import Internal
 
+from .interception import leaves
 from .rows import merge as merge_rows
 
 Cache = list[Any]
@@ -34,7 +35,7 @@ Batch = list[Any]
 
 def for_one_row(cache: Cache, batches: bool) -> Cache:
     """Marks the cache of a model that does not batch, or whose caches do not."""
-    parts = [part for entry in cache for part in getattr(entry, "caches", (entry,))]
+    parts = [part for entry in cache for part in parts_of(entry)]
     return cache if batches and all(hasattr(part, "merge") for part in parts) else OneRow(cache)
 
 
@@ -85,7 +86,7 @@ def extract(batch: Batch, row: int) -> Cache:
 
 def trimmable(cache: Cache) -> bool:
     """Whether rows with caches like this empty one can be cut to fewer tokens, however long they are."""
-    parts = [part for entry in cache for part in getattr(entry, "caches", (entry,))]
+    parts = [part for entry in cache for part in parts_of(entry)]
     return all(
         part.is_trimmable() and not any(hasattr(part, bound) for bound in ("max_size", "chunk_size"))
         for part in parts
@@ -99,7 +100,7 @@ def first_tokens(cache: Cache, tokens: int) -> Cache:
     """
     copies: Cache = copy.deepcopy(list(cache))
     for entry in copies:
-        for part in getattr(entry, "caches", (entry,)):
+        for part in parts_of(entry):
             _cut(part, tokens)
     return OneRow(copies) if isinstance(cache, OneRow) else copies
 
@@ -119,7 +120,7 @@ def _cut(part: Any, tokens: int) -> None:
 def detached(cache: Cache) -> Cache:
     """The cache, lazily, in arrays that share no memory with what they were cut from."""
     for entry in cache:
-        for part in getattr(entry, "caches", (entry,)):
+        for part in parts_of(entry):
             if getattr(part, "keys", None) is not None:
                 part.keys, part.values = tree_map(mx.contiguous, (part.keys, part.values))
     return cache
@@ -135,18 +136,23 @@ def nbytes(cache: Batch) -> int:
 class Slots:
     """Places a stage's caches where the model expects them.
 
-    A model's code makes masks and positions from caches at absolute indices, also those of absent layers. In
-    the place of an absent layer's cache stands a present one of the same kind, for all caches of a row have
-    the same offset when a step begins; failing that a shadow, a cache of its own that counts tokens with keys
-    and values of width zero, or, for a kind that does not count, an empty one.
+    A model's code makes masks and positions from caches at absolute indices, also those of absent layers and
+    of layers that leave theirs empty. In the place of such a cache stands a present one of the same kind, for
+    all caches of a row have the same offset when a step begins; failing that a shadow, a cache of its own
+    that counts tokens with keys and values of width zero, or, for a kind that does not count, an empty one.
     """
 
-    def __init__(self, templates: Cache, owners: Sequence[Sequence[int]], lo: int, hi: int) -> None:
-        """`owners`: for each of the model's caches the layers that use it; none means only the head does."""
+    def __init__(
+        self, templates: Cache, owners: Sequence[Sequence[int]], idle: frozenset[int], lo: int, hi: int
+    ) -> None:
+        """`owners`: for each of the model's caches the layers that use it; none means only the head does.
+
+        `idle` are those that no layer ever fills.
+        """
         self._present = [
             index
             for index, layers in enumerate(owners)
-            if any(lo <= layer < hi for layer in layers) or (not layers and lo == 0)
+            if index not in idle and (any(lo <= layer < hi for layer in layers) or (not layers and lo == 0))
         ]
         self._shadows: list[int] = []
         self._empty = {
@@ -158,7 +164,7 @@ class Slots:
             kind = _kind(template)
             if index in self._present:
                 self._where.append(self._present.index(index))
-            elif index in self._empty or (kind not in kinds and not hasattr(template, "offset")):
+            elif index in self._empty or (kind not in kinds and not any(map(_counts, parts_of(template)))):
                 self._empty[index] = template
                 self._where.append(None)
             else:
@@ -184,9 +190,30 @@ class Slots:
 
     def count(self, cache: Cache, rows: int, tokens: int) -> None:
         """Lets the shadows count the tokens of a step that was just run."""
+        nothing, state = mx.zeros((rows, 1, tokens, 0)), mx.zeros((rows, 1))
         for shadow in cache[len(self._present) :]:
-            nothing = mx.zeros((rows, 1, tokens, 0))
-            shadow.update_and_fetch(nothing, nothing)
+            for part in parts_of(shadow):
+                if _counts(part):
+                    part.update_and_fetch(nothing, nothing)
+                else:  # else it could not be merged with others
+                    part.cache = [state for _ in part.cache]
+
+
+def parts_of(cache: Any) -> Sequence[Any]:
+    """The caches that a list of caches consists of, or the one cache."""
+    parts: Sequence[Any] = getattr(cache, "caches", (cache,))
+    return parts
+
+
+def is_filled(cache: Any) -> bool:
+    """Whether anything was ever put into a cache of one row."""
+    held = (leaves(list(vars(part).values())) for part in parts_of(cache))
+    return any(isinstance(leaf, mx.array) for found in held for leaf in found)
+
+
+def _counts(part: Any) -> bool:
+    """Whether it knows how many tokens it holds."""
+    return hasattr(part, "offset")
 
 
 def _kind(cache: Any) -> tuple[Any, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from typing import Any
 
 import mlx.nn as nn
@@ -11,6 +13,9 @@ from node.engine import mlx_lm_import
 
 from .anatomy import Anatomy, dissect, not_stageable
 
+MAX_LAYERS = 1024
+_LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_transformer_layers")
+
 
 def build_skeleton(config: dict[str, Any]) -> nn.Module:
     """The model that a configuration describes; its parameters are lazy and random.
@@ -18,6 +23,7 @@ def build_skeleton(config: dict[str, Any]) -> nn.Module:
     Raises ModelError: MODEL_TYPE_UNKNOWN, MODEL_NEEDS_REMOTE_CODE or BAD_MODEL_CONFIG.
     """
     model_class, arguments_class = model_classes(config)
+    check_layers(config)
     try:
         model: nn.Module = model_class(arguments_class.from_dict(config))
     except Exception as error:  # a model's own code may raise anything on a configuration that it dislikes
@@ -29,6 +35,18 @@ def build_skeleton(config: dict[str, Any]) -> nn.Module:
         ) from error
     model.eval()
     return model
+
+
+def check_layers(config: dict[str, Any]) -> None:
+    """A model of very many layers would be built before anybody could count them."""
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        counts = [part[name] for name in _LAYER_KEYS if isinstance(part.get(name), int)]
+        if max(counts, default=0) > MAX_LAYERS:
+            raise ModelError(
+                f"the configuration of the {config['model_type']} model names {max(counts)} layers",
+                reason="BAD_MODEL_CONFIG",
+                hint=f"at most {MAX_LAYERS} are served",
+            )
 
 
 def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
@@ -46,13 +64,15 @@ def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
             reason="MODEL_NEEDS_REMOTE_CODE",
             hint="use a model of an architecture that mlx-lm ships",
         )
+    said = io.StringIO()
     try:
-        classes: tuple[Any, Any] = mlx_lm_import.import_utils()._get_classes(config)
+        with contextlib.redirect_stdout(said):
+            classes: tuple[Any, Any] = mlx_lm_import.import_utils()._get_classes(config)
     except SystemExit as error:  # what some of mlx-lm's modules do when a package is missing
         raise ModelError(
             f"architecture {model_type} needs a package that is not installed",
             reason="MODEL_NEEDS_PACKAGE",
-            hint="mlx-lm says which on standard output",
+            hint=" ".join(said.getvalue().split())[:200],
         ) from error
     except (ValueError, AttributeError) as error:
         raise ModelError(

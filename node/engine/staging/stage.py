@@ -66,7 +66,7 @@ class Stage:
         self.kept = prune(model, anatomy, lo, hi)
         self._anatomy = anatomy
         self._step = _Step([], [])
-        self._slots = Slots(full_cache(model), anatomy.owners, lo, hi)
+        self._slots = Slots(full_cache(model), anatomy.owners, anatomy.idle, lo, hi)
         self.quantization = quantization
         self.awaits_input = True
         """Whether a step's input has to be there before the stage is called, for its code evaluates arrays.

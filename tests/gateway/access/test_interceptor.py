@@ -90,9 +90,9 @@ async def problem(call: Any) -> SealringError:
 async def test_without_keys(backend: Backend, keys: KeyFile) -> None:
     async with serving(backend, keys) as address, grpc.aio.insecure_channel(address) as channel:
         stub = inference_grpc.InferenceStub(channel)
-        assert len([event async for event in stub.Generate(ASK, timeout=5)]) == 2
+        assert len([event async for event in stub.Generate(ASK, timeout=200)]) == 2
         metadata = [("sealring-user", "me")]
-        assert len([event async for event in stub.Generate(ASK, timeout=5, metadata=metadata)]) == 2
+        assert len([event async for event in stub.Generate(ASK, timeout=200, metadata=metadata)]) == 2
         assert backend.keys[0].startswith("ipv4:127.0.0.1")
         assert backend.keys[1] == "me"
 
@@ -104,22 +104,22 @@ async def test_keys_and_scopes(backend: Backend, keys: KeyFile) -> None:
         stub = inference_grpc.InferenceStub(channel)
         for metadata in ([], bearer("none"), bearer(inference_key[:-2] + "zz"), bearer(inference_key) * 2):
             for call in (
-                stub.Generate(ASK, timeout=5, metadata=metadata),
-                stub.ListModels(inference.ListModelsRequest(), timeout=5, metadata=metadata),
-                stub.GetRoster(inference.GetRosterRequest(), timeout=5, metadata=metadata),
+                stub.Generate(ASK, timeout=200, metadata=metadata),
+                stub.ListModels(inference.ListModelsRequest(), timeout=200, metadata=metadata),
+                stub.GetRoster(inference.GetRosterRequest(), timeout=200, metadata=metadata),
             ):
                 error = await problem(call)
                 assert (error.code, error.reason) == ("UNAUTHENTICATED", "INVALID_API_KEY")
         assert not backend.keys
-        events = [event async for event in stub.Generate(ASK, timeout=5, metadata=bearer(inference_key))]
+        events = [event async for event in stub.Generate(ASK, timeout=200, metadata=bearer(inference_key))]
         assert len(events) == 2
         assert backend.keys == [record.id]
-        denied = await problem(stub.Generate(ASK, timeout=5, metadata=bearer(read_key)))
+        denied = await problem(stub.Generate(ASK, timeout=200, metadata=bearer(read_key)))
         assert (denied.code, denied.reason) == ("PERMISSION_DENIED", "SCOPE_DENIED")
-        answer = await stub.GetRoster(inference.GetRosterRequest(), timeout=5, metadata=bearer(read_key))
+        answer = await stub.GetRoster(inference.GetRosterRequest(), timeout=200, metadata=bearer(read_key))
         assert answer.roster == b"roster"
         keys.revoke(record.id)
-        gone = await problem(stub.Generate(ASK, timeout=5, metadata=bearer(inference_key)))
+        gone = await problem(stub.Generate(ASK, timeout=200, metadata=bearer(inference_key)))
         assert gone.reason == "INVALID_API_KEY"
 
 
@@ -128,16 +128,16 @@ async def test_health_is_open_and_the_rest_is_not(backend: Backend, keys: KeyFil
     async with serving(backend, keys) as address, grpc.aio.insecure_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         asked = health_pb2.HealthCheckRequest(service=SERVICE)
-        assert (await health.Check(asked, timeout=5)).status == health_pb2.HealthCheckResponse.SERVING
-        assert (await problem(health.Watch(asked, timeout=5))).code == "UNAUTHENTICATED"
-        watch = health.Watch(asked, timeout=5, metadata=bearer(read_key))
+        assert (await health.Check(asked, timeout=200)).status == health_pb2.HealthCheckResponse.SERVING
+        assert (await problem(health.Watch(asked, timeout=200))).code == "UNAUTHENTICATED"
+        watch = health.Watch(asked, timeout=200, metadata=bearer(read_key))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         watch.cancel()
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
         listing = reflection_pb2.ServerReflectionRequest(list_services="")
-        refused = reflection.ServerReflectionInfo(iter([listing]), timeout=5)
+        refused = reflection.ServerReflectionInfo(iter([listing]), timeout=200)
         assert (await problem(refused)).code == "UNAUTHENTICATED"
-        told = reflection.ServerReflectionInfo(iter([listing]), timeout=5, metadata=bearer(read_key))
+        told = reflection.ServerReflectionInfo(iter([listing]), timeout=200, metadata=bearer(read_key))
         assert SERVICE in str(await told.read())
 
 
@@ -147,8 +147,8 @@ async def test_limits_are_resource_exhausted(backend: Backend, keys: KeyFile) ->
     async with serving(backend, keys, limits) as address, grpc.aio.insecure_channel(address) as channel:
         stub = inference_grpc.InferenceStub(channel)
         for _ in range(4):
-            assert [event async for event in stub.Generate(ASK, timeout=5, metadata=bearer(text))]
-        error = await problem(stub.Generate(ASK, timeout=5, metadata=bearer(text)))
+            assert [event async for event in stub.Generate(ASK, timeout=200, metadata=bearer(text))]
+        error = await problem(stub.Generate(ASK, timeout=200, metadata=bearer(text)))
         assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", "RATE_LIMITED")
         assert int(error.metadata["retry_after"]) >= 1
 
@@ -185,7 +185,7 @@ async def test_tls_follows_its_files(backend: Backend, keys: KeyFile, tmp_path: 
             ) as channel:
                 stub = inference_grpc.InferenceStub(channel)
                 answer = await stub.ListModels(
-                    inference.ListModelsRequest(), timeout=10, metadata=bearer(text)
+                    inference.ListModelsRequest(), timeout=200, metadata=bearer(text)
                 )
                 assert answer.models[0].name == "demo"
             write_edge_certificate(tmp_path)

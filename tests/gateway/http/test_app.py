@@ -11,6 +11,8 @@ import httpx
 import openai
 import pytest
 
+from gateway.http.app import _headers
+from gateway.timings import CURRENT, HEADER, Timings
 from mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
@@ -20,7 +22,7 @@ MESSAGES: Any = [{"role": "user", "content": "hello"}]
 @pytest.fixture
 async def client(port: int) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
-        api_key="none", base_url=f"http://127.0.0.1:{port}/v1", max_retries=0, timeout=10
+        api_key="none", base_url=f"http://127.0.0.1:{port}/v1", max_retries=0, timeout=200
     ) as made:
         yield made
 
@@ -269,7 +271,7 @@ async def test_a_client_that_leaves_cancels(port: int, backend: Any) -> None:
                 break
         with pytest.raises(httpx.ReadTimeout):
             await client.post("/v1/chat/completions", json=body, timeout=0.3)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(200):
         while len(backend.closed) < 2:
             await asyncio.sleep(0.01)
 
@@ -286,7 +288,7 @@ async def test_a_client_that_does_not_read_is_given_up(
         b"content-length: %d\r\n\r\n%s" % (len(body), body)
     )
     await reader.readline()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(200):
         while not backend.closed:
             await asyncio.sleep(0.02)
     writer.transport.abort()
@@ -300,3 +302,20 @@ async def test_health_and_metrics(port: int, backend: Any) -> None:
         backend.models = []
         assert (await client.get("/health")).status_code == 503
         assert (await client.get("/health/live")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("timings", "told"),
+    [(Timings(arrived=1.0, parsed=1.5), "parse;dur=500.000"), (Timings(), None), (None, None)],
+)
+def test_an_answer_tells_where_it_comes_from_and_what_took_how_long(
+    timings: Timings | None, told: str | None
+) -> None:
+    begin = inference.Started(ring="ring-0", min_trust=20, roster_version=7)
+    before = CURRENT.set(timings)
+    try:
+        found = _headers(begin)
+    finally:
+        CURRENT.reset(before)
+    where = {"x-sealring-ring": "ring-0", "x-sealring-min-trust": "20", "x-sealring-roster-version": "7"}
+    assert found == where | ({HEADER: told} if told else {})

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from gateway.http.body import parse_object
+from gateway.http.body import MAX_DIGITS, parse_object
 from gateway.http.parse import ChatBody, CompletionBody, chat_request, completion_request, parse_body
 from mesh.errors import InvalidInput
 from mesh.prompt import validate_request
@@ -24,6 +24,13 @@ def parse(body: dict[str, Any]) -> inference.GenerateRequest:
     request = chat_request(parse_body(body, ChatBody), "id")
     validate_request(request)
     return request
+
+
+def test_a_developer_speaks_as_the_system_and_nobody_else_does() -> None:
+    roles = ["developer", "system", "user", "assistant"]
+    body = {"model": "demo", "messages": [{"role": role, "content": "x"} for role in [*roles, "user"]]}
+    found = [message.role for message in parse(body).envelope.clear.chat.messages]
+    assert found == ["system", "system", "user", "assistant", "user"]
 
 
 BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
@@ -221,8 +228,26 @@ def test_completion_defaults() -> None:
         parse_body({"model": "demo", "prompt": [1, 2]}, CompletionBody)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "robot"}] * 4096},
+        {"messages": [{"role": "user", "content": [0] * 1024}]},
+    ],
+)
+def test_of_a_list_only_the_first_fault_is_looked_for(fields: dict[str, Any]) -> None:
+    """Each fault costs an object of its own, and only one is told."""
+    with pytest.raises(ValidationError) as caught:
+        ChatBody.model_validate({**GOOD, **fields})
+    assert caught.value.error_count() < 10
+
+
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    st.none()
+    | st.booleans()
+    | st.integers(1 - 10**MAX_DIGITS, 10**MAX_DIGITS - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
@@ -243,7 +268,20 @@ def test_any_object_parses_or_is_refused(changes: dict[str, Any]) -> None:
                 assert request.SerializeToString()
 
 
-@given(st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
+@given(json_values)
+def test_objects_are_taken_and_nothing_else(value: Any) -> None:
+    body = json.dumps(value).encode()
+    if isinstance(value, dict):
+        assert parse_object(body) == value
+    else:
+        with pytest.raises(InvalidInput):
+            parse_object(body)
+
+
+@given(st.binary(max_size=200))
 def test_any_bytes_parse_or_are_refused(body: bytes) -> None:
-    with contextlib.suppress(InvalidInput):
-        assert isinstance(parse_object(body), dict)
+    try:
+        parsed = parse_object(body)
+    except InvalidInput:
+        return
+    assert parsed == json.loads(body)

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from bench import simulate
 from bench.simulated_ring import SimulatedRing
-from gateway.scheduler import Request
-from gateway.scheduler.balance import LEAST_LEFT, PATIENCE
-from gateway.scheduler.changes import UNKNOWN, ChangeCost
+from gateway.scheduler import MemberMemory, Request, RingFacts
+from gateway.scheduler.balance import LEAST_LEFT, PATIENCE, Balance
+from gateway.scheduler.changes import LONGEST, SHORTEST, UNKNOWN, ChangeCost
+from gateway.scheduler.lane import Lane
+from gateway.scheduler.memory import Ledger
+from gateway.scheduler.row import Phase, Row
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -98,3 +101,86 @@ def test_what_rows_cost_is_seen_in_the_rounds() -> None:
     assert cost.saved(4, 3) == pytest.approx(0.05)
     cost.measure(0.9, 2)
     assert cost.seconds == pytest.approx((0.9 - 0.3) / 2)
+
+
+class Uneven:
+    """Two lanes with so many rows each, and what copies of 0.4 s a round's rows cost."""
+
+    def __init__(self, *sizes: int, limit: int = 1000, copy: float = 0.01) -> None:
+        self.ledger = Ledger(RingFacts(1, (MemberMemory(1, 0, 1 << 40),) * 2, 64, 256))
+        self.lanes = [Lane(number) for number in range(2)]
+        for lane, size in zip(self.lanes, sizes, strict=True):
+            lane.change([], [self.row(lane, limit) for _ in range(size)])
+        cost = ChangeCost()
+        cost.measure(0.4, 0, max(sizes))
+        cost.measure(0.4 + copy, 1)
+        self.balance = Balance(self.ledger, cost)
+
+    def row(self, lane: Lane, limit: int) -> Row:
+        number = self.ledger.rows + 1
+        row = Row(number, Request(f"r{number}", "k", limit, inference.Envelope()), Phase.DECODING)
+        row.limit = row.ceiling = limit
+        self.ledger.reserve(number, lane.number, 10 + limit)
+        return row
+
+    def moving(self, lane: int = 0, leaving: int = 0, steps: int = 0) -> list[int]:
+        """The rows that had better leave a lane, asked again after so many steps of it."""
+        asked = self.lanes[lane]
+        found = self.balance.moving(asked, leaving, 2)
+        for _ in range(steps):
+            assert not found
+            asked.count_step()
+            found = self.balance.moving(asked, leaving, 2)
+        return [row.number for row in found]
+
+
+def test_half_of_the_difference_is_moved_after_a_while() -> None:
+    lanes = Uneven(6, 2)
+    assert lanes.moving(steps=PATIENCE - 1) == []
+    assert lanes.moving(lane=1, steps=2 * PATIENCE) == []
+    assert lanes.moving(steps=1) == [1, 2]
+    assert Uneven(7, 2).moving(steps=PATIENCE) == [1, 2]
+    assert Uneven(6, 2).moving(leaving=2, steps=PATIENCE) == [1]
+    assert Uneven(2, 0).moving(steps=PATIENCE) == [1]
+    assert Uneven(9, 6).moving(steps=PATIENCE) == [1]
+    assert Uneven(8, 6).moving(steps=PATIENCE) == [1]
+
+
+@pytest.mark.parametrize(("sizes", "leaving"), [((3, 2), 0), ((9, 7), 0), ((6, 2), 3), ((2, 2), 0)])
+def test_small_differences_are_left_alone(sizes: tuple[int, int], leaving: int) -> None:
+    assert Uneven(*sizes).moving(leaving=leaving, steps=2 * PATIENCE) == []
+
+
+def test_lanes_that_were_even_in_between_are_given_time_anew() -> None:
+    lanes = Uneven(6, 2)
+    lanes.moving(steps=PATIENCE - 1)
+    assert lanes.moving(leaving=4) == []
+    assert lanes.moving(steps=PATIENCE - 1) == []
+    assert lanes.moving(steps=1) == [1, 2]
+
+
+def test_a_lane_that_has_just_changed_is_left_alone() -> None:
+    lanes = Uneven(6, 2)
+    lanes.moving(steps=PATIENCE - 1)
+    lanes.lanes[0].change([], [lanes.row(lanes.lanes[0], 1000)])
+    assert lanes.moving(steps=SHORTEST - 1) == []
+    assert lanes.moving(steps=1) == [9, 1]
+
+
+def test_rows_that_were_moved_arrive_before_others_are() -> None:
+    lanes = Uneven(9, 1)
+    rows = [lanes.lanes[0].rows[number] for number in lanes.moving(steps=PATIENCE)]
+    assert len(rows) == 4
+    rows[1].phase = Phase.PREFILLED
+    assert lanes.moving(steps=2 * PATIENCE) == []
+    rows[1].phase = Phase.READY
+    assert len(lanes.moving()) == 4
+    assert lanes.moving(steps=PATIENCE - 1) == []
+
+
+@pytest.mark.parametrize(("limit", "rounds"), [(100, 100 - 1 - LONGEST), (1000, 256)])
+def test_a_copy_has_to_pay_before_the_rows_end(limit: int, rounds: int) -> None:
+    """A round gets shorter by a third of the quarter of it that rows are taken for; two lanes are copied."""
+    gained = rounds * 0.4 / 4 / 3
+    assert Uneven(6, 2, limit=limit, copy=gained / 1.99).moving(steps=LONGEST) == []
+    assert Uneven(6, 2, limit=limit, copy=gained / 2.01).moving(steps=LONGEST) == [1, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -29,6 +30,17 @@ MACHINES = [
 ]  # fmt: skip
 """Stages, streams and costs where rounds bear a little prefill."""
 
+PROMPTS = [[1025], [4096], [1300] * 4]
+
+
+def machines_and_prompts() -> list[Any]:
+    """Every machine beside every kind of prompts; on every run one kind for each."""
+    return [
+        pytest.param(*machine, prompts, marks=[pytest.mark.sweep] * ((number + kind) % len(PROMPTS) > 0))
+        for number, machine in enumerate(MACHINES)
+        for kind, prompts in enumerate(PROMPTS)
+    ]
+
 
 def beside(ring: WatchedRing, rows: int, prompts: list[int]) -> tuple[list[float], list[float], float]:
     """Gaps of so many streams without the prompts and beside them, and the seconds until all are through."""
@@ -40,8 +52,7 @@ def beside(ring: WatchedRing, rows: int, prompts: list[int]) -> tuple[list[float
     return ring.gaps(begun / 2, begun), ring.gaps(begun, ring.now), ring.now - begun
 
 
-@pytest.mark.parametrize("prompts", [[1025], [4096], [1300] * 4])
-@pytest.mark.parametrize(("stages", "rows", "costs"), MACHINES)
+@pytest.mark.parametrize(("stages", "rows", "costs", "prompts"), machines_and_prompts())
 def test_no_stream_is_stalled_by_long_prompts(
     stages: int, rows: int, costs: Costs, prompts: list[int]
 ) -> None:
@@ -70,7 +81,7 @@ def test_few_tokens_are_late_where_a_step_costs_as_much_as_a_round(
     assert seconds <= 20 * prompt * FAST["token_us"] / 1e6 + 100 * percentile(quiet, 0.95)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in (1, 2, 3))])
 @pytest.mark.parametrize(("stages", "rows", "costs"), [(2, 4, SLOW), (3, 4, SLOW), (4, 16, BETWEEN)])
 def test_noise_neither_stops_prefill_in_every_round_nor_lets_it_go_too_far(
     stages: int, rows: int, costs: Costs, seed: int
@@ -167,6 +178,15 @@ def test_nothing_goes_twice_on_one_allowance() -> None:
     assert budget.tokens(10.0, SHARE, (1000, 1)) == 0
     assert budget.tokens(9.5 + TRIED_EVERY, SHARE, (1000, 1)) == 0
     assert budget.tokens(10.0 + TRIED_EVERY, SHARE, (1000, 1)) == 1
+
+
+def test_what_may_have_been_hidden_tells_nothing() -> None:
+    """A step that makes a round longer by no more than a stage waits in it anyway."""
+    budget = measured(4, 1.0)
+    budget.measure(1.25, 1, 10)
+    assert not budget.cost.known
+    budget.measure(1.375, 1, 10)
+    assert budget.cost.seconds(10) == pytest.approx((0.375 + 3 * 0.25) / 4)
 
 
 def found_dear(budget: PrefillBudget, rounds: float = 10.0) -> float:
@@ -397,3 +417,17 @@ def test_after_a_little_in_every_round_it_is_found_out_what_much_costs_now() -> 
     assert spent[0] <= 1.3 * CAUTIOUS
     assert spent[0] < spent[1] < spent[2]
     assert spent[3] <= 1.3 * CAUTIOUS
+
+
+def test_what_rounds_take_is_told_by_the_last_ones() -> None:
+    budget = measured(1, 1.0, rounds=100)
+    for _ in range(32):
+        budget.measure(1.2, 0, 0)
+    assert budget._round == pytest.approx(1.1)
+    slower = measured(1, 1.0, rounds=100)
+    for _ in range(3):
+        slower.measure(2.0, 0, 0)
+    assert slower._round == 1.0
+    slower.measure(2.0, 0, 0)
+    assert slower._round == 1.5
+    assert len(slower._own) == 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduler.even import EvenShare
+from gateway.scheduler.even import EvenShare, most_take
 
 
 def rounds(share: EvenShare, count: int, fixed: float, each: float, *, lanes: int = 3) -> list[int]:
@@ -108,3 +108,53 @@ def test_twice_as_many_are_no_more_tried_once_they_were_too_much() -> None:
     taken = rounds(share, 600, 0.0, 0.1)
     assert share.tokens in (8, 9, 10)
     assert max(taken[300:]) <= 11
+
+
+def measure(share: EvenShare, tokens: int, longer: float, count: int) -> int:
+    """What rounds have after so many of these, where they may be longer by 1."""
+    for _ in range(count):
+        share.measure(tokens, longer, 1.0, 0.0)
+    return share.tokens
+
+
+def test_how_many_rounds_tell() -> None:
+    share = EvenShare(256, rows_in_turn=True)
+    share.begin(16)
+    assert measure(share, 16, 2.0, 1) == 16
+    assert measure(share, 18, 2.0, 9) == 16, "these are others"
+    assert measure(share, 17, 2.0, 1) == 8, "half of what was twice too long"
+    assert not share.trying
+    assert measure(share, 8, 2.0, 23) == 8
+    assert share.longer == 0.0
+    assert measure(share, 8, 2.0, 1) == 4
+    assert measure(share, 4, 0.5, 24) == 4
+    assert share.longer == 0.5
+    assert share.more == 5
+    assert measure(share, 5, 0.625, 5) == 4
+    assert measure(share, 5, 0.625, 1) == 5
+    assert measure(share, 5, 0.5, 24) == 5
+    assert measure(share, 6, 1.5, 24) == 5
+
+
+def test_a_single_token_is_believed_too_much_after_more_rounds_unless_it_is_by_far() -> None:
+    for longer, rounds_needed in ((1.5, 8), (2.0, 8), (2.5, 1)):
+        share = EvenShare(256)
+        share.begin(0)
+        assert measure(share, 1, longer, rounds_needed - 1) == 1
+        assert measure(share, 1, longer, 1) == 0
+    share = EvenShare(256)
+    share.begin(1)
+    assert measure(share, 1, 1.0, 2) == 2
+    assert measure(share, 2, 1.0, 2) == 4, "two cost no more than one"
+
+
+def test_what_most_rounds_take_counts_once_there_are_enough() -> None:
+    share = EvenShare(256)
+    share.begin(16)
+    measure(share, 16, 2.0, 2)
+    assert share.tokens == 8
+    for number in range(63):
+        assert measure(share, 8, 2.1 if number % 10 == 0 else 0.5, 1) == 8
+    assert measure(share, 8, 0.5, 1) == 4
+    assert most_take(range(64)) == 59
+    assert most_take(range(21)) == 19

@@ -6,10 +6,11 @@ import hashlib
 
 import pytest
 
-from gateway.scheduler import MemberMemory, Request, RingFacts
+from gateway.scheduler import MemberMemory, Request, RingFacts, prefixes
 from gateway.scheduler.memory import Ledger
 from gateway.scheduler.prefixes import PrefixCache
 from gateway.scheduler.row import Row
+from mesh.composition import MAX_PREFIXES
 from mesh.errors import InvalidInput
 from mesh.prefixes import NAME_BYTES, boundaries
 from sealring.v1 import control_pb2 as control
@@ -179,3 +180,81 @@ def test_an_answer_is_not_kept_where_its_cache_cannot_be_cut() -> None:
     whole = "a" * 100 + "b" * 40
     desk.cache.finished(row, 41, b"".join(name for _, name in names(whole, 100)))
     assert desk.changes() == []
+
+
+def test_a_prefix_is_in_use_from_the_first_chunk_of_a_row_that_begins_with_it() -> None:
+    desk = Desk(tokens=1024)
+    for letter in "abc":
+        desk.prefill(letter * 200)
+    row = desk.row("a" * 200 + "d" * 300)
+    row.begun, row.reused, row.prefilled = True, row.prefilled, 250
+    desk.cache.chunk(row, row.reused)
+    assert desk.changes() == []
+    row.prefilled = 300
+    desk.cache.chunk(row, 250)
+    lane = desk.ledger.place(512)
+    assert lane is not None
+    desk.ledger.reserve(99, lane, 512)
+    assert desk.changes() == ["drop 2"]
+
+
+def test_a_prompt_that_two_rows_had_at_once_is_used_by_both() -> None:
+    desk = Desk(tokens=1024)
+    second = desk.row("a" * 200)
+    desk.prefill("a" * 200)
+    for letter in "bc":
+        desk.prefill(letter * 200)
+    second.begun, second.prefilled = True, 200
+    desk.cache.chunk(second, 64)
+    assert desk.changes() == []
+    lane = desk.ledger.place(512)
+    assert lane is not None
+    desk.ledger.reserve(99, lane, 512)
+    assert desk.changes() == ["drop 2"]
+
+
+def test_an_answer_may_end_where_a_block_does() -> None:
+    desk = Desk()
+    row, _ = desk.prefill("a" * 100)
+    whole = "a" * 100 + "b" * 28
+    desk.cache.finished(row, 29, b"".join(name for _, name in names(whole, 100)))
+    assert desk.changes() == ["drop 1", "keep 2: 128 of 1"]
+
+
+def test_an_answer_that_adds_no_block_does_not_bring_back_what_was_dropped() -> None:
+    desk = Desk(tokens=300)
+    row, _ = desk.prefill("a" * 200)
+    desk.prefill("b" * 200)
+    desk.cache.finished(row, 10, b"")
+    assert desk.changes() == []
+
+
+def test_an_answer_is_not_kept_where_a_member_cannot() -> None:
+    desk = Desk(control.PREFIX_SUPPORT_UNSPECIFIED)
+    row, _ = desk.prefill("a" * 100)
+    desk.cache.finished(row, 41, b"".join(name for _, name in names("a" * 100 + "b" * 40, 100)))
+    assert desk.changes() == []
+
+
+def test_a_short_prompt_is_not_cut() -> None:
+    assert Desk(EXACT).prefill("a" * 30)[0].cuts == ()
+
+
+def test_no_more_is_kept_than_members_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prefixes.MAX_KEPT <= MAX_PREFIXES
+    monkeypatch.setattr(prefixes, "MAX_KEPT", 2)
+    desk = Desk()
+    for letter in "ab":
+        desk.prefill(letter * 200)
+    assert len(desk.cache) == 2
+    assert desk.prefill("c" * 200)[1] == ["drop 1", "keep 3: 192 of 3"]
+
+
+def test_the_names_seen_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "MAX_SEEN", 4)
+    desk = Desk(EXACT, tokens=64)  # room for nothing: prompts are seen and not kept
+    for letter in "abac":
+        desk.prefill(letter * 150)
+    assert desk.row("a" * 150 + "x" * 50).cuts == (128, 192)
+    assert desk.row("b" * 150 + "x" * 50).cuts == (192,)
+    assert desk.row("a" * 70 + "x" * 130).cuts == (64, 192)

@@ -297,6 +297,17 @@ def test_what_can_never_fit_is_refused_with_numbers() -> None:
     driver.ask("c", prompt=1023, max_tokens=0)
     driver.finish()
     assert driver.finished == {"c": 1}
+    driver.ask("d", prompt=1000, max_tokens=0)
+    driver.finish()
+    assert driver.finished["d"] == 24
+
+
+def test_several_answers_that_do_not_fit_though_one_does_are_too_many() -> None:
+    driver = Driver(1, budget=1024)
+    driver.prompts["a"] = 100
+    driver.take(driver.scheduler.submit(Request("a", "", 500, inference.Envelope(), choices=2), 0.0))
+    fail = next(action for action in driver.actions if isinstance(action, Fail))
+    assert (fail.error.reason, fail.error.metadata["param"]) == ("TOO_LARGE_FOR_RING", "n")
 
 
 def test_without_a_limit_a_row_grows_while_there_is_memory() -> None:
@@ -406,6 +417,8 @@ def test_an_ended_epoch_requeues_what_nobody_has_seen() -> None:
     driver.take(driver.scheduler.attach(driver.facts))
     driver.finish()
     assert list(driver.finished) == ["first", "second", "third"]
+    begun = [action.request.id for action in driver.actions if isinstance(action, Begin)]
+    assert begun == ["seen", "first", "second", "third"]
 
 
 def test_a_request_that_ends_every_epoch_is_given_up() -> None:

@@ -105,7 +105,7 @@ class Coordinator(membership_pb2_grpc.MembershipServicer, membership_pb2_grpc.Ce
     def send(self, member: str, **message: Any) -> None:
         self.outgoing[member].put_nowait(membership_pb2.CoordinatorMessage(**message))
 
-    async def hears(self, member: str, kind: str, seconds: float = 45, **fields: Any) -> Any:
+    async def hears(self, member: str, kind: str, seconds: float = 200, **fields: Any) -> Any:
         """The first message of a kind whose fields are as given, taken from what was heard."""
 
         def find() -> Any:
@@ -163,7 +163,7 @@ class Node:
     async def end(self) -> None:
         self.stop.set()
         if self.task is not None:
-            await asyncio.wait_for(self.task, 30)
+            await asyncio.wait_for(self.task, 200)
 
 
 class ProcessNode(Node):
@@ -219,7 +219,7 @@ class Gateway:
             attached.append((await self.next(call)).attached)
         return attached
 
-    async def next(self, call: Any, seconds: float = 30) -> control_pb2.ScheduleResponse:
+    async def next(self, call: Any, seconds: float = 200) -> control_pb2.ScheduleResponse:
         answer = await asyncio.wait_for(call.read(), seconds)
         if answer is grpc.aio.EOF:
             raise EOFError(await call.code())
@@ -364,7 +364,7 @@ def children(module: str) -> list[psutil.Process]:
     return found
 
 
-async def until(condition, seconds: float = 15) -> None:
+async def until(condition, seconds: float = 200) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.02)

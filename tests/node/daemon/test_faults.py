@@ -11,7 +11,7 @@ from mesh.errors import PermissionDenied
 from node import daemon_carrier, daemon_engine
 from sealring.v1 import membership_pb2
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 QUESTION = "What is the capital of France?"
 
 
@@ -96,14 +96,14 @@ async def test_a_node_out_of_the_roster_drops_everything(make_bed: Any, children
     stays, goes = ring.nodes
     await ring.send_roster(ring=[stays.party], members=[stays.party], revoked=[goes.party])
     with pytest.raises(PermissionDenied) as raised:
-        await asyncio.wait_for(goes.task, 20)
+        await asyncio.wait_for(goes.task, 200)
     assert raised.value.reason == "REMOVED"
     assert len(children_of("node.engine.main")) <= 1
     assert not (goes.folder / "roster.dsse").exists()
     ring.coordinator.evicted.add(goes.id)
     goes.start(ring.coordinator, b"")
     with pytest.raises(PermissionDenied):
-        await asyncio.wait_for(goes.task, 20)
+        await asyncio.wait_for(goes.task, 200)
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -141,6 +141,17 @@ async def refused(ring: Any, make_gateway: Any, party: Any, **attach: Any) -> gr
     raise AssertionError("it was let in")
 
 
+async def let_in(ring: Any, make_gateway: Any) -> Any:
+    """A gateway, or None while the one before it has not been noticed to be gone."""
+    gateway = make_gateway(ring.gateway_party)
+    try:
+        await gateway.attach(ring.nodes, ring.epoch)
+    except (grpc.RpcError, EOFError):
+        await gateway.close()
+        return None
+    return gateway
+
+
 async def test_who_may_schedule(make_bed: Any, make_gateway: Any, cluster: Any) -> None:
     ring = await make_bed(1)
     await ring.deploy()
@@ -155,8 +166,9 @@ async def test_who_may_schedule(make_bed: Any, make_gateway: Any, cluster: Any) 
     first = await ring.attach()
     assert await refused(ring, make_gateway, good) is grpc.StatusCode.ABORTED
     await first.close()
-    await asyncio.sleep(0.2)
-    second = await ring.attach()
+    async with asyncio.timeout(200):
+        while (second := await let_in(ring, make_gateway)) is None:
+            pass
     assert await second.generate(QUESTION, 4)
     await ring.send_roster(gateways=[])
     assert await faults(ring) == {"GATEWAY_REMOVED"}

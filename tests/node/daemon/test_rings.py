@@ -6,7 +6,7 @@ from mesh.certificates import PeerIdentity, Role
 from mesh.memberstate import load_member_state, save_tls
 from sealring.v1 import membership_pb2
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 texts: dict[str, str] = {}
 

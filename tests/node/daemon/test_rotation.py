@@ -3,10 +3,11 @@ from typing import Any
 
 import pytest
 import structlog
+from patience import until
 
 from node import rotation
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 QUESTION = "What is the capital of France?"
 
 
@@ -43,17 +44,26 @@ async def test_an_idle_ring_changes_keys_at_its_next_step(
     monkeypatch.setattr(rotation, "RENEW_SECONDS", 0.2)
     monkeypatch.setattr(rotation, "_REST_SECONDS", 0.1)
     monkeypatch.setattr(rotation, "LATER_SECONDS", 0.1)
+    held: list[rotation.StepGate] = []
+    knocked = rotation.StepGate.knocked
+
+    async def hold(gate: rotation.StepGate) -> None:
+        held.append(gate)
+        await knocked(gate)
+
+    monkeypatch.setattr(rotation.StepGate, "knocked", hold)
     with structlog.testing.capture_logs() as logs:
         ring = await make_bed(2)
         await ring.deploy()
         await ring.form()
         gateway = await ring.attach()
-        await asyncio.sleep(1)
+        await until(lambda: len(held) == 4)  # both ends of both links are due
         assert renewals(logs) == 0
         assert await gateway.generate(QUESTION, 8, row=1)
         before = renewals(logs)
         assert before >= 4
-        await asyncio.sleep(2)
+        held.clear()
+        await until(lambda: len(held) >= 4)
         assert await gateway.generate(QUESTION, 8, row=2)
         assert renewals(logs) >= before + 4
         await gateway.close()
@@ -81,7 +91,7 @@ async def test_a_failed_change_of_keys_is_tried_again(make_bed: Any, monkeypatch
         ring.coordinator.send(ring.nodes[0].id, roster=update)
         gateway = await ring.attach()
         first = asyncio.create_task(gateway.generate(QUESTION, 8, row=1))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(200):
             while not any(entry["event"] == "link keys not renewed" for entry in logs):
                 await asyncio.sleep(0.02)
         ring.coordinator.send(ring.nodes[1].id, roster=update)

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+import stagering
 from mlx.utils import tree_flatten
 
+from node.engine import rendering
 from node.engine.staging import random_model
 
 ARCHS = Path(__file__).parents[2] / "data" / "archs.json"
@@ -17,6 +19,12 @@ ARCHS = Path(__file__).parents[2] / "data" / "archs.json"
 @pytest.fixture(autouse=True)
 def _on_the_cpu() -> None:
     mx.set_default_device(mx.cpu)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _free_the_stages_of_rings() -> Iterator[None]:
+    yield
+    stagering.free()
 
 
 @pytest.fixture(scope="session")
@@ -59,3 +67,19 @@ def model_folder(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture(autouse=True)
+def templates_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The processes of chat templates end with the test that loaded them."""
+    started: list[rendering.RenderingProcess] = []
+
+    class Noted(rendering.RenderingProcess):
+        def __init__(self, *arguments: Any) -> None:
+            started.append(self)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(rendering, "RenderingProcess", Noted)
+    yield
+    for process in started:
+        process.close()

@@ -78,10 +78,30 @@ def test_an_impossible_range_is_refused(llama: dict[str, Any], model_folder: Wri
         load(command(model_folder(llama), 3, 9))
 
 
-@pytest.mark.parametrize(("context", "expected"), [(4, (30, 256 * 30 + 7)), (100, (10, 2560 + 7 + 20 * 8))])
-def test_windows_shorter_than_the_context_count_per_row(context: int, expected: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("context", "chunk", "expected"),
+    [
+        (4, 0, (30, 256 * 30 + 7)),
+        (100, 0, (10, 2560 + 7 + 20 * 8)),
+        (100, 32, (10, 2560 + 7 + 20 * 40)),
+        (9, 32, (10, 2560 + 7 + 20 * 9)),
+    ],
+)
+def test_windows_shorter_than_the_context_count_per_row(
+    context: int, chunk: int, expected: tuple[int, int]
+) -> None:
     measured = {"kv_bytes_per_token": [99, 10, 20], "kv_max_tokens": [5, None, 8], "state_bytes": [99, 7, 0]}
-    assert folder.kv_bytes(measured, 1, 3, context) == expected
+    assert folder.kv_bytes(measured, 1, 3, context, chunk) == expected
+
+
+def test_a_window_holds_what_is_charged_for_it(llama: dict[str, Any], model_folder: Write) -> None:
+    windows = llama | {"sliding_window": 8, "layer_types": ["full_attention", *["sliding_attention"] * 4]}
+    loaded = load(command(model_folder(windows), 1, 5, prefill_chunk=32))
+    cache = loaded.stage.make_cache()
+    for _ in range(2):
+        loaded.stage([mx.zeros((1, 32, 32))], cache)
+    held = sum(part.nbytes for part in cache)
+    assert folder.kv_bytes(loaded.measured, 1, 5, 64, 0)[1] < held <= loaded.kv_bytes[1]
 
 
 def test_a_profile_fits_its_message(llama: dict[str, Any], model_folder: Write) -> None:

@@ -62,14 +62,14 @@ class Desk:
     ) -> engine.EngineEvent:
         command = engine.OpenEngineRow(row=row, prompt=prompt, max_tokens=max_tokens, prefix_scope=scope)
         self.front.open(command)
-        return self.events.get(timeout=10)
+        return self.events.get(timeout=200)
 
     def deliver(self, rows: dict[int, int]) -> dict[int, tuple[str, int, int]]:
         """Row -> (text, tokens, finish) after a step that brought these tokens."""
         self._step += 1
         step = ResolvedStep(self._step, bytes(32), (), (), 0, tuple(rows), tuple(rows))
         self.front.deliver(step, list(rows.values()), {})
-        done = self.events.get(timeout=10).done
+        done = self.events.get(timeout=200).done
         assert done.step == self._step
         return {output.row: (output.text, output.tokens, output.finish) for output in done.outputs}
 
@@ -207,7 +207,7 @@ def test_a_row_that_was_being_opened_when_its_epoch_closed_is_gone(
 
     monkeypatch.setattr(desk.front._tokenizer, "encode_text", close_meanwhile)
     desk.front.open(engine.OpenEngineRow(row=1, prompt=text_prompt("late")))
-    assert closed.wait(10)
+    assert closed.wait(200)
     assert desk.open(2, text_prompt("next")).opened.row == 2
     assert desk.deliver({1: 65}) == {}
 
@@ -278,7 +278,7 @@ def test_an_answer_goes_on_with_its_prompts_names(long_desk: Desk) -> None:
     step = ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,))
     for _ in range(6):
         front.deliver(step, [ord("b")], {})
-        (output,) = long_desk.events.get(timeout=10).done.outputs
+        (output,) = long_desk.events.get(timeout=200).done.outputs
         assert bool(output.prefixes) == bool(output.finish)
     follow = long_desk.open(2, text_prompt("a" * 60 + "b" * 5 + "c"), scope=b"me")
     assert output.finish
@@ -337,7 +337,7 @@ def test_a_row_that_asks_is_told_log_probabilities(desk: Desk) -> None:
     assert desk.front.asking((2, 1, 2)) == ((0, 2), (2, 2))
     step = ResolvedStep(1, bytes(32), (), (), 0, (1, 2), (1, 2))
     desk.front.deliver(step, [65, 66], {1: told_of(66, 67, END)})
-    plain, asked = desk.events.get(timeout=10).done.outputs
+    plain, asked = desk.events.get(timeout=200).done.outputs
     assert (plain.text, list(plain.logprobs)) == ("A", [])
     (entry,) = asked.logprobs
     assert (asked.text, entry.id, entry.spelling, entry.logprob) == ("B", 66, b"B", -0.5)
@@ -368,18 +368,18 @@ def test_a_bias_on_a_token_that_is_not_there_is_refused(desk: Desk) -> None:
 def test_choices_are_opened_with_their_row_and_forgotten_with_it(desk: Desk) -> None:
     command = engine.OpenEngineRow(row=1, prompt=text_prompt("hi"), max_tokens=2, choices=3)
     desk.front.open(command)
-    assert desk.events.get(timeout=10).opened.row == 1
+    assert desk.events.get(timeout=200).opened.row == 1
     desk.front.prefilled(1)
     desk.front.forget(1)
     assert desk.deliver({1: 97, 2: 98, 3: 99}) == {2: ("b", 1, 0), 3: ("c", 1, 0)}
     command.row = 4
     desk.front.open(command)
-    desk.events.get(timeout=10)
+    desk.events.get(timeout=200)
     desk.front.forget(4)
     assert desk.deliver({4: 97, 5: 98, 6: 99}) == {}
     command.row, command.choices = 3, 2
     desk.front.open(command)
-    assert desk.events.get(timeout=10).refused.problem.reason == "ROW_EXISTS"
+    assert desk.events.get(timeout=200).refused.problem.reason == "ROW_EXISTS"
 
 
 def test_a_gateway_that_opens_rows_for_ever_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

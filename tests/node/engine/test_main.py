@@ -65,6 +65,7 @@ class EngineProcess:
         ours.settimeout(40)
         self.frames = FrameSocket(ours)
         self._number = 0
+        self._log: str | None = None
         self._events: list[engine.EngineEvent] = []
         assert self.wait_for("ready").memory_limit >= 0
 
@@ -116,24 +117,26 @@ class EngineProcess:
 
     def end(self) -> str:
         """What it wrote to its log."""
-        self.frames.socket.shutdown(socket.SHUT_RDWR)
-        self.frames.close()
-        self.handoff.close()
-        try:
-            _, log = self.process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        assert self.process.returncode == 0
-        return str(log.decode())
+        if self._log is None:
+            with contextlib.suppress(OSError):
+                self.frames.socket.shutdown(socket.SHUT_RDWR)
+            self.frames.close()
+            self.handoff.close()
+            try:
+                _, log = self.process.communicate(timeout=200)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                raise
+            assert self.process.returncode == 0
+            self._log = str(log.decode())
+        return self._log
 
 
 @pytest.fixture
 def process() -> Iterator[EngineProcess]:
     made = EngineProcess()
     yield made
-    if made.process.poll() is None:
-        made.end()
+    made.end()
 
 
 @cache
@@ -302,7 +305,7 @@ class CarrierProcess:
     def end(self) -> None:
         self.frames.close()
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(200)
 
 
 @contextlib.contextmanager
@@ -356,11 +359,9 @@ def three() -> Iterator[list[EngineProcess]]:
         assert isinstance(process.load(3 * rank, 3 * rank + 3), engine.StageLoaded)
     yield made
     for process in made:
-        if process.process.poll() is None:
-            process.end()
+        process.end()
 
 
-@pytest.mark.timeout(120)
 def test_a_sealed_ring_of_three_answers_as_mlx_lm(three: list[EngineProcess]) -> None:
     for epoch in (1, 2):
         with carried_ring(three, epoch):
@@ -377,7 +378,6 @@ def test_a_sealed_ring_of_three_answers_as_mlx_lm(three: list[EngineProcess]) ->
         assert not any(question in log for question in QUESTIONS if len(question) > 5)
 
 
-@pytest.mark.timeout(120)
 def test_a_lost_carrier_is_a_fault_and_the_engine_goes_on(three: list[EngineProcess]) -> None:
     with carried_ring(three, 1) as carriers:
         for rank, process in enumerate(three):
@@ -493,22 +493,21 @@ def test_an_engine_without_work_gives_memory_back_once(monkeypatch: pytest.Monke
                 given.get(timeout=0.1)
             for _ in range(2):
                 tested._tasks.put(partial(done.put, None))
-                done.get(timeout=10)
-                given.get(timeout=10)
+                done.get(timeout=200)
+                given.get(timeout=200)
                 with pytest.raises(Empty):
                     given.get(timeout=0.1)
         finally:
             tested._tasks.put(sys.exit)
-            thread.join(10)
+            thread.join(200)
     assert not thread.is_alive()
 
 
 def test_shutdown_and_the_end_of_the_pipe_end_the_process(process: EngineProcess) -> None:
     process.send(shutdown=engine.Shutdown())
-    assert process.process.wait(5) == 0
+    assert process.process.wait(200) == 0
     other = EngineProcess()
     other.send(load=engine.LoadStage(id=1, path=str(MODEL), lo=0, hi=LAYERS, context=CONTEXT))
     other.frames.socket.shutdown(socket.SHUT_WR)
-    assert other.process.wait(5) == 0
-    assert other.process.stderr is not None
-    other.process.stderr.close()
+    assert other.process.wait(200) == 0
+    other.end()

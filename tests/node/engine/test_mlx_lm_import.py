@@ -6,7 +6,7 @@ import sys
 
 def run(code: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -15,7 +15,7 @@ def run(code: str) -> str:
 def test_models_and_loading_without_the_text_side() -> None:
     code = """
 import sys
-from node.engine import mlx_lm_import, weights, staging, profile, check
+from node.engine import mlx_lm_import, weights, staging, profile
 utils = mlx_lm_import.import_utils()
 import mlx_lm.models.llama, mlx_lm.models.cache
 assert utils.load_model and mlx_lm.models.llama.Model
@@ -50,5 +50,20 @@ mlx_lm_import.install()
 import mlx_lm.utils
 assert mlx_lm_import.import_utils() is mlx_lm.utils
 print(mlx_lm.load.__module__)
+"""
+    assert run(code) == "mlx_lm.utils"
+
+
+def test_a_release_that_asks_for_more_is_imported_whole() -> None:
+    code = """
+from types import ModuleType
+from node.engine import mlx_lm_import
+empty = {name: ModuleType(name) for name in ("mlx_lm.tokenizer_utils", "huggingface_hub")}
+mlx_lm_import._stand_ins = lambda: empty
+utils = mlx_lm_import.import_utils()
+import mlx_lm
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+assert utils is mlx_lm.utils and utils.TokenizerWrapper is TokenizerWrapper
+print(utils.load_model.__module__)
 """
     assert run(code) == "mlx_lm.utils"

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from node.engine.profile import digest, max_context, profile
+from node.engine.profile import _eos, _hidden_size, digest, max_context, profile
 from node.engine.weights import load_stage
 
 Folder = Callable[..., Path]
@@ -101,11 +101,36 @@ def test_windows_states_and_shared_caches(archs: dict[str, dict[str, Any]], mode
         ({"max_position_embeddings": None, "model_max_length": 7}, 7),
         ({"max_position_embeddings": True}, None),
         ({"max_position_embeddings": -1}, None),
+        ({"max_position_embeddings": 0, "block_size": 1}, 1),
         ({}, None),
     ],
 )
 def test_max_context(config: dict[str, Any], expected: int | None) -> None:
     assert max_context(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "width"),
+    [
+        ({"hidden_size": 0, "d_model": 3}, {"hidden_size": 5}, 3),
+        ({"hidden_size": None}, {"n_embd": 1}, 1),
+        ({"hidden_size": "4"}, {}, 0),
+    ],
+)
+def test_the_width_has_many_names(config: dict[str, Any], text: dict[str, Any], width: int) -> None:
+    assert _hidden_size(config, text) == width
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "stops"),
+    [
+        ({"eos_token_id": [True, 5, "6", 0]}, {"eos_token_id": 1}, [5, 0]),
+        ({}, {"eos_token_id": 1}, [1]),
+        ({"eos_token_id": None}, {}, []),
+    ],
+)
+def test_only_numbers_end_answers(config: dict[str, Any], text: dict[str, Any], stops: list[int]) -> None:
+    assert _eos(config, text) == stops
 
 
 def test_digest(llama: dict[str, Any], model_folder: Folder) -> None:
@@ -124,11 +149,11 @@ def test_digest(llama: dict[str, Any], model_folder: Folder) -> None:
 def test_command(llama: dict[str, Any], model_folder: Folder, tmp_path: Path) -> None:
     def run(path: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "node.engine.profile", str(path)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
     folder = model_folder(llama)
     good = run(folder)
-    assert json.loads(good.stdout) == profile(folder)
+    assert json.loads(good.stdout) == {"result": profile(folder)}
     bad = run(tmp_path / "nowhere")
-    assert (bad.returncode, bad.stdout) == (1, "")
-    assert bad.stderr.startswith("MODEL_NOT_FOUND")
+    assert bad.returncode == 1
+    assert json.loads(bad.stdout)["problem"]["reason"] == "MODEL_NOT_FOUND"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ from node.engine.staging import (
     random_model,
     random_stage,
 )
+from node.engine.staging.anatomy import dissect
 
 
 def greedy(stages: list[Stage], tokens: mx.array, cache: list[Any]) -> mx.array:
@@ -183,4 +185,11 @@ def test_models_that_are_more_than_a_chain_are_refused() -> None:
     config = {"model_type": "deepseek_v41", "hidden_size": 32, "num_hidden_layers": 4, "vocab_size": 50}
     with pytest.raises(ModelError) as caught:
         check_stageable(config)
+    assert caught.value.reason == "ARCHITECTURE_NOT_STAGEABLE"
+
+
+@pytest.mark.parametrize("layers", [None, "layers", [1], {}])
+def test_what_has_no_list_of_layers_cannot_be_staged(layers: Any) -> None:
+    with pytest.raises(ModelError) as caught:
+        dissect(SimpleNamespace(layers=layers), "odd")  # type: ignore[arg-type]
     assert caught.value.reason == "ARCHITECTURE_NOT_STAGEABLE"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from node.engine.text import BytesDetokenizer, StopStrings, WindowDetokenizer
+from node.engine.text import ApartDetokenizer, BytesDetokenizer, StopStrings, WindowDetokenizer
 
 texts = st.text(alphabet=st.sampled_from("ab \n<>|é漢🙂\u200d🏽"), max_size=20)
 stop_lists = st.lists(st.text(alphabet="ab<>é", min_size=1, max_size=5), max_size=4)
@@ -116,3 +116,28 @@ def test_without_stops_nothing_is_withheld(stops: list[str]) -> None:
     matcher = StopStrings(stops)
     assert matcher.add("a<") == "a<"
     assert not matcher.stopped
+
+
+TOKENS = {10: b"analysis", 11: b"so", 12: b"assistant", 13: b"final", 14: b"Paris\n", 15: b"\xc3", 16: b"!"}
+SPECIAL = frozenset({1, 2, 3, 4})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        ([1, 10, 2, 11, 3, 4, 12, 1, 13, 2, 14, 3, 16, 3], "analysis\nso\nassistant\nfinal\nParis\n!"),
+        ([11, 16], "so!"),
+        ([1, 2, 11, 3], "so"),
+        ([11, 15, 3, 16], "so\n\ufffd!"),
+        ([11, 15], "so"),
+    ],
+)
+def test_texts_between_special_tokens_do_not_run_together(tokens: list[int], text: str) -> None:
+    inner = BytesDetokenizer(lambda token: TOKENS.get(token, b""), strip_space=False)
+    detokenizer = ApartDetokenizer(inner, SPECIAL)
+    assert "".join([*map(detokenizer.add, tokens), detokenizer.flush()]) == text
+
+
+def test_a_window_drops_an_unfinished_character_too() -> None:
+    detokenizer = WindowDetokenizer(lambda tokens: bytes(tokens).decode("utf-8", "replace"))
+    assert "".join([detokenizer.add(0x41), detokenizer.add(0xC3), detokenizer.flush()]) == "A"

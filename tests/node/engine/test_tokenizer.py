@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,15 @@ def write(folder: Path, backend: Backend, **settings: Any) -> Path:
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FileTokenizer:
+def tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FileTokenizer]:
     folder = write(tmp_path_factory.mktemp("tokenizer"), BACKENDS[request.param]())
     loaded = load_tokenizer(folder)
     assert isinstance(loaded, FileTokenizer)
     assert loaded._spelling.kind == (None if request.param == "metaspace" else request.param)
-    return loaded
+    yield loaded
+    loaded.close()
 
 
 def backend_of(tokenizer: FileTokenizer) -> Backend:
@@ -105,7 +109,11 @@ def backend_of(tokenizer: FileTokenizer) -> Backend:
     return backend
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(text=st.text(alphabet=st.sampled_from("the capital of France Zürich漢🙂\n"), min_size=1, max_size=40))
 def test_tokens_come_back_as_the_text_that_the_tokenizer_decodes(tokenizer: FileTokenizer, text: str) -> None:
     backend = backend_of(tokenizer)
@@ -116,6 +124,13 @@ def test_tokens_come_back_as_the_text_that_the_tokenizer_decodes(tokenizer: File
     assert all("�" not in piece for piece in told)
 
 
+def test_a_special_token_keeps_texts_apart(tokenizer: FileTokenizer) -> None:
+    cat = backend_of(tokenizer).encode("cat", add_special_tokens=False).ids
+    detokenizer = tokenizer.detokenizer()
+    told = "".join(map(detokenizer.add, [2, *cat, 2, 3, *cat, 1])) + detokenizer.flush()
+    assert [line.strip() for line in told.split("\n")] == ["cat", "cat"]
+
+
 def test_special_and_unknown_tokens_have_no_text(tokenizer: FileTokenizer) -> None:
     detokenizer = tokenizer.detokenizer()
     assert detokenizer.add(0) == ""
@@ -124,7 +139,11 @@ def test_special_and_unknown_tokens_have_no_text(tokenizer: FileTokenizer) -> No
     assert detokenizer.flush() == ""
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(text=st.text(alphabet=st.sampled_from("the capital of France Zürich漢🙂"), min_size=1, max_size=30))
 def test_spellings_join_to_the_text(tokenizer: FileTokenizer, text: str) -> None:
     ids = backend_of(tokenizer).encode(text, add_special_tokens=False).ids
@@ -163,10 +182,12 @@ def test_texts_are_encoded_as_by_transformers(tmp_path: Path, adds: bool | None,
     assert ours.encode_text("the cat") == theirs.encode("the cat")
 
 
-def test_a_text_that_begins_with_the_first_token_gets_no_second(tmp_path: Path) -> None:
+def test_a_text_begins_with_the_first_token_and_cannot_spell_it(tmp_path: Path) -> None:
     loaded = load_tokenizer(write(tmp_path / "model", beginning(byte_level())))
     assert loaded.encode_text("the")[0] == 0
-    assert loaded.encode_text("<|begin|>the") == loaded.encode_text("the")
+    ids = loaded.encode_text("<|begin|>the<|end|>")
+    assert [token for token in ids if token < len(SPECIAL)] == [0]
+    assert b"".join(map(loaded.spelling, ids[1:])) == b"<|begin|>the<|end|>"
 
 
 def transformers_tokenizer(folder: Path) -> Any:
@@ -228,7 +249,7 @@ def test_a_template_that_refuses_does_not_quote(tmp_path: Path) -> None:
         loaded.encode_chat([{"role": "system", "content": "marked secret"}])
     assert caught.value.reason == "CHAT_TEMPLATE_REFUSED"
     assert "marked" not in str(caught.value)
-    assert caught.value.__suppress_context__
+    assert caught.value.__context__ is None
 
 
 def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:

@@ -49,6 +49,18 @@ def test_states_of_any_size_pass(rows: int) -> None:
     made.close()
 
 
+def test_views_leave_as_contiguous_bytes() -> None:
+    made = transfer()
+    whole = mx.arange(120, dtype=mx.float32).reshape(2, 3, 4, 5)
+    views = [whole[:, :, 1:3], whole.transpose(0, 2, 1, 3), whole[..., ::2]]
+    departure = made.departure(views)
+    mx.eval(departure.pending)
+    found = [memoryview(data).cast("B").tobytes() for data in departure.wait()]
+    assert found == [np.ascontiguousarray(np.array(view)).tobytes() for view in views]
+    departure.release()
+    made.close()
+
+
 @dataclass
 class Launch:
     source: str

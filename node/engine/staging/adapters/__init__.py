@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 
 from .base import Adapter
+from .batching import BATCHING
 
 __all__ = ["Adapter", "adapter_for"]
 
@@ -18,7 +19,7 @@ def adapter_for(module: str) -> Adapter:
     """The adapter of the mlx-lm module that defines the layers (`mlx_lm.models.gemma3n` -> `gemma3n`)."""
     name = module.rpartition(".")[2].replace("-", "_")
     full = f"{__name__}.{name}"
-    if name == "base" or importlib.util.find_spec(full) is None:
-        return Adapter()
+    if name in ("base", "batching") or importlib.util.find_spec(full) is None:
+        return Adapter(batches=name in BATCHING)
     adapter: Adapter = importlib.import_module(full).ADAPTER
     return adapter

@@ -33,8 +33,8 @@ class Adapter:
     per_layer: Place | None = None
     """A layer argument that the head makes from the tokens for each layer, handed on for all later layers."""
 
-    batches: bool = True
-    """Whether mlx-lm computes the same for a row in a batch as for a row alone. `check` finds out."""
+    batches: bool = False
+    """Whether mlx-lm computes the same for a row in a batch as for a row alone, as `check` has shown."""
 
     def donors(self, model: nn.Module) -> dict[int, int]:
         """For each layer that reads keys and values from another layer's cache, that other layer."""

@@ -11,4 +11,4 @@ class Gemma3n(Adapter):
         return {layer: cache for layer, cache in enumerate(caches) if layer != cache}
 
 
-ADAPTER = Gemma3n(per_layer=(3,))
+ADAPTER = Gemma3n(per_layer=(3,), batches=True)

@@ -18,4 +18,4 @@ class Gemma4(Adapter):
         return (hidden, followed.fetched, followed.offset) if followed else (hidden, None, None)
 
 
-ADAPTER = Gemma4(per_layer=("per_layer_input",))
+ADAPTER = Gemma4(per_layer=("per_layer_input",), batches=True)

@@ -11,4 +11,4 @@ class Hunyuan(Adapter):
         return arguments[0][0], arguments[0][3]
 
 
-ADAPTER = Hunyuan(state=((0,), (3, 0), (3, 1)))
+ADAPTER = Hunyuan(state=((0,), (3, 0), (3, 1)), batches=True)

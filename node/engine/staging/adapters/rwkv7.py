@@ -11,4 +11,4 @@ class Rwkv7(Adapter):
         return arguments[0][0], arguments[0][1]
 
 
-ADAPTER = Rwkv7(state=((0,), (1,)))
+ADAPTER = Rwkv7(state=((0,), (1,)), batches=True)

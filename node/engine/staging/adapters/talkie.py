@@ -2,4 +2,4 @@
 
 from .base import Adapter
 
-ADAPTER = Adapter(state=((1,), (0,)), every_layer=((0,),))
+ADAPTER = Adapter(state=((1,), (0,)), every_layer=((0,),), batches=True)

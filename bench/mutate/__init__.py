@@ -1,0 +1,1 @@
+"""Mutation runs: would a test fail if this line were another one?"""

@@ -1,0 +1,302 @@
+"""A private copy of the tree, and the unit tests of one package run in it, each time in a forked child.
+
+Leaks count: what a test leaves unclosed fails it, as the warning or the unraisable exception that it is.
+"""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import gc
+import hashlib
+import importlib
+import json
+import os
+import py_compile
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS: dict[str, tuple[str, ...]] = {
+    "mesh": ("tests/mesh", "tests/trust"),
+    "coordinator": ("tests/coordinator",),
+    "node": ("tests/node",),
+    "gateway": ("tests/gateway",),
+    "cli": ("tests/cli",),
+    "sealring/client": ("tests/client",),
+}
+"""The packages and where their unit tests are."""
+
+_OURS = {"bench", "tests", *(name.partition("/")[0] for name in TESTS)}
+_NEVER_FIRST = {*_OURS, "mlx_lm", "transformers"}
+"""What only the children import: what may be changed, what imports that, and what engines load in a way of
+their own."""
+
+_OPTIONS = (
+    *("-q", "--tb=no", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0"),
+    *("-m", "not integration", "-Wignore:Module already imported"),
+    *("-Werror::ResourceWarning", "-Werror::pytest.PytestUnraisableExceptionWarning"),
+)
+_PATIENCE = 3600.0
+"""Seconds for a package's tests without any change."""
+
+_KEPT = ROOT / "build" / "mutate"
+"""What those did, by the hash of the tree: it takes longer than a sample of mutants."""
+
+
+@dataclass
+class Unchanged:
+    """What the tests do without any change: their seconds, and which of them run which line of which file.
+
+    Tests that fail, leak or are skipped are left out: they can say nothing about a mutant.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+
+    def reaching(self, file: str, lines: Collection[int]) -> set[str]:
+        """The tests that run one of these lines. A line that runs as the file is imported belongs to no test:
+        then those that run anything of the file, or all of them if it holds nothing but such lines."""
+        here = self.lines.get(file, {})
+        found = {test for line in lines for test in here.get(line, ())}
+        found = found or {test for tests in here.values() for test in tests}
+        return found or (set(self.seconds) if here else set())
+
+
+class Suite:
+    """The unit tests of one package in a folder that holds a copy of the tree."""
+
+    def __init__(self, folder: Path, package: str, files: Collection[str] = ()) -> None:
+        self._folder = folder
+        self._package = package
+        self._files = list(files) or [name for name in TESTS[package] if (folder / name).exists()]
+
+    def unchanged(self) -> Unchanged:
+        """Runs everything once, watching which test runs what, unless it all passed in the same tree before.
+
+        Raises RuntimeError if no test passes.
+
+        Imports what the tests needed and cannot change, once for all children to come.
+        """
+        kept = _KEPT / f"{self._tree()}.json"
+        found = json.loads(kept.read_text()) if kept.exists() else self._watched()
+        if not (found["failed"] or kept.exists()):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            part = kept.with_suffix(".part")
+            part.write_text(json.dumps(found))
+            part.replace(kept)
+        for module in found["modules"]:
+            with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
+                importlib.import_module(module)
+        lines = {
+            file: {int(line): [found["tests"][one] for one in tests] for line, tests in of_file.items()}
+            for file, of_file in found["lines"].items()
+        }
+        return Unchanged(found["seconds"], found["failed"], lines)
+
+    def _tree(self) -> str:
+        """A hash of what the tests' outcome depends on: all files of the copy, and what runs them."""
+        total = hashlib.sha256(repr((sys.version, self._package, self._files)).encode())
+        for path in sorted(self._folder.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                total.update(f"{path.relative_to(self._folder)}\0".encode())
+                total.update(hashlib.sha256(path.read_bytes()).digest())
+        return total.hexdigest()
+
+    def _watched(self) -> dict[str, Any]:
+        with self._child(None, watched=self._package) as child:
+            child.wait(_PATIENCE)
+            found = child.told()
+        if found is None or not found["seconds"]:
+            raise RuntimeError(f"no unit test of {self._package} passes without any change")
+        return found
+
+    def notices(self, tests: Collection[str], first: str, seconds: float) -> str:
+        """The test that failed, what else ended the run ("time", "import", "crash"), or "" if all pass.
+
+        The tests of the file `first` run first; it ends at the first failure or after `seconds`.
+        """
+        mirroring = [test for test in tests if test.startswith(f"{first}::")]
+        others = [test for test in tests if test not in set(mirroring)]
+        return self._notices(mirroring, seconds) or self._notices(others, seconds)
+
+    def _notices(self, tests: list[str], seconds: float) -> str:
+        if not tests:
+            return ""
+        with self._child(set(tests), watched=None) as child:
+            code = child.wait(seconds)
+            told = child.told() or {"failed": []}
+        if code in (0, 5):
+            return ""
+        if told["failed"]:
+            return str(told["failed"][0])
+        return "time" if code is None else "import" if code == 2 else "crash"
+
+    @contextlib.contextmanager
+    def _child(self, chosen: set[str] | None, watched: str | None) -> Iterator[_Child]:
+        out = self._folder / ".told.json"
+        out.unlink(missing_ok=True)
+        child = os.fork()
+        if child == 0:
+            files = sorted({test.split("::")[0] for test in chosen}) if chosen else self._files
+            _be_child(self._folder, files, _Plugin(self._folder, out, chosen, watched))
+        try:
+            yield _Child(child, out)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child, signal.SIGKILL)
+
+
+class _Child:
+    def __init__(self, process: int, out: Path) -> None:
+        self._process = process
+        self._out = out
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit status; None if it had to be killed."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            done, status = os.waitpid(self._process, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.02)
+        os.killpg(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+        return None
+
+    def told(self) -> dict[str, Any] | None:
+        try:
+            return dict(json.loads(self._out.read_text()))
+        except (OSError, ValueError):
+            return None
+
+
+class _Plugin:
+    """Chooses tests and tells what they did; collects garbage after each, so that a leak is found
+    where it is made."""
+
+    def __init__(self, folder: Path, out: Path, chosen: set[str] | None, watched: str | None) -> None:
+        self._folder = folder
+        self._out = out
+        self._chosen = chosen
+        self.watched = watched
+        self._coverage: Any = None
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._failed: list[str] = []
+        self._skipped: set[str] = set()
+
+    def start(self) -> None:
+        if self.watched is not None:
+            import coverage
+
+            include = [f"{self._folder}/{self.watched}/*"]
+            self._coverage = coverage.Coverage(data_file=None, include=include, config_file=False)
+            self._coverage.start()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self._chosen is not None:
+            items[:] = [item for item in items if item.nodeid in self._chosen] or items
+
+    def pytest_collection_finish(self) -> None:
+        gc.collect()
+        gc.freeze()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if self._coverage is not None:
+            self._coverage.switch_context(item.nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self) -> None:
+        gc.collect()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid] += report.duration
+        if report.failed and report.nodeid not in self._failed:
+            self._failed.append(report.nodeid)
+            if self._chosen is not None:
+                self._tell()
+        elif report.skipped:
+            self._skipped.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self._tell()
+
+    def _of_others(self, name: str, module: object) -> bool:
+        file = getattr(module, "__file__", None)
+        ours = file is not None and Path(file).is_relative_to(self._folder)
+        return not ours and name.partition(".")[0] not in _NEVER_FIRST
+
+    def _tell(self) -> None:
+        useless = self._skipped.union(self._failed)
+        seconds = {test: round(one, 4) for test, one in self._seconds.items() if test not in useless}
+        tests = list(seconds)
+        told: dict[str, Any] = {"seconds": seconds, "failed": self._failed, "tests": tests, "lines": {}}
+        told["modules"] = [name for name, module in sys.modules.items() if self._of_others(name, module)]
+        if self._coverage is not None:
+            self._coverage.stop()
+            numbers = {test: number for number, test in enumerate(tests)}
+            data = self._coverage.get_data()
+            for path in data.measured_files():
+                told["lines"][os.path.relpath(path, self._folder)] = {
+                    line: [numbers[one] for one in contexts if one in numbers]
+                    for line, contexts in data.contexts_by_lineno(path).items()
+                }
+        self._out.write_text(json.dumps(told))
+
+
+def _be_child(folder: Path, files: list[str], plugin: _Plugin) -> None:
+    os.setpgid(0, 0)
+    os.chdir(folder)
+    for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
+        del sys.modules[name]  # as it is in the tree that this runs in
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = str(folder)
+    for number in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    code = 1
+    try:
+        plugin.start()
+        mode = "-x" if plugin.watched is None else "--timeout=300"
+        code = int(pytest.main([*_OPTIONS, mode, *files], plugins=[plugin]))
+    finally:
+        os._exit(code)
+
+
+def copy_tree(folder: Path) -> None:
+    """A private copy of the tree, so that nothing changes in the one that people work in.
+
+    Compiled once, with the source's hash beside it, so that a changed file is never taken for the old one.
+    """
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    mode = py_compile.PycInvalidationMode.CHECKED_HASH
+    compileall.compile_dir(folder, quiet=2, invalidation_mode=mode)
+
+
+def check_imports(folder: Path) -> None:
+    """Raises RuntimeError unless tests in the copy import the copy."""
+    command = [sys.executable, "-c", "import mesh; print(mesh.__file__)"]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    found = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    if not Path(found.strip()).is_relative_to(folder):
+        raise RuntimeError("the copy is not what its tests would import")

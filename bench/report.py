@@ -1,0 +1,120 @@
+"""Tables and charts of docs/performance.md, made of the measurements that are committed beside it.
+
+Measurements are what `sealring bench NAME --json docs/performance/data/NAME.json` writes. Figures of earlier
+days that have no measurement beside them stand in `earlier.json`: they can say that a target was missed, and
+never that it is met.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.frame import find, write_png
+from bench.verdict import MET, OPEN, Check
+from mesh.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "performance.md"
+FOLDER = ROOT / "docs" / "performance"
+EARLIER = "earlier.json"
+BEGIN, END = "<!-- made by: python -m bench report -->", "<!-- end of what is made -->"
+_COLUMNS = ("target", "wanted", "worst", "rounds", "verdict", "measured by", "when and on what")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One target. `measured`: there is data beside it."""
+
+    check: Check
+    command: str
+    when: str
+    measured: bool
+
+    @property
+    def verdict(self) -> str:
+        return OPEN if self.check.verdict == MET and not self.measured else self.check.verdict
+
+    def cells(self) -> list[str]:
+        check = self.check
+        wanted = f"{'at least' if check.at_least else 'at most'} {check.target:g}"
+        worst = "" if check.worst is None else f"{check.worst:g}"
+        rounds = str(len(check.rounds)) if self.measured else "no data"
+        return [check.name, wanted, worst, rounds, self.verdict, f"`{self.command}`", self.when]
+
+
+def reports() -> list[dict[str, Any]]:
+    """The committed measurements, in the order of their files' names."""
+    paths = sorted((FOLDER / "data").glob("*.json"))
+    return [json.loads(path.read_text()) for path in paths if path.name != EARLIER]
+
+
+def rows(measured: list[dict[str, Any]], earlier: dict[str, Any]) -> list[Row]:
+    """Of every target what was measured last; a figure without data only where there is nothing else."""
+    found = [
+        Row(_check(one), report["command"], _when(report), measured=True)
+        for report in measured
+        for one in report["checks"]
+    ]
+    named = {row.check.name for row in found}
+    return found + [
+        Row(_check(one), one["command"], f"{earlier['date']}, {one['said']}", measured=False)
+        for one in earlier["figures"]
+        if one["name"] not in named
+    ]
+
+
+def _check(told: dict[str, Any]) -> Check:
+    return Check(told["name"], told["rounds"], told["target"], told["at_least"])
+
+
+def _when(report: dict[str, Any]) -> str:
+    machine = report["machine"]
+    return (
+        f"{report['date'][:10]}, {report['commit']}, {machine['cores']} cores of {machine['processor']}, "
+        f"load {machine['load_before']:g} before"
+    )
+
+
+def table(found: list[Row]) -> str:
+    lines = [_line(_COLUMNS), _line(["---"] * len(_COLUMNS)), *(_line(row.cells()) for row in found)]
+    return "\n".join(lines)
+
+
+def _line(cells: Any) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def made() -> str:
+    """What stands between the marks of the page."""
+    earlier = json.loads((FOLDER / "data" / EARLIER).read_text())
+    return table(rows(reports(), earlier))
+
+
+def put(page: str, text: str) -> str:
+    """The page with this between its marks. Raises ConfigError (BAD_PAGE)."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ConfigError(
+            f"{PAGE.name} has no place for the table",
+            hint=f"put the lines {BEGIN} and {END} where it belongs",
+            reason="BAD_PAGE",
+        )
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def main() -> None:
+    PAGE.write_text(put(PAGE.read_text(), made()))
+    for report in reports():
+        try:
+            write_png(find(report["bench"]), report, FOLDER / f"{report['bench']}.png")
+        except ConfigError as error:
+            sys.exit(f"the table is made, charts are not: {error.message} (hint: {error.hint})")
+
+
+if __name__ == "__main__":
+    main()

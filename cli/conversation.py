@@ -1,0 +1,99 @@
+"""A conversation line by line: Ctrl-C stops an answer and not the conversation, a full context forgets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from cli.client import Access, Client, Question, inference
+from cli.output import say
+from cli.prompt import MAX_LINE, read_line
+from mesh.errors import SealringError
+
+_TOO_LONG = frozenset({"CONTEXT_TOO_LONG", "TOO_LARGE_FOR_RING"})
+
+
+def converse(
+    address: str, access: Access, base: Question, show: Callable[[str], None], *, seconds: float
+) -> None:
+    """Asks the gateway at `address` what is typed until it is over. `base` says how, `show` gets the pieces.
+
+    Lines are read and Ctrl-C is caught in the main thread, between the runs of the event loop.
+    """
+    say(f"talking to {address}; Ctrl-C stops an answer, an empty line or Ctrl-D ends it")
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        client = runner.run(stack.enter_async_context(inference(address, **access)))
+        conversation = Conversation(runner, client, base, show, seconds)
+        try:
+            while line := read_line():
+                conversation.turn(line)
+        finally:
+            runner.run(stack.aclose())
+
+
+class Conversation:
+    """What was said so far, as far as it fits the context."""
+
+    def __init__(
+        self,
+        runner: asyncio.Runner,
+        client: Client,
+        base: Question,
+        show: Callable[[str], None],
+        seconds: float,
+    ) -> None:
+        self._runner = runner
+        self._client = client
+        self._base = base
+        self._show = show
+        self._seconds = seconds
+        self._said: list[tuple[str, str]] = []
+
+    def turn(self, line: str) -> None:
+        """One question and its answer; both are kept if any of the answer came and no error ended it."""
+        if len(line) > MAX_LINE:
+            say(f"error: the question is longer than {MAX_LINE} characters")
+            return
+        asked = [*self._said, ("user", line)]
+        try:
+            text = self._ask(asked)
+            while text is None:
+                asked = asked[2:]  # the oldest question and its answer
+                say("(the conversation does not fit any more: its oldest question is left out)")
+                text = self._ask(asked)
+        except SealringError as error:
+            say(f"error: {error} [{error.reason}]")
+            return
+        if text:
+            self._said = [*asked, ("assistant", text)]
+
+    def _ask(self, messages: list[tuple[str, str]]) -> str | None:
+        """The answer as far as it was shown, or None when older messages stand in its way.
+
+        Raises SealringError.
+        """
+        pieces: list[str] = []
+
+        def show(text: str) -> None:
+            pieces.append(text)
+            self._show(text)
+
+        question = replace(self._base, messages=[*self._base.messages, *messages])
+        try:
+            answer = self._runner.run(self._client.ask(question, show, seconds=self._seconds))
+        except KeyboardInterrupt:
+            say("\n(stopped)")
+            return "".join(pieces)
+        except SealringError as error:
+            if pieces:
+                self._show("\n")
+            if error.reason in _TOO_LONG and len(messages) > 1:
+                return None
+            raise
+        self._show("\n")
+        if answer.finish == "length":
+            say("(cut: no more tokens were allowed, or fit)")
+        return answer.text

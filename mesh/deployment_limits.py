@@ -1,0 +1,10 @@
+"""What a deployment may ask for at most: one place for the command line, the coordinator and the nodes."""
+
+MAX_CONTEXT = 1 << 24
+"""Tokens."""
+
+MAX_LAYERS = 1024
+MAX_PREFILL_CHUNK = 8192
+MAX_REPLICAS = 1000
+MAX_ROWS = 256
+MAX_STAGES = 256

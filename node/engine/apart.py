@@ -1,0 +1,28 @@
+"""The answer of a process that does one piece of work for another, which survives what mlx may do to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from mesh.errors import SealringError
+
+
+def answer(work: Callable[[], dict[str, Any]]) -> int:
+    """Prints what `work` returns, or the SealringError that it raises, as the one line of standard output.
+
+    Whatever else is printed meanwhile, by libraries for one, goes to standard error.
+    """
+    own = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        told: dict[str, Any] = {"result": work()}
+    except SealringError as error:
+        parts = {name: getattr(error, name) for name in ("code", "reason", "message", "hint", "metadata")}
+        told = {"problem": parts}
+    with own:
+        own.write(json.dumps(told) + "\n")
+    return 0 if "result" in told else 1

@@ -1,0 +1,56 @@
+"""The table of targets is what the committed measurements say."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from bench import frame, report
+from bench.verdict import MET, MISSED, OPEN
+from mesh.errors import ConfigError
+
+CHECK = {"name": "a target", "rounds": [1.0, 1.1, 1.2], "target": 2.0, "at_least": False}
+EARLIER: dict[str, Any] = {
+    "date": "2026-11-21",
+    "figures": [
+        CHECK | {"command": "sealring bench x", "said": "long ago"},
+        CHECK | {"name": "another", "rounds": [2.1], "command": "sealring bench y", "said": "once"},
+    ],
+}
+MEASURED: dict[str, Any] = {
+    "bench": "x",
+    "command": "sealring bench x -- --rounds 3",
+    "commit": "abcdef0",
+    "date": "2026-11-23T10:00:00+00:00",
+    "machine": {"cores": 4, "processor": "P", "load_before": 0.1},
+    "checks": [CHECK],
+}
+
+
+def test_what_was_measured_takes_the_place_of_a_figure_without_data() -> None:
+    only_earlier = report.rows([], EARLIER)
+    assert [(row.check.name, row.verdict) for row in only_earlier] == [
+        ("a target", OPEN),
+        ("another", MISSED),
+    ]
+    found = report.rows([MEASURED], EARLIER)
+    assert [(row.check.name, row.verdict) for row in found] == [("a target", MET), ("another", MISSED)]
+    assert "| a target | at most 2 | 1.2 | 3 | met |" in report.table(found)
+    assert "2026-11-23, abcdef0, 4 cores of P, load 0.1 before" in report.table(found)
+
+
+def test_the_page_holds_what_the_measurements_say() -> None:
+    page = report.PAGE.read_text()
+    assert report.put(page, report.made()) == page, "run: python -m bench report"
+    with pytest.raises(ConfigError):
+        report.put(page.replace(report.END, ""), "")
+
+
+def test_committed_measurements_are_of_clean_trees_and_say_nothing_of_the_workplace() -> None:
+    for one in report.reports():
+        assert frame.find(one["bench"]).name == one["bench"]
+        assert not one["commit"].endswith("+")
+        machine = copy.copy(one["machine"])
+        assert not set(machine) - set(frame.machine()) - {"load_before", "load_after"}

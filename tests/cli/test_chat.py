@@ -1,0 +1,52 @@
+"""Whom `sealring chat` talks to when nobody said it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.commands import chat
+from cli.leftovers import temporary_folder
+from cli.settings import CliSettings
+from mesh.config import Loaded
+from mesh.errors import InvalidInput
+
+
+@pytest.fixture(autouse=True)
+def nobody_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "_listens", lambda address: False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def found(origin: str = "default") -> str:
+    loaded: Any = Loaded(CliSettings(), {"gateway": origin})
+    return chat._gateway(loaded)[0]
+
+
+def demo(stack: ExitStack, port: int) -> None:
+    folder = stack.enter_context(temporary_folder())
+    (folder / "ports.json").write_text(json.dumps({"gateway": port}))
+
+
+def test_a_running_demo_is_found() -> None:
+    assert found() == "127.0.0.1:7780"
+    with ExitStack() as stack:
+        demo(stack, 4711)
+        assert found() == "127.0.0.1:4711"
+        assert found(origin="flag --gateway") == "127.0.0.1:7780"
+        demo(stack, 4712)
+        with pytest.raises(InvalidInput, match="4711") as caught:
+            found()
+        assert "127.0.0.1:4712" in caught.value.hint
+    assert found() == "127.0.0.1:7780"
+
+
+def test_who_is_at_the_default_address_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "_listens", lambda address: address == "127.0.0.1:7780")
+    with ExitStack() as stack:
+        demo(stack, 4711)
+        assert found() == "127.0.0.1:7780"

@@ -1,0 +1,165 @@
+"""`sealring chat` at a real pseudo terminal, against a gateway that says what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pty
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh.errors import InvalidInput
+from mesh.rpc import Server
+from sealring.v1 import inference_pb2, inference_pb2_grpc
+
+CTRL_C, CTRL_D, CTRL_P = "\x03", "\x04", "\x10"  # Ctrl-P: the line before, with readline and libedit alike
+AT_A_TERMINAL = """
+import fcntl, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from cli.main import main
+main()
+"""
+
+
+class Gateway(inference_pb2_grpc.InferenceServicer):
+    """Answers a question by what it says; keeps what was asked and tells when an answer was given up."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self.given_up = asyncio.Event()
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        said = [one.content for one in request.envelope.clear.chat.messages]
+        self.asked.append(said)
+        if "long" in said[-1] and len(said) > 1:
+            raise InvalidInput("does not fit", reason="CONTEXT_TOO_LONG")
+        yield inference_pb2.GenerateResponse(started=inference_pb2.Started(model="demo", ring="r"))
+        delta = inference_pb2.Delta(text=f"<{said[-1]}>", tokens=1)
+        yield inference_pb2.GenerateResponse(delta=delta)
+        if "forever" in said[-1]:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.given_up.set()
+        finished = inference_pb2.Finished(reason=inference_pb2.FINISH_REASON_STOP, completion_tokens=1)
+        yield inference_pb2.GenerateResponse(finished=finished)
+
+
+class Terminal:
+    """A process at a terminal of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process, master: int) -> None:
+        self.process = process
+        self.shown = ""
+        self._master = master
+        self._grown = asyncio.Event()
+        asyncio.get_running_loop().add_reader(master, self._read)
+
+    @classmethod
+    async def start(cls, *arguments: str, **environment: str) -> Terminal:
+        master, slave = pty.openpty()
+        command = (sys.executable, "-P", "-c", AT_A_TERMINAL, *arguments)
+        given = os.environ | {"TERM": "dumb", "INPUTRC": "/dev/null"} | environment
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=given
+        )
+        os.close(slave)
+        return cls(process, master)
+
+    def _read(self) -> None:
+        try:
+            self.shown += os.read(self._master, 4096).decode()
+        except OSError:  # the other end is closed
+            asyncio.get_running_loop().remove_reader(self._master)
+        self._grown.set()
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    async def shows(self, text: str, seconds: float = 40) -> None:
+        """Waits for `text`, and takes it and what is before it off."""
+        async with asyncio.timeout(seconds):
+            while text not in self.shown:
+                self._grown.clear()
+                await self._grown.wait()
+        self.shown = self.shown.partition(text)[2]
+
+    async def interrupted_shows(self, text: str) -> None:
+        """Types Ctrl-C; again, if it came just before the line editor began to wait, which then misses it."""
+        for _ in range(8):
+            self.type(CTRL_C)
+            with contextlib.suppress(TimeoutError):
+                return await self.shows(text, seconds=5)
+        raise TimeoutError(self.shown)
+
+    async def end(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+        asyncio.get_running_loop().remove_reader(self._master)
+        os.close(self._master)
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    servicer = Gateway()
+    add = inference_pb2_grpc.add_InferenceServicer_to_server
+    server = Server([(add, servicer, "sealring.v1.Inference")])
+    servicer.address = f"127.0.0.1:{server.listen('127.0.0.1:0', None)}"  # type: ignore[attr-defined]
+    await server.start()
+    yield servicer
+    await server.stop(0)
+
+
+@pytest.fixture
+async def terminal(gateway: Any, home: Path) -> AsyncIterator[Terminal]:
+    started = await Terminal.start("chat", "--gateway", gateway.address, HOME=str(home))
+    await started.shows("> ")
+    yield started
+    await started.end()
+
+
+async def test_a_conversation(terminal: Terminal, gateway: Gateway) -> None:
+    terminal.type("half")
+    await terminal.shows("half")
+    await terminal.interrupted_shows("(Ctrl-D ends it)")
+    await terminal.shows("> ")
+    terminal.type("first\n")
+    await terminal.shows("<first>")
+    await terminal.shows("> ")
+    assert gateway.asked == [["first"]], "what was typed before Ctrl-C is gone"
+
+    terminal.type("forever\n")
+    await terminal.shows("<forever>")
+    await terminal.interrupted_shows("(stopped)")
+    await terminal.shows("> ")
+    async with asyncio.timeout(40):
+        await gateway.given_up.wait()
+
+    terminal.type("a long one\n")
+    await terminal.shows("left out")
+    await terminal.shows("left out")
+    await terminal.shows("<a long one>")
+    await terminal.shows("> ")
+    assert gateway.asked[2:] == [
+        ["first", "<first>", "forever", "<forever>", "a long one"],
+        ["forever", "<forever>", "a long one"],
+        ["a long one"],
+    ]
+
+    terminal.type(f"{CTRL_P}{CTRL_P}{CTRL_P}\n")
+    await terminal.shows("<first>")
+    await terminal.shows("> ")
+    assert gateway.asked[-1] == ["a long one", "<a long one>", "first"]
+    terminal.type(CTRL_D)
+    assert await asyncio.wait_for(terminal.process.wait(), 40) == 0
+
+
+async def test_an_empty_line_ends_it(terminal: Terminal) -> None:
+    terminal.type("\n")
+    assert await asyncio.wait_for(terminal.process.wait(), 40) == 0

@@ -1,0 +1,96 @@
+"""What both kinds of clients make of their settings and of a question."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+
+from mesh.errors import ConfigError, InvalidInput
+from mesh.trust import MAX_SCORE
+from sealring.client import core
+from sealring.client.core import ClientCore
+from sealring.client.question import Question
+
+FAR = "gateway.example:7710"
+NEAR = "127.0.0.1:7710"
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+class Asked(ClientCore[Question]):
+    """Answers with the question."""
+
+    def _set_up(self) -> None:
+        pass
+
+    def _reply(self, question: Question) -> Question:
+        return question
+
+
+def client(gateway: str = NEAR, **settings: Any) -> Asked:
+    return Asked(gateway, root_sha256="ab" * 32, **settings)
+
+
+def test_an_api_key_goes_over_loopback_or_with_credentials() -> None:
+    credentials = grpc.ssl_channel_credentials()
+    client(NEAR, api_key="k")
+    client(FAR, api_key="k", credentials=credentials)
+    client(FAR)
+    client(FAR, user="me")
+    with pytest.raises(ConfigError) as caught:
+        client(FAR, api_key="k")
+    assert caught.value.reason == "LOOPBACK_ONLY"
+
+
+def test_what_is_told_to_the_gateway() -> None:
+    assert core._metadata(None, "") is None
+    assert core._metadata("", "") == (("authorization", "Bearer "),)
+    both = core._metadata("k", "u" * 256)
+    assert both == (("authorization", "Bearer k"), ("sealring-user", "u" * 256))
+    for user in ("u" * 257, "é", "a\nb"):
+        with pytest.raises(InvalidInput) as caught:
+            core._metadata(None, user)
+        assert caught.value.reason == "BAD_USER"
+
+
+def test_the_higher_floor_holds() -> None:
+    for floor in (-1, MAX_SCORE + 1):
+        with pytest.raises(InvalidInput) as caught:
+            client(min_trust=floor)
+        assert caught.value.reason == "BAD_MIN_TRUST"
+    assert client(min_trust=MAX_SCORE).chat(MESSAGES).min_trust == MAX_SCORE
+    asked = client(min_trust=10)
+    assert [asked.chat(MESSAGES, min_trust=one).min_trust for one in (0, 10, 20)] == [10, 10, 20]
+
+
+def test_a_call_may_have_a_time_of_its_own() -> None:
+    asked = client(timeout=7.0)
+    assert asked.chat(MESSAGES).timeout == 7.0
+    assert asked.chat(MESSAGES, timeout=3.0).timeout == 3.0
+
+
+@pytest.mark.parametrize("kind", ["chat", "complete"])
+def test_a_question_is_what_was_asked(kind: str) -> None:
+    asked = client()
+    options: dict[str, Any] = {
+        "model": "demo",
+        "max_tokens": 5,
+        "n": 2,
+        "priority": -3,
+        "deadline_ms": 9,
+        "prompt_cache_key": "thread",
+        "temperature": 0.5,
+    }
+    ask = (lambda **rest: asked.chat(MESSAGES, **rest)) if kind == "chat" else asked_text(asked)
+    first, second = ask(**options), ask(**options | {"prompt_cache_key": "another"})
+    assert (first.model, first.max_tokens, first.priority, first.deadline_ms) == ("demo", 5, -3, 9)
+    assert first.choices == 2
+    assert first.prompt.sampling.temperature == 0.5
+    assert len(first.prefix_salt) == 32
+    assert first.prefix_salt == second.prefix_salt != client().chat(MESSAGES).prefix_salt
+    assert first.affinity != second.affinity
+
+
+def asked_text(asked: Asked) -> Any:
+    return lambda **rest: asked.complete("hello", **rest)

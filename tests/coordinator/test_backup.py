@@ -1,0 +1,195 @@
+"""Backups: what they hold, what a restore takes, and that members follow who goes on from one."""
+
+from __future__ import annotations
+
+import io
+import stat
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from coordinator.authority import Authority
+from coordinator.backup import backup, recover, restore
+from coordinator.init import init
+from coordinator.keys import ClusterKeys
+from coordinator.settings import CoordinatorSettings
+from coordinator.store import Store, StoredToken
+from mesh.certificates import Role
+from mesh.errors import AlreadyExists, ConfigError, InvalidInput
+from mesh.roster_reader import Equivocation, RosterReader
+from mesh.roster_state import RosterStateFile
+
+if TYPE_CHECKING:
+    from tests.coordinator.conftest import Cluster
+
+NOW = 1_800_000_000
+DAY = 24 * 3600
+
+
+class Site:
+    """Coordinators of one cluster, one after the other, and a reader that follows them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now = float(NOW)
+        self.alarms: list[Equivocation] = []
+        self.file = folder / "backup.tar"
+        self.settings = self.at("first")
+        init(self.settings, clock=self.clock)
+        root = ClusterKeys.load(self.settings, now=NOW).root
+        RosterStateFile(folder / "roster-state.json").create(root.cluster)
+        self.reader = RosterReader(
+            root, folder / "roster-state.json", None, clock=self.clock, on_equivocation=self.alarms.append
+        )
+
+    def at(self, name: str) -> CoordinatorSettings:
+        return CoordinatorSettings(state_dir=self.folder / name, cluster="demo")
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, settings: CoordinatorSettings, *, rosters: int) -> int:
+        """A run of a coordinator that signs so many rosters, and an epoch with each; the last epoch."""
+        store = Store.open(settings.state_dir)
+        keys = ClusterKeys.load(settings, now=self.now)
+        authority = Authority(store, keys, settings, clock=self.clock)
+        epoch = 0
+        for _ in range(rosters):
+            authority.publish()
+            self.reader.accept(authority.current.envelope)
+            epoch = store.deployments.next_epoch("demo-0")
+        store.close()
+        return epoch
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_readers_follow_who_goes_on_from_a_backup_and_no_alarm_is_raised(site: Site) -> None:
+    site.run(site.settings, rosters=3)
+    backup(site.settings, site.file, clock=site.clock)
+    epoch = site.run(site.settings, rosters=40)
+    for days, name in enumerate(("second", "third"), 1):  # the same backup twice
+        site.now = NOW + days * DAY
+        restore(site.at(name), site.file, clock=site.clock)
+        newer = site.run(site.at(name), rosters=40)
+        assert newer > epoch + 40, "no epoch's number is used again"
+        epoch = newer
+    assert site.alarms == []
+
+
+def test_a_copy_put_back_by_hand_goes_on_after_recover(site: Site) -> None:
+    site.run(site.settings, rosters=3)
+    database = site.settings.state_dir / "coordinator.db"
+    older = database.read_bytes()
+    site.run(site.settings, rosters=40)
+    database.write_bytes(older)
+    recover(site.settings, clock=site.clock)
+    site.run(site.settings, rosters=1)
+    assert site.alarms == []
+
+
+def test_a_new_rings_epochs_begin_above_what_was_skipped(site: Site) -> None:
+    """Its deployment may have been made after the backup, and made again now."""
+    epoch = site.run(site.settings, rosters=5)
+    recover(site.settings, clock=site.clock)
+    store = Store.open(site.settings.state_dir)
+    assert store.deployments.next_epoch("other-0") > epoch
+    store.close()
+
+
+def test_join_tokens_of_a_backup_are_worth_nothing(site: Site) -> None:
+    store = Store.open(site.settings.state_dir)
+    store.tokens.add(StoredToken("t", Role.MEMBER, NOW, NOW + 600, ""), b"secret")
+    store.close()
+    recover(site.settings, clock=site.clock)
+    store = Store.open(site.settings.state_dir)
+    assert store.tokens.open(now=NOW) == []
+    store.close()
+
+
+def test_a_backup_is_private_whole_and_never_overwritten(site: Site) -> None:
+    live = Store.open(site.settings.state_dir)  # the coordinator runs
+    backup(site.settings, site.file, clock=site.clock)
+    live.close()
+    assert stat.S_IMODE(site.file.stat().st_mode) == 0o600
+    with tarfile.open(site.file) as archive:
+        names = set(archive.getnames())
+    assert {"ca.key", "ca.pem", "roster.key", "root.dsse", "coordinator.db", "operator/tls.key"} <= names
+    assert "root.key" not in names
+    with pytest.raises(AlreadyExists):
+        backup(site.settings, site.file, clock=site.clock)
+
+
+def test_a_restore_overwrites_nothing(site: Site) -> None:
+    backup(site.settings, site.file, clock=site.clock)
+    with pytest.raises(AlreadyExists) as caught:
+        restore(site.settings, site.file, clock=site.clock)
+    assert caught.value.reason == "STATE_EXISTS"
+
+
+def archive(path: Path, *entries: tuple[str, bytes], link: str = "") -> None:
+    with tarfile.open(path, "w") as made:
+        for name, data in entries:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            if link:
+                entry.type, entry.linkname, entry.size = tarfile.SYMTYPE, link, 0
+            made.addfile(entry, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("what", ["junk", "none", "other", "outside", "link", "twice", "lacking"])
+def test_what_is_no_backup_leaves_nothing_behind(site: Site, what: str) -> None:
+    if what == "junk":
+        site.file.write_bytes(b"\x00junk" * 1000)
+    elif what == "other":
+        archive(site.file, ("root.key", bytes(32)))
+    elif what == "outside":
+        archive(site.file, ("../ca.key", b"x"))
+    elif what == "link":
+        archive(site.file, ("ca.key", b""), link="/etc/passwd")
+    elif what == "twice":
+        archive(site.file, ("ca.key", b"x"), ("ca.key", b"y"))
+    elif what == "lacking":
+        archive(site.file, ("ca.key", b"x"))
+    with pytest.raises(InvalidInput) as caught:
+        restore(site.at("second"), site.file, clock=site.clock)
+    assert caught.value.reason == "BAD_BACKUP"
+    assert list((site.folder / "second").iterdir()) == []
+
+
+def test_a_backup_of_two_clusters_is_refused(site: Site) -> None:
+    backup(site.settings, site.file, clock=site.clock)
+    with tarfile.open(site.file) as whole:
+        files = [(name, whole.extractfile(name).read()) for name in whole.getnames()]  # type: ignore[union-attr]
+    mixed = [(name, bytes(32) if name == "roster.key" else data) for name, data in files]
+    archive(site.folder / "mixed.tar", *mixed)
+    with pytest.raises(ConfigError) as caught:
+        restore(site.at("second"), site.folder / "mixed.tar", clock=site.clock)
+    assert caught.value.reason == "STATE_CORRUPT"
+    assert not (site.folder / "second" / "coordinator.db").exists()
+
+
+async def test_nodes_come_back_to_a_restored_coordinator(cluster: Cluster, start_cluster: Any) -> None:
+    await cluster.join("alpha")
+    file = cluster.folder / "backup.tar"
+    backup(cluster.settings, file)
+    node = await cluster.node("alpha", join=False)
+    for _ in range(3):
+        cluster.coordinator.authority.publish()
+    newest = cluster.coordinator.authority.current.version
+    await node.wait_for("roster", lambda _: node.roster.version == newest)
+    await cluster.close()
+    second = cluster.folder / "second"
+    restore(cluster.settings.model_copy(update={"state_dir": second}), file)
+    again = await start_cluster(state_dir=second)
+    try:
+        returned = await again.node("alpha", join=False)
+        assert returned.roster.version > newest
+        assert again.coordinator.sessions.find(returned.id) is not None
+    finally:
+        await again.close()

@@ -1,0 +1,106 @@
+"""A lane: who leaves it, when it may change, who needs more memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.scheduler import Request
+from gateway.scheduler.lane import EXTEND_AHEAD, Lane
+from gateway.scheduler.row import Row
+from sealring.v1 import inference_pb2 as inference
+
+
+def row(number: int, limit: int = 100, ceiling: int = 100) -> Row:
+    made = Row(number, Request(f"r{number}", "k", 0, inference.Envelope()))
+    made.limit, made.ceiling = limit, ceiling
+    return made
+
+
+def lane_of(*rows: Row) -> Lane:
+    lane = Lane(0)
+    lane.change([], list(rows))
+    return lane
+
+
+def steps(lane: Lane, count: int) -> list[Row]:
+    return [ended for _ in range(count) for ended in lane.count_step()]
+
+
+def test_a_row_leaves_when_it_is_closed_or_at_its_limit() -> None:
+    one, two, three = rows = row(1, 3), row(2), row(3)
+    lane = lane_of(*rows)
+    assert lane.leaving() == []
+    assert [lane.left(each) for each in rows] == [2, 99, 99]
+    assert steps(lane, 1) == []
+    lane.close(three)
+    assert lane.leaving() == [three]
+    assert steps(lane, 1) == [one]
+    assert lane.leaving() == [one, three]
+    assert lane.stuck
+    one.closed = True
+    assert not lane.stuck
+    lane.change([one, three], [])
+    assert lane.leaving() == []
+    assert list(lane.rows) == [2]
+    two.closed = True
+    assert lane.running
+    lane.close(two)
+    assert not lane.running
+
+
+@pytest.mark.parametrize("pressed", [False, True])
+def test_changes_are_gathered_unless_somebody_presses(pressed: bool) -> None:
+    lane = lane_of(row(1), row(2), row(3))
+    assert not lane.must_change([], pressed, lambda: 8)
+    leaving = [lane.rows[1]]
+    assert lane.must_change(leaving, pressed, lambda: 8) is pressed
+    assert lane.must_change(list(lane.rows.values()), pressed, lambda: 8)
+    steps(lane, 2)
+    assert lane.must_change(leaving, pressed, lambda: 2)
+    assert lane.must_change(leaving, pressed, lambda: 3) is pressed
+    steps(lane, 1)
+    assert lane.must_change(leaving, False, lambda: 8)  # as many steps as it has rows
+    assert not lane.must_change([], pressed, lambda: 1)
+    lane.ready.append(row(4))
+    assert lane.must_change([], pressed, lambda: 8)
+
+
+def test_a_row_at_its_limit_does_not_wait_for_others() -> None:
+    lane = lane_of(row(1, 2), row(2), row(3))
+    assert not lane.must_change([lane.rows[2]], False, lambda: 8)
+    steps(lane, 1)
+    assert lane.must_change([lane.rows[1]], False, lambda: 8)
+    assert not lane.must_change([], True, lambda: 8)
+
+
+def test_rows_near_their_limit_ask_for_more() -> None:
+    near = row(1, EXTEND_AHEAD + 3, 10_000)
+    closed = row(2, EXTEND_AHEAD + 3, 10_000)
+    whole = row(3, EXTEND_AHEAD + 3, EXTEND_AHEAD + 3)
+    lane = lane_of(near, closed, whole)
+    steps(lane, 1)
+    assert not lane.near
+    assert lane.wanting() == []
+    steps(lane, 1)
+    closed.closed = True
+    assert lane.wanting() == [near]
+    assert near not in lane.movable(0)
+    lane.extend(near, 2 * EXTEND_AHEAD)
+    assert lane.left(near) == 2 * EXTEND_AHEAD - 3
+    assert lane.wanting() == []
+    assert not lane.near
+
+
+def test_rows_with_most_steps_left_are_moved_first() -> None:
+    few, most, same = row(1, 10, 10), row(2, 50, 50), row(3, 50, 50)
+    lane = lane_of(few, most, same)
+    steps(lane, 3)
+    assert lane.movable(6) == [most, same, few]
+    assert lane.movable(7) == [most, same]
+    same.closed = True
+    assert lane.movable(7) == [most]
+    lane.park([most])
+    assert most.stepped == 3
+    assert lane.since_change == 0
+    other = lane_of(most)
+    assert other.left(most) == 46

@@ -1,0 +1,101 @@
+"""Whose chunks share a step, and how long they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.scheduler import Request
+from gateway.scheduler.prefill import PrefillLine, Todo
+from gateway.scheduler.row import Row
+from mesh.composition import MAX_CHUNKS
+from sealring.v1 import inference_pb2 as inference
+
+
+def row(number: int, prompt: int) -> Row:
+    made = Row(number, Request(f"r{number}", "k", 0, inference.Envelope()))
+    made.prompt_tokens, made.params_bytes = prompt, 7
+    return made
+
+
+class Line(PrefillLine):
+    """Rows with such prompts, numbered from 1; `prepared` tells which were looked at."""
+
+    def __init__(self, *prompts: int, chunk: int = 10) -> None:
+        self.prepared: list[int] = []
+        super().__init__(lambda row: self.prepared.append(row.number), chunk)
+        self.rows = {number: row(number, prompt) for number, prompt in enumerate(prompts, 1)}
+        for each in self.rows.values():
+            self.add(each)
+
+    def taken(self, tokens: int = 10) -> list[tuple[int, int, int]]:
+        return [(chunk.row, chunk.start, chunk.end) for _, chunk in self.take(tokens)]
+
+
+def test_the_oldest_and_the_shortest_take_turns_and_others_fill_up() -> None:
+    line = Line(25, 5, 5)
+    assert line.taken() == [(1, 0, 9)], "equal parts; the second is too long beside it"
+    assert line.taken() == [(2, 0, 5), (3, 0, 5)]
+    assert line.taken() == [(1, 9, 17)]
+    assert line.taken() == [(1, 17, 25)]
+    assert len(line) == 0
+
+
+def test_a_first_chunk_waits_for_those_of_lower_rows() -> None:
+    line = Line(50, 30, 4)
+    assert line.taken() == [(1, 0, 10)]
+    assert line.unstarted == 2
+    assert line.taken() == [(2, 0, 10)], "the third is shorter and has not begun, so the second goes first"
+    assert line.taken() == [(1, 10, 20)]
+    assert line.taken() == [(3, 0, 4)]
+    assert line.unstarted == 0
+    assert line.prepared[-1] == 3
+    line.discard(line.rows[2])
+    line.discard(line.rows[2])
+    assert [line.taken() for _ in range(2)] == [[(1, 20, 30)], [(1, 30, 40)]]
+
+
+def test_one_that_has_begun_and_does_not_fit_does_not_keep_others_back() -> None:
+    line = Line(6, 18, 4)
+    line.rows[1].begun = line.rows[2].begun = True
+    assert line.taken() == [(1, 0, 6), (3, 0, 4)]
+
+
+def test_only_long_prompts_are_cut_into_whole_chunks() -> None:
+    assert [end for _, _, end in Line(40).taken()] == [10]
+    assert [end for _, _, end in Line(31).taken()] == [8]
+    assert [end for _, _, end in Line(41).taken()] == [10]
+    cut = Line(20)
+    cut.rows[1].cuts = (3, 12)
+    assert [cut.taken() for _ in range(3)] == [[(1, 0, 3)], [(1, 3, 12)], [(1, 12, 20)]]
+
+
+def test_steps_have_so_many_chunks_at_most() -> None:
+    line = Line(*[1] * (MAX_CHUNKS + 2), chunk=1000)
+    assert [len(line.taken(1000)) for _ in range(2)] == [MAX_CHUNKS, 2]
+
+
+def test_only_a_rows_first_chunk_says_what_it_is() -> None:
+    line = Line(20)
+    one = line.rows[1]
+    one.prefilled, one.prefix, one.copies = 4, 9, (row(2, 20),)
+    ((_, first),) = line.take(10)
+    ((_, second),) = line.take(10)
+    assert (first.start, first.end, first.prefix, first.params_bytes, first.choices) == (4, 12, 9, 7, 2)
+    assert (second.start, second.end, second.prefix, second.params_bytes, second.choices) == (12, 20, 0, 0, 0)
+    assert (one.reused, first.prompt_tokens) == (4, 20)
+    alone = Line(5)
+    assert alone.take(10)[0][1].choices == 0
+
+
+def test_what_waits_is_told_by_rows_and_tokens() -> None:
+    line = Line(25)
+    assert line.todo == Todo(25, 1, pytest.approx(0.4), False)
+    assert line.crowd(0) == 0
+    line.taken()
+    assert line.todo.tokens == 25, "of all of the prompt where it is one"
+    line.add(row(2, 10))
+    assert line.todo == Todo(16 + 10, 2, pytest.approx(1.4), True)
+    assert line.crowd(0) == pytest.approx(0.4)
+    assert line.crowd(3) == pytest.approx(1.4 * 2.5 - 1)
+    line.discard(line.rows[1])
+    assert line.todo == Todo(10, 1, 1.0, True)

@@ -1,0 +1,78 @@
+"""Greedy output of real rings is token for token that of mlx_lm on the whole model, kept prefixes or not."""
+
+import asyncio
+
+import pytest
+from ringtest import CLUSTER, chat
+from sharing import ask, dialogue
+
+pytestmark = CLUSTER
+SHAPES = pytest.mark.parametrize(
+    ("stages", "kv_bits"), [(1, 0), (2, 0), (3, 0), (1, 8), (2, 4)], scope="module"
+)
+ROWS = [
+    (["What is the capital of France?"], 40, 0.0),
+    (["What is 7+8? Answer with just the number."], 10, 0.0),
+    (["List the months of the year."], 60, 0.1),
+    (["Hello!", "Hello! How can I help you?", "What is the symbol of gold?"], 30, 0.2),
+    (["Name the planets of the solar system in order, please, beginning with the nearest."], 80, 0.3),
+    (["What is the opposite of hot?"], 1, 0.35),
+    (["Who are you?"], 50, 0.5),
+    (["What is the capital of Kenya? " * 40], 25, 0.6),
+]
+"""Contents, tokens at most, and seconds after which it comes."""
+
+QUESTIONS = ["What is the capital of France?", "What is the opposite of hot?", "Who are you?"]
+
+
+@SHAPES
+async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(
+    arrangements, reference, stages, kv_bits
+):
+    ring = await arrangements.have(stages=stages, kv_bits=kv_bits, prefill_chunk=64)
+    assert ring.deployment.plan.spec.kv_bits == kv_bits
+
+    async def row(contents, max_tokens, delay):
+        await asyncio.sleep(delay)
+        return await ring.ask(chat(*contents), max_tokens)
+
+    replies = await asyncio.gather(*(row(*one) for one in ROWS))
+    for (contents, max_tokens, _), reply in zip(ROWS, replies, strict=True):
+        messages = [
+            {"role": ("user", "assistant")[number % 2], "content": content}
+            for number, content in enumerate(contents)
+        ]
+        assert reply == reference.reply(messages, max_tokens, kv_bits=kv_bits)
+
+
+@SHAPES
+async def test_prompts_that_begin_alike_are_computed_once(arrangements, reference, stages, kv_bits):
+    ring = await arrangements.have(stages=stages, kv_bits=kv_bits, prefill_chunk=64)
+    hits = await ring.counted("prefix_cache_hits_total")
+    queries = await ring.counted("prefix_cache_queries_total")
+    total = 0
+    for number, question in enumerate(QUESTIONS):
+        answer = await checked(ring, reference, dialogue(question), kv_bits)
+        assert (answer.cached >= 64) == (number > 0)
+        total += answer.cached
+
+    follow = dialogue(QUESTIONS[-1], answer.text, "And what is the capital of Kenya?")
+    again = await checked(ring, reference, follow, kv_bits)
+    assert again.cached >= answer.prompt_tokens - 64
+    total += again.cached
+
+    together = await asyncio.gather(
+        *(checked(ring, reference, dialogue(question), kv_bits) for question in QUESTIONS)
+    )
+    assert min(answer.cached for answer in together) >= 64
+    total += sum(answer.cached for answer in together)
+    assert await ring.counted("prefix_cache_hits_total") - hits == total
+    assert await ring.counted("prefix_cache_queries_total") - queries > total
+
+
+async def checked(ring, reference, messages, kv_bits):
+    """What the ring answers, which is what the whole model would."""
+    answer = await ask(ring, messages, max_tokens=40)
+    expected = reference.reply(messages, 40, kv_bits=kv_bits)
+    assert (answer.text, answer.prompt_tokens) == (expected.text, expected.prompt_tokens)
+    return answer

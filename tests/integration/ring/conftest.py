@@ -1,0 +1,15 @@
+import pytest_asyncio
+from ringtest import serving
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def ring(tmp_path_factory):
+    """A ring of three over the demo model, which no test breaks."""
+    async with serving(tmp_path_factory.mktemp("ring") / "state", 3) as ring:
+        yield ring
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(ring):
+    async with ring.openai() as client:
+        yield client

@@ -1,0 +1,103 @@
+"""The proxy that seals for clients which cannot, before a real ring."""
+
+import asyncio
+import contextlib
+import sys
+
+import httpx
+import openai
+import pytest
+from capture import Capture, forms_of, found
+from ringtest import CLUSTER, LIMIT_SECONDS
+
+from mesh.addresses import free_port
+
+pytestmark = CLUSTER
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@contextlib.asynccontextmanager
+async def proxy(ring, folder, *options):
+    """A running proxy: its URL and its process."""
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cli", "proxy", "--gateway", ring.cluster.grpc_address, "--root", ring.pin),
+        *("--listen", f"127.0.0.1:{port}", "--state-file", str(folder / "roster-state"), *options),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while b"proxy started" not in (line := await process.stderr.readline()):
+                assert line, f"the proxy has ended: {await process.wait()}"
+        drain = asyncio.create_task(process.stderr.read())
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        async with asyncio.timeout(LIMIT_SECONDS):
+            assert await process.wait() == 0
+        await drain
+
+
+async def test_the_openai_client_through_the_proxy(ring, reference, tmp_path):
+    port = int(ring.cluster.grpc_address.rsplit(":", 1)[1])
+    mark = "lambent ocelot trellis 40417 brocade"
+    marking = [{"role": "user", "content": f"Please repeat: {mark}"}]
+    prompt = forms_of(mark, reference.tokenizer)
+    expected = reference.reply(MESSAGES, 100)
+    async with proxy(ring, tmp_path) as (url, _):
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+        stream = await client.chat.completions.create(
+            model="demo",
+            messages=MESSAGES,
+            temperature=0,
+            max_tokens=100,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+        with Capture() as capture:
+            marked = await client.chat.completions.create(
+                model="demo", messages=marking, temperature=0, max_tokens=30
+            )
+            await capture.caught_up()
+        models = await client.models.list()
+        text = await client.completions.create(model="demo", prompt="The capital of", max_tokens=4)
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="other", messages=MESSAGES)
+        with pytest.raises(openai.UnprocessableEntityError) as refused:
+            await client.chat.completions.create(
+                model="demo", messages=MESSAGES, extra_body={"min_trust": 20}
+            )
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_SECONDS) as http:
+            health, metrics = await http.get("/health"), (await http.get("/metrics")).text
+        await client.close()
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == expected.text
+    assert len(pieces) > 3
+    assert chunks[-1].usage.prompt_tokens == expected.prompt_tokens
+    assert chunks[-1].usage.completion_tokens == expected.completion_tokens
+    assert marked.choices[0].message.content
+    assert refused.value.code == "trust_below_floor"
+    assert [model.id for model in models.data] == ["demo"]
+    assert text.usage.completion_tokens <= 4
+    assert health.status_code == 200
+    assert f'sealring_prompt_tokens_total{{model_name="demo"}} {expected.prompt_tokens}' not in metrics
+    assert 'model_name="demo"' in metrics
+    assert 'model_name="other"' in metrics
+    beyond = [bytes(data) for ports, data in capture.streams.items() if port in ports]
+    assert sum(map(len, beyond)) > 1000
+    assert {name for data in beyond for name in found(data, prompt)} == set()
+    assert any("utf-8" in found(bytes(data), prompt) for data in capture.streams.values())
+
+
+async def test_a_proxy_with_the_wrong_root_does_not_start(ring, tmp_path):
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cli", "proxy", "--gateway", ring.cluster.grpc_address, "--root", "ab" * 32),
+        *("--listen", f"127.0.0.1:{free_port()}", "--state-file", str(tmp_path / "roster-state")),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(LIMIT_SECONDS):
+        _, said = await process.communicate()
+    assert process.returncode not in (0, None)
+    assert b"ROOT_PIN" in said

@@ -1,0 +1,243 @@
+"""Sampling fields and log-probabilities on a real ring: by OpenAI's client, gRPC, sealed, proxied."""
+
+import asyncio
+
+import openai
+import pytest
+import pytest_asyncio
+from ringtest import CLUSTER, chat
+
+from cli.proxy import SealingBackend
+from gateway.http.app import create_app
+from gateway.http.server import HttpServer
+from gateway.metrics import Metrics
+from sealring.v1 import inference_pb2 as inference
+
+pytestmark = CLUSTER
+QUESTION = "What is the capital of France?"
+MESSAGES = [{"role": "user", "content": QUESTION}]
+ASKED = {
+    "temperature": 0.0,
+    "repetition_penalty": 2.5,
+    "repetition_context_size": 12,
+    "presence_penalty": 1.75,
+    "frequency_penalty": 1.5,
+}
+CLOSE = 2e-3
+"""Between the ring's float32 and the reference's, which computes the whole answer at once."""
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def sealing(ring):
+    async with ring.sealing() as client:
+        yield client
+
+
+def prompt_ids(reference):
+    return reference.tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)
+
+
+def reference_logits(reference, ids):
+    """After each token, by the whole model at once; float64."""
+    import mlx.core as mx
+    import numpy as np
+
+    return np.array(reference.model(mx.array([ids]))[0].astype(mx.float32)).astype(np.float64)
+
+
+def adjusted(logits, prompt, answer, options):
+    values = logits.copy()
+    for token, bias in options.get("logit_bias", {}).items():
+        values[int(token)] += bias
+    penalty = options.get("repetition_penalty", 1.0)
+    for token in set([*prompt, *answer][-options.get("repetition_context_size", 20) :]):
+        values[token] = values[token] * penalty if values[token] < 0 else values[token] / penalty
+    for token in set(answer):
+        values[token] -= answer.count(token) * options.get("frequency_penalty", 0.0)
+        values[token] -= options.get("presence_penalty", 0.0)
+    return values
+
+
+def check(reference, told, options):
+    """(id, log-probability, [(id, log-probability)]) of each token of a greedy answer, by the whole model."""
+    import numpy as np
+
+    prompt = prompt_ids(reference)
+    answer = [token for token, _, _ in told]
+    logits = reference_logits(reference, [*prompt, *answer])[len(prompt) - 1 : -1]
+    for place, (token, logprob, top) in enumerate(told):
+        values = adjusted(logits[place], prompt, answer[:place], options)
+        assert values[token] >= values.max() - CLOSE, place
+        raw = logits[place] - np.logaddexp.reduce(logits[place])
+        assert abs(raw[token] - logprob) < CLOSE
+        likeliest = np.sort(raw)[::-1][: len(top)]
+        assert np.allclose([value for _, value in top], likeliest, atol=CLOSE)
+        assert np.allclose([raw[each] for each, _ in top], likeliest, atol=CLOSE)
+
+
+async def test_grpc_tells_what_the_whole_model_would(ring, reference):
+    request = inference.GenerateRequest(
+        model="demo", envelope=inference.Envelope(clear=chat(QUESTION, **ASKED, logprobs=4)), max_tokens=24
+    )
+    deltas = [one.delta async for one in ring.stub.Generate(request, timeout=60) if one.HasField("delta")]
+    told = [one for delta in deltas for one in delta.logprobs]
+    assert b"".join(one.spelling for one in told).decode() == "".join(delta.text for delta in deltas)
+    assert len(told) > 4
+    check(reference, [(one.id, one.logprob, [(t.id, t.logprob) for t in one.top]) for one in told], ASKED)
+    plain = await ring.ask(chat(QUESTION), 24)
+    assert plain.text != "".join(delta.text for delta in deltas)
+    assert plain == reference.reply(MESSAGES, 24)
+
+
+async def test_chat_log_probabilities_whole_and_streamed(client, reference):
+    asked = {"model": "demo", "messages": MESSAGES, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    whole = (await client.chat.completions.create(**asked)).choices[0]
+    assert whole.message.content == reference.reply(MESSAGES, 200).text
+    content = whole.logprobs.content
+    assert "".join(one.token for one in content) == whole.message.content
+    ids = [reference.tokenizer.convert_tokens_to_ids(name) for name in names(reference, content)]
+    check(
+        reference,
+        [(token, one.logprob, []) for token, one in zip(ids, content, strict=True)],
+        {},
+    )
+    for one in content:
+        assert bytes(one.bytes).decode() == one.token
+        assert one.top_logprobs[0].token == one.token
+        values = [each.logprob for each in one.top_logprobs]
+        assert len(values) == 3
+        assert values == sorted(values, reverse=True)
+    stream = await client.chat.completions.create(**asked, stream=True)
+    pieces = [chunk.choices[0].logprobs async for chunk in stream]
+    assert [one for piece in pieces if piece for one in piece.content] == content
+
+
+def names(reference, content):
+    """The vocabulary's names of the tokens of an answer, by the tokenizer alone."""
+    text = "".join(one.token for one in content)
+    encoded = reference.tokenizer.encode(text, add_special_tokens=False)
+    return reference.tokenizer.convert_ids_to_tokens(encoded)[: len(content)]
+
+
+async def test_completion_log_probabilities(client):
+    asked = {"model": "demo", "prompt": "The capital of", "max_tokens": 6, "temperature": 0, "logprobs": 5}
+    whole = (await client.completions.create(**asked)).choices[0]
+    told = whole.logprobs
+    assert "".join(told.tokens) == whole.text
+    assert told.text_offset == [whole.text.index(whole.text[at:]) for at in told.text_offset]
+    assert [len(each) for each in told.top_logprobs] == [5] * len(told.tokens)
+    for token, logprob, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+        assert top[token] == logprob == max(top.values())
+    stream = await client.completions.create(**asked, stream=True)
+    pieces = [chunk.choices[0].logprobs async for chunk in stream]
+    assert [one for piece in pieces if piece for one in piece.tokens] == told.tokens
+
+
+async def test_a_bias_forces_and_forbids(client, reference):
+    encoded = reference.tokenizer.encode("7", add_special_tokens=False)
+    asked = {"model": "demo", "messages": MESSAGES, "max_tokens": 5}
+    forced = await client.chat.completions.create(**asked, logit_bias={str(encoded[-1]): 100})
+    assert forced.choices[0].message.content == "77777"
+    first = reference.reply(MESSAGES, 1).text
+    ids = reference.tokenizer.encode(first, add_special_tokens=False)
+    other = await client.chat.completions.create(
+        **asked, temperature=0, logit_bias={str(token): -100 for token in ids}, logprobs=True
+    )
+    assert not other.choices[0].message.content.startswith(first)
+    told = other.choices[0].logprobs.content[0]
+    assert told.logprob < -0.5, "the model's own probability, not the one after the bias"
+
+
+async def test_a_stop_string_cuts_the_tokens_with_the_text(client, reference):
+    text = reference.reply(MESSAGES, 100).text
+    stop = text[len(text) // 2 : len(text) // 2 + 3]
+    answer = await client.chat.completions.create(
+        model="demo", messages=MESSAGES, temperature=0, stop=stop, logprobs=True
+    )
+    spelt = "".join(one.token for one in answer.choices[0].logprobs.content)
+    assert answer.choices[0].message.content == text[: text.index(stop)]
+    assert spelt.startswith(answer.choices[0].message.content)
+    last = answer.choices[0].logprobs.content[-1].token
+    assert len(spelt) - len(answer.choices[0].message.content) < len(last)
+
+
+async def test_each_choice_has_its_own_penalties_and_tokens(client):
+    asked = {"model": "demo", "prompt": "The capital of", "max_tokens": 8, "temperature": 1.2, "seed": 3}
+    asked |= {"presence_penalty": 1.5, "extra_body": {"repetition_penalty": 1.5}, "logprobs": 2, "n": 3}
+    whole = (await client.completions.create(**asked)).choices
+    for choice in whole:
+        assert "".join(choice.logprobs.tokens) == choice.text
+        assert choice.logprobs.text_offset[0] == 0
+    for number, choice in enumerate(whole):
+        alone = await client.completions.create(**asked | {"seed": 3 + number, "n": 1})
+        assert alone.choices[0].text == choice.text
+        assert alone.choices[0].logprobs == choice.logprobs
+    chunks = [chunk async for chunk in await client.completions.create(**asked, stream=True)]
+    for number, choice in enumerate(whole):
+        own = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].index == number]
+        offsets = [one for piece in own if piece for one in piece.text_offset]
+        assert offsets == choice.logprobs.text_offset
+
+
+async def test_company_changes_nothing(ring):
+    prompt = chat("Tell me about the planets.", **{**ASKED, "temperature": 1.1}, seed=5, logprobs=2)
+    alone = await ring.ask(prompt, 30)
+    others = [ring.ask(chat(f"What is {n}+{n}?", temperature=1.0), 5 * n + 3) for n in range(6)]
+    together = await asyncio.gather(ring.ask(prompt, 30), *others, ring.ask(prompt, 30))
+    assert together[0] == alone
+    assert together[-1] == alone
+
+
+async def test_sealed_and_through_the_proxy_it_is_the_same(ring, client, sealing, reference):
+    asked = {"model": "demo", "messages": MESSAGES, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    extra = {"repetition_penalty": 1.2, "repetition_context_size": 12}
+    clear = (await client.chat.completions.create(**asked, max_tokens=12, extra_body=extra)).choices[0]
+    reply = sealing.chat(MESSAGES, max_tokens=12, logprobs=2, **extra)
+    deltas = [delta async for delta in reply]
+    done = reply.completion
+    told = [(one.token, one.logprob, [(t.token, t.logprob) for t in one.top]) for one in done.logprobs]
+    assert [one for delta in deltas for one in delta.logprobs] == list(done.logprobs)
+    assert done.text == clear.message.content
+    assert told == [
+        (one.token, one.logprob, [(t.token, t.logprob) for t in one.top_logprobs])
+        for one in clear.logprobs.content
+    ]
+    check(
+        reference,
+        [(one.id, one.logprob, [(t.id, t.logprob) for t in one.top]) for one in done.logprobs],
+        extra,
+    )
+    metrics = Metrics()
+    edge = HttpServer(create_app(SealingBackend(sealing, metrics), exposition=metrics.exposition))
+    port = edge.listen("127.0.0.1:0")
+    await edge.start()
+    try:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as proxied:
+            whole = await proxied.chat.completions.create(**asked, max_tokens=12, extra_body=extra)
+            streamed = await proxied.chat.completions.create(
+                **asked, max_tokens=12, extra_body=extra, stream=True
+            )
+            pieces = [chunk.choices[0].logprobs async for chunk in streamed]
+    finally:
+        await edge.stop()
+    assert whole.choices[0] == clear
+    assert [one for piece in pieces if piece for one in piece.content] == clear.logprobs.content
+
+
+async def test_what_is_not_possible_is_refused_by_name(client, reference):
+    asked = {"model": "demo", "messages": MESSAGES, "max_tokens": 2}
+    beyond = len(reference.tokenizer)
+    for fields, param in (
+        ({"logit_bias": {str(beyond): 1}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"extra_body": {"repetition_penalty": -1}}, "repetition_penalty"),
+        ({"extra_body": {"guided_json": {}}}, "guided_json"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(**asked, **fields)
+        assert refused.value.param == param
+    assert (await client.chat.completions.create(**asked)).choices[0].message.content

@@ -1,0 +1,119 @@
+"""A trace of a real ring: what its members did, on one clock."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections import Counter
+
+import pytest
+from ringtest import CLUSTER, chat
+
+from cli.tracing import chrome_trace, member_shares
+from mesh.errors import SealringError
+from sealring.v1 import admin_pb2, trace_pb2
+
+pytestmark = CLUSTER
+
+STEPS = {
+    trace_pb2.ACTIVITY_WAIT,
+    trace_pb2.ACTIVITY_BUILD,
+    trace_pb2.ACTIVITY_LAUNCH,
+    trace_pb2.ACTIVITY_COMPUTE,
+    trace_pb2.ACTIVITY_COPY_OUT,
+    trace_pb2.ACTIVITY_COPY_IN,
+    trace_pb2.ACTIVITY_SEAL,
+    trace_pb2.ACTIVITY_SEND,
+    trace_pb2.ACTIVITY_RECEIVE,
+    trace_pb2.ACTIVITY_OPEN,
+}
+MARK = "Zanzibar-7431"
+
+
+@contextlib.asynccontextmanager
+async def working(ring, text):
+    """A ring that works from beginning to end of the block."""
+
+    async def ask_on():
+        while not ended:
+            await ring.ask(chat(text), 40)
+
+    ended = False
+    asking = asyncio.gather(*(ask_on() for _ in range(3)))
+    try:
+        yield
+    finally:
+        ended = True
+        await asking
+
+
+async def test_a_ring_tells_where_its_time_went(ring):
+    await ring.idle()
+    admin = ring.cluster.admin
+    idle = await admin.call("TraceRing", admin_pb2.TraceRingRequest(milliseconds=50))
+    assert [list(member.spans) for member in idle.members] == [[], [], []]
+    assert all(one.idle > 99 for one in member_shares(idle))
+    request = admin_pb2.TraceRingRequest(milliseconds=2000)
+    async with working(ring, f"Name the planets. {MARK}"):
+        both = [admin.call("TraceRing", request, seconds=60) for _ in range(2)]
+        told = await asyncio.gather(*both, return_exceptions=True)
+    (trace,) = (one for one in told if not isinstance(one, BaseException))
+    (second,) = (one for one in told if isinstance(one, SealringError))
+    assert second.reason == "TRACE_BUSY"
+    assert MARK.encode() not in trace.SerializeToString()
+    with pytest.raises(SealringError) as unknown:
+        await admin.call("TraceRing", admin_pb2.TraceRingRequest(ring="x", milliseconds=1))
+    assert unknown.value.reason == "NO_SUCH_RING"
+    check_members(trace)
+    check_chrome(trace)
+
+
+def check_members(trace):
+    assert [member.rank for member in trace.members] == [0, 1, 2]
+    end = trace.start + trace.duration
+    for member in trace.members:
+        assert not member.HasField("problem")
+        assert {span.activity for span in member.spans} == STEPS
+        assert 0 < member.clock_error < 5_000_000_000
+        inside = [span for span in member.spans if trace.start <= span.start <= end]
+        assert inside
+    steps = [{span.step for span in member.spans} for member in trace.members]
+    told = range(max(map(min, steps)), min(map(max, steps)) + 1)  # by all of them
+    assert len({frozenset(one & set(told)) for one in steps}) == 1
+    assert len(told) > 10
+    for shares in (one.shares for one in member_shares(trace)):
+        assert 0 < shares["compute"] + shares["launch"] <= 200
+        assert 0 < shares["seal"] < 50
+    # Both processes are on one machine here, so their clocks are one, whatever the estimate says.
+    for member in trace.members:
+        assert abs(member.clock_offset) <= member.clock_error
+
+
+def check_chrome(trace):
+    events = json.loads(json.dumps(chrome_trace(trace)))["traceEvents"]
+    phases = Counter(event["ph"] for event in events)
+    assert phases["s"] == phases["f"] > 20
+    sent = {event["id"]: event for event in events if event["ph"] == "s"}
+    received = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert sent.keys() == received.keys()
+    error = sum(member.clock_error for member in trace.members) / 1000
+    for number, event in sent.items():
+        assert received[number]["pid"] == (event["pid"] + 1) % 3
+        assert event["ts"] <= received[number]["ts"] + error
+
+
+async def test_the_command_prints_shares_and_writes_a_file(ring, tmp_path):
+    out = tmp_path / "trace.json"
+    command = [sys.executable, "-m", "cli", "trace", "--seconds", "1", "--out", str(out), "--json"]
+    environment = os.environ | {"SEALRING_CLI_OPERATOR": str(ring.cluster.operator_bundle)}
+    async with working(ring, "List the months of the year."):
+        process = await asyncio.create_subprocess_exec(
+            *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        told, said = await process.communicate()
+    assert process.returncode == 0, said
+    shown = json.loads(told)
+    assert [member["rank"] for member in shown["members"]] == [0, 1, 2]
+    assert {"wait", "seal", "send", "open", "compute"} <= shown["members"][0]["shares"].keys()
+    assert json.loads(out.read_text())["otherData"]["ring"] == shown["ring"]

@@ -1,0 +1,83 @@
+"""Real rings of three over models that are no plain chain of layers give the tokens of mlx-lm."""
+
+import asyncio
+import json
+import shutil
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.generate import generate_step
+from ringtest import CLUSTER, MODEL, chat, started
+from sharing import ask, dialogue
+from stagering import UNUSUAL, config_of
+
+from cli.cluster import LocalCluster
+from node.engine.staging import random_model
+from node.engine.tokenizer import load_tokenizer
+
+pytestmark = [*CLUSTER, pytest.mark.sweep, pytest.mark.timeout(900)]
+VOCABULARY = json.loads((MODEL / "config.json").read_text())["vocab_size"]
+ROWS = [
+    ("Hello!", 24),
+    ("What is the capital of Kenya? " * 6, 12),
+    ("Why?", 30),
+    ("Name the planets. " * 3, 16),
+]
+
+
+def with_vocabulary(config):
+    """The configuration with as many tokens as the bundled tokenizer knows."""
+    if not isinstance(config, dict):
+        return config
+    return {
+        name: VOCABULARY if name.startswith("vocab_size") else with_vocabulary(value)
+        for name, value in config.items()
+    }
+
+
+def write_model(folder, family):
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL / name, folder)
+    config = with_vocabulary(config_of(family)) | {"eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = dict(tree_flatten(random_model(config, seed=5).parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return folder
+
+
+class Whole:
+    """mlx-lm's greedy tokens, as the text that a head makes of them."""
+
+    def __init__(self, folder):
+        self._model, _ = mlx_lm.load(str(folder))
+        self.tokenizer = load_tokenizer(folder)
+
+    def text(self, messages, max_tokens):
+        prompt = mx.array(self.tokenizer.encode_chat(messages))
+        detokenizer, text = self.tokenizer.detokenizer(), ""
+        for token, _ in generate_step(prompt, self._model, max_tokens=max_tokens):
+            if token in self.tokenizer.end_tokens:
+                break
+            text += detokenizer.add(int(token))
+        return text + detokenizer.flush()
+
+
+@pytest.mark.parametrize("family", UNUSUAL)
+async def test_real_rings_of_three(tmp_path, family):
+    model = write_model(tmp_path / "model", family)
+    whole = Whole(model)
+    async with (
+        LocalCluster(tmp_path / "state", model, nodes=3, name=family) as cluster,
+        started(cluster, stages=3, prefill_chunk=16, context=512) as ring,
+    ):
+        replies = await asyncio.gather(*(ring.ask(chat(text), most) for text, most in ROWS))
+        assert all(reply.text for reply in replies)
+        for (text, most), reply in zip(ROWS, replies, strict=True):
+            assert reply.text == whole.text([{"role": "user", "content": text}], most)
+        for question in ("Hello!", "And what is the capital of Peru?"):
+            messages = dialogue(question)
+            assert (await ask(ring, messages, max_tokens=12)).text == whole.text(messages, 12)
+    whole.tokenizer.close()

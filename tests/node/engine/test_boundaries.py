@@ -1,0 +1,75 @@
+"""What one stage hands to the next goes through a record, in checks and warm-up as in an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mesh.errors import EpochEnded, InvalidInput, StageFailed
+from node.engine.check import check
+from node.engine.epoch import Allowance, Epoch
+from node.engine.folder import warm_up
+from node.engine.staging import Stage, random_stage
+
+FAMILIES = ["gemma3n", "gemma4", "gemma4_text", "afm7"]
+"""They hand on slices of arrays, and keys and values with their axes swapped."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_boundary_is_exact_through_records(archs: dict[str, dict[str, Any]], family: str) -> None:
+    assert check(archs[family], stages=4, rows=2).right
+
+
+class Widened:
+    """A stage whose outputs are not what it said."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.spec, self.make_cache = stage.spec, stage.make_cache
+        self._stage = stage
+
+    def __call__(self, inputs: list[mx.array], cache: Any) -> list[mx.array]:
+        return [array.astype(mx.complex64) for array in self._stage(inputs, cache)]
+
+
+def test_what_does_not_fit_its_record_is_found_before_anything_serves(llama: dict[str, Any]) -> None:
+    stage: Any = Widened(random_stage(llama, 0, 2, seed=0))
+    with pytest.raises(InvalidInput) as caught:
+        warm_up(stage)
+    assert caught.value.reason == "BAD_RECORD"
+
+
+def epoch_of(stage: Stage, faults: list[BaseException]) -> Epoch:
+    return Epoch(
+        1,
+        stage,
+        prefill_chunk=8,
+        max_rows=4,
+        allowance=Allowance(1, 1, 1 << 20),
+        channel=None,
+        prompts=None,
+        on_fault=faults.append,
+    )
+
+
+def test_a_failure_of_the_models_code_is_told_as_one(llama: dict[str, Any]) -> None:
+    faults: list[BaseException] = []
+    epoch = epoch_of(random_stage(llama, 0, 5, seed=0), faults)
+    error = ValueError("words of a prompt")
+    epoch.fail(error)
+    epoch.close()
+    (fault,) = faults
+    assert isinstance(fault, StageFailed)
+    assert fault.__cause__ is error
+    assert "words" not in str(fault)
+    assert "llama failed in layers 0 to 4 (ValueError)" in fault.message
+
+
+def test_a_named_end_stays_what_it_is(llama: dict[str, Any]) -> None:
+    faults: list[BaseException] = []
+    epoch = epoch_of(random_stage(llama, 0, 5, seed=0), faults)
+    error = EpochEnded("the data channel was closed")
+    epoch.fail(error)
+    epoch.close()
+    assert faults == [error]

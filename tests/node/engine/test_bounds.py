@@ -1,0 +1,113 @@
+"""What a gateway may make a member remember."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh.errors import ResourceExhausted
+from node.engine import epoch as epoch_module
+from node.engine import front as front_module
+from node.engine import params
+from node.engine.epoch import Allowance, Epoch
+from node.engine.front import Front
+from node.engine.staging import random_stage
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import engine_pb2 as engine
+from sealring.v1 import inference_pb2 as inference
+
+MODEL = Path(__file__).parents[3] / "examples" / "demo_model" / "model"
+
+
+class Channel:
+    """Takes announcements and brings nothing."""
+
+    def __init__(self) -> None:
+        self.expected = 0
+
+    def expect(self, header: object) -> None:
+        self.expected += 1
+
+    def shut(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_gateway_that_does_not_wait_for_answers_ends_the_epoch(
+    llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch_module, "MAX_STEPS_AHEAD", 5)
+    faults: list[BaseException] = []
+    channel: Any = Channel()
+    epoch = Epoch(
+        1,
+        random_stage(llama, 3, 5, seed=0),
+        prefill_chunk=8,
+        max_rows=4,
+        allowance=Allowance(1, 1, 1 << 30),
+        channel=channel,
+        prompts=None,
+        on_fault=faults.append,
+    )
+    chunk = control.Chunk(row=1, start=0, end=4, prompt_tokens=4, params_bytes=params.BLOCK)
+    epoch.announce(control.Step(number=1, prefill=control.Prefill(chunks=[chunk])))
+    admit = control.Change(admit=control.Admit(row=1, lane=0))
+    for number in range(2, 6):
+        changes = [admit] if number == 2 else []
+        assert epoch.announce(control.Step(number=number, changes=changes, decode=control.Decode(lane=0)))
+    assert not faults
+    announced = channel.expected
+    assert epoch.announce(control.Step(number=6, decode=control.Decode(lane=0))) is None
+    (fault,) = faults
+    assert isinstance(fault, ResourceExhausted)
+    assert fault.reason == "TOO_MANY_STEPS"
+    assert channel.expected == announced
+    epoch.close()
+
+
+def test_a_gateway_that_discards_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_module, "MAX_WAITING", 3)
+    busy, done = threading.Event(), threading.Event()
+    front = Front(MODEL, 64, lambda event: None)
+    front.wait_loaded()
+
+    def forget(row: int) -> None:
+        busy.set()
+        done.wait(200)
+
+    monkeypatch.setattr(front, "forget", forget)
+    front.discard(1)
+    assert busy.wait(200)
+    for row in range(3):
+        front.discard(row)
+    with pytest.raises(ResourceExhausted) as caught:
+        front.discard(3)
+    assert caught.value.reason == "TOO_MANY_ROWS"
+    done.set()
+    front.stop()
+
+
+def test_a_front_that_does_not_come_back_from_a_prompt_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    front = Front(MODEL, 64, lambda event: told.set(), clock=lambda: now[0])
+    front.wait_loaded()
+    tokenizer: Any = front._tokenizer
+    busy, done, told = threading.Event(), threading.Event(), threading.Event()
+
+    def encode(text: str) -> list[int]:
+        busy.set()
+        done.wait(60)
+        return [1]
+
+    monkeypatch.setattr(tokenizer, "encode_text", encode)
+    front.open(engine.OpenEngineRow(row=1, prompt=inference.Prompt(text="x")))
+    assert busy.wait(60)
+    assert not front.stuck
+    now[0] = front_module.STUCK_SECONDS + 1
+    assert front.stuck
+    done.set()
+    assert told.wait(60)
+    front.stop()

@@ -1,0 +1,143 @@
+"""What a ring generates is what mlx-lm generates, whoever steps with whom, in which lane and when."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schedules import make_steps
+from stagering import FAMILIES, combinations, expected, prompt_of, run
+
+from node.engine import params
+from node.engine.params import RowParameters
+from sealring.v1 import control_pb2 as control
+
+
+@pytest.mark.parametrize(
+    ("family", "size"),
+    combinations(FAMILIES, [1, 2, 3], always=[*((each, 3) for each in FAMILIES), ("llama", 1), ("llama", 2)]),
+)
+def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
+    lengths = {
+        row: (length, tokens)
+        for row, (length, tokens) in enumerate(
+            [(3, 11), (17, 5), (1, 9), (30, 12), (8, 1), (9, 7), (2, 12), (23, 3)], start=1
+        )
+    }
+    rows = {row: (prompt_of(family, row, length), RowParameters()) for row, (length, _) in lengths.items()}
+    steps = make_steps(random.Random(size), lengths, size)
+    answers = run(family, size, steps, rows).answers
+    for row, (_, tokens) in lengths.items():
+        assert answers[row][:tokens] == expected(family, tuple(rows[row][0]))[:tokens], row
+
+
+@pytest.mark.parametrize(
+    ("family", "size"), combinations(FAMILIES, [1, 2, 3], always=[(each, 2) for each in FAMILIES])
+)
+def test_rows_that_change_lanes_get_the_tokens_of_mlx_lm(family: str, size: int) -> None:
+    lengths = dict(enumerate([(3, 12), (17, 11), (1, 12), (30, 10), (8, 12), (9, 12), (2, 11)], start=1))
+    rows = {row: (prompt_of(family, row, length), RowParameters()) for row, (length, _) in lengths.items()}
+    steps = make_steps(random.Random(size), lengths, 3, parks=True)
+    assert sum(change.HasField("park") for step in steps for change in step.changes) > 10
+    answers = run(family, size, steps, rows).answers
+    for row, (_, tokens) in lengths.items():
+        assert answers[row][:tokens] == expected(family, tuple(rows[row][0]))[:tokens], row
+
+
+@pytest.mark.parametrize(
+    ("family", "size"),
+    combinations(
+        ["llama", "gemma3_text", "gpt_oss", "mamba2", "qwen3:4"],
+        [1, 3],
+        always=[("llama", 1), ("llama", 3), ("gemma3_text", 1), ("mamba2", 3), ("qwen3:4", 1)],
+    ),
+)
+def test_choices_are_what_rows_of_their_own_would_be(family: str, size: int) -> None:
+    """Copies of a row are rows with seeds that follow on its own, wherever they are stepped."""
+    prompt, tokens = prompt_of(family, 3, 13), 6
+    one = RowParameters(temperature=1.3)
+    if size > 1:
+        one = RowParameters(
+            temperature=1.3,
+            repetition_penalty=1.5,
+            repetition_context_size=9,
+            prompt_tail=tuple(prompt[-9:]),
+            presence_penalty=0.5,
+            frequency_penalty=1.5,
+        )
+    seeds = ((1 << 64) - 2, (1 << 64) - 1, 0, 1)
+    sampling = [dataclasses.replace(one, seed=seed) for seed in seeds]
+    alone = {}
+    for number, parameters in enumerate(sampling, start=1):
+        steps = make_steps(random.Random(number), {1: (13, tokens)}, 1)
+        alone[number] = run(family, size, steps, {1: (prompt, parameters)}).answers[1][:tokens]
+    assert len({tuple(answer) for answer in alone.values()}) > 1
+
+    steps = []
+    for start, end in ((0, 8), (8, 13)):
+        step = control.Step(number=len(steps) + 1)
+        size_of, choices = (params.BLOCK, 4) if start == 0 else (0, 0)
+        step.prefill.chunks.add(
+            row=1, start=start, end=end, prompt_tokens=13, params_bytes=size_of, choices=choices
+        )
+        steps.append(step)
+    for turn in range(2 * tokens):
+        step = control.Step(number=len(steps) + 1)
+        if turn < 2:
+            for row in (1, 3) if turn == 0 else (4, 2):
+                step.changes.add().admit.CopyFrom(control.Admit(row=row, lane=turn))
+        step.decode.lane = turn % 2
+        steps.append(step)
+    rows = dict.fromkeys(range(1, 5), (prompt, sampling[0]))
+    answers = run(family, size, steps, rows).answers
+    assert {row: answer[:tokens] for row, answer in answers.items()} == alone
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12)), min_size=1, max_size=8),
+    choices=st.randoms(use_true_random=False),
+    size=st.integers(1, 3),
+    lanes=st.integers(1, 4),
+    family=st.sampled_from(["llama", "gpt_oss", "gemma3_text", "qwen3:8", "qwen3:4"]),
+)
+def test_any_schedule_gives_the_same_tokens(
+    lengths: list[tuple[int, int]], choices: random.Random, size: int, lanes: int, family: str
+) -> None:
+    numbered = dict(enumerate(lengths, start=1))
+    rows = {row: (prompt_of(family, row, length), RowParameters()) for row, (length, _) in numbered.items()}
+    cancelled: set[int] = set()
+    answers = run(family, size, make_steps(choices, numbered, lanes, cancelled, parks=True), rows).answers
+    for row, (_, tokens) in numbered.items():
+        got = answers[row][:tokens]
+        assert len(got) == tokens or row in cancelled
+        assert got == expected(family, tuple(rows[row][0]))[: len(got)]
+
+
+def sampled_rows(
+    family: str, lengths: dict[int, tuple[int, int]]
+) -> dict[int, tuple[list[int], RowParameters]]:
+    rows = {}
+    for row, (length, _) in lengths.items():
+        parameters = RowParameters(temperature=1.0, top_p=0.95, top_k=40 * (row % 2), min_p=0.01, seed=row)
+        rows[row] = (prompt_of(family, row, length), parameters)
+    return rows
+
+
+def test_a_seed_gives_the_same_tokens_in_any_batch_lane_and_ring() -> None:
+    lengths = {1: (5, 9), 2: (12, 7), 3: (3, 11), 4: (20, 5)}
+    rows = sampled_rows("llama", lengths)
+    alone = {}
+    for row, length in lengths.items():
+        steps = make_steps(random.Random(0), {1: length}, 1)
+        alone[row] = run("llama", 1, steps, {1: rows[row]}).answers[1][: length[1]]
+    assert len({tuple(tokens[:5]) for tokens in alone.values()}) == len(alone)
+    for size in (1, 2, 3):
+        answers = run(
+            "llama", size, make_steps(random.Random(size + 5), lengths, 2, parks=True), rows
+        ).answers
+        for row, (_, tokens) in lengths.items():
+            assert answers[row][:tokens] == alone[row], (size, row)

@@ -1,0 +1,69 @@
+"""State folders of machines that were off until certificates, rosters and evidence had ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+
+from cli.cluster import LocalCluster
+from coordinator.authority import Authority
+from coordinator.init import init
+from coordinator.keys import ClusterKeys
+from coordinator.settings import CoordinatorSettings
+from coordinator.store import Store
+from mesh.certificates import ClusterCA, Role
+from mesh.memberstate import ROSTER, ROSTER_STATE, load_member_state, save_tls
+from mesh.roster_reader import RosterReader
+from mesh.roster_state import RosterStateFile
+from mesh.statefiles import write_atomic
+
+DAY = 24 * 3600.0
+
+
+def expire(folder: Path, ca: ClusterCA, *, ago: float = 4 * DAY) -> None:
+    """Puts a certificate in the place of the folder's own that was issued so long ago, for a day."""
+    state = load_member_state(folder)
+    key = load_pem_private_key(state.tls.private_key, password=None)
+    assert isinstance(key, EllipticCurvePrivateKey)
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, SHA256())
+    certificate = ca.issue(
+        request.public_bytes(Encoding.DER), state.peer, lifetime=DAY, now=time.time() - ago
+    )
+    save_tls(folder, dataclasses.replace(state.tls, certificate=certificate))
+
+
+def found(cluster: LocalCluster) -> None:
+    """Makes the coordinator's keys as of ten days ago, before the cluster is started for the first time."""
+    cluster._choose_ports()
+    init(CoordinatorSettings(**cluster._settings("coordinator")), clock=lambda: time.time() - 10 * DAY)
+
+
+def expire_all(coordinator: Path, members: list[Path], *, ago: float = 4 * DAY) -> None:
+    """As if a stopped cluster had been stopped so long ago: the last roster, evidence, all certificates."""
+    then = time.time() - ago
+    settings = CoordinatorSettings(state_dir=coordinator)
+    keys = ClusterKeys.load(settings, now=then)
+    store = Store.open(coordinator)
+    try:
+        for member in store.members.all(Role.MEMBER):
+            at = int(then) - 60
+            store.members.save(dataclasses.replace(member, attested_at=at, challenged_at=at))
+        authority = Authority(store, keys, settings, clock=lambda: then)
+        authority.publish()
+        envelope = authority.current.envelope
+    finally:
+        store.close()
+    for folder in members:
+        state = load_member_state(folder)
+        (folder / ROSTER_STATE).unlink()
+        RosterStateFile(folder / ROSTER_STATE).create(state.peer.cluster)
+        RosterReader(state.root, folder / ROSTER_STATE, state.peer.id, clock=lambda: then).accept(envelope)
+        write_atomic(folder / ROSTER, envelope)
+    for folder in (coordinator / "operator", *members):
+        expire(folder, keys.ca, ago=ago)

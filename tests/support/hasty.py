@@ -1,0 +1,25 @@
+"""`sealring` whose coordinator forms a ring anew soon, however often it broke: `python hasty.py ARGUMENTS`.
+
+Tests break rings one after another, for which the back-off between epochs would have each of them wait.
+"""
+
+from __future__ import annotations
+
+import sys
+
+SECONDS = 0.5
+
+
+def main() -> None:
+    if "coordinator" in sys.argv:
+        from coordinator import epochs
+
+        epochs.LAST_BACKOFF = SECONDS
+    from cli.main import main
+
+    sys.argv[0] = "sealring"
+    main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""Waiting for what must come: as long as only something that hangs takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+PATIENCE_SECONDS = 200
+
+
+async def until(check: Callable[[], object]) -> None:
+    """Returns when it holds."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not check():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,241 @@
+"""What a gateway could announce: whole runs of steps, put together by chance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from stagering import (
+    CHUNK,
+    PATIENCE_SECONDS,
+    compute_thread,
+    expected,
+    prompt_of,
+    run_on,
+    stages_of,
+)
+
+from node.engine import params
+from node.engine.params import RowParameters
+from node.engine.prefixes import support
+from sealring.v1 import control_pb2 as control
+
+
+def make_steps(
+    choices: random.Random,
+    rows: dict[int, tuple[int, int]],
+    lanes: int,
+    cancelled: set[int] | None = None,
+    sizes: Mapping[int, int] | None = None,
+    parks: bool = False,
+) -> list[control.Step]:
+    """A whole run: rows (prompt tokens, tokens to generate) come, are prefilled, decoded and evicted.
+
+    What happens when is up to `choices`. Rows may be stepped more often than needed, as by a gateway that
+    announces ahead. With `cancelled` some rows leave at any time, and are put there. `sizes` are those of the
+    rows' parameter records, where they are not of one block. With `parks` rows leave their lanes for others.
+    """
+    waiting = sorted(rows)
+    done: dict[int, int] = {}
+    ready: list[int] = []
+    lane_rows: dict[int, list[int]] = {}
+    generated = dict.fromkeys(rows, 0)
+    finished: set[int] = set()
+    changes: list[control.Change] = []
+    steps: list[control.Step] = []
+    admitted: set[int] = set()  # by the changes of the next step
+    parked = 0
+
+    def add(**work: Any) -> None:
+        nonlocal parked
+        steps.append(control.Step(number=len(steps) + 1, changes=changes, **work))
+        changes.clear()
+        admitted.clear()
+        parked = 0
+
+    def evict(row: int) -> None:
+        changes.append(control.Change(evict=control.Evict(row=row)))
+
+    while waiting or done or ready or lane_rows:
+        actions = (
+            ["prefill"] * bool(waiting or done) + ["admit"] * bool(ready) + ["decode"] * 3 * bool(lane_rows)
+        )
+        actions += ["evict"] * any(row in finished for members in lane_rows.values() for row in members)
+        if cancelled is not None and (done or lane_rows) and choices.random() < 0.1:
+            row = choices.choice([*done, *(row for members in lane_rows.values() for row in members)])
+            cancelled.add(row)
+            done.pop(row, None)
+            remaining = {lane: [m for m in members if m != row] for lane, members in lane_rows.items()}
+            lane_rows = {lane: members for lane, members in remaining.items() if members}
+            evict(row)
+            continue
+        settled = [
+            (lane, row) for lane, members in lane_rows.items() for row in members if row not in admitted
+        ]
+        actions += ["park"] * (parks and bool(settled))
+        action = choices.choice(actions)
+        if action == "park":
+            lane, row = choices.choice(settled)
+            changes.insert(parked, control.Change(park=control.Park(row=row)))
+            parked += 1
+            lane_rows[lane].remove(row)
+            if not lane_rows[lane]:
+                del lane_rows[lane]
+            ready.append(row)
+        elif action == "prefill":
+            going_on = choices.randint(0 if waiting else 1, len(done)) if done else 0
+            chunks = [(row, done[row]) for row in choices.sample(sorted(done), going_on)]
+            while waiting and (not chunks or choices.random() < 0.4):
+                chunks.append((waiting.pop(0), 0))
+            sent = []
+            for row, start in chunks:
+                total = rows[row][0]
+                end = min(total, start + choices.randint(1, CHUNK))
+                sent.append(
+                    control.Chunk(
+                        row=row,
+                        start=start,
+                        end=end,
+                        prompt_tokens=total,
+                        params_bytes=(sizes or {}).get(row, params.BLOCK) if start == 0 else 0,
+                    )
+                )
+                done[row] = end
+                if end == total:
+                    del done[row]
+                    ready.append(row)
+                    generated[row] = 1
+            add(prefill=control.Prefill(chunks=sent))
+        elif action == "admit":
+            for row in choices.sample(ready, choices.randint(1, len(ready))):
+                ready.remove(row)
+                if rows[row][1] <= 1:
+                    evict(row)
+                    continue
+                lane = choices.randrange(lanes)
+                lane_rows.setdefault(lane, []).append(row)
+                admitted.add(row)
+                changes.append(control.Change(admit=control.Admit(row=row, lane=lane)))
+        elif action == "decode":
+            lane = choices.choice(sorted(lane_rows))
+            add(decode=control.Decode(lane=lane))
+            for row in lane_rows[lane]:
+                generated[row] += 1
+                if generated[row] >= rows[row][1]:
+                    finished.add(row)
+        else:
+            lane, row = choices.choice(
+                [(lane, row) for lane, members in lane_rows.items() for row in members if row in finished]
+            )
+            lane_rows[lane].remove(row)
+            if not lane_rows[lane]:
+                del lane_rows[lane]
+            evict(row)
+    if changes:
+        add()
+    return steps
+
+
+class PrefixSteps:
+    """A run in which prefixes of rows are kept, dropped and reused at any time that the composition allows.
+
+    `texts` are prompts with the tokens that follow them, so that a prefix may reach into an answer.
+    """
+
+    def __init__(
+        self, choices: random.Random, prompts: dict[int, list[int]], texts: dict[int, list[int]], exact: bool
+    ) -> None:
+        self.choices, self.prompts, self.texts, self.exact = choices, prompts, texts, exact
+        self.steps: list[control.Step] = []
+        self.waiting = sorted(prompts)
+        self.held: dict[int, int] = {}
+        self.lanes: dict[int, list[int]] = {}
+        self.kept: dict[int, list[int]] = {}
+        self.prefixes = 0
+
+    def make(self) -> list[control.Step]:
+        while self.waiting or self.held:
+            step = control.Step(number=len(self.steps) + 1)
+            self._keep_and_drop(step)
+            self._move(step)
+            self._work(step)
+            self.steps.append(step)
+        return self.steps
+
+    def _keep_and_drop(self, step: control.Step) -> None:
+        for row in list(self.held):
+            if self.choices.random() < 0.3 and self.held[row] <= len(self.texts[row]):
+                self.prefixes += 1
+                tokens = self.held[row] if self.exact else self.choices.randint(1, self.held[row])
+                step.changes.add().keep.CopyFrom(control.Keep(prefix=self.prefixes, row=row, tokens=tokens))
+                self.kept[self.prefixes] = self.texts[row][:tokens]
+        for prefix in list(self.kept):
+            if self.choices.random() < 0.1:
+                step.changes.add().drop.prefix = prefix
+                del self.kept[prefix]
+
+    def _move(self, step: control.Step) -> None:
+        laned = {row for rows in self.lanes.values() for row in rows}
+        for row in list(self.held):
+            over = self.held[row] >= len(self.texts[row])
+            if over or self.choices.random() < 0.03:
+                step.changes.add().evict.row = row
+                del self.held[row]
+                lanes = {lane: [each for each in rows if each != row] for lane, rows in self.lanes.items()}
+                self.lanes = {lane: rows for lane, rows in lanes.items() if rows}
+            elif row not in laned and self.held[row] == len(self.prompts[row]):
+                lane = self.choices.randrange(2)
+                step.changes.add().admit.CopyFrom(control.Admit(row=row, lane=lane))
+                self.lanes.setdefault(lane, []).append(row)
+
+    def _work(self, step: control.Step) -> None:
+        if self.lanes and self.choices.random() < 0.6:
+            step.decode.lane = self.choices.choice(sorted(self.lanes))
+            for row in self.lanes[step.decode.lane]:
+                self.held[row] += 1
+            return
+        for row in [row for row in self.held if self.held[row] < len(self.prompts[row])]:
+            self._chunk(step, row, self.held[row], 0, 0)
+        if self.waiting:
+            row = self.waiting.pop(0)
+            self._chunk(step, row, *self._reuse(self.prompts[row]), params.BLOCK)
+
+    def _reuse(self, prompt: list[int]) -> tuple[int, int]:
+        found = [(0, 0)]
+        for prefix, tokens in self.kept.items():
+            common = 0
+            while common < min(len(tokens), len(prompt) - 1) and tokens[common] == prompt[common]:
+                common += 1
+            if common and (common == len(tokens) or not self.exact):
+                found.append((common if self.exact else self.choices.randint(1, common), prefix))
+        return max(found)
+
+    def _chunk(self, step: control.Step, row: int, start: int, prefix: int, size: int) -> None:
+        total = len(self.prompts[row])
+        end = min(total, start + self.choices.randint(1, CHUNK))
+        step.prefill.chunks.add(
+            row=row, start=start, end=end, prompt_tokens=total, params_bytes=size, prefix=prefix
+        )
+        self.held[row] = end
+
+
+TRIMMABLE = {"llama", "qwen3", "mixtral", "deepseek_v3", "qwen3:4", "afm7", "minimax_m3_vl", "nemotron-nas"}
+
+
+def check_prefixes(family: str, tails: list[tuple[int, int]], choices: random.Random, size: int) -> int:
+    """Rows share a system prompt, or go on with the answer of an earlier one. Returns the tokens reused."""
+    prompts: dict[int, list[int]] = {}
+    texts: dict[int, list[int]] = {}
+    for row, (turn, length) in enumerate(tails, start=1):
+        begin = prompt_of(family, 0, 14) if row < 3 or not turn else texts[row - turn]
+        prompts[row] = begin + prompt_of(family, row, length)
+        texts[row] = prompts[row] + expected(family, tuple(prompts[row]), 5)
+    stages = stages_of(family, size)
+    allowed = compute_thread(0).submit(lambda: support(stages[0].make_cache())).result(PATIENCE_SECONDS)
+    assert (allowed == control.PREFIX_SUPPORT_ANY) == (family in TRIMMABLE)
+    steps = PrefixSteps(choices, prompts, texts, allowed != control.PREFIX_SUPPORT_ANY).make()
+    done = run_on(stages, steps, {row: (prompt, RowParameters()) for row, prompt in prompts.items()})
+    for row, got in done.answers.items():
+        assert got[:5] == texts[row][len(prompts[row]) :][: len(got)]
+    return sum(done.reused)

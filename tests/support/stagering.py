@@ -1,0 +1,391 @@
+"""Rings of real stages in one process, joined by queues, of small models of many families."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from patience import PATIENCE_SECONDS
+
+from mesh.composition import Chunk, Composition, Keeping, ResolvedStep
+from mesh.errors import EpochEnded
+from mesh.records import RecordHeader
+from node.engine import params
+from node.engine.eagerness import awaits_input
+from node.engine.epoch import Allowance, Epoch
+from node.engine.logprobs import Asking, TokenLogprobs, asking_of
+from node.engine.params import RowParameters
+from node.engine.staging import Stage, random_model, random_stage
+from sealring.v1 import control_pb2 as control
+
+SEED = 7
+CHUNK = 8
+MAX_ROWS = 64
+SMALL: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 64, "num_hidden_layers": 5, "intermediate_size": 96, "vocab_size": 300},
+    "llama:sliding": {
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "intermediate_size": 96,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 300,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    },
+    "qwen2": {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 300},
+    "qwen3": {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 300},
+    "gemma3_text": {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "vocab_size": 300,
+        "sliding_window": 8,
+        "sliding_window_pattern": 3,
+    },
+    "gpt_oss": {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "vocab_size": 300,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "mixtral": {"num_hidden_layers": 4},
+    "mamba2": {"vocab_size": 300},
+    "deepseek_v3": {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 64,
+        "vocab_size": 300,
+    },
+    "afm7": {"hidden_dim": 64, "num_layers": 4, "num_hidden_layers": 4, "num_kv_reuse_layers": 2},
+    "dbrx": {
+        "num_hidden_layers": 4,
+        "d_model": 64,
+        "n_heads": 4,
+        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+        "vocab_size": 300,
+    },
+}
+"""What makes a configuration of tests/data/archs.json smaller, or its window short enough to slide."""
+
+QUANTIZED = ["qwen3:8", "qwen3:4", "gemma3_text:8", "llama:sliding:4"]
+"""Families whose caches are kept in so many bits."""
+
+UNUSUAL = ["gemma4", "gemma3n", "afm7", "minimax_m3_vl", "nemotron-nas"]
+"""They hand on more than one state, or have caches of their own making."""
+
+FAMILIES = [*(family for family in SMALL if family not in ("llama:sliding", "afm7")), *QUANTIZED]
+
+
+def combinations(
+    families: Iterable[str], sizes: Iterable[int], *, always: Iterable[tuple[str, int]]
+) -> list[Any]:
+    """Of a family and a number of members; those that are not for every run are marked as a sweep."""
+    wanted = set(always)
+    return [
+        pytest.param(family, size, marks=[pytest.mark.sweep] * ((family, size) not in wanted))
+        for family in families
+        for size in sizes
+    ]
+
+
+@cache
+def compute_thread(rank: int) -> ThreadPoolExecutor:
+    """Of one member, for all tests: mlx's streams, and what is built on them, belong to the thread."""
+    return ThreadPoolExecutor(1, f"compute-{rank}", initializer=partial(mx.set_default_device, mx.cpu))
+
+
+class Link:
+    """A directed edge: what is sent comes out in order."""
+
+    def __init__(self) -> None:
+        self.records: SimpleQueue[tuple[RecordHeader, bytes] | None] = SimpleQueue()
+        self.seen: list[RecordHeader] = []
+        self.awaited = threading.Event()
+
+
+class MemoryReceived:
+    def __init__(self, header: RecordHeader, data: bytes) -> None:
+        self.header = header
+        self.data = memoryview(data)
+
+    def release(self) -> None:
+        self.data.release()
+
+
+class MemoryChannel:
+    """As node.channel.EngineChannel, and as strict about what was announced."""
+
+    def __init__(self, outgoing: Link, incoming: Link) -> None:
+        self._outgoing, self._incoming = outgoing, incoming
+        self._expected: deque[RecordHeader] = deque()
+
+    def send(self, header: RecordHeader, *buffers: memoryview | bytes) -> None:
+        payload = b"".join(memoryview(buffer).cast("B") for buffer in buffers)
+        assert len(payload) == header.length
+        self._outgoing.seen.append(header)
+        self._outgoing.records.put((header, payload))
+
+    def expect(self, header: RecordHeader) -> None:
+        self._expected.append(header)
+
+    def receive(self, timeout: float | None = None) -> MemoryReceived:
+        self._incoming.awaited.set()
+        try:
+            record = self._incoming.records.get(timeout=timeout)
+        except Empty:
+            raise TimeoutError from None
+        if record is None:
+            raise EpochEnded("the data channel was closed")
+        header, payload = record
+        assert header == self._expected.popleft()
+        return MemoryReceived(header, payload)
+
+    def shut(self) -> None:
+        self._incoming.records.put(None)
+
+    def close(self) -> None:
+        self.shut()
+
+
+class Prompts:
+    """The head's text side without text."""
+
+    def __init__(self, rows: dict[int, tuple[list[int], RowParameters]]) -> None:
+        self._rows = rows
+        self.answers: dict[int, list[int]] = {row: [] for row in rows}
+        self.logprobs: dict[int, list[TokenLogprobs]] = {row: [] for row in rows}
+        self.steps: list[int] = []
+        self.without_tokens: list[int] = []
+        self.forgotten: list[int] = []
+        self.reused: list[int] = []
+        self.delivered = threading.Condition()
+
+    def prompt(self, row: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+        return np.array(self._rows[row][0], np.uint32)
+
+    def parameters(self, row: int) -> bytes:
+        return params.encode(self._rows[row][1])
+
+    def prefilled(self, row: int) -> None: ...
+
+    def forget(self, row: int) -> None:
+        self.forgotten.append(row)
+
+    def keep(self, keeping: Keeping) -> None: ...
+
+    def reuse(self, chunk: Chunk) -> None:
+        self.reused.append(chunk.start)
+
+    def drop(self, prefix: int) -> None: ...
+
+    def asking(self, rows: Sequence[int]) -> Asking:
+        return asking_of(self._rows[row][1].logprobs for row in rows)
+
+    def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
+        with self.delivered:
+            (self.steps if step.sampled else self.without_tokens).append(step.number)
+            for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
+                self.answers[row].append(token)
+                if index in logprobs:
+                    self.logprobs[row].append(logprobs[index])
+            self.delivered.notify_all()
+
+
+class Ring:
+    """Epochs of all members of a ring, each with a thread that computes."""
+
+    def __init__(
+        self,
+        stages: list[Stage],
+        prompts: Prompts,
+        *,
+        deadline: float = PATIENCE_SECONDS,
+        allowance: Allowance = Allowance(1, 1, 1 << 40),
+    ) -> None:
+        size = len(stages)
+        links = [Link() for _ in stages]
+        self.links = links
+        self.faults: list[BaseException] = []
+        self.prompts = prompts
+        self.epochs = [
+            Epoch(
+                1,
+                stage,
+                prefill_chunk=CHUNK,
+                max_rows=MAX_ROWS,
+                allowance=allowance,
+                channel=MemoryChannel(links[rank], links[rank - 1]) if size > 1 else None,
+                prompts=prompts if rank == 0 else None,
+                on_fault=self.faults.append,
+                deadline=deadline,
+            )
+            for rank, stage in enumerate(stages)
+        ]
+
+    def announce(self, step: control.Step) -> None:
+        for rank, epoch in enumerate(self.epochs):
+            resolved = epoch.announce(step)
+            if resolved is not None:
+                compute_thread(rank).submit(epoch.execute, resolved)
+
+    def wait_for(self, step: int) -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        with self.prompts.delivered:
+            while step not in self.prompts.steps and not self.faults:
+                assert time.monotonic() < until
+                self.prompts.delivered.wait(0.2)
+        assert not self.faults, self.faults
+
+    def close(self) -> None:
+        for epoch in self.epochs:
+            epoch.end()
+        for rank, epoch in enumerate(self.epochs):
+            compute_thread(rank).submit(epoch.close).result(PATIENCE_SECONDS)
+
+
+def free() -> None:
+    """In the threads that made it: else mlx aborts when the interpreter ends."""
+    stages_of.cache_clear()
+    gc.collect()
+    for rank in range(3):
+        compute_thread(rank).submit(mx.synchronize).result(PATIENCE_SECONDS)
+        compute_thread(rank).submit(mx.clear_streams).result(PATIENCE_SECONDS)
+        compute_thread(rank).shutdown()
+
+
+@cache
+def config_of(family: str) -> dict[str, Any]:
+    data = Path(__file__).parents[1] / "data"
+    archs = {
+        key: config
+        for file in ("archs.json", "archs-more.json")
+        for key, config in json.loads((data / file).read_bytes()).items()
+    }
+    name, _ = kv_bits_of(family)
+    found: dict[str, Any] = archs[name] | SMALL.get(name, {})
+    return found
+
+
+def kv_bits_of(family: str) -> tuple[str, int]:
+    name, _, bits = family.rpartition(":")
+    return (name, int(bits)) if family in QUANTIZED else (family, 0)
+
+
+def setting(family: str, name: str) -> int:
+    """A number of a configuration, or of the text model in it."""
+    config = config_of(family)
+    found = config.get(name) or config["text_config"][name]
+    assert isinstance(found, int)
+    return found
+
+
+@cache
+def stages_of(family: str, size: int) -> list[Stage]:
+    config = config_of(family)
+    layers = setting(family, "num_hidden_layers")
+    edges = [layers * rank // size for rank in range(size + 1)]
+
+    def make(lo: int, hi: int) -> Stage:
+        stage = random_stage(config, lo, hi, seed=SEED, kv_bits=kv_bits_of(family)[1])
+        stage.awaits_input = awaits_input(stage)
+        return stage
+
+    made = [compute_thread(rank).submit(make, *edges[rank : rank + 2]) for rank in range(size)]
+    return [stage.result(PATIENCE_SECONDS) for stage in made]
+
+
+@cache
+def whole(family: str) -> Any:
+    model = random_model(config_of(family), seed=SEED)
+    mx.eval(model.parameters())
+    return model
+
+
+@cache
+def generate_step() -> Callable[..., Iterator[tuple[Any, Any]]]:
+    import mlx_lm
+
+    mlx_lm.stream_generate  # noqa: B018  # the whole package, should only the light one be there
+    function: Callable[..., Iterator[tuple[Any, Any]]] = importlib.import_module(
+        "mlx_lm.generate"
+    ).generate_step
+    return function
+
+
+@cache
+def expected(family: str, prompt: tuple[int, ...], tokens: int = 12) -> list[int]:
+    """By mlx-lm alone, on the whole model."""
+    caches = quantized_prompt_cache(family) if family in QUANTIZED else None
+    steps = generate_step()(mx.array(prompt), whole(family), max_tokens=tokens, prompt_cache=caches)
+    return [int(token) for token, _ in steps]
+
+
+def quantized_prompt_cache(family: str) -> list[Any]:
+    """mlx-lm's own quantized cache in the place of each plain one."""
+    from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+
+    name, bits = kv_bits_of(family)
+    group_size = 64 if config_of(family).get("head_dim", 32) % 64 == 0 else 32
+    made = make_prompt_cache(whole(family))
+    plain = [type(cache) is KVCache for cache in made]
+    assert any(plain), name
+    return [
+        QuantizedKVCache(group_size, bits) if is_plain else cache
+        for cache, is_plain in zip(made, plain, strict=True)
+    ]
+
+
+def prompt_of(family: str, number: int, length: int) -> list[int]:
+    choices = random.Random(number * 1000 + length)
+    return [choices.randrange(setting(family, "vocab_size")) for _ in range(length)]
+
+
+def run(
+    family: str, size: int, steps: list[control.Step], rows: dict[int, tuple[list[int], RowParameters]]
+) -> Prompts:
+    return run_on(stages_of(family, size), steps, rows)
+
+
+def sampling(steps: list[control.Step]) -> list[int]:
+    """The numbers of those that bring tokens."""
+    composition = Composition(epoch=1, max_rows=MAX_ROWS, prefill_chunk=CHUNK)
+    return [step.number for step in map(composition.apply, steps) if step.sampled]
+
+
+def run_on(
+    stages: list[Stage], steps: list[control.Step], rows: dict[int, tuple[list[int], RowParameters]]
+) -> Prompts:
+    prompts = Prompts(rows)
+    ring = Ring(stages, prompts)
+    try:
+        for step in steps:
+            ring.announce(step)
+        expected_steps = sampling(steps)
+        if expected_steps:
+            ring.wait_for(expected_steps[-1])
+        assert prompts.steps == expected_steps
+        rest = {step.number for step in steps} - set(expected_steps)
+        last = expected_steps[-1] if expected_steps else 0
+        assert {step for step in prompts.without_tokens if step < last} == {n for n in rest if n < last}
+    finally:
+        ring.close()
+    assert not ring.faults
+    return prompts

@@ -1,0 +1,88 @@
+"""The certificate authority's key is stolen: certificates for any name, and no identity key."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from attackertest import attack_with, attacker, lines, nodes, serves_on
+from ringtest import CLUSTER, LIMIT_SECONDS, Ring, chat
+
+from mesh.certificates import ClusterCA, LeafKey
+from mesh.memberstate import load_member_state, save_tls
+from mesh.tls import TlsMaterial
+
+pytestmark = CLUSTER
+
+
+def authority(ring: Ring) -> Path:
+    """The folder of the authority's key, as a thief would have it."""
+    return ring.cluster.state_dir / "coordinator"
+
+
+def minted(ring: Ring, folder: Path, who: str) -> Path:
+    """State with somebody's name under a certificate that the stolen key has made, without identity key."""
+    genuine = ring.cluster.state_dir / who
+    state = load_member_state(genuine)
+    ca = ClusterCA.load(authority(ring))
+    leaf = LeafKey()
+    certificate = ca.issue(leaf.csr(), state.peer, lifetime=3600, now=time.time(), addresses=("127.0.0.1",))
+    shutil.copy(genuine / "member.json", folder / "member.json")
+    save_tls(folder, TlsMaterial(leaf.private_pem(), certificate, (ca.certificate,)))
+    return folder
+
+
+@pytest.mark.parametrize("who", ["node-0", "gateway"])
+@pytest.mark.parametrize("prove", [True, False], ids=["another key", "no proof"])
+async def test_a_minted_certificate_opens_nothing(
+    victim: Ring, tmp_path: Path, who: str, prove: bool
+) -> None:
+    """Every method of every port. The genuine one's streams stay as they are, and so does the epoch."""
+    before = await victim.status()
+    online = {node.id: node.state for node in (await nodes(victim)).values()}
+    tried = await attack_with(victim, minted(victim, tmp_path, who), prove=prove)
+    handshakes = [one for one in tried if one["method"].endswith("Handshake")]
+    assert [one for one in tried if (one["answers"] or one["code"] == "OK") and one not in handshakes] == []
+    refused = {
+        one["method"].rpartition("/")[2] for one in tried if one["reason"] in ("NO_PROOF", "BAD_PROOF")
+    }
+    assert refused == ({"Session", "Watch"} if who == "node-0" else {"Follow", "Schedule", "Watch"})
+    expected = "BAD_PROOF" if prove else "NO_PROOF"
+    assert {one["reason"] for one in tried if one["method"].rpartition("/")[2] in refused - {"Watch"}} >= {
+        expected
+    }
+    assert {node.id: node.state for node in (await nodes(victim)).values()} == online
+    await serves_on(victim, before.epoch)
+
+
+@pytest.mark.parametrize("how", ["refuse", "no proof", "wrong proof"])
+async def test_nobody_believes_who_poses_as_the_coordinator(victim: Ring, how: str) -> None:
+    """Its refusal would have ended daemons and gateway for good. It hears offers and nothing else."""
+    cluster = victim.cluster
+    processes = {name: pid for name, pid in cluster.processes.items() if name != "coordinator"}
+    before = await victim.status()
+    await cluster._children.kill_one("coordinator")
+    arguments = {
+        "authority": str(authority(victim)),
+        "cluster": load_member_state(cluster.operator_bundle).peer.cluster,
+        "address": cluster.address("coordinator"),
+        "how": how,
+    }
+    heard: list[tuple[str, str]] = []
+    async with attacker("pose", **arguments) as process, asyncio.timeout(LIMIT_SECONDS):
+        async for line in lines(process):
+            if "heard" in line:
+                heard.append((line["purpose"], line["heard"]))
+            if heard.count(("SESSION", "offer")) >= 2 and heard.count(("WATCH", "offer")) >= 1:
+                break
+        assert (await victim.ask(chat("What is the capital of France?"), 20)).completion_tokens > 0
+    assert set(heard) == {("SESSION", "offer"), ("WATCH", "offer")}
+    assert {name: pid for name, pid in cluster.processes.items() if name != "coordinator"} == processes
+    await cluster._children.start("coordinator", [*cluster._config("coordinator"), "coordinator", "run"])
+    await cluster._wait_for_coordinator()
+    now = await victim.serving()
+    assert now.epoch == before.epoch + 1, "a coordinator that comes anew begins an epoch"
+    await serves_on(victim, now.epoch)
