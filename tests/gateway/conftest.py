@@ -171,11 +171,17 @@ class ActedMember(control_grpc.ControlServicer):
         self, requests: Any, out: asyncio.Queue[control.ScheduleResponse | None], proof: CalledProof
     ) -> None:
         ring, rank = self._ring, self._rank
+        epoch = ring.epoch
         async for request in requests:
             kind = request.WhichOneof("message")
             if rank in ring.silent:
                 continue
-            if kind == "ping":
+            if kind == "goodbye":
+                ring.goodbyes.append(request.goodbye.reason)
+                out.put_nowait(None)
+            elif ring.epoch != epoch:
+                continue  # sent before the gateway knew that the epoch is over
+            elif kind == "ping":
                 out.put_nowait(control.ScheduleResponse(pong=control.Pong(sequence=request.ping.sequence)))
             elif kind == "renewal":
                 proof.check_renewal(request.renewal, of_identity(self._gateway))
@@ -186,9 +192,6 @@ class ActedMember(control_grpc.ControlServicer):
                 ring.open(request.open)
             elif kind == "discard":
                 ring.answers.pop(request.discard.row, None)
-            elif kind == "goodbye":
-                ring.goodbyes.append(request.goodbye.reason)
-                out.put_nowait(None)
 
 
 class ActedCoordinator(membership_grpc.SchedulingServicer):
