@@ -230,7 +230,7 @@ class LocalCluster:
         from gateway.settings import GatewaySettings
 
         settings = GatewaySettings(**self._settings("gateway"))
-        await join(settings, await self._token("ROLE_GATEWAY"), coordinator=self.address("join"))
+        await join(settings, await self._token("ROLE_GATEWAY"))
 
     async def _token(self, role: str) -> str:
         from sealring.v1 import admin_pb2, membership_pb2
@@ -345,7 +345,6 @@ class LocalCluster:
             },
             "node": {
                 "name": name,
-                "coordinator": self.address("join"),
                 "listen": self.address(name) if section == "node" else "",
                 "software_identity_allowed": True,
                 "memory_limit": self._memory_share(),

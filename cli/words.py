@@ -16,13 +16,16 @@ JoinTokenText = Annotated[
     str, typer.Argument(metavar="TOKEN", help="join token as `sealring token create` printed it; - reads it")
 ]
 
-_MAX_TOKEN = 512
-
 
 def read_token(text: str) -> str:
-    """The token given, or the line on standard input when it is "-". Raises InvalidInput (BAD_TOKEN)."""
-    found = sys.stdin.readline(_MAX_TOKEN + 1).strip() if text == "-" else text
-    if not found or len(found) > _MAX_TOKEN or not found.isascii():
+    """The token given, or the end of the line on standard input when it is "-": other users of the machine
+    see arguments. Raises InvalidInput (BAD_TOKEN)."""
+    from mesh.bootstrap import MAX_TOKEN_CHARACTERS
+
+    if text == "-":
+        text = sys.stdin.readline(2 * MAX_TOKEN_CHARACTERS)
+    found = text.strip().rpartition(" ")[2]
+    if not found or len(found) > MAX_TOKEN_CHARACTERS or not found.isascii():
         raise InvalidInput("the join token is empty or not one", hint="copy all of it", reason="BAD_TOKEN")
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 from coordinator.authority import Authority
 from coordinator.deployments import DeploymentService
@@ -27,6 +28,7 @@ from sealring.v1 import admin_pb2, admin_pb2_grpc
 DEFAULT_TOKEN_SECONDS = 600
 MAX_TOKEN_SECONDS = 3600
 MAX_OPEN_TOKENS = 1000
+MAX_TOKEN_USES = 64
 DEFAULT_AUDIT_ENTRIES = 100
 MAX_AUDIT_ENTRIES = 1000
 MAX_REVOKED_SHOWN = 1000
@@ -55,8 +57,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         moves: Moves,
         traces: Traces,
         *,
+        join_addresses: Callable[[], Sequence[str]],
         clock: Clock,
     ) -> None:
+        """`join_addresses` are told to machines that join: host:port, the best first."""
+        self._join_addresses = join_addresses
         self.operators = operators
         self._store = store
         self._keys = keys
@@ -76,7 +81,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def CreateJoinToken(  # noqa: N802
         self, request: admin_pb2.CreateJoinTokenRequest, actor: str
     ) -> admin_pb2.CreateJoinTokenResponse:
-        """Raises InvalidInput (BAD_ROLE, BAD_TTL, BAD_NOTE), ResourceExhausted (TOO_MANY_TOKENS)."""
+        """Raises InvalidInput (BAD_ROLE, BAD_TTL, BAD_NOTE, BAD_USES) and ResourceExhausted
+        (TOO_MANY_TOKENS)."""
         role = ROLES.get(request.role)
         if role is None:
             raise _bad("role", "role is neither node nor gateway", "BAD_ROLE")
@@ -84,6 +90,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             raise _bad("ttl_seconds", f"a token lives for at most {MAX_TOKEN_SECONDS} s", "BAD_TTL")
         if len(request.note) > _MAX_NOTE or not request.note.isprintable():
             raise _bad("note", f"note is longer than {_MAX_NOTE} or not printable", "BAD_NOTE")
+        if request.uses > MAX_TOKEN_USES:
+            raise _bad("uses", f"a token enrols at most {MAX_TOKEN_USES} machines", "BAD_USES")
         now = int(self._clock())
         if len(self._store.tokens.open(now=now)) >= MAX_OPEN_TOKENS:
             raise ResourceExhausted(
@@ -91,13 +99,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 hint="revoke some, or wait until they expire",
                 reason="TOO_MANY_TOKENS",
             )
-        token = JoinToken.generate(self._keys.pin)
+        token = JoinToken.generate(self._keys.pin, self._join_addresses())
         expires = now + (request.ttl_seconds or DEFAULT_TOKEN_SECONDS)
         with self._store.transaction():
-            self._store.tokens.add(
-                StoredToken(token.token_id, role, now, expires, request.note), token.secret
-            )
-            details = {"role": role, "expires": expires, "note": request.note}
+            stored = StoredToken(token.token_id, role, now, expires, request.note, request.uses or 1)
+            self._store.tokens.add(stored, token.secret)
+            details = {"role": role, "expires": expires, "note": request.note, "uses": stored.uses}
             self._store.audit.append(now, actor, "create_join_token", token.token_id, details)
         return admin_pb2.CreateJoinTokenResponse(
             token=token.format(), token_id=token.token_id, expires=expires
@@ -116,6 +123,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     created=token.created,
                     expires=token.expires,
                     note=token.note,
+                    uses=token.uses,
                 )
                 for token in self._store.tokens.open(now=self._clock())
             ]

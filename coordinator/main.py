@@ -32,6 +32,7 @@ from coordinator.store import Store
 from coordinator.survey import Survey
 from coordinator.traces import Traces
 from coordinator.watchers import SchedulingService, Watchers
+from mesh.addresses import format_address
 from mesh.certificates import renewal_due
 from mesh.clock import Clock, wall_clock
 from mesh.device import APPLE_ROOT
@@ -116,6 +117,7 @@ class Coordinator:
             deployments,
             self.moves,
             traces,
+            join_addresses=self.join_addresses,
             clock=clock,
         )
         proofs = Proofs(keys, store, authority)
@@ -151,6 +153,10 @@ class Coordinator:
     def main_address(self) -> str:
         """Where members, gateways and operators find the coordinator."""
         return self.settings.main_address(self.port)
+
+    def join_addresses(self) -> list[str]:
+        """Where machines join, the best first."""
+        return [format_address(host, self.join_port) for host in self.settings.hosts()]
 
     async def start(self) -> None:
         """Sign the first roster of this run, bind both ports, and answer.

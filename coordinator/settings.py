@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from mesh.addresses import parse_address
+from mesh.addresses import format_address, parse_address
 from mesh.clock import SKEW_SECONDS
 from mesh.paths import default_state_root
 from mesh.settings_types import Address
@@ -117,4 +117,4 @@ class CoordinatorSettings(BaseModel):
         """The main address as members are told it; `port` when the one in `listen` is 0."""
         host = self.hosts()[0]
         port = port or parse_address(self.listen)[1]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return format_address(host, port)

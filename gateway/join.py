@@ -11,9 +11,8 @@ from mesh.memberstate import IDENTITY_KEY, check_may_join
 from mesh.statelock import lock_state
 
 
-async def join(settings: GatewaySettings, token: str, *, coordinator: str) -> Enrolled:
-    """Enrols this gateway with the coordinator at `coordinator` (host:port of its join address), anew
-    where it is or was one of this cluster.
+async def join(settings: GatewaySettings, token: str) -> Enrolled:
+    """Enrols this gateway with the token's coordinator, anew where it is or was one of this cluster.
 
     Raises AlreadyExists (ALREADY_ENROLLED) in the folder of another cluster, Conflict (STATE_IN_USE),
     PermissionDenied (JOIN_REFUSED), InvalidInput, Unavailable, and RosterError or CertificateError when the
@@ -23,7 +22,6 @@ async def join(settings: GatewaySettings, token: str, *, coordinator: str) -> En
     with lock_state(folder):
         check_may_join(folder, JoinToken.parse(token).root_sha256)
         return await enrol(
-            coordinator=coordinator,
             token=token,
             role=Role.GATEWAY,
             signer=SoftwareSigner.load_or_create(folder / IDENTITY_KEY),

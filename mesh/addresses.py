@@ -34,6 +34,11 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def format_address(host: str, port: int) -> str:
+    """The "host:port" or "[v6]:port" that `parse_address` splits."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether the host is this machine's own loopback, by its name or its number."""
     if host == "localhost":

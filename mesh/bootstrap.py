@@ -8,14 +8,17 @@ the authority that the root names, and only then opens a gRPC channel that trust
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import secrets
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from cryptography import x509
 
+from mesh.addresses import format_address, parse_address
 from mesh.certificates import (
     MAX_CERTIFICATE_BYTES,
     ROOT_EXTENSION,
@@ -25,52 +28,121 @@ from mesh.certificates import (
 )
 from mesh.clock import Clock, wall_clock
 from mesh.encoding import FormatError, decode_base32, encode_base32
-from mesh.errors import CertificateError, DeadlineExceeded, InvalidInput, RosterError, Unavailable
+from mesh.errors import (
+    CertificateError,
+    DeadlineExceeded,
+    InvalidInput,
+    RosterError,
+    SealringError,
+    Unavailable,
+)
 from mesh.rootmeta import MAX_CHAIN_BYTES, RootMetadata, decode_chain, verify_root_chain
 
 TOKEN_ID_BYTES = 10
 TOKEN_SECRET_BYTES = 32
-_TOKEN = re.compile(r"sr1\.([a-z2-7]{52})\.([a-z2-7]{16})\.([a-z2-7]{52})\Z")
+MAX_TOKEN_ADDRESSES = 4
+MAX_TOKEN_CHARACTERS = 640
+_MAX_ADDRESSES_BYTES = 300
+_CHECK_BYTES = 4
+_TOKEN = re.compile(r"(sr2\.([a-z2-7]{52})\.([a-z2-7]{16})\.([a-z2-7]{52}))\.([a-z2-7]{7,490})\Z")
 
 
 @dataclass(frozen=True)
 class JoinToken:
-    """A join token: the pinned root fingerprint, the token's id, and its secret (never shown by repr)."""
+    """A join token: the pinned root fingerprint, the token's id, its secret (never shown by repr), and where
+    the coordinator lets machines join: host:port, the best first.
+
+    The addresses are hints that nothing vouches for: whoever answers there has to show the pinned root.
+    """
 
     root_sha256: bytes
     token_id: str
     secret: bytes
+    addresses: tuple[str, ...]
 
     @classmethod
-    def generate(cls, root_sha256: bytes) -> Self:
-        """A fresh token for the cluster with this root fingerprint."""
+    def generate(cls, root_sha256: bytes, addresses: Sequence[str]) -> Self:
+        """A fresh token for the cluster with this root fingerprint; as many of the addresses as it holds.
+
+        Raises InvalidInput (BAD_ADDRESS) when it would hold none.
+        """
         identifier = encode_base32(secrets.token_bytes(TOKEN_ID_BYTES))
-        return cls(root_sha256, identifier, secrets.token_bytes(TOKEN_SECRET_BYTES))
+        return cls(root_sha256, identifier, secrets.token_bytes(TOKEN_SECRET_BYTES), _fitting(addresses))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `sr1.<root hash>.<id>.<secret>` (base32, one spelling). Raises InvalidInput (BAD_TOKEN)."""
+        """Read `sr2.<root hash>.<id>.<secret>.<check and addresses>` (base32, one spelling).
+
+        Raises InvalidInput (BAD_TOKEN).
+        """
         match = _TOKEN.match(text)
         try:
             if match is None:
                 raise FormatError("not a token")
-            root_sha256 = decode_base32(match[1], size=32)
-            decode_base32(match[2], size=TOKEN_ID_BYTES)
-            secret = decode_base32(match[3], size=TOKEN_SECRET_BYTES)
-        except FormatError:
+            root_sha256 = decode_base32(match[2], size=32)
+            decode_base32(match[3], size=TOKEN_ID_BYTES)
+            secret = decode_base32(match[4], size=TOKEN_SECRET_BYTES)
+            packed = decode_base32(match[5], size=len(match[5]) * 5 // 8)
+            if packed[:_CHECK_BYTES] != _check(match[1], packed[_CHECK_BYTES:]):
+                raise FormatError("a character is wrong or missing")
+            addresses = tuple(packed[_CHECK_BYTES:].decode("ascii").split(","))
+            if not addresses or _fitting(addresses) != addresses:
+                raise FormatError("its addresses are none")
+        except (ValueError, InvalidInput):  # FormatError and what is not ASCII; an address that is none
             raise InvalidInput(
-                "join token is malformed",
+                "the join token is malformed",
                 reason="BAD_TOKEN",
-                hint="copy all of it: sr1, root hash, id and secret, with dots between",
+                hint="copy all of it, from sr2 to its last character, and run the same release everywhere",
             ) from None
-        return cls(root_sha256, match[2], secret)
+        return cls(root_sha256, match[3], secret, addresses)
 
     def format(self) -> str:
         """The token as text, secret included: for the operator's eyes only."""
-        return f"sr1.{encode_base32(self.root_sha256)}.{self.token_id}.{encode_base32(self.secret)}"
+        head = f"sr2.{encode_base32(self.root_sha256)}.{self.token_id}.{encode_base32(self.secret)}"
+        addresses = ",".join(self.addresses).encode("ascii")
+        return f"{head}.{encode_base32(_check(head, addresses) + addresses)}"
 
     def __repr__(self) -> str:
         return f"JoinToken({self.token_id})"
+
+
+def _check(head: str, addresses: bytes) -> bytes:
+    """Tells a token that was copied wrongly from one that the coordinator refuses; it protects nothing."""
+    return hashlib.sha256(b"sealring join token v2\x00" + head.encode("ascii") + addresses).digest()[
+        :_CHECK_BYTES
+    ]
+
+
+def _fitting(addresses: Sequence[str]) -> tuple[str, ...]:
+    """The first addresses, as many as a token holds. Raises InvalidInput (BAD_ADDRESS)."""
+    fitting: list[str] = []
+    for address in addresses:
+        host, port = parse_address(address)
+        if address != format_address(host, port) or port == 0 or len(address) > _MAX_ADDRESSES_BYTES:
+            raise InvalidInput(f"{address[:80]!r} is no address to join at", reason="BAD_ADDRESS")
+        if len(fitting) < MAX_TOKEN_ADDRESSES and len(",".join([*fitting, address])) <= _MAX_ADDRESSES_BYTES:
+            fitting.append(address)
+    if not fitting:
+        raise InvalidInput("a token needs an address to join at", reason="BAD_ADDRESS")
+    return tuple(fitting)
+
+
+async def find_coordinator(
+    token: JoinToken, *, deadline: float, clock: Clock = wall_clock
+) -> tuple[str, RootMetadata]:
+    """The first of the token's addresses where its coordinator answers, and the verified root metadata.
+
+    `deadline` seconds are for each address. Raises as `fetch_root`, about the last address.
+    """
+    failure: SealringError | None = None
+    for address in token.addresses:
+        host, port = parse_address(address)
+        try:
+            return address, await fetch_root(host, port, token.root_sha256, deadline=deadline, clock=clock)
+        except SealringError as error:
+            failure = error
+    assert failure is not None  # a token has an address
+    raise failure
 
 
 async def fetch_root(

@@ -17,7 +17,7 @@ from cryptography import x509
 
 from mesh.addresses import parse_address
 from mesh.attestation import NONCE_BYTES, UNKNOWN_POSTURE, Posture, Statement, sign_statement
-from mesh.bootstrap import JoinToken, fetch_root
+from mesh.bootstrap import JoinToken, find_coordinator
 from mesh.certificates import LeafKey, PeerIdentity, Role, check_issued_by, check_name, load_certificate
 from mesh.clock import Clock, wall_clock
 from mesh.encoding import encode_base32, pack_fields
@@ -89,7 +89,6 @@ def join_content(
 
 async def enrol(
     *,
-    coordinator: str,
     token: str,
     role: Role,
     signer: Signer,
@@ -99,16 +98,15 @@ async def enrol(
     deadline: float = 30.0,
     clock: Clock = wall_clock,
 ) -> Enrolled:
-    """Join the cluster whose coordinator's join address is `coordinator` (host:port), and keep the result.
+    """Join the cluster of the token at the first of its addresses that answers, and keep the result.
 
     Nodes bring `evidence`, gateways none. `signer` is the identity that lives (or refers to what lives) in
-    `state_dir`. Raises InvalidInput (BAD_TOKEN, BAD_ADDRESS, BAD_NAME), RosterError and CertificateError when
+    `state_dir`. Raises InvalidInput (BAD_TOKEN, BAD_NAME), RosterError and CertificateError when
     the coordinator is not who the token pins, PermissionDenied (JOIN_REFUSED), Unavailable.
     """
     pinned = JoinToken.parse(token)
-    host, port = parse_address(coordinator)
     check_name(name, "name")
-    root = await fetch_root(host, port, pinned.root_sha256, deadline=deadline, clock=clock)
+    coordinator, root = await find_coordinator(pinned, deadline=deadline, clock=clock)
     leaf = LeafKey()
     async with joining_channel(coordinator, root.authorities) as channel:
         stub = membership_pb2_grpc.EnrolmentStub(channel)

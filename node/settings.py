@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from mesh.addresses import parse_address
+from mesh.addresses import format_address, parse_address
 from mesh.paths import default_state_root
 from mesh.settings_types import Address
 
@@ -60,10 +60,6 @@ class NodeSettings(BaseModel):
     )
     name: Annotated[str, AfterValidator(_check_name)] = Field(
         default_factory=default_name, description="what people call this node"
-    )
-    coordinator: Address = Field(
-        default="127.0.0.1:7701",
-        description="host:port where the coordinator lets nodes join; used by join only",
     )
     listen: Address = Field(
         default="127.0.0.1:7710", description="host:port of the daemon's gRPC server; port 0 takes any"
@@ -118,4 +114,4 @@ class NodeSettings(BaseModel):
         port = wanted or port
         if not port:
             return ()
-        return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}",)
+        return (format_address(host, port),)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
 
 import typer
 
@@ -20,16 +19,13 @@ app = typer.Typer(name="gateway", help="Where clients connect: gRPC and HTTP.", 
 def join(
     context: typer.Context,
     token: JoinTokenText,
-    coordinator: Annotated[
-        str, typer.Option(metavar="TEXT", help="host:port of the coordinator's join address")
-    ] = "127.0.0.1:7701",
     as_json: AsJson = False,
 ) -> None:
     """Enrol with a join token; the root key in it is checked before anything is sent."""
     settings = load_settings(context, "gateway").settings
     from gateway.join import join as enrol
 
-    enrolled = asyncio.run(enrol(settings, read_token(token), coordinator=coordinator))
+    enrolled = asyncio.run(enrol(settings, read_token(token)))
     report_enrolled(enrolled, settings, as_json=as_json)
     say(f"next: {same_settings(context, 'gateway run')}")
 

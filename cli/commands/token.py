@@ -1,4 +1,4 @@
-"""`sealring token`: join tokens, each good for one machine and a few minutes."""
+"""`sealring token`: join tokens, good for one machine or a few, and for minutes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cli.output import moment, plain, print_data, print_json, print_table, say
 from cli.settings_flags import settings_command
 from cli.words import AsJson
 
-app = typer.Typer(name="token", help="Join tokens, single use.", no_args_is_help=True)
+app = typer.Typer(name="token", help="Join tokens.", no_args_is_help=True)
 
 
 class Role(enum.StrEnum):
@@ -27,36 +27,41 @@ def create(
     context: typer.Context,
     role: Annotated[Role, typer.Option(help="what the machine becomes")] = Role.NODE,
     ttl: Annotated[int, typer.Option(min=1, max=3600, help="seconds that it is good for")] = 600,
+    uses: Annotated[int, typer.Option(min=1, max=64, help="machines that it lets join")] = 1,
     note: Annotated[str, typer.Option(help="for your own eyes, in `token list`")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Print a new join token. It is shown this once."""
+    """Print what to type on the machine that joins, with a new join token in it. It is shown this once."""
     from sealring.v1 import admin_pb2, membership_pb2
 
     number = membership_pb2.Role.Value(f"ROLE_{role.name}")
     answer = call_admin(
         context,
         "CreateJoinToken",
-        admin_pb2.CreateJoinTokenRequest(role=number, ttl_seconds=ttl, note=note),
+        admin_pb2.CreateJoinTokenRequest(role=number, ttl_seconds=ttl, note=note, uses=uses),
     )
     if as_json:
         print_json(plain(answer))
         return
-    print_data(answer.token)
-    say(f"good for one {role} until {moment(answer.expires)}; use: sealring {role} join TOKEN")
+    print_data(f"sealring {role} join {answer.token}")
+    machines = f"one {role}" if uses == 1 else f"{uses} {role}s"
+    say(f"good for {machines} until {moment(answer.expires)}")
 
 
 @app.command("list", cls=settings_command("cli"))
 def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the tokens that nobody has used yet, without their secrets."""
+    """List the tokens that are not used up, without their secrets."""
     from sealring.v1 import admin_pb2
 
     answer = plain(call_admin(context, "ListJoinTokens", admin_pb2.ListJoinTokensRequest()))
     if as_json:
         print_json(answer["tokens"])
         return
-    rows = [[one["token_id"], one["role"], moment(one["expires"]), one["note"]] for one in answer["tokens"]]
-    print_table(["id", "role", "expires", "note"], rows)
+    rows = [
+        [one["token_id"], one["role"], one["uses"], moment(one["expires"]), one["note"]]
+        for one in answer["tokens"]
+    ]
+    print_table(["id", "role", "uses", "expires", "note"], rows)
 
 
 @app.command(cls=settings_command("cli"))

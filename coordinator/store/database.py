@@ -12,7 +12,7 @@ from typing import Self
 
 from mesh.errors import AlreadyExists, ConfigError, Unavailable
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 RESTORE_HINT = "move the folder aside, then: sealring coordinator restore FILE (a backup)"
 _APPLICATION_ID = 0x73726331  # "src1"
 
@@ -20,7 +20,8 @@ _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE tokens (
   id TEXT PRIMARY KEY, secret_hash BLOB NOT NULL, role TEXT NOT NULL,
-  created INTEGER NOT NULL, expires INTEGER NOT NULL, note TEXT NOT NULL) WITHOUT ROWID;
+  created INTEGER NOT NULL, expires INTEGER NOT NULL, note TEXT NOT NULL,
+  uses INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE members (
   id TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, identity_key BLOB NOT NULL,
   key_type TEXT NOT NULL, sealing_key BLOB NOT NULL, level TEXT NOT NULL, trust INTEGER NOT NULL,

@@ -1,4 +1,4 @@
-"""Join tokens: only a hash of the secret is kept, and one atomic delete spends it."""
+"""Join tokens: only a hash of the secret is kept, and each use is spent by one atomic update."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from mesh.errors import NotFound
 
 @dataclass(frozen=True)
 class StoredToken:
-    """A token that was not yet spent; times are seconds since 1970."""
+    """A token that is not used up; times are seconds since 1970, `uses` are machines that it still enrols."""
 
     id: str
     role: Role
     created: int
     expires: int
     note: str
+    uses: int = 1
 
 
 class Tokens:
@@ -31,17 +32,27 @@ class Tokens:
         """Remember a token."""
         with self._database.transaction() as connection:
             connection.execute(
-                "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?)",
-                (token.id, _hash(secret), token.role, token.created, token.expires, token.note),
+                "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    token.id,
+                    _hash(secret),
+                    token.role,
+                    token.created,
+                    token.expires,
+                    token.note,
+                    token.uses,
+                ),
             )
 
     def spend(self, identifier: str, secret: bytes, role: Role, *, now: float) -> bool:
-        """Whether this token was good; it is gone afterwards. Of many callers, one gets True."""
+        """Whether this token was good; it has one use less afterwards. Of many callers, as many get True."""
         with self._database.transaction() as connection:
             spent = connection.execute(
-                "DELETE FROM tokens WHERE id = ? AND secret_hash = ? AND role = ? AND expires > ?",
+                "UPDATE tokens SET uses = uses - 1"
+                " WHERE id = ? AND secret_hash = ? AND role = ? AND expires > ? AND uses > 0",
                 (identifier, _hash(secret), role, now),
             )
+            connection.execute("DELETE FROM tokens WHERE id = ? AND uses <= 0", (identifier,))
             return spent.rowcount == 1
 
     def holds(self, identifier: str, secret: bytes, *, now: float) -> bool:
@@ -73,7 +84,9 @@ class Tokens:
             connection.execute("DELETE FROM tokens WHERE expires <= ?", (now,))
         rows = self._database.rows("SELECT * FROM tokens ORDER BY created, id")
         return [
-            StoredToken(row["id"], Role(row["role"]), row["created"], row["expires"], row["note"])
+            StoredToken(
+                row["id"], Role(row["role"]), row["created"], row["expires"], row["note"], row["uses"]
+            )
             for row in rows
         ]
 

@@ -69,20 +69,24 @@ class CreateJoinTokenRequest(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     TTL_SECONDS_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
+    USES_FIELD_NUMBER: _builtins.int
     role: _membership_pb2.Role.ValueType
     ttl_seconds: _builtins.int
     """0: 10 minutes; at most one hour"""
     note: _builtins.str
+    uses: _builtins.int
+    """machines that it enrols; 0: one; at most 64"""
     def __init__(
         self,
         *,
         role: _membership_pb2.Role.ValueType = ...,
         ttl_seconds: _builtins.int = ...,
         note: _builtins.str = ...,
+        uses: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["note", b"note", "role", b"role", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["note", b"note", "role", b"role", "ttl_seconds", b"ttl_seconds", "uses", b"uses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -159,11 +163,14 @@ class JoinTokenInfo(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     EXPIRES_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
+    USES_FIELD_NUMBER: _builtins.int
     token_id: _builtins.str
     role: _membership_pb2.Role.ValueType
     created: _builtins.int
     expires: _builtins.int
     note: _builtins.str
+    uses: _builtins.int
+    """machines that it can still enrol"""
     def __init__(
         self,
         *,
@@ -172,10 +179,11 @@ class JoinTokenInfo(_message.Message):
         created: _builtins.int = ...,
         expires: _builtins.int = ...,
         note: _builtins.str = ...,
+        uses: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "expires", b"expires", "note", b"note", "role", b"role", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "expires", b"expires", "note", b"note", "role", b"role", "token_id", b"token_id", "uses", b"uses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,11 +43,9 @@ def run(cluster: LocalCluster, sealring: Any, here: Any) -> Run:
 
 
 @pytest.fixture
-def join(cluster: LocalCluster, run: Run, tmp_path: Path) -> Run:
-    address = json.loads((cluster.state_dir / "ports.json").read_text())["join"]
-
+def join(run: Run, tmp_path: Path) -> Run:
     async def call(role: str, token: str, name: str, *more: str, stdin: str = "") -> Any:
-        where = ["--state-dir", str(tmp_path / name), "--name", name, "--coordinator", f"127.0.0.1:{address}"]
+        where = ["--state-dir", str(tmp_path / name), "--name", name]
         return await run(role, "join", token, *where, *more, stdin=stdin)
 
     return call
@@ -85,21 +83,22 @@ async def test_the_roster_is_verified(run: Run, cluster: LocalCluster, tmp_path:
 
 
 async def test_tokens_are_listed_revoked_and_spent_once(run: Run, join: Run) -> None:
-    token = (await run("token", "create", "--note", "mine", "--ttl", "60")).out.strip()
+    token = (await run("token", "create", "--note", "mine", "--ttl", "60")).out.split()[-1]
     listed = (await run("token", "list", "--json")).data
     entry = next(one for one in listed if one["note"] == "mine")
-    assert entry["role"] == "node"
+    assert (entry["role"], entry["uses"]) == ("node", 1)
     assert token not in json.dumps(listed)
     assert (await run("token", "revoke", entry["token_id"])).status == 0
     assert (await run("token", "revoke", entry["token_id"])).status == 3
     assert (await join("node", token, "late", "--software-identity-allowed")).status == 6
 
     made = (await run("token", "create", "--json")).data
-    joined = await join("node", "-", "nine", "--software-identity-allowed", "--json", stdin=made["token"])
+    line = f"sealring node join {made['token']}"
+    joined = await join("node", "-", "nine", "--software-identity-allowed", "--json", stdin=line)
     assert joined.status == 0, joined.err
     following = joined.err.splitlines()[-1]
     assert following.startswith("next: sealring node run --state-dir ")
-    assert "/nine --name nine --coordinator " in following
+    assert "/nine --name nine " in following
     assert following.endswith(" --software-identity-allowed")
     again = await join("node", made["token"], "ten", "--software-identity-allowed")
     assert again.status == 6
@@ -117,7 +116,7 @@ async def test_who_was_evicted_joins_again_with_a_new_token_or_leaves(
     run: Run, join: Run, tmp_path: Path
 ) -> None:
     async def attempt() -> Any:
-        token = (await run("token", "create", "--role", "gateway")).out.strip()
+        token = (await run("token", "create", "--role", "gateway")).out.split()[-1]
         return await join("gateway", token, "back", "--json")
 
     first = await attempt()
@@ -137,7 +136,7 @@ async def test_who_was_evicted_joins_again_with_a_new_token_or_leaves(
 
 
 async def test_gateways_are_listed_evicted_and_banned_by_name(run: Run, join: Run) -> None:
-    token = (await run("token", "create", "--role", "gateway")).out.strip()
+    token = (await run("token", "create", "--role", "gateway")).out.split()[-1]
     joined = await join("gateway", token, "edge", "--json")
     assert joined.status == 0, joined.err
 
@@ -169,7 +168,7 @@ async def test_the_audit_log_is_shown_and_verified(run: Run) -> None:
 
 
 async def test_a_token_is_for_one_role_and_one_cluster(run: Run, join: Run) -> None:
-    token = (await run("token", "create", "--role", "gateway")).out.strip()
+    token = (await run("token", "create", "--role", "gateway")).out.split()[-1]
     assert (await join("node", token, "wrong", "--software-identity-allowed")).status == 6
     version, root, *rest = token.split(".")
     other = ".".join([version, "a" * len(root), *rest])
@@ -180,7 +179,7 @@ async def test_a_token_is_for_one_role_and_one_cluster(run: Run, join: Run) -> N
 
 
 async def test_without_leave_a_key_in_a_file_is_refused(run: Run, join: Run) -> None:
-    token = (await run("token", "create")).out.strip()
+    token = (await run("token", "create")).out.split()[-1]
     refused = await join("node", token, "soft")
     assert refused.status == 6
     assert "software_identity_allowed" in refused.err

@@ -103,7 +103,6 @@ class Cluster:
         state_dir = self.folder / (folder or name)
         number = membership_pb2.ROLE_NODE if role is Role.MEMBER else membership_pb2.ROLE_GATEWAY
         return await enrol(
-            coordinator=self.join_address,
             token=token or await self.token(number),
             role=role,
             signer=signer or SoftwareSigner.load_or_create(state_dir / IDENTITY_KEY),

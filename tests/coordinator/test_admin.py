@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 
 from coordinator.store import verify_chain
+from mesh.bootstrap import JoinToken
 from mesh.certificates import Role
 from mesh.clock import wall_clock
 from mesh.encoding import encode_base32
@@ -46,11 +47,11 @@ async def test_join_tokens_are_made_listed_and_revoked(cluster: Cluster) -> None
     made = await cluster.call(
         "CreateJoinToken", admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE, note="attic")
     )
-    assert made.token.startswith("sr1.")
+    assert JoinToken.parse(made.token).addresses == (cluster.join_address,)
     listed = (await cluster.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest())).tokens
     assert [(token.token_id, token.note) for token in listed] == [(made.token_id, "attic")]
     assert listed[0].expires - listed[0].created == 600
-    secret = made.token.rpartition(".")[2]
+    secret = made.token.split(".")[3]
     assert secret not in str(listed)
     await cluster.call("RevokeJoinToken", admin_pb2.RevokeJoinTokenRequest(token_id=made.token_id))
     assert not (await cluster.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest())).tokens
@@ -71,6 +72,7 @@ async def test_join_tokens_are_made_listed_and_revoked(cluster: Cluster) -> None
     [
         (admin_pb2.CreateJoinTokenRequest(), "role"),
         (admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE, ttl_seconds=3601), "ttl_seconds"),
+        (admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE, uses=65), "uses"),
         (admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE, note="x" * 201), "note"),
         (admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE, note="a\nb"), "note"),
     ],

@@ -167,6 +167,16 @@ def test_a_token_is_spent_once(store: Store) -> None:
     assert not store.tokens.spend("t1", b"secret", Role.MEMBER, now=NOW)
 
 
+def test_a_token_enrols_as_many_as_it_is_for(store: Store) -> None:
+    store.tokens.add(dataclasses.replace(token(), uses=2), b"secret")
+    assert store.tokens.spend("t1", b"secret", Role.MEMBER, now=NOW)
+    assert not store.tokens.spend("t1", b"wrong", Role.MEMBER, now=NOW)
+    assert store.tokens.open(now=NOW) == [token()]
+    assert store.tokens.spend("t1", b"secret", Role.MEMBER, now=NOW)
+    assert not store.tokens.spend("t1", b"secret", Role.MEMBER, now=NOW)
+    assert store.tokens.open(now=NOW) == []
+
+
 def test_an_expired_token_is_worth_nothing(store: Store) -> None:
     store.tokens.add(token(expires=NOW), b"secret")
     assert not store.tokens.spend("t1", b"secret", Role.MEMBER, now=NOW)

@@ -15,13 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.bootstrap import JoinToken, fetch_root, verify_coordinator_leaf
+from mesh.addresses import format_address, free_port
+from mesh.bootstrap import (
+    MAX_TOKEN_CHARACTERS,
+    JoinToken,
+    fetch_root,
+    find_coordinator,
+    verify_coordinator_leaf,
+)
 from mesh.certificates import LeafKey, PeerIdentity, Role, to_pem
 from mesh.errors import CertificateError, DeadlineExceeded, InvalidInput, RosterError, Unavailable
 from mesh.rootmeta import MAX_CHAIN_BYTES, encode_chain, sign_root
 from mesh.tls import TlsMaterial, TlsStore, server_credentials
 
 NOW = 1_800_000_000
+TOKEN = JoinToken.generate(bytes(range(32)), ["10.0.0.1:7701", "[fe80::1]:7701", "studio.local:7701"])
 
 
 def coordinator_material(
@@ -168,39 +176,95 @@ def test_an_old_pin_follows_a_rotated_root(authority: Any, make_authority: Calla
     assert refusal(leaf, rotated.fingerprint) == "ROOT_PIN"
 
 
-@given(st.binary(min_size=32, max_size=32))
-def test_token_round_trip(root_sha256: bytes) -> None:
-    token = JoinToken.generate(root_sha256)
-    assert JoinToken.parse(token.format()) == token
-    assert token.format().rsplit(".", 1)[1] not in repr(token)
+HOSTS = st.one_of(
+    st.ip_addresses().map(str), st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,120}[a-z0-9])?", fullmatch=True)
+)
+ADDRESSES = st.lists(st.builds(format_address, HOSTS, st.integers(1, 65535)), min_size=1, max_size=6)
+
+
+@given(st.binary(min_size=32, max_size=32), ADDRESSES)
+def test_token_round_trip(root_sha256: bytes, addresses: list[str]) -> None:
+    token = JoinToken.generate(root_sha256, addresses)
+    text = token.format()
+    assert JoinToken.parse(text) == token
+    assert len(text) <= MAX_TOKEN_CHARACTERS
+    assert token.addresses == tuple(addresses[: len(token.addresses)]), "the best come first"
+    assert text.split(".")[3] not in repr(token)
 
 
 @given(st.data())
 def test_token_has_one_spelling(data: st.DataObject) -> None:
-    text = JoinToken.generate(bytes(range(32))).format()
+    text = TOKEN.format()
     position = data.draw(st.integers(0, len(text) - 1))
+    other = data.draw(st.sampled_from(sorted(set("abcz27.") - {text[position]})))
     change = data.draw(
-        st.sampled_from([text[:position], text[:position] + text[position + 1 :], text + "\n"])
+        st.sampled_from(
+            [
+                text[:position],
+                text[:position] + text[position + 1 :],
+                text[:position] + other + text[position + 1 :],
+                text + "\n",
+            ]
+        )
     )
     with pytest.raises(InvalidInput):
         JoinToken.parse(change)
 
 
-@pytest.mark.parametrize("text", ["", "sr1...", "sr2.a.b.c", "SR1.A.B.C", "sr1." + "a" * 5000])
+@pytest.mark.parametrize("text", ["", "sr2...", "sr1.a.b.c", "SR2.A.B.C", "sr2." + "a" * 5000])
 def test_token_refuses(text: str) -> None:
     with pytest.raises(InvalidInput) as error:
         JoinToken.parse(text)
     assert error.value.reason == "BAD_TOKEN"
 
 
+@pytest.mark.parametrize(
+    "addresses",
+    [(), ("10.0.0.1:0",), ("10.0.0.1:07701",), ("nowhere",), ("10.0.0.1:1",) * 5, ("a" * 250 + ":1",) * 2],
+)
+def test_token_with_bad_addresses_is_refused_though_its_check_is_right(addresses: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInput) as error:
+        JoinToken.parse(dataclasses.replace(TOKEN, addresses=addresses).format())
+    assert error.value.reason == "BAD_TOKEN"
+
+
+@pytest.mark.parametrize("addresses", [[], ["10.0.0.1:0"], ["10.0.0.1"], ["a" * 254 + ":7701"]])
+def test_no_token_is_made_without_a_usable_address(addresses: list[str]) -> None:
+    with pytest.raises(InvalidInput) as error:
+        JoinToken.generate(bytes(32), addresses)
+    assert error.value.reason == "BAD_ADDRESS"
+
+
 def test_token_upper_case_and_loose_last_bits_are_refused() -> None:
-    text = JoinToken.generate(bytes(32)).format()
+    text = TOKEN.format()
     with pytest.raises(InvalidInput):
         JoinToken.parse(text.upper())
     head, *rest = text.split(".")
     loose = ".".join([head, "a" * 51 + "b", *rest[1:]])
     with pytest.raises(InvalidInput):
         JoinToken.parse(loose)
+
+
+async def test_the_first_address_whose_coordinator_holds_the_root_is_taken(
+    authority: Any, make_authority: Callable[..., Any], clock: Any
+) -> None:
+    servers = [grpc.aio.server(), grpc.aio.server()]
+    addresses = [f"127.0.0.1:{free_port()}"]
+    for server, one in zip(servers, (make_authority(), authority), strict=True):
+        credentials = server_credentials(TlsStore(coordinator_material(one)), require_client=False)
+        addresses.append(f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials)}")
+        await server.start()
+    try:
+        token = JoinToken.generate(authority.root.fingerprint, addresses)
+        assert await find_coordinator(token, deadline=200, clock=clock) == (addresses[2], authority.root)
+        with pytest.raises(RosterError) as error:
+            await find_coordinator(
+                dataclasses.replace(token, addresses=token.addresses[:2]), deadline=200, clock=clock
+            )
+        assert error.value.reason == "ROOT_PIN"
+    finally:
+        for server in servers:
+            await server.stop(None)
 
 
 def test_a_chain_may_fill_its_bound_and_not_pass_it(authority: Any) -> None:

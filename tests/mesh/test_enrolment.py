@@ -132,8 +132,7 @@ class Attempt:
     async def join(self, **changes: Any) -> Any:
         authority = self.coordinator.authority
         values: dict[str, Any] = {
-            "coordinator": self.address,
-            "token": JoinToken.generate(authority.root.fingerprint).format(),
+            "token": JoinToken.generate(authority.root.fingerprint, [self.address]).format(),
             "role": Role.MEMBER,
             "signer": SoftwareSigner.generate(),
             "state_dir": self.folder,
@@ -282,13 +281,16 @@ async def test_a_short_nonce_is_not_signed(lying: Any) -> None:
 
 async def test_another_root_sees_nothing_of_us(lying: Any) -> None:
     async with lying(honest) as attempt:
-        assert await attempt.reason(token=JoinToken.generate(bytes(32)).format()) == "ROOT_PIN"
+        assert (
+            await attempt.reason(token=JoinToken.generate(bytes(32), [attempt.address]).format())
+            == "ROOT_PIN"
+        )
         assert not attempt.coordinator.request.identity_key
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"token": "sr1.no"}, {"coordinator": "nowhere"}, {"name": "Not A Name"}],
+    [{"token": "sr2.no"}, {"name": "Not A Name"}],
 )
 async def test_bad_input_is_refused_before_anything_is_sent(lying: Any, changes: dict[str, str]) -> None:
     async with lying(honest) as attempt:

@@ -10,7 +10,8 @@ from mesh.memberstate import forget_enrolment
 from node.join import join
 from node.settings import NodeSettings
 
-TOKEN = JoinToken.generate(bytes(32)).format()
+NOBODY = f"127.0.0.1:{free_port()}"
+TOKEN = JoinToken.generate(bytes(32), [NOBODY]).format()
 
 
 async def reason(token: str = TOKEN, **fields: Any) -> str:
@@ -21,15 +22,14 @@ async def reason(token: str = TOKEN, **fields: Any) -> str:
 
 async def test_what_keeps_a_node_from_joining(cluster: Any, tmp_path: Path) -> None:
     folder = tmp_path / "node"
-    nobody = f"127.0.0.1:{free_port()}"
     assert await reason(state_dir=folder, software_identity_allowed=False) == "SOFTWARE_IDENTITY"
     assert await reason(state_dir=folder, listen="127.0.0.1:0") == "NO_ADDRESS"
-    assert await reason("sr1.typo", state_dir=folder, coordinator=nobody) == "BAD_TOKEN"
-    assert await reason(state_dir=folder, coordinator=nobody) == "COORDINATOR_UNREACHABLE"
+    assert await reason("sr2.typo", state_dir=folder) == "BAD_TOKEN"
+    assert await reason(state_dir=folder) == "COORDINATOR_UNREACHABLE"
     party = cluster.party()
     envelope, _ = cluster.roster(members=[party])
-    cluster.enrol(party, folder, nobody, envelope)
+    cluster.enrol(party, folder, NOBODY, envelope)
     assert await reason(state_dir=folder) == "ALREADY_ENROLLED"
     forget_enrolment(folder)
-    assert await reason(state_dir=folder, coordinator=nobody) == "COORDINATOR_UNREACHABLE"
+    assert await reason(state_dir=folder) == "COORDINATOR_UNREACHABLE"
     assert (folder / "identity.key").stat().st_mode & 0o777 == 0o600

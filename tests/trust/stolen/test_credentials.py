@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from attackertest import attack_with, attacker, lines, nodes, replaced, serves_o
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Ring
 
 from cli.cluster import LocalCluster
+from mesh.bootstrap import JoinToken
 from mesh.certificates import ClusterCA, LeafKey, Role
 from mesh.enrolment import enrol
 from mesh.errors import SealringError
@@ -85,20 +87,20 @@ async def test_a_token_of_another_cluster_is_refused(
     victim: Ring, elsewhere: LocalCluster, tmp_path: Path
 ) -> None:
     """As it is it does not match the root; with the victim's root in it, the coordinator does not know it."""
-    theirs = await elsewhere._token("ROLE_GATEWAY")
-    ours = await victim.cluster._token("ROLE_GATEWAY")
-    mixed = ".".join([*ours.split(".")[:2], *theirs.split(".")[2:]])
-    for number, (token, reason) in enumerate(((theirs, None), (mixed, "JOIN_REFUSED"))):
+    theirs = JoinToken.parse(await elsewhere._token("ROLE_GATEWAY"))
+    ours = JoinToken.parse(await victim.cluster._token("ROLE_GATEWAY"))
+    as_it_is = dataclasses.replace(theirs, addresses=ours.addresses)
+    mixed = dataclasses.replace(as_it_is, root_sha256=ours.root_sha256)
+    for number, (token, reason) in enumerate(((as_it_is, "ROOT_PIN"), (mixed, "JOIN_REFUSED"))):
         with pytest.raises(SealringError) as error:
             await enrol(
-                coordinator=victim.cluster.address("join"),
-                token=token,
+                token=token.format(),
                 role=Role.GATEWAY,
                 signer=SoftwareSigner.generate(),
                 state_dir=tmp_path / str(number),
                 name="intruder",
             )
-        assert reason is None or error.value.reason == reason
+        assert error.value.reason == reason
         assert not (tmp_path / str(number)).exists()
 
 
