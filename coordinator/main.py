@@ -120,7 +120,7 @@ class Coordinator:
             join_addresses=self.join_addresses,
             clock=clock,
         )
-        proofs = Proofs(keys, store, authority)
+        proofs = Proofs(keys, store, authority, sessions.refused)
         self._membership = MembershipService(
             access,
             proofs,

@@ -25,7 +25,6 @@ from mesh.clock import Clock, monotonic_clock
 from mesh.errors import AlreadyExists, FailedPrecondition, InvalidInput, PermissionDenied, SealringError
 from mesh.problem import from_problem
 from mesh.proof import Purpose, no_proof
-from mesh.protocol import check_protocol
 from mesh.tenure import Tenure
 from sealring.v1 import membership_pb2, membership_pb2_grpc, proof_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, Goodbye, MemberMessage
@@ -131,7 +130,8 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         message = await self._message(member, requests)
         self._access.require(context, Role.MEMBER)
         if message.HasField("trouble"):
-            raise from_problem(message.trouble)
+            told = from_problem(message.trouble)  # whatever kind of error it is there, here it is no fault
+            raise FailedPrecondition(told.message, hint=told.hint, reason=told.reason)
         if not message.HasField("hello"):
             raise InvalidInput("a session begins with a hello", reason="BAD_HELLO")
         return message.hello
@@ -150,7 +150,6 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         member = self._store.members.get(identifier)
         if not 0 < len(hello.software_version) <= _MAX_VERSION:
             raise InvalidInput("software version has a wrong length", reason="BAD_HELLO")
-        check_protocol(hello.protocol, member.name, hello.software_version)
         addresses = check_addresses(list(hello.addresses))
         if len(hello.instance) != _INSTANCE_BYTES:
             raise InvalidInput("instance has a wrong length", reason="BAD_HELLO")

@@ -204,7 +204,8 @@ class Ring:
             await session.run(self._handle)
         except SealringError as error:
             reason = error.reason
-            known.warning("ring lost", reason=reason, member=error.metadata.get("member", ""))
+            member = error.metadata.get("member", "")
+            known.warning("ring lost", reason=reason, member=member, why=error.message, hint=error.hint)
         except Exception as error:
             known.error("ring lost", exc_info=error)
         finally:

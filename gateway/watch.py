@@ -75,7 +75,13 @@ class Watch:
             log.info("coordinator ended the watch")
         except grpc.RpcError as error:
             problem = from_rpc_error(error)
-            log.warning("watch of the coordinator ended", reason=problem.reason, code=problem.code)
+            log.warning(
+                "watch of the coordinator ended",
+                reason=problem.reason,
+                code=problem.code,
+                why=problem.message,
+                hint=problem.hint,
+            )
             if believed and problem.reason in _THROWN_OUT:
                 raise removed() from None
         except asyncio.CancelledError:
@@ -85,7 +91,12 @@ class Watch:
         except SealringError as error:
             if believed:
                 raise
-            log.error("whoever answers in the coordinator's place is not believed", reason=error.reason)
+            log.error(
+                "whoever answers in the coordinator's place is not believed",
+                reason=error.reason,
+                why=error.message,
+                hint=error.hint,
+            )
         finally:
             if renewing is not None:
                 renewing.cancel()

@@ -29,6 +29,7 @@ from mesh.encoding import pack_fields
 from mesh.errors import FailedPrecondition, RosterError, SealringError, Unauthenticated
 from mesh.identity import Signer, verify
 from mesh.labels import Label
+from mesh.protocol import check_release, own_release
 from mesh.rootmeta import RootMetadata
 from sealring.v1 import proof_pb2
 
@@ -84,6 +85,12 @@ class Connection:
     called: str
     caller_key: bytes
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The caller and the called end, for people."""
+        role = "node" if self.purpose is Purpose.SESSION else "gateway"
+        return f"{role} {self.caller}", f"node {self.called}" if self.called else "the coordinator"
+
 
 class SignProof(Protocol):
     """Signs a transcript with whatever key its owner has; may block for milliseconds."""
@@ -107,13 +114,18 @@ class CallerProof:
         self._connection = connection
         self._roster = roster
         self.offer = proof_pb2.ProofOffer(
-            nonce=secrets.token_bytes(NONCE_BYTES), roster_version=roster.version, roster_hash=roster.hash
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            roster_version=roster.version,
+            roster_hash=roster.hash,
+            release=own_release(),
         )
         self._answer: proof_pb2.ProofAnswer | None = None
 
     def check(self, answer: proof_pb2.ProofAnswer, verify_proof: VerifyProof) -> None:
-        """Raises Unauthenticated (NO_PROOF, BAD_PROOF), FailedPrecondition (ROSTER_EQUIVOCATION)."""
-        _check_opening(answer, self._roster, self._connection.purpose)
+        """Raises Unauthenticated (NO_PROOF, BAD_PROOF), FailedPrecondition (INCOMPATIBLE_VERSION,
+        ROSTER_EQUIVOCATION)."""
+        own, called = self._connection.ends
+        _check_opening(answer, called, own, self._roster, self._connection.purpose)
         check_proof(self._content(answer, Side.CALLED), answer.proof, verify_proof)
         self._answer = answer
 
@@ -147,8 +159,11 @@ class CalledProof:
         *,
         root_version: int = 0,
     ) -> None:
-        """Raises Unauthenticated (NO_PROOF), FailedPrecondition (ROSTER_EQUIVOCATION)."""
-        _check_opening(offer, roster, connection.purpose)
+        """Raises Unauthenticated (NO_PROOF), FailedPrecondition (INCOMPATIBLE_VERSION,
+        ROSTER_EQUIVOCATION).
+        """
+        caller, own = connection.ends
+        _check_opening(offer, caller, own, roster, connection.purpose)
         self._connection = connection
         self._offer = offer
         self._answer = proof_pb2.ProofAnswer(
@@ -156,6 +171,7 @@ class CalledProof:
             roster_version=roster.version,
             roster_hash=roster.hash,
             root_version=root_version,
+            release=own_release(),
         )
 
     async def answer(self, sign: SignProof) -> proof_pb2.ProofAnswer:
@@ -200,10 +216,12 @@ def transcript(
         offer.nonce,
         _number(offer.roster_version),
         offer.roster_hash,
+        _release(offer.release),
         answer.nonce,
         _number(answer.roster_version),
         answer.roster_hash,
         _number(answer.root_version),
+        _release(answer.release),
     )
 
 
@@ -244,9 +262,11 @@ def of_coordinator(root: RootMetadata, label: Label = Label.CONNECTION) -> Verif
 
 
 def _check_opening(
-    said: proof_pb2.ProofOffer | proof_pb2.ProofAnswer, own: HeldRoster, purpose: Purpose
+    said: proof_pb2.ProofOffer | proof_pb2.ProofAnswer, who: str, name: str, own: HeldRoster, purpose: Purpose
 ) -> None:
     """With the coordinator rosters themselves are exchanged, and two of one version end in its audit log."""
+    if said.nonce:
+        check_release(said.release, who, name)
     sizes = (len(said.nonce), len(said.roster_hash))
     if sizes != (NONCE_BYTES, _HASH_BYTES if said.roster_version else 0):
         raise no_proof()
@@ -278,6 +298,10 @@ def no_proof() -> Unauthenticated:
     return Unauthenticated(
         "a stream begins with a proof of who is there", hint="use this release", reason="NO_PROOF"
     )
+
+
+def _release(release: proof_pb2.Release) -> bytes:
+    return pack_fields(release.software.encode(), _number(release.protocol))
 
 
 def _number(value: int) -> bytes:

@@ -9,7 +9,6 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Coroutine
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from mesh.certificate_keeper import CertificateKeeper
 from mesh.certificates import Role, role_server_name
 from mesh.envelope import SealingKey
 from mesh.errors import (
-    ConfigError,
     Conflict,
     EpochEnded,
     FailedPrecondition,
@@ -35,7 +33,7 @@ from mesh.introduction import Introduction
 from mesh.memberstate import MemberState
 from mesh.problem import to_problem
 from mesh.proof import Identity, Purpose, by_identity
-from mesh.protocol import PROTOCOL_VERSION
+from mesh.protocol import software_version
 from mesh.roster import Roster
 from mesh.roster_keeper import RosterKeeper, removed
 from mesh.session import LinkParams
@@ -146,8 +144,7 @@ class Daemon:
     def hello(self) -> membership_pb2.Hello:
         key = self._sealing_key.public_key
         return membership_pb2.Hello(
-            software_version=_software_version(),
-            protocol=PROTOCOL_VERSION,
+            software_version=software_version(),
             instance=self._instance,
             addresses=self._addresses,
             sealing_key=key,
@@ -480,15 +477,3 @@ def _expired() -> FailedPrecondition:
     return FailedPrecondition(
         "the roster has expired", hint="is the coordinator reachable", reason="ROSTER_EXPIRED"
     )
-
-
-def _software_version() -> str:
-    """Raises ConfigError (BROKEN_INSTALLATION)."""
-    try:
-        return metadata.version("sealring")
-    except metadata.PackageNotFoundError:
-        raise ConfigError(
-            "the installed package of sealring does not say its version",
-            hint="install it again",
-            reason="BROKEN_INSTALLATION",
-        ) from None

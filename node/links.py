@@ -21,14 +21,18 @@ import structlog
 from mesh.certificates import PeerIdentity, Role
 from mesh.errors import (
     EpochEnded,
+    FailedPrecondition,
     HandshakeError,
     ResourceExhausted,
     SealringError,
     Unavailable,
 )
 from mesh.identity import Signer
+from mesh.introduction import write_first
+from mesh.protocol import check_release, own_release
 from mesh.session import LinkParams, SessionKeys
 from mesh.sigma import DEADLINE_SECONDS, MAX_FRAME_BYTES, EphemeralLedger, Initiator, Responder
+from mesh.status import from_rpc_error
 from mesh.tls import PeerChannel, TlsStore, peer_identity
 from sealring.v1 import links_pb2, links_pb2_grpc
 
@@ -39,6 +43,7 @@ EARLY_SECONDS = 5.0
 """How long a handshake waits for the PrepareEpoch that it belongs to."""
 
 _CONNECT_SECONDS = 4.0
+_OTHER_RELEASE = "INCOMPATIBLE_VERSION"
 _MAX_OPEN = 64
 _MAX_OPEN_PER_PEER = 8
 
@@ -132,7 +137,8 @@ class Links(links_pb2_grpc.LinksServicer):
     ) -> T:
         """Shakes hands as the initiator, then talks. `session` is 0 for the first keys of the epoch.
 
-        Raises HandshakeError, Unavailable (PEER_UNREACHABLE), and what `talk` raises; after an error that
+        Raises HandshakeError, Unavailable (PEER_UNREACHABLE), FailedPrecondition (INCOMPATIBLE_VERSION), and
+        what `talk` raises; after an error that
         `is_broken_off`, another call, with another ephemeral key and on another connection, may succeed.
         """
         channel = await self._connect(params.peer_id, addresses)
@@ -142,7 +148,12 @@ class Links(links_pb2_grpc.LinksServicer):
         except TimeoutError:
             raise HandshakeError("handshake took too long", reason="HANDSHAKE_TIMEOUT") from None
         except (grpc.RpcError, asyncio.InvalidStateError) as error:  # the latter: it had ended before a write
-            code = error.code().name if isinstance(error, grpc.RpcError) else "ENDED"
+            if isinstance(error, grpc.RpcError):
+                refused, code = from_rpc_error(error), error.code().name
+                if refused.reason == _OTHER_RELEASE:
+                    raise refused from None
+            else:
+                code = "ENDED"
             log.warning("handshake failed", peer=params.peer_id, code=code)
             raise HandshakeError(
                 "the neighbour broke the handshake off",
@@ -208,12 +219,16 @@ class Links(links_pb2_grpc.LinksServicer):
     async def Handshake(  # type: ignore[override]  # noqa: N802 - writes to the context, named by the rpc
         self, requests: AsyncIterator[links_pb2.HandshakeFrame], context: Any
     ) -> None:
-        """One handshake, as its responder. The caller learns of a failure and of nothing else."""
+        """One handshake, as its responder. The caller learns of a failure and of nothing else, unless it
+        runs another release.
+        """
         try:
             await self._respond(Frames(requests), context)
         except (SealringError, TimeoutError) as error:
             reason = error.reason if isinstance(error, SealringError) else "HANDSHAKE_TIMEOUT"
             log.warning("handshake refused", reason=reason)
+            if reason == _OTHER_RELEASE:
+                raise
             raise HandshakeError("the handshake failed", hint="see the log of the other node") from None
 
     async def _respond(self, frames: Frames, context: Any) -> None:
@@ -250,7 +265,9 @@ class Links(links_pb2_grpc.LinksServicer):
         try:
             async with asyncio.timeout(DEADLINE_SECONDS) as limit:
                 expected.begin(limit)
-                machine = Responder(expected.params(), self._signer, self._ledger)
+                params = expected.params()
+                await _check_release(hello, frames, caller, params.own_id)
+                machine = Responder(params, self._signer, self._ledger)
                 session = await _agree(machine, frames, context.write)
                 result = await expected.talk(Conversation(session, frames, context.write))
                 await frames.end()
@@ -309,8 +326,8 @@ class Links(links_pb2_grpc.LinksServicer):
         call = links_pb2_grpc.LinksStub(channel.get()).Handshake()
         frames = Frames(_responses(call))
         try:
-            await call.write(links_pb2.HandshakeFrame(hello=_hello(params, number)))
-            await call.write(links_pb2.HandshakeFrame(sigma=await asyncio.to_thread(machine.start)))
+            await write_first(call, links_pb2.HandshakeFrame(hello=_hello(params, number)))
+            await write_first(call, links_pb2.HandshakeFrame(sigma=await asyncio.to_thread(machine.start)))
             session = await _agree(machine, frames, call.write)
             result = await talk(Conversation(session, frames, call.write))
             await call.done_writing()
@@ -371,6 +388,15 @@ async def _agree(machine: Initiator | Responder, frames: Frames, send: Send) -> 
             return outcome.session
 
 
+async def _check_release(hello: links_pb2.LinkHello, frames: Frames, caller: str, own: str) -> None:
+    """Raises FailedPrecondition (INCOMPATIBLE_VERSION), which the caller reads too."""
+    try:
+        check_release(hello.release, f"node {caller}", f"node {own}")
+    except FailedPrecondition:
+        await frames.sigma()  # whose write meets the end of its stream reads INTERNAL and not why it ended
+        raise
+
+
 def _key(params: LinkParams, session: int) -> LinkKey:
     return (params.ring, params.epoch, params.from_rank, params.to_rank, session > 0)
 
@@ -386,6 +412,7 @@ def _hello(params: LinkParams, session: int) -> links_pb2.LinkHello:
         from_rank=params.from_rank,
         to_rank=params.to_rank,
         session=session,
+        release=own_release(),
     )
 
 

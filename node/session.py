@@ -106,11 +106,22 @@ class CoordinatorSession:
             log.info("coordinator ended the session")
         except grpc.RpcError as error:
             problem = from_rpc_error(error)
-            log.warning("session with the coordinator ended", reason=problem.reason, code=problem.code)
+            log.warning(
+                "session with the coordinator ended",
+                reason=problem.reason,
+                code=problem.code,
+                why=problem.message,
+                hint=problem.hint,
+            )
             if believed and problem.reason in _THROWN_OUT:
                 self._listener.thrown_out()
         except SealringError as error:
-            log.error("whoever answers in the coordinator's place is not believed", reason=error.reason)
+            log.error(
+                "whoever answers in the coordinator's place is not believed",
+                reason=error.reason,
+                why=error.message,
+                hint=error.hint,
+            )
         except asyncio.CancelledError:
             if is_own_cancellation():
                 raise

@@ -54,7 +54,11 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
         for one in nodes
     ]
     print_table(["node", "id", "state", "trust", "memory", "ring", "layers"], rows)
-    for one in nodes:
+    _print_trouble(nodes)
+
+
+def _print_trouble(machines: list[dict[str, Any]]) -> None:
+    for one in machines:
         if one["trouble"]:
             print_data(f"{one['name']} is refused: {one['trouble']}")
 
@@ -116,6 +120,7 @@ def list_gateways(context: typer.Context, as_json: AsJson = False) -> None:
         for one in gateways
     ]
     print_table(["gateway", "id", "state", "enrolled"], rows)
+    _print_trouble(gateways)
 
 
 @gateways_app.command("evict", cls=settings_command("cli"))

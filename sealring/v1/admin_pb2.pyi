@@ -346,12 +346,15 @@ class Gateway(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     WATCHING_FIELD_NUMBER: _builtins.int
     ENROLLED_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     watching: _builtins.bool
     """it is connected"""
     enrolled: _builtins.int
     """unix seconds"""
+    trouble: _builtins.str
+    """why it is not connected; empty where nothing is known"""
     def __init__(
         self,
         *,
@@ -359,10 +362,11 @@ class Gateway(_message.Message):
         name: _builtins.str = ...,
         watching: _builtins.bool = ...,
         enrolled: _builtins.int = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enrolled", b"enrolled", "id", b"id", "name", b"name", "watching", b"watching"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enrolled", b"enrolled", "id", b"id", "name", b"name", "trouble", b"trouble", "watching", b"watching"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

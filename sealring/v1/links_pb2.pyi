@@ -5,6 +5,7 @@ Node to node, mTLS, both ends members of the roster."""
 
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from sealring.v1 import proof_pb2 as _proof_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -54,6 +55,7 @@ class LinkHello(_message.Message):
     FROM_RANK_FIELD_NUMBER: _builtins.int
     TO_RANK_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     from_rank: _builtins.int
@@ -61,6 +63,8 @@ class LinkHello(_message.Message):
     to_rank: _builtins.int
     session: _builtins.int
     """0 for the first keys of the epoch, then rising with every rekey"""
+    @_builtins.property
+    def release(self) -> _proof_pb2.Release: ...
     def __init__(
         self,
         *,
@@ -69,10 +73,11 @@ class LinkHello(_message.Message):
         from_rank: _builtins.int = ...,
         to_rank: _builtins.int = ...,
         session: _builtins.int = ...,
+        release: _proof_pb2.Release | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "from_rank", b"from_rank", "ring", b"ring", "session", b"session", "to_rank", b"to_rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "from_rank", b"from_rank", "release", b"release", "ring", b"ring", "session", b"session", "to_rank", b"to_rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -556,7 +556,6 @@ class Hello(_message.Message):
     SEALING_KEY_SIGNATURE_FIELD_NUMBER: _builtins.int
     ROSTER_VERSION_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
-    PROTOCOL_FIELD_NUMBER: _builtins.int
     software_version: _builtins.str
     sealing_key: _builtins.bytes
     sealing_key_signature: _builtins.bytes
@@ -564,7 +563,6 @@ class Hello(_message.Message):
     roster_version: _builtins.int
     instance: _builtins.bytes
     """16 random bytes of this process: two at once hold one identity twice"""
-    protocol: _builtins.int
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -576,11 +574,10 @@ class Hello(_message.Message):
         sealing_key_signature: _builtins.bytes = ...,
         roster_version: _builtins.int = ...,
         instance: _builtins.bytes = ...,
-        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "instance", b"instance", "protocol", b"protocol", "roster_version", b"roster_version", "sealing_key", b"sealing_key", "sealing_key_signature", b"sealing_key_signature", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "instance", b"instance", "roster_version", b"roster_version", "sealing_key", b"sealing_key", "sealing_key_signature", b"sealing_key_signature", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,32 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class Release(_message.Message):
+    """What a machine runs. Whoever speaks another protocol is refused before anything else is looked at."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOFTWARE_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    software: _builtins.str
+    """of the package, for people"""
+    protocol: _builtins.int
+    """one more whenever old and new do not mix"""
+    def __init__(
+        self,
+        *,
+        software: _builtins.str = ...,
+        protocol: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "software", b"software"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Release: _TypeAlias = Release  # noqa: Y015
+
+@_typing.final
 class ProofOffer(_message.Message):
     """The caller's first message."""
 
@@ -27,22 +53,26 @@ class ProofOffer(_message.Message):
     NONCE_FIELD_NUMBER: _builtins.int
     ROSTER_VERSION_FIELD_NUMBER: _builtins.int
     ROSTER_HASH_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     nonce: _builtins.bytes
     """32 bytes, fresh"""
     roster_version: _builtins.int
     """that it goes by; 0: none"""
     roster_hash: _builtins.bytes
     """of that roster; empty without one"""
+    @_builtins.property
+    def release(self) -> Global___Release: ...
     def __init__(
         self,
         *,
         nonce: _builtins.bytes = ...,
         roster_version: _builtins.int = ...,
         roster_hash: _builtins.bytes = ...,
+        release: Global___Release | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "roster_hash", b"roster_hash", "roster_version", b"roster_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "release", b"release", "roster_hash", b"roster_hash", "roster_version", b"roster_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -59,6 +89,7 @@ class ProofAnswer(_message.Message):
     ROSTER_HASH_FIELD_NUMBER: _builtins.int
     ROOT_VERSION_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     nonce: _builtins.bytes
     """32 bytes, fresh"""
     roster_version: _builtins.int
@@ -69,6 +100,8 @@ class ProofAnswer(_message.Message):
     """A member's signature, identity key, label connection; a DSSE envelope by a threshold of roster keys if it
     is the coordinator's.
     """
+    @_builtins.property
+    def release(self) -> Global___Release: ...
     def __init__(
         self,
         *,
@@ -77,10 +110,11 @@ class ProofAnswer(_message.Message):
         roster_hash: _builtins.bytes = ...,
         root_version: _builtins.int = ...,
         proof: _builtins.bytes = ...,
+        release: Global___Release | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "proof", b"proof", "root_version", b"root_version", "roster_hash", b"roster_hash", "roster_version", b"roster_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "proof", b"proof", "release", b"release", "root_version", b"root_version", "roster_hash", b"roster_hash", "roster_version", b"roster_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

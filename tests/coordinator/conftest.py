@@ -26,7 +26,6 @@ from mesh.identity import Label, SoftwareSigner
 from mesh.memberstate import IDENTITY_KEY, ROSTER_STATE, load_member_state
 from mesh.problem import to_problem
 from mesh.proof import Purpose
-from mesh.protocol import PROTOCOL_VERSION
 from mesh.roster import Roster
 from mesh.roster_reader import RosterReader
 from mesh.rpc import from_rpc_error
@@ -206,7 +205,6 @@ class FakeNode:
         signature = sign_sealing_key(self.signer, self.state.peer.cluster, self.sealing_key)
         return membership_pb2.Hello(
             software_version="test",
-            protocol=PROTOCOL_VERSION,
             instance=self.instance,
             addresses=["127.0.0.1:7999"],
             sealing_key=self.sealing_key,

@@ -20,6 +20,7 @@ from mesh.interceptor import Lease
 from mesh.memberstate import IDENTITY_KEY, MemberState, load_member_state, parse_pem_leaf
 from mesh.problem import to_problem
 from mesh.proof import Purpose
+from mesh.protocol import PROTOCOL_VERSION
 from mesh.rootmeta import (
     cosign_root,
     decode_chain,
@@ -32,7 +33,7 @@ from mesh.roster import Roster
 from mesh.roster_reader import check_roster
 from mesh.rpc import from_rpc_error
 from mesh.tls import TlsMaterial
-from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
+from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc, proof_pb2
 
 if TYPE_CHECKING:
     from tests.coordinator.conftest import Cluster
@@ -50,9 +51,9 @@ class Watcher:
         self.material = material
         self.identity = identity(signer, cluster.settings.cluster)
 
-    async def start(self) -> Watcher:
+    async def start(self, **options: Any) -> Watcher:
         request, certificate = membership_pb2.FollowRequest, self.material.certificate
-        self.proof = await introduce(self.call, request, self.identity, certificate, Purpose.WATCH)
+        self.proof = await introduce(self.call, request, self.identity, certificate, Purpose.WATCH, **options)
         return self
 
     async def next(self, kind: str) -> Any:
@@ -180,11 +181,39 @@ async def test_what_keeps_a_node_from_coming_online_is_told(cluster: Cluster) ->
     broken = ConfigError("the installed package does not say its version", reason="BROKEN_INSTALLATION")
     assert (await attempt(trouble=to_problem(broken))).reason == "BROKEN_INSTALLATION"
     assert "does not say its version" in await trouble(cluster)
-    newer = node.hello()
-    newer.protocol, newer.software_version = 2, "99.0.0"
-    assert (await attempt(hello=newer)).reason == "INCOMPATIBLE_VERSION"
-    assert "alpha runs sealring 99.0.0" in await trouble(cluster)
     assert cluster.coordinator.sessions.find(node.id) is not None, "who is online stays so"
+
+
+NEWER = proof_pb2.Release(software="99.0.0", protocol=PROTOCOL_VERSION + 1)
+
+
+async def test_a_node_of_another_release_is_refused_and_told_which(cluster: Cluster) -> None:
+    from tests.coordinator.conftest import FakeNode
+
+    await cluster.join("alpha")
+    node = FakeNode(cluster.folder / "alpha", cluster.coordinator.main_address())
+    call = membership_pb2_grpc.MembershipStub(node.channel).Session()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await node.prove(call, release=NEWER)
+    error = from_rpc_error(caught.value)
+    assert error.reason == "INCOMPATIBLE_VERSION"
+    assert "runs sealring 99.0.0 (protocol 2) and the coordinator runs sealring " in error.message
+    assert error.hint.startswith("update the coordinator;")
+    assert await trouble(cluster) == str(error)
+    await node.channel.close()
+
+
+async def test_a_gateway_of_another_release_is_refused_and_listed_so(cluster: Cluster) -> None:
+    joined = await cluster.join("gate", role=Role.GATEWAY)
+    watching = Watcher(cluster, joined.state.tls, gate_key(cluster))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await watching.start(release=proof_pb2.Release(software="0.0.1"))
+    error = from_rpc_error(caught.value)
+    assert error.reason == "INCOMPATIBLE_VERSION"
+    assert error.hint.startswith(f"update gateway {joined.state.peer.id};")
+    (gateway,) = (await cluster.call("ListNodes", admin_pb2.ListNodesRequest())).gateways
+    assert gateway.trouble == str(error)
+    await watching.close()
 
 
 async def test_an_identity_that_is_used_twice_is_told_to_the_second_and_in_status(cluster: Cluster) -> None:

@@ -121,8 +121,7 @@ async def say(cluster: Cluster, said: list[bytes], *, hello: bool, draw_nonce: b
         await call.wait_for_connection()
     except grpc.aio.AioRpcError as error:
         found = from_rpc_error(error)
-        # gRPC's own word for a write after the end, or the trouble that the member itself told
-        if found.message in ("Internal error from Core", ""):
+        if found.message == "Internal error from Core":  # gRPC's own word for a write after the end
             return "CUT"
         assert not isinstance(found, Internal), found
         return found.reason

@@ -27,6 +27,7 @@ from mesh.proof import (
     renewal,
     transcript,
 )
+from mesh.protocol import own_release
 from sealring.v1 import proof_pb2
 
 GATEWAY, MEMBER = SoftwareSigner.generate(), SoftwareSigner.generate()
@@ -146,7 +147,9 @@ async def test_two_rosters_of_one_version_are_refused_before_anything_is_signed(
         CalledProof(CONNECTION, CallerProof(CONNECTION, other).offer, HELD)
     assert error.value.reason == "ROSTER_EQUIVOCATION"
     first = CallerProof(CONNECTION, HELD)
-    answer = proof_pb2.ProofAnswer(nonce=bytes(32), roster_version=7, roster_hash=other.hash)
+    answer = proof_pb2.ProofAnswer(
+        nonce=bytes(32), roster_version=7, roster_hash=other.hash, release=own_release()
+    )
     with pytest.raises(FailedPrecondition) as error:
         first.check(answer, of_identity(MEMBER.public_key))
     assert error.value.reason == "ROSTER_EQUIVOCATION"
@@ -171,12 +174,40 @@ async def test_the_coordinator_is_told_of_two_rosters_of_one_version() -> None:
     ids=str,
 )
 async def test_malformed_openings_are_no_proofs(offer: dict[str, Any]) -> None:
+    offer["release"] = own_release()
     with pytest.raises(Unauthenticated) as error:
         CalledProof(CONNECTION, proof_pb2.ProofOffer(**offer), HELD)
     assert refused(error) == "NO_PROOF"
     with pytest.raises(Unauthenticated) as error:
         CallerProof(CONNECTION, HELD).check(proof_pb2.ProofAnswer(**offer), of_identity(MEMBER.public_key))
     assert refused(error) == "NO_PROOF"
+
+
+async def test_ends_of_different_releases_refuse_before_they_look_at_anything_else() -> None:
+    """An older one, which may have had other nonces, and a newer: the error says who is to be updated."""
+    caller, called = f"gateway {CONNECTION.caller}", f"node {CONNECTION.called}"
+    old = proof_pb2.ProofOffer(nonce=bytes(16), release=proof_pb2.Release(software="0.0.1"))
+    with pytest.raises(FailedPrecondition) as error:
+        CalledProof(CONNECTION, old, HELD)
+    assert error.value.reason == "INCOMPATIBLE_VERSION"
+    assert f"{caller} runs sealring 0.0.1 (protocol 0) and {called} runs" in error.value.message
+    assert error.value.hint.startswith(f"update {caller};")
+    first = CallerProof(CONNECTION, HELD)
+    answer = await CalledProof(CONNECTION, first.offer, HELD).answer(by_identity(MEMBER))
+    answer.release.protocol += 1
+    with pytest.raises(FailedPrecondition) as error:
+        first.check(answer, of_identity(MEMBER.public_key))
+    assert error.value.reason == "INCOMPATIBLE_VERSION"
+    assert error.value.hint.startswith(f"update {caller};")
+
+
+async def test_what_an_end_says_that_it_runs_is_signed() -> None:
+    first = CallerProof(CONNECTION, HELD)
+    answer = await CalledProof(CONNECTION, first.offer, HELD).answer(by_identity(MEMBER))
+    answer.release.software = "other"
+    with pytest.raises(Unauthenticated) as error:
+        first.check(answer, of_identity(MEMBER.public_key))
+    assert refused(error) == "BAD_PROOF"
 
 
 async def test_a_caller_signs_nothing_for_who_has_not_proved_himself() -> None:

@@ -9,6 +9,7 @@ from onpath import ATTACKS, Proxy
 from mesh.addresses import parse_address
 from mesh.certificates import PeerIdentity, Role
 from mesh.errors import SealringError
+from mesh.protocol import PROTOCOL_VERSION, own_release
 from mesh.roster import Roster
 from mesh.rpc import Server
 from mesh.session import SessionKeys
@@ -20,7 +21,7 @@ from node.daemon_epoch import LinkSecrets
 from node.daemon_plan import EpochPlan, plan_epoch
 from node.link_setup import LinkSetup
 from node.links import SERVICE, Links
-from sealring.v1 import links_pb2, links_pb2_grpc, membership_pb2
+from sealring.v1 import links_pb2, links_pb2_grpc, membership_pb2, proof_pb2
 
 
 class Daemon:
@@ -153,6 +154,24 @@ async def test_other_rosters_do_not_agree(cluster, monkeypatch: pytest.MonkeyPat
         assert reasons == {"WRONG_EPOCH_OR_LINK", "BROKEN_OFF"}
 
 
+async def test_a_neighbour_of_another_release_is_told_so_at_both_ends(
+    cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = proof_pb2.Release(software="0.0.1", protocol=PROTOCOL_VERSION - 1)
+    monkeypatch.setattr(links_module, "own_release", lambda: older)
+    async with daemons(cluster, 2) as nodes:
+        _, roster = cluster.roster([node.party for node in nodes])
+        results = await asyncio.gather(
+            *(shake(node, plan(roster, node)) for node in nodes), return_exceptions=True
+        )
+        caller = roster.rings[0].members[0].id
+        for result in results:
+            assert isinstance(result, BaseExceptionGroup)
+            (error,) = [one for one in result.exceptions if one.reason == "INCOMPATIBLE_VERSION"]
+            assert f"node {caller} runs sealring 0.0.1 (protocol 0) and node " in error.message
+            assert error.hint.startswith(f"update node {caller};")
+
+
 @pytest.mark.parametrize("inward", [False, True], ids=["to-responder", "to-initiator"])
 @pytest.mark.parametrize("attack", ["truncate", "alter", "swallow"])
 async def test_a_handshake_that_breaks_off_is_tried_again(
@@ -228,6 +247,7 @@ async def send(*frames: links_pb2.HandshakeFrame) -> AsyncIterator[links_pb2.Han
 
 def hello(**changes) -> links_pb2.HandshakeFrame:
     fields = {"ring": "demo-0", "epoch": 1, "from_rank": 0, "to_rank": 1, "session": 0, **changes}
+    fields["release"] = own_release()
     return links_pb2.HandshakeFrame(hello=links_pb2.LinkHello(**fields))
 
 
@@ -278,20 +298,20 @@ async def test_broken_handshakes_end_in_one_way(cluster, monkeypatch, frames) ->
 
 
 async def test_open_handshakes_are_bounded(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "EARLY_SECONDS", 0.5)
-    async with daemons(cluster, 2) as nodes:
-        early = [send(hello(epoch=n)) for n in range(6)]
-        silent = [send() for _ in range(6)]
-        codes = asyncio.gather(
-            *(call(cluster, nodes[1], nodes[0].party, frames) for frames in (*early, *silent))
-        )
-        most = 0
-        while not codes.done():
-            most = max(most, len(nodes[1].links._open))
+    """Some that come early and some that say nothing: what is too many is refused, the others wait."""
+    monkeypatch.setattr(links_module, "EARLY_SECONDS", 1000.0)
+    monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 1000.0)
+    most = links_module._MAX_OPEN_PER_PEER
+    async with daemons(cluster, 2) as nodes, asyncio.timeout(200):
+        frames = [*(send(hello(epoch=n)) for n in range(6)), *(send() for _ in range(6))]
+        calls = [asyncio.create_task(call(cluster, nodes[1], nodes[0].party, one)) for one in frames]
+        while sum(task.done() for task in calls) < len(calls) - most:
+            assert len(nodes[1].links._open) <= most
             await asyncio.sleep(0.01)
-        assert most == links_module._MAX_OPEN_PER_PEER
-        denied = {grpc.StatusCode.PERMISSION_DENIED}
-        assert set(await codes) == denied
+        assert len(nodes[1].links._open) == most
+        nodes[1].revoked.add(nodes[0].party.id)
+        nodes[1].links.close_revoked()
+        assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.PERMISSION_DENIED}
 
 
 async def test_a_revoked_member_is_refused_at_once(cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,10 +38,14 @@ async def introduce(
     *,
     called: str = "",
     parse: Callable[[Any], Any] = lambda answer: answer,
+    release: proof_pb2.Release | None = None,
 ) -> CallerProof:
-    """The caller's part, which believes whatever answers. `request` makes a message of its fields."""
+    """The caller's part, which believes whatever answers. `request` makes a message of its fields; `release`
+    is what it claims to run."""
     connection = Connection(purpose, own.cluster, own.id, called, key_hash(certificate))
     proof = CallerProof(connection, own.roster())
+    if release is not None:
+        proof.offer.release.CopyFrom(release)
     await call.write(request(offer=proof.offer))
     answer = parse(await call.read()).proof
     proof.check(answer, lambda content, given: None)

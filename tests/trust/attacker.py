@@ -38,7 +38,7 @@ from mesh.proof import (
     by_identity,
     by_roster_keys,
 )
-from mesh.protocol import PROTOCOL_VERSION
+from mesh.protocol import own_release
 from mesh.rpc import Server
 from mesh.status import from_rpc_error
 from mesh.tls import (
@@ -111,13 +111,14 @@ class Thief:
         csr = LeafKey().csr()
         hello = membership_pb2.Hello(
             software_version="0.1.0",
-            protocol=PROTOCOL_VERSION,
             instance=bytes(16),
             addresses=["127.0.0.1:9"],
             sealing_key=sealing,
             sealing_key_signature=sign_sealing_key(self._signer, cluster, sealing),
         )
-        link = links_pb2.LinkHello(ring=ring, epoch=epoch + 100, from_rank=0, to_rank=1)
+        link = links_pb2.LinkHello(
+            ring=ring, epoch=epoch + 100, from_rank=0, to_rank=1, release=own_release()
+        )
         attach = control_pb2.Attach(ring=ring, epoch=epoch)
         v1 = "/sealring.v1."
         return {
