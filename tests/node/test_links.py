@@ -298,12 +298,12 @@ async def test_broken_handshakes_end_in_one_way(cluster, monkeypatch, frames) ->
 
 
 async def test_open_handshakes_are_bounded(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some that come early and some that say nothing: what is too many is refused, the others wait."""
+    """They come early: what is too many is refused, the others wait."""
     monkeypatch.setattr(links_module, "EARLY_SECONDS", 1000.0)
     monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 1000.0)
     most = links_module._MAX_OPEN_PER_PEER
     async with daemons(cluster, 2) as nodes, asyncio.timeout(200):
-        frames = [*(send(hello(epoch=n)) for n in range(6)), *(send() for _ in range(6))]
+        frames = [send(hello(epoch=number)) for number in range(12)]
         calls = [asyncio.create_task(call(cluster, nodes[1], nodes[0].party, one)) for one in frames]
         while sum(task.done() for task in calls) < len(calls) - most:
             assert len(nodes[1].links._open) <= most
