@@ -1,0 +1,1 @@
+"""What `sealring doctor` looks at: one subject a file, readers of the system in `system`, parsers pure."""

@@ -1,0 +1,26 @@
+"""How many files and connections the daemon may have open: 256 where a terminal of macOS starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cli.doctor.report import Finding, ok, warning
+from cli.doctor.system import System
+from cli.doctor.view import View
+
+_ENOUGH = 2048
+
+
+def check(system: System, view: View) -> Iterator[Finding]:
+    """The daemon's limit, or else that of this process."""
+    limit = view.file_limit or system.file_limit()
+    if limit >= _ENOUGH or limit < 0:
+        yield ok("files.limit", f"up to {limit if limit >= 0 else 'any number of'} files may be open")
+        return
+    yield warning(
+        "files.limit",
+        f"only {limit} files may be open",
+        "connections count as files; beyond the limit they are refused at random",
+        "raise it in the shell that starts the daemon; launchd's property list of sealring does so",
+        "ulimit -n 8192",
+    )

@@ -1,0 +1,67 @@
+"""Which Python runs here, and under which identity macOS knows it.
+
+Since macOS 15 Local Network access is granted to a code identity. An interpreter that is not signed, or is
+signed ad hoc without an identifier, has none that a grant could be kept for: an agent or a process without
+a session is then denied without any prompt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cli.doctor.report import Finding, ok, problem, unknown, warning
+from cli.doctor.system import System
+from cli.doctor.view import View
+
+CODESIGN = "/usr/bin/codesign"
+IDENTIFIER = "org.sealring.python"
+_LINE = re.compile(r"^(Identifier|Signature|TeamIdentifier)=(.*)$", re.MULTILINE)
+_FLAGS = re.compile(r"^CodeDirectory .*flags=0x[0-9a-f]+\(([a-z,-]*)\)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What codesign says of a program; `identifier` is empty where it has none."""
+
+    signed: bool
+    identifier: str = ""
+    adhoc: bool = False
+    team: str = ""
+
+
+def parse_codesign(text: str) -> Signature | None:
+    """From `codesign -dv`, which writes to standard error. None when it says nothing of a signature."""
+    if "code object is not signed at all" in text:
+        return Signature(signed=False)
+    found = {match[1]: match[2].strip() for match in _LINE.finditer(text)}
+    if "Identifier" not in found:
+        return None
+    flags = _FLAGS.search(text)
+    adhoc = found.get("Signature") == "adhoc" or (flags is not None and "adhoc" in flags[1].split(","))
+    team = found.get("TeamIdentifier", "")
+    identifier = found["Identifier"].strip("-")
+    return Signature(True, identifier, adhoc, "" if team == "not set" else team)
+
+
+def check(system: System, view: View) -> Iterator[Finding]:
+    """The identity of the interpreter that runs the node."""
+    path = view.executable or system.executable()
+    answer = system.run(CODESIGN, "-dv", path, errors=True)
+    found = parse_codesign(answer.text)
+    if found is None:
+        why = answer.why or "codesign answered in words that are not known here"
+        yield unknown("interpreter.signature", f"how {path} is signed", why, f"{CODESIGN} -dv '{path}'")
+    elif found.signed and found.identifier:
+        kind = f"team {found.team}" if found.team else "ad hoc"
+        yield ok("interpreter.signature", f"the interpreter {path} is signed as {found.identifier} ({kind})")
+    else:
+        severity = warning if view.launchd else problem
+        yield severity(
+            "interpreter.signature",
+            f"the interpreter {path} is {'signed without an identifier' if found.signed else 'not signed'}",
+            "macOS denies it Local Network access without a prompt, unless launchd runs it for the system",
+            "give it an identity of its own, and again after every update of Python",
+            f"{CODESIGN} -f -s - -i {IDENTIFIER} '{path}'",
+        )

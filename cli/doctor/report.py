@@ -1,0 +1,177 @@
+"""What a machine found when it looked at itself: findings for people, facts to compare with other machines.
+
+A report crosses the network from a node to its operator, so everything in it is bounded when it is read.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from mesh.errors import InvalidInput
+
+MAX_REPORT_BYTES = 128 << 10
+_MAX_TEXT = 1000
+
+
+def _cut(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text[:_MAX_TEXT])
+
+
+Text = Annotated[str, AfterValidator(_cut)]
+Name = Annotated[str, Field(max_length=200), AfterValidator(_cut)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Severity(enum.StrEnum):
+    """How bad it is, best first."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(_Frozen):
+    """One thing that was looked at. `command` is exact: it can be pasted where the finding was made."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.]{0,63}$")]
+    severity: Severity
+    what: Text
+    why: Text = ""
+    fix: Text = ""
+    command: Text = ""
+
+
+def ok(identifier: str, what: str) -> Finding:
+    """As it should be."""
+    return Finding(id=identifier, severity=Severity.OK, what=what)
+
+
+def note(identifier: str, what: str, why: str = "", fix: str = "", command: str = "") -> Finding:
+    """Good to know; nothing is wrong."""
+    return Finding(id=identifier, severity=Severity.NOTE, what=what, why=why, fix=fix, command=command)
+
+
+def warning(identifier: str, what: str, why: str = "", fix: str = "", command: str = "") -> Finding:
+    """Works now, and will hurt in a case that is named."""
+    return Finding(id=identifier, severity=Severity.WARNING, what=what, why=why, fix=fix, command=command)
+
+
+def problem(identifier: str, what: str, why: str = "", fix: str = "", command: str = "") -> Finding:
+    """Keeps this machine from serving, or is sure to break it."""
+    return Finding(id=identifier, severity=Severity.PROBLEM, what=what, why=why, fix=fix, command=command)
+
+
+def unknown(identifier: str, subject: str, why: str, command: str = "") -> Finding:
+    """It could not be told; `command` is what was tried, for people to try themselves."""
+    return note(identifier, f"could not tell: {subject}", why, "look yourself" if command else "", command)
+
+
+class Connection(_Frozen):
+    """One TCP connection that the daemon tried: `error` is errno's name or TIMEOUT, empty when it came up."""
+
+    member: Name
+    address: Name
+    error: Name = ""
+    milliseconds: Annotated[int, Field(ge=0, le=1 << 40)] = 0
+
+
+class Port(_Frozen):
+    """A Thunderbolt port: `uuid` its own end, `peer` the other Mac's, `device` the network interface."""
+
+    receptacle: Name = ""
+    uuid: Name = ""
+    peer: Name = ""
+    device: Name = ""
+    speed: Name = ""
+
+
+class Bridge(_Frozen):
+    """A network bridge over Thunderbolt ports; `enabled` unless its interface or service is off."""
+
+    name: Name
+    service: Name = ""
+    members: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
+    enabled: bool = True
+
+
+class Facts(_Frozen):
+    """What is compared between machines; empty where it is not known. Memory is in bytes."""
+
+    name: Name = ""
+    member: Name = ""
+    system: Name = ""
+    os_version: Name = ""
+    os_build: Name = ""
+    sealring: Name = ""
+    protocol: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    packages: Annotated[dict[Name, Name], Field(max_length=32)] = {}
+    memory: Annotated[int, Field(ge=0, le=1 << 60)] = 0
+    wired_limit: Annotated[int, Field(ge=0, le=1 << 60)] = 0
+    addresses: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
+    connections: Annotated[tuple[Connection, ...], Field(max_length=512)] = ()
+    ports: Annotated[tuple[Port, ...], Field(max_length=64)] = ()
+    bridges: Annotated[tuple[Bridge, ...], Field(max_length=64)] = ()
+    rdma: Name = ""
+
+
+class Report(_Frozen):
+    """Everything that one machine found."""
+
+    facts: Facts = Facts()
+    findings: Annotated[tuple[Finding, ...], Field(max_length=512)] = ()
+
+    @property
+    def worst(self) -> Severity:
+        """The worst of its findings."""
+        return worst(self.findings)
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    """The worst severity, OK where nothing was found."""
+    order = list(Severity)
+    return max((one.severity for one in findings), key=order.index, default=Severity.OK)
+
+
+def encode(report: Report) -> bytes:
+    """One line of JSON; of very many findings the last are left out, and a note says so."""
+    findings: Sequence[Finding] = report.findings
+    while True:
+        shown = Report(facts=report.facts, findings=tuple(findings))
+        data = shown.model_dump_json(exclude_defaults=True).encode()
+        if len(data) <= MAX_REPORT_BYTES or not findings:
+            return data
+        left_out = note("report.cut", "the report was too long, and some findings are left out")
+        findings = (left_out, *findings[1 : len(findings) // 2])
+
+
+def decode(data: bytes) -> Report:
+    """A report that another machine made. Raises InvalidInput (BAD_REPORT)."""
+    if len(data) > MAX_REPORT_BYTES:
+        raise _bad()
+    try:
+        return Report.model_validate_json(data)
+    except (ValidationError, ValueError, RecursionError):
+        raise _bad() from None
+
+
+def plain(report: Report) -> dict[str, Any]:
+    """As JSON data."""
+    data: dict[str, Any] = json.loads(report.model_dump_json())
+    return data
+
+
+def _bad() -> InvalidInput:
+    return InvalidInput(
+        "a node's report is malformed or out of bounds",
+        hint="run the same release on every machine",
+        reason="BAD_REPORT",
+    )

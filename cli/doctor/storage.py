@@ -1,0 +1,123 @@
+"""Room on the disk, and model folders: whether they are there, can be read, and hold what the plan names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from cli.doctor.report import Finding, note, ok, problem, unknown, warning
+from cli.doctor.system import System
+from cli.doctor.view import View
+from mesh.errors import SealringError
+
+_LEAST_FREE = 1 << 30
+_LITTLE_FREE = 10 << 30
+_PROFILE_SECONDS = 60.0
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+
+
+def check(system: System, view: View) -> Iterator[Finding]:
+    """Disk, the folders of `models`, and the model of the ring that this node is planned into."""
+    yield _space(system, view.settings.state_dir)
+    if not view.settings.models:
+        yield note(
+            "models.folders",
+            "no model folder is set",
+            "models are then found by an absolute path, or in the Hugging Face cache",
+            "name the folder that holds them",
+            "sealring node run --models FOLDER",
+        )
+    for folder in view.settings.models:
+        yield _folder(system, folder)
+    if view.ring is not None:
+        yield _planned(system, view, view.ring.model, view.ring.model_digest.hex())
+
+
+def parse_profile(text: str) -> str | None:
+    """The digest that `python -m node.engine.profile` prints."""
+    try:
+        found = json.loads(text)["result"]["digest"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, str) and _DIGEST.match(found) else None
+
+
+def _space(system: System, folder: Path) -> Finding:
+    found = system.free_space(folder)
+    if found is None:
+        return unknown("disk.space", f"free space for {folder}", "the volume does not say")
+    free, _ = found
+    shown = f"{free / (1 << 30):.1f} GiB free for {folder}"
+    if free < _LEAST_FREE:
+        why = "a node that cannot write its roster ends its rings"
+        return problem("disk.space", shown, why, "make room; the largest folders are shown by", "du -xhd 2 ~")
+    if free < _LITTLE_FREE:
+        return warning("disk.space", shown, "macOS itself needs some for swap and updates", "make room")
+    return ok("disk.space", shown)
+
+
+def _folder(system: System, folder: Path) -> Finding:
+    found = system.folder(folder)
+    if found is None:
+        return problem(
+            "models.folders",
+            f"the model folder {folder} is not there",
+            "models in it are unknown to this node",
+            "make it and put a model into it, or take it out of the setting models",
+            f"mkdir -p '{folder}'",
+        )
+    if not found.readable:
+        return problem(
+            "models.folders",
+            f"the model folder {folder} cannot be read by user id {system.user()}",
+            "models in it are unknown to this node; folders below a user's home are closed to services",
+            "move the models to a folder that the node's account may read",
+            f"sudo chmod -R a+rX '{folder}'",
+        )
+    if found.writable_by_others or found.owner not in (0, system.user()):
+        return warning(
+            "models.folders",
+            f"others than the node's account can change {folder} (owner: user id {found.owner})",
+            "whoever can change a model decides what is answered",
+            "give the folder to root or to the node's account, and take the right to write from all others",
+            f"sudo chown -R {system.user()} '{folder}' && sudo chmod -R go-w '{folder}'",
+        )
+    return ok("models.folders", f"{found.models} model folders in {folder}")
+
+
+def _planned(system: System, view: View, model: str, digest: str) -> Finding:
+    from node.models import local_model
+
+    try:
+        path = local_model(model, view.settings.models)
+    except SealringError:
+        path = None
+    if path is None:
+        if view.settings.allow_downloads:
+            return note("models.planned", f"{model} is not here and would be downloaded")
+        return problem(
+            "models.planned",
+            f"the model {model} of this node's ring is not here",
+            "the ring cannot form without this node's layers",
+            "copy it into a model folder, from a machine that has it",
+            f"rsync -a OTHER:{model}/ FOLDER/{model}/",
+        )
+    command = (system.python(), "-P", "-m", "node.engine.profile", str(path))
+    answer = system.run(*command, seconds=_PROFILE_SECONDS)
+    found = parse_profile(answer.text)
+    if found is None:
+        why = answer.why or "it could not be measured"
+        return unknown(
+            "models.planned", f"whether {path} is the model planned", why, f"sealring model profile {path}"
+        )
+    if found != digest:
+        return problem(
+            "models.planned",
+            f"{path} is another model than the one planned ({found[:16]}, planned {digest[:16]})",
+            "its files differ from those that the deployment was planned with",
+            "copy the folder anew from a machine that has the right one, or deploy again",
+            f"sealring model profile {path}",
+        )
+    return ok("models.planned", f"{path} is the model planned ({digest[:16]})")

@@ -1,0 +1,302 @@
+"""What each check makes of a machine: found, not found, and not to be told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctortest import FakeSystem, by_id, recording
+
+from cli.doctor import (
+    firewall,
+    interpreter,
+    local,
+    memory,
+    power,
+    rdma,
+    restarts,
+    thunderbolt,
+    trust,
+    versions,
+)
+from cli.doctor.files import check as check_files
+from cli.doctor.reach import check as check_reach
+from cli.doctor.report import Severity
+from cli.doctor.storage import check as check_storage
+from cli.doctor.system import Answer, Folder
+from cli.doctor.view import View
+from mesh.attestation import Posture
+
+GOOD = Posture(
+    hardware_model="Mac16,10",
+    chip="Apple M4",
+    os_version="26.2",
+    boot_session="1",
+    sip=True,
+    secure_boot=True,
+    authenticated_root=True,
+    filevault=True,
+)
+NETWORK = {
+    "/usr/sbin/networksetup -listallhardwareports": recording("hardware-ports.txt"),
+    "/usr/sbin/networksetup -listnetworkserviceorder": recording("services.txt"),
+    "/sbin/ifconfig -a": recording("ifconfig.txt"),
+    "/usr/sbin/system_profiler": recording("thunderbolt.json"),
+}
+
+
+def test_a_machine_that_tells_nothing_is_all_unknown_and_never_a_crash(view: View) -> None:
+    found = local.examine(FakeSystem(), view)
+    unknown = [one for one in found.findings if one.what.startswith("could not tell")]
+    assert {one.id.partition(".")[0] for one in unknown} == set(local.MACS)
+    assert {one.severity for one in unknown} == {Severity.NOTE}
+    assert all(one.why for one in unknown)
+
+
+def test_a_check_that_fails_stops_no_other(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Any:
+        yield from power.check(FakeSystem(), view)
+        raise RuntimeError("a fault")
+
+    monkeypatch.setitem(local.MACS, "power", ("sleep", broken))
+    found = by_id(local.examine(FakeSystem(), view).findings)
+    assert found["power.check"].why == "the check failed: RuntimeError"
+    assert "power.sleep" in found
+    assert "rdma.status" in found
+
+
+def test_facts_that_fail_are_a_finding(view: View) -> None:
+    class Broken(FakeSystem):
+        def memory(self) -> int:
+            raise OSError("no")
+
+    assert "system.facts" in {one.id for one in local.examine(Broken(), view).findings}
+
+
+def test_elsewhere_what_only_macs_have_is_one_line(view: View) -> None:
+    system = FakeSystem(platform="linux")
+    found = by_id(local.examine(system, view).findings)
+    assert "not applicable on linux" in found["system.other"].what
+    assert system.ran == []
+    assert found["trust.possible"].severity is Severity.NOTE
+
+
+@pytest.mark.parametrize(
+    ("name", "launchd", "severity"),
+    [
+        ("codesign-homebrew.txt", False, Severity.OK),
+        ("codesign-developer-id.txt", False, Severity.OK),
+        ("codesign-anonymous.txt", False, Severity.PROBLEM),
+        ("codesign-anonymous.txt", True, Severity.WARNING),
+        ("codesign-unsigned.txt", False, Severity.PROBLEM),
+    ],
+)
+def test_interpreter(view: View, name: str, launchd: bool, severity: Severity) -> None:
+    system = FakeSystem({"/usr/bin/codesign -dv": Answer(recording(name), "status 1")})
+    found = by_id(interpreter.check(system, replace(view, launchd=launchd, executable="/opt/py thon")))
+    assert found["interpreter.signature"].severity is severity
+    if severity is not Severity.OK:
+        assert found["interpreter.signature"].command.endswith("-i org.sealring.python '/opt/py thon'")
+
+
+@pytest.mark.parametrize(
+    ("says", "severity", "command"),
+    [
+        ({"--getglobalstate": "Firewall is disabled. (State = 0)"}, Severity.OK, ""),
+        ({"--getglobalstate": "(State = 2)"}, Severity.PROBLEM, "--setblockall off"),
+        (
+            {"--getglobalstate": "(State = 1)", "--getblockall": "Block all ENABLED!"},
+            Severity.PROBLEM,
+            "--setblockall off",
+        ),
+        (
+            {"--getglobalstate": "(State = 1)", "--listapps": recording("firewall-apps.txt")},
+            Severity.PROBLEM,
+            "--unblockapp",
+        ),
+        ({"--getglobalstate": "(State = 1)"}, Severity.WARNING, "--add"),
+        (
+            {"--getglobalstate": "(State = 1)", "--listapps": "1 : /opt\n (Allow incoming connections)\n"},
+            Severity.OK,
+            "",
+        ),
+    ],
+)
+def test_firewall(view: View, says: dict[str, str], severity: Severity, command: str) -> None:
+    system = FakeSystem({f"{firewall.SOCKETFILTERFW} {verb}": text for verb, text in says.items()})
+    found = by_id(firewall.check(system, view))["firewall.state"]
+    assert found.severity is severity
+    assert command in found.command
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "mini",
+            {"power.sleep": Severity.WARNING, "power.nap": Severity.NOTE, "restarts.power": Severity.WARNING},
+        ),
+        ("server", {"power.sleep": Severity.OK, "restarts.power": Severity.OK}),
+        ("laptop", {"power.sleep": Severity.OK, "power.low_power_mode": Severity.WARNING}),
+    ],
+)
+def test_power(view: View, name: str, expected: dict[str, Severity]) -> None:
+    system = FakeSystem(
+        {
+            "/usr/bin/pmset -g therm": recording("therm-cool.txt"),
+            "/usr/bin/pmset -g": recording(f"pmset-{name}.txt"),
+            "/usr/bin/fdesetup": "FileVault is On.\n",
+        }
+    )
+    found = by_id([*power.check(system, view), *restarts.check(system, view)])
+    shown = {identifier: one.severity for identifier, one in found.items()}
+    assert shown == {"power.heat": Severity.OK, "restarts.filevault": Severity.NOTE, **expected}
+    assert "power cut" in found["restarts.filevault"].why
+
+
+def test_heat(view: View) -> None:
+    system = FakeSystem({"/usr/bin/pmset -g therm": recording("therm-hot.txt")})
+    assert by_id(power.check(system, view))["power.heat"].severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("limit", "severity"), [("0", Severity.OK), ("49152", Severity.NOTE), ("63000", Severity.WARNING)]
+)
+def test_wired_limit(view: View, limit: str, severity: Severity) -> None:
+    found = by_id(memory.check(FakeSystem({"/usr/sbin/sysctl -n": f"{limit}\n"}), view))
+    assert found["memory.wired_limit"].severity is severity
+
+
+def test_a_setting_above_the_wired_limit(view: View) -> None:
+    settings = view.settings.model_copy(update={"memory_limit": 50 << 30})
+    found = by_id(
+        memory.check(FakeSystem({"/usr/sbin/sysctl -n": "49152\n"}), replace(view, settings=settings))
+    )
+    assert found["memory.setting"].command == "sudo /usr/sbin/sysctl iogpu.wired_limit_mb=51200"
+
+
+def test_thunderbolt(view: View) -> None:
+    found = by_id(thunderbolt.check(FakeSystem(NETWORK), view))
+    assert list(found) == ["thunderbolt.ports"]
+    assert "port 3 (en4, 80 Gb/s)" in found["thunderbolt.ports"].what
+
+
+def test_a_port_without_an_interface_is_said_and_no_failure(view: View) -> None:
+    says = {**NETWORK, "/usr/sbin/networksetup -listallhardwareports": "Hardware Port: USB\nDevice: en9\n"}
+    assert by_id(thunderbolt.check(FakeSystem(says), view))["thunderbolt.device"].severity is Severity.NOTE
+
+
+def test_a_bridge_over_two_cables_is_named(view: View) -> None:
+    profile = recording("thunderbolt.json").replace(
+        '"_items" : [ { "_name" : "MacBook Pro", "domain_uuid_key"',
+        '"domain_uuid_key" : "B", "_inner" : [ { "x"',
+    )
+    system = FakeSystem({**NETWORK, "/usr/sbin/system_profiler": profile})
+    found = by_id(thunderbolt.check(system, view))
+    assert found["thunderbolt.bridge"].command == "sealring doctor --cluster"
+    off = recording("services.txt").replace("(2) Thunderbolt", "(*) Thunderbolt")
+    system = FakeSystem({**system.says, "/usr/sbin/networksetup -listnetworkserviceorder": off})
+    assert "thunderbolt.bridge" not in by_id(thunderbolt.check(system, view))
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "severity", "words"),
+    [
+        ("26.1", "", Severity.OK, "begins with macOS 26.2"),
+        ("26.2", "disabled", Severity.OK, "is off"),
+        ("26.10", "enabled", Severity.NOTE, "rdma_en2, rdma_en3"),
+        ("26.2", "whatever", Severity.NOTE, "could not tell"),
+    ],
+)
+def test_rdma(view: View, version: str, status: str, severity: Severity, words: str) -> None:
+    says = {
+        "/usr/bin/sw_vers": recording("sw_vers.txt").replace("26.2", version),
+        "/usr/bin/rdma_ctl": status,
+        "/usr/bin/ibv_devices": recording("ibv_devices.txt"),
+    }
+    found = by_id(rdma.check(FakeSystem(says), view))["rdma.status"]
+    assert found.severity is severity
+    assert words in found.what
+
+
+def test_versions(view: View) -> None:
+    system = FakeSystem({"/usr/bin/sw_vers": recording("sw_vers.txt")})
+    found = by_id(versions.check(system, view))["versions.installed"]
+    assert found.severity is Severity.OK
+    assert "darwin 26.2 (25C56)" in found.what
+    broken = by_id(versions.check(FakeSystem(packages={"mlx": "1"}), view))["versions.installed"]
+    assert broken.severity is Severity.PROBLEM
+    assert broken.what == "not installed: mlx-lm, sealring"
+
+
+@pytest.mark.parametrize(
+    ("limit", "severity"), [(256, Severity.WARNING), (8192, Severity.OK), (-1, Severity.OK)]
+)
+def test_files(view: View, limit: int, severity: Severity) -> None:
+    assert by_id(check_files(FakeSystem(file_limit=limit), view))["files.limit"].severity is severity
+    told = replace(view, file_limit=4096)
+    assert by_id(check_files(FakeSystem(file_limit=limit), told))["files.limit"].severity is Severity.OK
+
+
+@pytest.mark.parametrize(
+    ("free", "severity"),
+    [
+        (1 << 20, Severity.PROBLEM),
+        (2 << 30, Severity.WARNING),
+        (99 << 30, Severity.OK),
+        (None, Severity.NOTE),
+    ],
+)
+def test_disk(view: View, free: int | None, severity: Severity) -> None:
+    system = FakeSystem(free_space=None if free is None else (free, 1 << 40))
+    assert by_id(check_storage(system, view))["disk.space"].severity is severity
+
+
+@pytest.mark.parametrize(
+    ("folder", "severity", "command"),
+    [
+        (None, Severity.PROBLEM, "mkdir"),
+        (Folder(False, 0, False), Severity.PROBLEM, "chmod"),
+        (Folder(True, 0, True), Severity.WARNING, "chown"),
+        (Folder(True, 777, False), Severity.WARNING, "chown"),
+        (Folder(True, 0, False, 3), Severity.OK, ""),
+    ],
+)
+def test_model_folders(view: View, folder: Folder | None, severity: Severity, command: str) -> None:
+    view = replace(view, settings=view.settings.model_copy(update={"models": [Path("/models")]}))
+    found = by_id(check_storage(FakeSystem(folder=folder), view))["models.folders"]
+    assert found.severity is severity
+    assert command in found.command
+
+
+def test_trust_of_a_mac(view: View) -> None:
+    found = by_id(trust.check(FakeSystem(posture=GOOD), view))
+    assert "self_signed" in found["trust.possible"].what
+    lacking = replace(GOOD, filevault=False, sip=None)
+    found = by_id(trust.check(FakeSystem(posture=lacking), view))
+    assert set(found) == {"trust.possible", "trust.filevault", "trust.sip"}
+    assert found["trust.filevault"].command == "sudo fdesetup enable"
+    assert "could not be told" in found["trust.sip"].what
+
+
+@pytest.mark.parametrize(
+    ("error", "severity", "words"),
+    [
+        ("", Severity.OK, "can listen"),
+        ("EADDRINUSE", Severity.PROBLEM, "in use"),
+        ("EADDRNOTAVAIL", Severity.PROBLEM, "EADDRNOTAVAIL"),
+    ],
+)
+def test_ports_of_a_node_that_does_not_run(view: View, error: str, severity: Severity, words: str) -> None:
+    found = by_id(check_reach(FakeSystem(bind_error=error), view))
+    assert found["node.enrolment"].severity is Severity.NOTE
+    assert found["ports.listen"].severity is severity
+    assert words in found["ports.listen"].what
+
+
+def test_an_enrolment_that_cannot_be_read_says_as_whom_to_run(view: View) -> None:
+    found = by_id(check_reach(FakeSystem(), replace(view, trouble="it belongs to another")))
+    assert found["node.enrolment"].severity is Severity.PROBLEM
+    assert found["node.enrolment"].command == "sudo -u _sealring sealring doctor"
