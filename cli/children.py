@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from mesh.errors import Unavailable
+from mesh.processes import signal_group
 
 TERM_SECONDS = 6.0
 REAP_SECONDS = 3.0
@@ -95,7 +96,7 @@ class Children:
         """SIGKILL to one component, as a crash would be; it does not count as ended by itself."""
         child = self._children[name]
         self._expected.add(child.process.pid)
-        _signal_group(child.process.pid, signal.SIGKILL)
+        signal_group(child.process.pid, signal.SIGKILL)
         await child.process.wait()
 
     async def failed(self) -> None:
@@ -110,7 +111,7 @@ class Children:
         family = _descendants(self.pids.values())
         for wave in _waves(list(self._children.values())):
             for child in wave:
-                _signal_group(child.process.pid, signal.SIGTERM)
+                signal_group(child.process.pid, signal.SIGTERM)
             await _wait_all(wave, TERM_SECONDS)
         self.kill()
         await _wait_all(list(self._children.values()), 2.0)
@@ -125,7 +126,7 @@ class Children:
         """SIGKILL to every group that is still there."""
         for child in self._children.values():
             if child.process.returncode is None:
-                _signal_group(child.process.pid, signal.SIGKILL)
+                signal_group(child.process.pid, signal.SIGKILL)
 
     def _future(self) -> asyncio.Future[None]:
         if self._failure is None:
@@ -177,11 +178,6 @@ def _waves(children: list[Child]) -> list[list[Child]]:
 async def _wait_all(children: list[Child], seconds: float) -> None:
     if children:
         await asyncio.wait([asyncio.ensure_future(one.process.wait()) for one in children], timeout=seconds)
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
 
 
 def _descendants(pids: Iterable[int]) -> list[psutil.Process]:

@@ -55,9 +55,11 @@ def run_daemon(
     import structlog
 
     from mesh.logging import configure
+    from mesh.processes import allow_open_files
 
     os.umask(0o077)  # whatever it and its children make is their account's alone
     configure(component, level=log_level, file=log_file)
+    allow_open_files()
     if parent_pipe is not None:
         die_with_parent(parent_pipe)
     try:

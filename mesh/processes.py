@@ -1,11 +1,13 @@
-"""How long-running processes end: by a signal, by a part that fails, or thrown out by the operator."""
+"""How long-running processes begin and end: by a signal, by a part that fails, or thrown out."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import resource
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,36 @@ from mesh.statelock import lock_state
 
 log = structlog.get_logger()
 
+_OPEN_FILES = (16384, 10240, 4096)
+"""What is asked for, most first. The second is OPEN_MAX, above which macOS may refuse."""
 
-@contextmanager
+
+def allow_open_files() -> int:
+    """Raises the soft limit on open files towards 16384, never above the hard one; returns what it is then.
+
+    A terminal on macOS gives 256, which a few hundred connections use up. Children inherit the limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in _OPEN_FILES:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft == resource.RLIM_INFINITY or soft >= limit:
+            break
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return limit
+    return soft
+
+
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Sends a signal to a process group; does nothing where it has ended.
+
+    For a group whose processes have all ended but were not reaped yet, macOS says EPERM instead of ESRCH.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+@contextlib.contextmanager
 def stop_on_signals() -> Iterator[asyncio.Event]:
     """The event that SIGTERM and SIGINT set until the end of the block, in the running loop."""
     stop = asyncio.Event()

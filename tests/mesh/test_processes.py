@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mesh.errors import PermissionDenied, SealringError
-from mesh.processes import first_of, run_enrolled, stop_on_signals
+from mesh.processes import allow_open_files, first_of, run_enrolled, signal_group, stop_on_signals
 from mesh.statelock import lock_state
 
 
@@ -75,3 +76,59 @@ async def test_what_ends_first_ends_the_others() -> None:
         with pytest.raises(ValueError, match="a fault"):
             await first_of(waits(), fails())
     assert ended == ["waits", "waits"]
+
+
+@pytest.mark.parametrize("error", [ProcessLookupError, PermissionError])
+def test_a_group_that_has_ended_gets_no_signal(monkeypatch: pytest.MonkeyPatch, error: type[OSError]) -> None:
+    """On macOS a group of zombies is told as EPERM."""
+    sent: list[tuple[int, int]] = []
+
+    def ended(group: int, number: int) -> None:
+        sent.append((group, number))
+        raise error
+
+    monkeypatch.setattr(os, "killpg", ended)
+    signal_group(77, signal.SIGKILL)
+    assert sent == [(77, signal.SIGKILL)]
+
+
+class Limits:
+    """A system's limits on open files. What is above `most` is refused, as above OPEN_MAX on some Macs."""
+
+    def __init__(self, soft: int, hard: int, most: int = 1 << 30) -> None:
+        self.now, self.most = (soft, hard), most
+
+    def get(self, which: int) -> tuple[int, int]:
+        assert which == resource.RLIMIT_NOFILE
+        return self.now
+
+    def set(self, which: int, wanted: tuple[int, int]) -> None:
+        assert which == resource.RLIMIT_NOFILE
+        if not 0 <= wanted[0] <= self.most:
+            raise ValueError
+        self.now = wanted
+
+
+@pytest.mark.parametrize(
+    ("limits", "soft"),
+    [
+        (Limits(256, resource.RLIM_INFINITY), 16384),
+        (Limits(256, 1 << 20), 16384),
+        (Limits(256, 9000), 9000),
+        (Limits(256, resource.RLIM_INFINITY, most=10240), 10240),
+        (Limits(256, resource.RLIM_INFINITY, most=5000), 4096),
+        (Limits(256, resource.RLIM_INFINITY, most=300), 256),
+        (Limits(20000, resource.RLIM_INFINITY), 20000),
+        (Limits(8192, resource.RLIM_INFINITY, most=9000), 8192),
+        (Limits(resource.RLIM_INFINITY, resource.RLIM_INFINITY), resource.RLIM_INFINITY),
+        (Limits(128, 128), 128),
+    ],
+)
+def test_the_limit_on_open_files_is_raised_and_never_lowered(
+    monkeypatch: pytest.MonkeyPatch, limits: Limits, soft: int
+) -> None:
+    hard = limits.now[1]
+    monkeypatch.setattr(resource, "getrlimit", limits.get)
+    monkeypatch.setattr(resource, "setrlimit", limits.set)
+    assert allow_open_files() == soft
+    assert limits.now == (soft, hard)
