@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -11,6 +12,7 @@ from pathlib import Path
 from mesh.errors import ConfigError
 
 MAX_STATE_BYTES = 1 << 20
+_NO_FULL_SYNC = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY)
 UNWRITABLE_HINT = "check free space and permissions of the state folder"
 
 
@@ -99,10 +101,15 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _sync(descriptor: int) -> None:
-    os.fsync(descriptor)
     full_sync: int | None = getattr(fcntl, "F_FULLFSYNC", None)
-    if full_sync is not None:  # macOS: fsync stops at the drive's own cache
-        fcntl.fcntl(descriptor, full_sync)
+    if full_sync is not None:  # macOS: fsync alone stops at the drive's own cache
+        try:
+            fcntl.fcntl(descriptor, full_sync)
+            return
+        except OSError as error:  # SMB, exFAT and some NFS have no such thing
+            if error.errno not in _NO_FULL_SYNC:
+                raise
+    os.fsync(descriptor)
 
 
 def _open_no_follow(path: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -75,8 +77,31 @@ def test_a_full_sync_is_asked_for_where_there_is_one(tmp_path: Path, monkeypatch
     asked: list[int] = []
     monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
     monkeypatch.setattr(fcntl, "fcntl", lambda descriptor, command: asked.append(command))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("the disk is made to work twice"))
     write_atomic(tmp_path / "state", b"x")
     assert asked == [51, 51]
+
+
+@pytest.mark.parametrize(
+    ("code", "written"),
+    [(errno.ENOTSUP, True), (errno.EINVAL, True), (errno.ENOTTY, True), (errno.EIO, False)],
+)
+def test_where_a_full_sync_is_not_known_a_plain_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, written: bool
+) -> None:
+    """As on SMB and exFAT. A disk that fails is another thing."""
+    plain: list[int] = []
+
+    def refuse(descriptor: int, command: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    monkeypatch.setattr(os, "fsync", plain.append)
+    path = tmp_path / "state"
+    with contextlib.nullcontext() if written else pytest.raises(OSError):
+        write_atomic(path, b"x")
+    assert (path.exists(), len(plain)) == ((True, 2) if written else (False, 0))
 
 
 @pytest.mark.parametrize("bit", [0o040, 0o020, 0o010, 0o004, 0o002, 0o001])
