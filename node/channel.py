@@ -21,6 +21,7 @@ from typing import Self
 from mesh.errors import EpochEnded, InvalidInput
 from mesh.records import MAX_RECORD_BYTES, Kind, RecordHeader, record_spans
 from node.arena import SLOTS, Arena, create_arena
+from node.sockets import socket_pair
 from node.waiting import wait
 
 MAX_DIMENSIONS = 4
@@ -52,8 +53,8 @@ def create_channel() -> ChannelEnds:
             undo.callback(os.close, descriptor)
             return descriptor
 
-        outgoing = [keep(end.detach()) for end in socket.socketpair()]
-        incoming = [keep(end.detach()) for end in socket.socketpair()]
+        outgoing = [keep(end.detach()) for end in socket_pair()]
+        incoming = [keep(end.detach()) for end in socket_pair()]
         arenas = keep(create_arena()), keep(create_arena())
         ends = ChannelEnds(
             engine=(outgoing[0], incoming[0], *arenas),
@@ -131,6 +132,21 @@ class MessageSocket:
         except OSError:
             raise _ended() from None
 
+    def send_some(self, data: bytes | bytearray) -> int:
+        """How many bytes there was room for, without waiting. Raises EpochEnded as `send`."""
+        try:
+            return self.socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            raise _ended() from None
+
+    def wait_for_room(self) -> None:
+        """Returns when something can be sent, or nothing ever again."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLOUT)
+        poll.poll()
+
     def receive(self, timeout: float | None = None) -> bytes:
         """Waits for one message. Raises EpochEnded when the other process is gone or on `shut`, and
         TimeoutError when none begins to come."""
@@ -168,6 +184,55 @@ class MessageSocket:
         self.socket.close()
 
 
+class Announcements:
+    """Messages of several threads on one socket, in order. `put` never waits for the other end to read.
+
+    A carrier reads announcements between two records, so behind a slow neighbour it may not for long; whoever
+    announces must be able to go on then, and whoever gives a slot back as well.
+    """
+
+    def __init__(self, messages: MessageSocket) -> None:
+        self._messages = messages
+        self._lock = threading.Lock()
+        self._unsent = bytearray()
+        self._sender: threading.Thread | None = None
+
+    def put(self, message: bytes) -> None:
+        """Sends it at once if there is room, else as soon as there is. Raises EpochEnded."""
+        with self._lock:
+            self._unsent += message
+            if self._sender is None and not self._flush():
+                self._sender = threading.Thread(target=self._run, name="announcements", daemon=True)
+                self._sender.start()
+
+    def join(self) -> None:
+        """Waits for the thread that sends the rest, if there is one; `shut` the socket first."""
+        sender = self._sender
+        if sender is not None:
+            sender.join()
+
+    def _flush(self) -> bool:
+        """Sends what there is room for, without waiting; whether that was all. Call it with the lock held."""
+        while self._unsent:
+            count = self._messages.send_some(self._unsent)
+            if not count:
+                return False
+            del self._unsent[:count]
+        return True
+
+    def _run(self) -> None:
+        """Waits for room without the lock, until nothing is left. The end of the socket lets it go."""
+        try:
+            while True:
+                self._messages.wait_for_room()
+                with self._lock:
+                    if self._flush():
+                        self._sender = None
+                        return
+        except EpochEnded:  # as the next `put` and `receive` find out
+            self._sender = None
+
+
 @dataclass(slots=True)
 class Received:
     """One record that the carrier has opened. `data` is valid until `release`."""
@@ -198,6 +263,7 @@ class EngineChannel:
         self._free = list(reversed(range(SLOTS)))
         self._expected: deque[RecordHeader] = deque()
         self._send_lock = threading.Lock()
+        self._announcements = Announcements(self._incoming)
         self._expect_lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -235,11 +301,13 @@ class EngineChannel:
         return self._free.pop()
 
     def expect(self, header: RecordHeader) -> None:
-        """Announces the next record of the incoming link. Raises EpochEnded when the carrier is gone."""
+        """Announces the next record of the incoming link, without waiting for the carrier to hear of it.
+
+        Raises EpochEnded when the carrier is gone.
+        """
         with self._expect_lock:
             self._expected.append(header)
-            for part in split(header):
-                self._incoming.send(encode_message(part, -1))
+            self._announcements.put(b"".join(encode_message(part, -1) for part in split(header)))
 
     def receive(self, timeout: float | None = None) -> Received:
         """The next expected record, opened.
@@ -271,8 +339,7 @@ class EngineChannel:
         return Received(wanted, memoryview(whole), None, -1)
 
     def _free_incoming(self, slot: int) -> None:
-        with self._expect_lock:
-            self._incoming.send(encode_message(_NOTHING, slot))
+        self._announcements.put(encode_message(_NOTHING, slot))
 
     def shut(self) -> None:
         """Wakes every waiting call, which then raises EpochEnded. May be called from any thread."""
@@ -281,6 +348,7 @@ class EngineChannel:
 
     def close(self) -> None:
         self.shut()
+        self._announcements.join()
         self._outgoing.close()
         self._incoming.close()
         self._outgoing_arena.close()

@@ -12,6 +12,7 @@ import structlog
 
 from mesh.errors import DeadlineExceeded, EpochEnded, SealringError
 from mesh.problem import from_problem
+from node.sockets import socket_pair
 from node.supervisor import Child, Liveness, child_ended
 from sealring.v1 import control_pb2, engine_pb2, model_pb2, trace_pb2
 
@@ -92,17 +93,24 @@ class Engine:
 
     @classmethod
     async def start(
-        cls, *, on_end: Callable[[Engine], None], environment: Mapping[str, str] | None = None
+        cls,
+        *,
+        on_end: Callable[[Engine], None],
+        environment: Mapping[str, str] | None = None,
+        cpu: bool = False,
     ) -> Engine:
-        """Spawns an engine and waits until it is ready. Raises EpochEnded, DeadlineExceeded, OSError."""
+        """Spawns an engine and waits until it is ready. With `cpu` it leaves the GPU alone.
+
+        Raises EpochEnded, DeadlineExceeded, OSError.
+        """
         engine = cls(on_end)
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket_pair()
         engine._handoff = ours
         try:
             with theirs:
                 engine._child = await Child.spawn(
                     "engine",
-                    ["-m", ENGINE_MODULE, "--handoff-fd", str(theirs.fileno())],
+                    ["-m", ENGINE_MODULE, "--handoff-fd", str(theirs.fileno()), *(["--cpu"] if cpu else [])],
                     on_message=engine._message,
                     on_end=engine._ended,
                     descriptors=(theirs.fileno(),),

@@ -128,8 +128,9 @@ class EngineKeeper:
             raise
 
     async def _profile_apart(self, path: str) -> model_pb2.ModelProfile:
+        """Beside an engine that serves, whose GPU the other leaves alone."""
         async with self._profiling:
-            engine = await self._start()
+            engine = await self._start(cpu=True)
             try:
                 return await engine.profile(path)
             finally:
@@ -173,8 +174,8 @@ class EngineKeeper:
             self._meter.set_device_limit(self._engine.memory_limit)
         return self._engine
 
-    async def _start(self) -> Engine:
-        return await Engine.start(on_end=self._ended, environment={"HF_HUB_OFFLINE": "1"})
+    async def _start(self, *, cpu: bool = False) -> Engine:
+        return await Engine.start(on_end=self._ended, environment={"HF_HUB_OFFLINE": "1"}, cpu=cpu)
 
     def _ended(self, engine: Engine) -> None:
         if engine is self._engine:

@@ -8,7 +8,6 @@ so that a terminal's Ctrl-C reaches the daemon alone and whatever the child star
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -22,7 +21,9 @@ import structlog
 from mesh.clock import awake_clock
 from mesh.errors import EpochEnded, InvalidInput
 from mesh.frames import MAX_FRAME
+from mesh.processes import signal_group
 from node.childlog import ChildLog
+from node.sockets import socket_pair
 
 log = structlog.get_logger()
 
@@ -83,7 +84,7 @@ class Child:
 
         The caller keeps its own copies of `descriptors` and closes them. Raises OSError.
         """
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket_pair()
         with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -190,13 +191,11 @@ class Child:
 
     def _signal(self, sign: signal.Signals) -> None:
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, sign)
+            signal_group(self.pid, sign)
 
     def _kill_leftovers(self) -> None:
         """Whatever the child started itself: the group outlives its leader."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        signal_group(self.pid, signal.SIGKILL)
 
 
 class _Frames(asyncio.Protocol):

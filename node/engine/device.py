@@ -14,8 +14,12 @@ CACHE_LIMIT = 256 << 20
 """Bytes that MLX keeps of freed buffers; enough for the temporaries of a decode step."""
 
 CACHE_PART = 64
-"""Part of an NVIDIA GPU's memory that it keeps if that is more: a lane's old caches, for the next change. To
-give buffers of that size back and to ask for new ones takes as long as copying the caches."""
+"""Part of a GPU's memory that it keeps if that is more: a lane's old caches, for the next change. To give
+buffers of that size back and to ask for new ones takes as long as copying the caches, and Metal has to wire
+their pages as well."""
+
+_WIRED_SPARE = 8
+"""What is wired above weights and KV caches, for activations: one part of so many of them."""
 
 GRAPH_OPERATIONS = "20"
 """Operations that MLX hands to an NVIDIA GPU at once. Its own 100 are six layers of a decode step, for which
@@ -23,16 +27,32 @@ the GPU waits at the beginning and we at the end."""
 
 
 def prepare() -> None:
-    """Keeps MLX's cache of freed buffers small and, on a Mac, the weights wired. Before any computation."""
-    limit = CACHE_LIMIT
+    """Keeps MLX's cache of freed buffers small. Before any computation."""
     if mx.cuda.is_available():
-        limit = max(limit, memory_limit() // CACHE_PART)
         attention.install()
         os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", GRAPH_OPERATIONS)
-    mx.set_cache_limit(limit)
-    wired = mx.device_info().get("max_recommended_working_set_size")
-    if wired:
-        mx.set_wired_limit(int(wired))
+    mx.set_cache_limit(cache_limit())
+
+
+def compute_on_cpu() -> None:
+    """For the whole process. Before it has another thread."""
+    mx.set_default_device(mx.cpu)
+
+
+def cache_limit() -> int:
+    """Bytes that MLX may keep of freed buffers on this device."""
+    return max(CACHE_LIMIT, memory_limit() // CACHE_PART)
+
+
+def wire(planned: int) -> None:
+    """On a Mac, keeps in memory what a plan needs (bytes of weights and KV caches) and some to compute with.
+
+    No more, because what is wired is lost to all other programs: with everything wired that the system
+    recommends as the most, Macs of 16 GB have frozen.
+    """
+    most = mx.device_info().get("max_recommended_working_set_size")
+    if most:
+        mx.set_wired_limit(min(int(most), planned + planned // _WIRED_SPARE + cache_limit()))
 
 
 def warm_up_lengths() -> tuple[int, ...]:
@@ -69,6 +89,15 @@ def memory_limit() -> int:
         if info.get(name):
             return int(info[name])
     return 0
+
+
+def usable_memory() -> int:
+    """Bytes of the device for weights, caches and activations: what MLX keeps for later is none of them.
+
+    0 without a GPU.
+    """
+    limit = memory_limit()
+    return max(0, limit - cache_limit()) if limit else 0
 
 
 def rows_in_turn() -> bool:

@@ -478,7 +478,6 @@ class Epoch:
         if inputs[0].shape[1] > 1:
             times = self._fill([array[:, :-1] for array in inputs], cache, times)
             inputs = [array[:, -1:] for array in inputs]
-            mx.clear_cache()
         return self._stage(inputs, cache)[0][:, -1, :], times
 
     # The threads of the links

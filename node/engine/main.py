@@ -63,7 +63,7 @@ class Engine:
     def run(self) -> NoReturn:
         """Computes until the process ends."""
         device.prepare()
-        self._emit(engine.EngineEvent(ready=engine.EngineReady(memory_limit=device.memory_limit())))
+        self._emit(engine.EngineEvent(ready=engine.EngineReady(memory_limit=device.usable_memory())))
         threading.Thread(target=self._read, name="commands", daemon=True).start()
         device.compute_in_batches()  # this thread, not those beside it
         worked = False
@@ -174,6 +174,7 @@ class Engine:
 
     def _open_epoch(self, command: engine.OpenEngineEpoch) -> None:
         loaded = self._stage_for(command)
+        device.wire(loaded.stage.weight_bytes + command.kv_budget)
         channel = EngineChannel(*self._receive_channel(command.epoch)) if command.size > 1 else None
         if loaded.front is not None:
             loaded.front.close_rows()
@@ -286,7 +287,10 @@ def main() -> NoReturn:
     )
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--handoff-fd", type=int)
+    parser.add_argument("--cpu", action="store_true", help="leave the GPU to the engine that serves")
     arguments = parser.parse_args()
+    if arguments.cpu:
+        device.compute_on_cpu()
     logging.configure("engine")
     sys.setswitchinterval(_SWITCH_SECONDS)
     frames = FrameSocket(socket.socket(fileno=arguments.control_fd))

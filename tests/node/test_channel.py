@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import threading
 
 import pytest
@@ -106,6 +107,49 @@ def test_records_are_delivered_in_the_order_they_were_announced(ends):
         received = engine.receive()
         assert (received.header.step, bytes(received.data)) == (step, bytes([step] * 3))
         received.release()
+
+
+@pytest.fixture
+def narrow_pairs(monkeypatch):
+    """Sockets that hold as little as a Mac's, and get no more."""
+    made = socket.socketpair
+
+    def narrow():
+        pair = made()
+        for end in pair:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return pair
+
+    monkeypatch.setattr(node.channel, "socket_pair", narrow)
+
+
+def test_announcing_waits_for_nobody_and_nothing_is_lost(narrow_pairs):
+    """A carrier that waits for a slow neighbour reads no announcements; the engine has to go on."""
+    with both_ends() as (engine, carrier):
+        engine.expect(header(3, 1))
+        deliver(carrier, b"one")
+        for step in range(2, 2000):
+            engine.expect(header(3, step))
+        engine.receive().release()  # nor does giving back a slot wait
+        for step in range(2, 2000):
+            assert carrier.next_expected().step == step
+        while len(carrier._free) < SLOTS:
+            carrier._read_incoming()
+        engine.expect(header(3, 2000))
+        assert carrier.next_expected().step == 2000
+
+
+def test_announcements_that_nobody_reads_do_not_outlive_the_channel(narrow_pairs):
+    with both_ends() as (engine, carrier):
+        for step in range(500):
+            engine.expect(header(3, step))
+        sender = engine._announcements._sender
+        assert sender.is_alive()
+        carrier.shut()
+        sender.join(200)
+        assert not sender.is_alive()
+        with pytest.raises(EpochEnded):
+            engine.expect(header(3))
 
 
 def test_a_payload_above_one_record_is_put_together_again(ends):

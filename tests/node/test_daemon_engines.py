@@ -72,7 +72,7 @@ class ScriptedEngine:
         self.memory_limit = 0
         self.stage: str | None = None
         self.profiled: list[str] = []
-        self.hangs = False
+        self.hangs = self.cpu = False
         self.ends = asyncio.Event()
         self.ends.set()
         self.started.append(self)
@@ -93,8 +93,10 @@ class ScriptedEngine:
 
 @pytest.fixture
 def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineKeeper:
-    async def start(**_: object) -> ScriptedEngine:
-        return ScriptedEngine()
+    async def start(*, cpu: bool, **_: object) -> ScriptedEngine:
+        engine = ScriptedEngine()
+        engine.cpu = cpu
+        return engine
 
     monkeypatch.setattr(ScriptedEngine, "started", [])
     monkeypatch.setattr(daemon_engines.Engine, "start", start)
@@ -115,6 +117,7 @@ async def test_a_model_is_measured_by_an_engine_that_serves_nothing(keeper: Engi
     _, other = ScriptedEngine.started
     assert len(other.profiled) == 1
     assert (spare.alive, other.alive) == (True, False)
+    assert (spare.cpu, other.cpu) == (False, True), "the GPU is the one's that serves"
     await keeper.stop()
 
 

@@ -24,7 +24,7 @@ def test_memory_is_told() -> None:
     held = mx.zeros((1 << 20,), mx.uint8)
     mx.eval(held)
     assert device.peak_memory() >= device.active_memory() >= held.nbytes
-    assert device.memory_limit() >= 0
+    assert device.memory_limit() >= device.usable_memory() >= 0
 
 
 def test_what_is_kept_for_later_is_given_back() -> None:
@@ -101,3 +101,46 @@ def test_a_cpu_computes_rows_in_turn(
 ) -> None:
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(chosen))
     assert device.rows_in_turn() is in_turn
+
+
+@pytest.fixture
+def wired(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What is asked for on a Mac whose GPU may take 12 GB."""
+    asked: list[int] = []
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 12_000_000_000})
+    monkeypatch.setattr(mx, "set_wired_limit", asked.append)
+    monkeypatch.setattr(mx, "set_cache_limit", lambda limit: limit)
+    return asked
+
+
+def test_a_mac_wires_what_the_plan_needs_and_no_more(wired: list[int]) -> None:
+    device.prepare()
+    assert wired == [], "nothing before there is a plan"
+    device.wire(4_000_000_000)
+    device.wire(11_900_000_000)
+    assert wired == [4_500_000_000 + device.CACHE_LIMIT, 12_000_000_000]
+
+
+def test_nothing_is_wired_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "device_info", lambda: {"architecture": "x86_64"})
+    monkeypatch.setattr(mx, "set_wired_limit", lambda limit: pytest.fail("wired"))
+    device.wire(1 << 40)
+    assert device.usable_memory() == 0
+
+
+@pytest.mark.parametrize(
+    ("info", "kept", "usable"),
+    [
+        ({"max_recommended_working_set_size": 64 << 30}, 1 << 30, 63 << 30),
+        ({"total_memory": 8 << 30}, 256 << 20, (8 << 30) - (256 << 20)),
+        ({"max_recommended_working_set_size": 100 << 20}, 256 << 20, 0),
+    ],
+)
+def test_a_gpu_keeps_a_part_of_its_memory_which_no_plan_may_use(
+    monkeypatch: pytest.MonkeyPatch, info: dict[str, int], kept: int, usable: int
+) -> None:
+    limits: list[int] = []
+    monkeypatch.setattr(mx, "device_info", lambda: info)
+    monkeypatch.setattr(mx, "set_cache_limit", limits.append)
+    device.prepare()
+    assert (limits, device.usable_memory()) == ([kept], usable)

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from node import sockets
+
+
+def test_both_ends_have_room_as_far_as_the_system_gives_it() -> None:
+    plain, wide = socket.socketpair(), sockets.socket_pair()
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        before = plain[0].getsockopt(socket.SOL_SOCKET, option)
+        assert all(end.getsockopt(socket.SOL_SOCKET, option) > before for end in wide)
+    for end in (*plain, *wide):
+        end.close()
+
+
+def test_a_system_that_gives_no_more_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "socketpair", lambda: (Small(), Small()))
+    left, right = sockets.socket_pair()
+    assert left.asked == right.asked == 2
+
+
+class Small:
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def setsockopt(self, *_: int) -> None:
+        self.asked += 1
+        raise OSError(55, "No buffer space available")
