@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bench.clusters import can_pin
 from bench.ring_steps import Gateway
 from bench.seal import handshake
 from mesh.frames import FrameSocket
@@ -136,7 +137,7 @@ class Ring:
                 process.wait(10)
 
     def _pin(self, process: subprocess.Popen[bytes], rank: int) -> None:
-        if self.options.cores:
+        if self.options.cores and can_pin():
             cores = self.options.cores
             os.sched_setaffinity(process.pid, {cores[rank % len(cores)]})
 
@@ -278,7 +279,7 @@ class Baseline:
             env=device_environment(options, options.baseline_gpu),
             cwd=_ROOT,
         )
-        if options.cores:
+        if options.cores and can_pin():
             os.sched_setaffinity(self._process.pid, {options.cores[0]})
         stack.callback(self._stop)
 

@@ -39,6 +39,7 @@ from mesh.roster_keeper import RosterKeeper, removed
 from mesh.session import LinkParams
 from mesh.statefiles import unwritable
 from mesh.tls import PeerChannel, TlsStore
+from node.awake import Awake
 from node.challenge import Prover
 from node.channel import ChannelEnds, create_channel
 from node.daemon_carrier import Carrier
@@ -84,6 +85,7 @@ class Daemon:
         self._run_folder = settings.state_dir / "run"
         self._instance = secrets.token_bytes(16)
         self._unsaved: tuple[bytes, SealringError] | None = None
+        self._awake = Awake()
         self._meter = MemoryMeter(settings.memory_limit)
         self._engines = EngineKeeper(settings.models, self._meter, allow_downloads=settings.allow_downloads)
         self._rosters = RosterKeeper(settings.state_dir, state)
@@ -209,6 +211,7 @@ class Daemon:
         seen = membership_pb2.RosterSeen(version=roster.version, hash=roster.hash)
         self._session.send(membership_pb2.MemberMessage(roster_seen=seen))
         self._check_epoch(roster)
+        await self._awake.hold(roster.ring_of(self._own_id) is not None)
 
     def _report_equivocation(self) -> None:
         """Tells the coordinator which roster this node holds of a version that was signed twice."""
@@ -363,7 +366,7 @@ class Daemon:
             raise unwritable(self._run_folder, error) from None
         self._folders[plan] = folder
         listener, _ = self._listener(plan)
-        carrier = await Carrier.start(channel, listener.fileno(), folder=folder, on_fault=on_fault)
+        carrier = await Carrier.start(channel, listener, folder=folder, on_fault=on_fault)
         listener.close()  # the carrier's own is the one that counts
         return carrier
 
@@ -459,6 +462,7 @@ class Daemon:
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self._engines.stop()
+        await self._awake.hold(False)
         with contextlib.suppress(OSError):
             shutil.rmtree(self._run_folder, ignore_errors=True)
 

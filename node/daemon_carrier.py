@@ -14,6 +14,7 @@ import structlog
 
 from mesh.errors import DeadlineExceeded, EpochEnded, SealringError
 from mesh.problem import from_problem
+from node.networks import network_of
 from node.supervisor import Child, Liveness, child_ended
 from sealring.v1 import control_pb2, engine_pb2, trace_pb2
 
@@ -68,29 +69,30 @@ class Carrier:
     async def start(
         cls,
         channel: tuple[int, ...],
-        listener: int,
+        listener: socket.socket,
         *,
         folder: Path,
         on_fault: Callable[[SealringError], None],
     ) -> Carrier:
         """Spawns a carrier with its ends of the data channel and waits until it is ready.
 
-        `listener` is the descriptor of the socket on which the previous member is awaited. The caller closes
-        its own copies. `folder` takes the carrier's temporary files. Raises EpochEnded, DeadlineExceeded,
-        OSError.
+        `listener` is the socket on which the previous member is awaited. The caller closes its own copies.
+        `folder` takes the carrier's temporary files. Raises EpochEnded, DeadlineExceeded, OSError.
         """
         carrier = cls(on_fault)
+        network = network_of(listener.getsockname()[0])
         try:
             carrier._child = await Child.spawn(
                 "carrier",
                 [
                     *("-m", CARRIER_MODULE),
                     *("--channel-fds", ",".join(map(str, channel))),
-                    *("--listen-fd", str(listener)),
+                    *("--listen-fd", str(listener.fileno())),
+                    *(("--network", str(network)) if network is not None else ()),
                 ],
                 on_message=carrier._message,
                 on_end=carrier._ended,
-                descriptors=(*channel, listener),
+                descriptors=(*channel, listener.fileno()),
                 environment={"TMPDIR": str(folder)},
             )
             await _within(carrier._ready, _START_SECONDS, "the start of a carrier")
@@ -246,17 +248,29 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 async def _knock(port: int) -> None:
-    """Connects to a port of loopback as soon as somebody listens there, and stays until it is cancelled."""
+    """Connects to a port of loopback as soon as somebody listens there, and stays until it is cancelled.
+
+    The carrier holds the port before MLX listens. To a caller who comes meanwhile Linux answers with a reset;
+    macOS drops what it sent, and the caller's next try comes a second later. So no attempt is waited for: on
+    loopback a connection is there at once or not at all.
+    """
     loop = asyncio.get_running_loop()
     until = loop.time() + _KNOCK_SECONDS
     while 0 < port < 65536 and loop.time() < until:
         with socket.socket() as visitor:
             visitor.setblocking(False)
-            try:
-                await loop.sock_connect(visitor, ("127.0.0.1", port))
+            visitor.connect_ex(("127.0.0.1", port))
+            await asyncio.sleep(_KNOCK_PAUSE)
+            if _is_connected(visitor):
                 await loop.create_future()
-            except OSError:
-                await asyncio.sleep(_KNOCK_PAUSE)
+
+
+def _is_connected(connection: socket.socket) -> bool:
+    try:
+        connection.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 def _ping(sequence: int) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import time
 
 SPIN_SECONDS = 0.005
@@ -22,7 +23,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-spin_seconds = SPIN_SECONDS if cores() >= MANY_CORES else 0.0
+def _default_spin_seconds() -> float:
+    """None on a Mac: a part of its cores are efficiency cores, and its GPU, which computes meanwhile, has the
+    same power limit."""
+    return SPIN_SECONDS if sys.platform != "darwin" and cores() >= MANY_CORES else 0.0
+
+
+spin_seconds = _default_spin_seconds()
 
 
 def wait(poll: select.poll, timeout: float | None = None) -> list[tuple[int, int]]:

@@ -16,7 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from ipaddress import IPv4Network
 
+import mlx.core as mx
 import structlog
 
 from mesh.addresses import parse_address
@@ -43,8 +45,15 @@ log = structlog.get_logger()
 class Carrier:
     """Main thread: control pipe. Two threads more for the two directions, one for the watchdog."""
 
-    def __init__(self, control: FrameSocket, channel: CarrierChannel, listener: socket.socket) -> None:
-        self._control, self._channel, self._listener = control, channel, listener
+    def __init__(
+        self,
+        control: FrameSocket,
+        channel: CarrierChannel,
+        listener: socket.socket,
+        network: IPv4Network | None = None,
+    ) -> None:
+        """`network` is the one that `listener` is in, if that is known."""
+        self._control, self._channel, self._listener, self._network = control, channel, listener, network
         self._pump: Pump | None = None
         self._start: engine_pb2.StartCarrier | None = None
         self._fault_lock = threading.Lock()
@@ -87,6 +96,7 @@ class Carrier:
         connections = meet(
             self._listener,
             parse_address(start.next_address),
+            network=self._network,
             confirmation=outgoing.sealer.seal_confirmation(),
             outgoing_pass=start.outgoing_pass,
             incoming_pass=start.incoming_pass,
@@ -170,19 +180,22 @@ def _check_progress(counters: Counters) -> None:
 
 def main() -> None:
     forbid_core_files()
+    mx.set_default_device(mx.cpu)  # before any thread: buffers of records are no work for the engine's GPU
     parser = argparse.ArgumentParser(prog="sealring carrier", description=__doc__)
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--channel-fds", required=True, help="four descriptors, comma-separated")
     parser.add_argument(
         "--listen-fd", type=int, required=True, help="a socket that listens for the neighbour"
     )
+    parser.add_argument("--network", type=IPv4Network, help="the network that this socket is in")
     arguments = parser.parse_args()
     configure("carrier")
     sys.setswitchinterval(_SWITCH_SECONDS)
     descriptors = [int(part) for part in arguments.channel_fds.split(",")]
     channel = CarrierChannel(*descriptors)
     control = FrameSocket(socket.socket(fileno=arguments.control_fd))
-    carrier = Carrier(control, channel, socket.socket(fileno=arguments.listen_fd))
+    listener = socket.socket(fileno=arguments.listen_fd)
+    carrier = Carrier(control, channel, listener, arguments.network)
     try:
         carrier.run()
     except Exception as error:

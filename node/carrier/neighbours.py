@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network
 
 from mesh.errors import EpochEnded, Unavailable
 from mesh.records import CONFIRMATION_BYTES
@@ -52,15 +53,19 @@ def meet(
     incoming_pass: bytes,
     open_confirmation: Callable[[bytes], None],
     seconds: float,
+    network: IPv4Network | None = None,
 ) -> Connections:
     """Waits for the previous member and calls the next one, until both are there; `listener` is closed then.
 
     `confirmation` is the sealed record for the next member: the same bytes in every attempt. What the
-    previous member brings goes to `open_confirmation` once. Raises EpochEnded (NO_CONFIRMATION), Unavailable
-    (RING_FAILED), and what `open_confirmation` raises.
+    previous member brings goes to `open_confirmation` once. `network` is the one that `listener` is in: a
+    next member in it is called from the listener's address. Where several interfaces of a machine are in one
+    network, as a Mac's with cables to several others, the ring then runs over the one that was chosen for it.
+    Raises EpochEnded (NO_CONFIRMATION), Unavailable (RING_FAILED), and what `open_confirmation` raises.
     """
     until = time.monotonic() + seconds
-    call = _Call(next_address, outgoing_pass, confirmation, until)
+    source = _source(listener.getsockname()[0], next_address[0], network)
+    call = _Call(next_address, outgoing_pass, confirmation, until, source)
     calling = threading.Thread(target=call.run, name="call", daemon=True)
     calling.start()
     try:
@@ -81,9 +86,16 @@ def meet(
 class _Call:
     """Calls the next member until it answers; a connection that fails is replaced by a fresh one."""
 
-    def __init__(self, address: tuple[str, int], link_pass: bytes, confirmation: bytes, until: float) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        link_pass: bytes,
+        confirmation: bytes,
+        until: float,
+        source: tuple[str, int] | None = None,
+    ) -> None:
         self.connection: socket.socket | None = None
-        self._address = address
+        self._address, self._source = address, source
         self._greeting = link_pass[:HALF_PASS_BYTES] + confirmation
         self._answer = link_pass[HALF_PASS_BYTES:]
         self._until = until
@@ -102,7 +114,7 @@ class _Call:
 
     def _attempt(self) -> socket.socket:
         patience = max(_LOOK_SECONDS, min(GUEST_SECONDS, self._until - time.monotonic()))
-        connection = socket.create_connection(self._address, timeout=patience)
+        connection = socket.create_connection(self._address, patience, self._source)
         try:
             _configure(connection)
             connection.sendall(self._greeting)
@@ -215,6 +227,14 @@ class _Reception:
         if self._neighbour is not None:
             self._neighbour.close()
         self._neighbour = connection
+
+
+def _source(own: str, other: str, network: IPv4Network | None) -> tuple[str, int] | None:
+    """Where to call `other` from; None leaves it to the routes."""
+    try:
+        return (own, 0) if network is not None and IPv4Address(other) in network else None
+    except ValueError:  # a name
+        return None
 
 
 def _configure(connection: socket.socket) -> None:

@@ -19,8 +19,8 @@ import json
 import os
 import select
 import socket
+import stat
 import struct
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -37,8 +37,12 @@ _LOOPBACK = "127.0.0.1"
 _PREVIOUS, _OWN, _NEXT = range(3)
 """Ranks in the group as MLX sees it: everybody is in the middle of three, whatever the ring's size."""
 
-_BYTES_RECEIVED = struct.Struct("128xQ")
+_BYTES_RECEIVED = struct.Struct("=128xQ")
 """`tcpi_bytes_received` of Linux's struct tcp_info."""
+
+_DARWIN_CONNECTION_INFO = 0x106
+_DARWIN_BYTES_RECEIVED = struct.Struct("=88xQ")
+"""`tcpi_rxbytes` of macOS's struct tcp_connection_info (netinet/tcp.h), asked for by TCP_CONNECTION_INFO."""
 
 SHORT_BYTES = 1 << 20
 """Up to this length a record is written and read here, above it by MLX."""
@@ -56,8 +60,8 @@ class RingGroup:
         """
         self._group = _form(connections, knock)
         self._incoming, self._outgoing = connections.incoming, connections.outgoing
-        self._received = bytearray(SHORT_BYTES)
-        self._send_buffers: dict[int, tuple[mx.array, memoryview]] = {}
+        self._received, self._to_send = bytearray(SHORT_BYTES), bytearray(SHORT_BYTES)
+        self._long: tuple[mx.array, memoryview] | None = None
         self._streams = threading.local()  # a stream can be used by the thread that made it only
 
     @property
@@ -66,23 +70,23 @@ class RingGroup:
         return self._incoming
 
     def send_buffer(self, length: int) -> memoryview:
-        """Writable memory that the next `send(length)` puts on the ring."""
-        if length not in self._send_buffers:
-            if len(self._send_buffers) >= 8:
-                self._send_buffers.clear()
+        """Writable memory that the next `send(length)` puts on the ring, valid until the call after it."""
+        if length <= SHORT_BYTES:
+            return memoryview(self._to_send)[:length]
+        if self._long is None or self._long[0].size != length:
             array = mx.zeros((length,), dtype=mx.uint8)
             mx.eval(array)
-            self._send_buffers[length] = (array, _bytes_of(array))
-        return self._send_buffers[length][1]
+            self._long = array, _bytes_of(array)
+        return self._long[1]
 
     def send(self, length: int) -> None:
         """Sends the buffer of that length; returns when the kernel has all of it. Raises EpochEnded."""
-        array, memory = self._send_buffers[length]
         if length <= SHORT_BYTES:
-            self._write(memory)
+            self._write(memoryview(self._to_send)[:length])
             return
+        assert self._long is not None
         with _losses():
-            mx.eval(mx.distributed.send(array, _NEXT, group=self._group, stream=self._stream()))
+            mx.eval(mx.distributed.send(self._long[0], _NEXT, group=self._group, stream=self._stream()))
 
     def receive(self, length: int) -> memoryview:
         """`length` bytes from the previous member, which must have begun to send, valid until the next call.
@@ -124,13 +128,7 @@ class RingGroup:
 
     def bytes_received(self) -> int | None:
         """Bytes that ever came from the previous member, or None where the system does not tell."""
-        if not sys.platform.startswith("linux"):
-            return None
-        try:
-            info = self._incoming.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-            return int(_BYTES_RECEIVED.unpack(info)[0])
-        except (OSError, struct.error):
-            return None
+        return bytes_received(self._incoming)
 
     def wait_readable(self, timeout: float | None, *others: int) -> set[int]:
         """Waits for bytes from the previous member or on other descriptors; the descriptors that are ready.
@@ -163,6 +161,17 @@ def _bytes_of(array: mx.array) -> memoryview:
     return memoryview(array)  # type: ignore[arg-type]
 
 
+def bytes_received(connection: socket.socket) -> int | None:
+    """Bytes of payload that a TCP connection has ever received, or None where the system does not tell."""
+    option, layout = _DARWIN_CONNECTION_INFO, _DARWIN_BYTES_RECEIVED
+    if hasattr(socket, "TCP_INFO"):
+        option, layout = socket.TCP_INFO, _BYTES_RECEIVED
+    try:
+        return int(layout.unpack(connection.getsockopt(socket.IPPROTO_TCP, option, layout.size))[0])
+    except (OSError, struct.error):
+        return None
+
+
 def _until(connection: socket.socket, event: int) -> None:
     poll = select.poll()
     poll.register(connection.fileno(), event)
@@ -181,13 +190,15 @@ def _losses() -> Iterator[None]:
 
 
 def _form(connections: Connections, knock: Callable[[int], None]) -> mx.distributed.Group:
-    before = _socket_descriptors()
+    before = _descriptors()
     with socket.create_server((_LOOPBACK, 0)) as decoy, _reserved_port() as own:
         own_address, decoy_address = own.getsockname(), decoy.getsockname()
         knock(own_address[1])
         group = _init(f"{_LOOPBACK}:{own_address[1]}", f"{_LOOPBACK}:{decoy_address[1]}")
         to_next, from_previous = [], []
-        for descriptor in _socket_descriptors() - before - {decoy.fileno(), own.fileno()}:
+        for descriptor in _descriptors() - before - {decoy.fileno(), own.fileno()}:
+            if not _is_socket(descriptor):
+                continue  # macOS ends a process that duplicates a descriptor which the system guards
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as made:
                 if made.getpeername() == decoy_address:
                     to_next.append(descriptor)
@@ -227,9 +238,16 @@ def _replace(descriptor: int, connection: socket.socket) -> None:
     os.dup2(connection.fileno(), descriptor, inheritable=False)
 
 
-def _socket_descriptors() -> set[int]:
+def _descriptors() -> set[int]:
     folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
     return {int(name) for name in os.listdir(folder)}
+
+
+def _is_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:  # that of the listing itself
+        return False
 
 
 def _lost() -> EpochEnded:

@@ -59,3 +59,11 @@ def test_cores_are_counted_where_nobody_tells_which_may_be_used(monkeypatch, cou
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: count)
     assert waiting.cores() == cores
+
+
+@pytest.mark.parametrize(("platform", "seconds"), [("linux", waiting.SPIN_SECONDS), ("darwin", 0.0)])
+def test_a_mac_does_not_wait_awake(monkeypatch, platform, seconds):
+    """Its cores share a power limit with the GPU."""
+    monkeypatch.setattr(waiting.sys, "platform", platform)
+    monkeypatch.setattr(waiting, "cores", lambda: 24)
+    assert waiting._default_spin_seconds() == seconds

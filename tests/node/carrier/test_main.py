@@ -61,6 +61,24 @@ def carrier_of(control: Control, pump: Pump | None = None) -> Carrier:
     return carrier
 
 
+def test_a_carrier_leaves_the_gpu_alone_before_it_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+
+    class Ended(Exception):
+        pass
+
+    def begin(*_: object, **__: object) -> None:
+        done.append("begins")
+        raise Ended
+
+    monkeypatch.setattr(module.mx, "set_default_device", done.append)
+    monkeypatch.setattr(module.argparse, "ArgumentParser", begin)
+    monkeypatch.setattr(module, "forbid_core_files", lambda: None)
+    with pytest.raises(Ended):
+        module.main()
+    assert done == [module.mx.cpu, "begins"]
+
+
 COMMANDS = (
     Command(ping=control_pb2.Ping(sequence=9)),
     Command(trace=engine_pb2.TakeTrace(id=5, since=77)),

@@ -67,3 +67,18 @@ assert utils is mlx_lm.utils and utils.TokenizerWrapper is TokenizerWrapper
 print(utils.load_model.__module__)
 """
     assert run(code) == "mlx_lm.utils"
+
+
+def test_limits_on_open_files_stay_as_they_are() -> None:
+    """mlx_lm would lower them, and would not load where the hard limit is below its own."""
+    code = """
+import resource
+real = resource.setrlimit
+real(resource.RLIMIT_NOFILE, (700, 3000))
+from node.engine import mlx_lm_import
+mlx_lm_import.import_utils()
+from mlx_lm import load
+assert resource.setrlimit is real
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    assert run(code) == "(700, 3000)"

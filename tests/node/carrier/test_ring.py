@@ -1,0 +1,84 @@
+"""What a ring group does without another process."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import mlx.core as mx
+import pytest
+
+from node.carrier import ring
+from node.carrier.neighbours import Connections
+from node.carrier.ring import SHORT_BYTES, RingGroup, bytes_received
+
+DARWIN_INFO = struct.Struct("<BBBx13I7Q")
+"""XNU, bsd/netinet/tcp.h, struct tcp_connection_info: state and window scales; options, flags, rto, maxseg,
+ssthresh, cwnd, send window, bytes to send, receive window, three times, fast open; then packets and bytes
+sent, bytes sent again, packets and bytes received, bytes out of order, packets sent again."""
+
+
+@pytest.fixture
+def connected():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+    yield near, far
+    near.close()
+    far.close()
+
+
+class Mac:
+    """A connection as macOS tells of it."""
+
+    def __init__(self, received: int, known: bool = True) -> None:
+        self.info = DARWIN_INFO.pack(4, 6, 6, *range(13), 11, 22, 33, 44, received, 55, 66)
+        self.known = known
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        assert (level, option) == (socket.IPPROTO_TCP, 0x106)
+        if not self.known:
+            raise OSError(42, "Protocol not available")
+        return self.info[:size]
+
+
+@pytest.mark.parametrize("received", [0, 1, (1 << 40) + 7])
+def test_bytes_received_on_a_mac(monkeypatch: pytest.MonkeyPatch, received: int) -> None:
+    assert DARWIN_INFO.size == 112
+    monkeypatch.delattr(socket, "TCP_INFO", raising=False)
+    assert bytes_received(Mac(received)) == received  # type: ignore[arg-type]
+
+
+def test_a_system_that_does_not_tell_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "TCP_INFO", raising=False)
+    assert bytes_received(Mac(1, known=False)) is None  # type: ignore[arg-type]
+
+
+def test_bytes_received_here(connected: tuple[socket.socket, socket.socket]) -> None:
+    near, far = connected
+    for total in (0, 5, 10):
+        assert bytes_received(far) == total
+        near.sendall(bytes(5))
+        far.recv(5, socket.MSG_WAITALL)
+
+
+def test_short_records_need_no_array(
+    connected: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a Mac an array of a new length is a kernel on the GPU that the engine computes with."""
+    monkeypatch.setattr(ring, "_form", lambda connections, knock: None)
+    monkeypatch.setattr(mx, "zeros", lambda *_, **__: pytest.fail("computed"))
+    near, far = connected
+    group = RingGroup(Connections(near, far), print)
+    for length in (1, 4096, SHORT_BYTES // 64, 3):
+        group.send_buffer(length)[:] = bytes([length % 251]) * length
+        group.send(length)
+        assert group.receive(length) == bytes([length % 251]) * length
+
+
+def test_a_descriptor_that_is_no_socket_is_left_alone(tmp_path) -> None:
+    with (tmp_path / "file").open("w") as file, socket.socket() as made:
+        assert not ring._is_socket(file.fileno())
+        assert ring._is_socket(made.fileno())
+        closed = made.fileno()
+    assert not ring._is_socket(closed)

@@ -1,0 +1,50 @@
+"""To which network an address of this machine belongs."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from node.networks import network_of
+
+
+def address(host: str | None, mask: str | None) -> Any:
+    return SimpleNamespace(address=host, netmask=mask)
+
+
+@pytest.fixture(autouse=True)
+def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Mac with two cables, Wi-Fi and a bridge."""
+    found = {
+        "lo0": [
+            address("127.0.0.1", "255.0.0.0"),
+            address("::1", "ffff:ffff::"),
+            address("fe80::1%lo0", None),
+        ],
+        "en0": [address("aa:bb:cc:dd:ee:ff", None), address("192.168.1.20", "255.255.255.0")],
+        "en2": [address("192.168.1.129", "255.255.255.252")],
+        "en3": [address("169.254.7.7", "255.255.0.0")],
+        "utun0": [address("10.8.0.1", "nonsense")],
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("169.254.7.7", "169.254.0.0/16"),
+        ("192.168.1.20", "192.168.1.0/24"),
+        ("192.168.1.129", "192.168.1.128/30"),
+        ("127.0.0.1", "127.0.0.0/8"),
+        ("10.8.0.1", None),
+        ("0.0.0.0", None),
+        ("mac.local", None),
+        ("::1", None),
+    ],
+)
+def test_the_narrowest_network_counts(host: str, network: str | None) -> None:
+    assert network_of(host) == (IPv4Network(network) if network else None)
