@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import resource
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -37,7 +39,8 @@ class _LightPackage(LatePackage):
             for module in (_TEXT_SIDE, *_AFTER_TEXT_SIDE):
                 sys.modules.pop(module, None)
                 self.__dict__.pop(module.rpartition(".")[2], None)
-        return super().__getattr__(name)
+        with _own_limits():
+            return super().__getattr__(name)
 
 
 def install() -> None:
@@ -60,11 +63,13 @@ def import_utils() -> ModuleType:
     install()
     package = sys.modules["mlx_lm"]
     if "mlx_lm.utils" in sys.modules or not isinstance(package, _LightPackage):
-        return importlib.import_module("mlx_lm.utils")
+        with _own_limits():
+            return importlib.import_module("mlx_lm.utils")
     with contextlib.suppress(ImportError):
         return _import_light()
-    package.load  # noqa: B018  # drops the stand-ins and runs the package's own `__init__`
-    return importlib.import_module("mlx_lm.utils")
+    with _own_limits():
+        package.load  # noqa: B018  # drops the stand-ins and runs the package's own `__init__`
+        return importlib.import_module("mlx_lm.utils")
 
 
 def _import_light() -> ModuleType:
@@ -73,10 +78,22 @@ def _import_light() -> ModuleType:
     sys.modules[_TEXT_SIDE] = stand_ins[_TEXT_SIDE]
     sys.modules[_HUB] = real_hub or stand_ins[_HUB]
     try:
-        return importlib.import_module("mlx_lm.utils")
+        with _own_limits():
+            return importlib.import_module("mlx_lm.utils")
     finally:
         if real_hub is None:
             del sys.modules[_HUB]
+
+
+@contextlib.contextmanager
+def _own_limits() -> Iterator[None]:
+    """mlx_lm sets the limits on open files to 2048 and 4096 when it is imported. That lowers, for good, what
+    this process was given, and fails where the hard limit is lower still."""
+    real, resource.setrlimit = resource.setrlimit, lambda *_: None
+    try:
+        yield
+    finally:
+        resource.setrlimit = real
 
 
 def _stand_ins() -> dict[str, ModuleType]:
