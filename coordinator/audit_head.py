@@ -14,6 +14,7 @@ import structlog
 
 from coordinator.keys import ClusterKeys
 from coordinator.store import Store
+from coordinator.store.audit import changed_outside
 from mesh.clock import Clock
 from mesh.dsse import EnvelopeSigner, check_threshold, open_envelope, seal_envelope
 from mesh.encoding import Fields, FormatError, canonical_json, encode_base64, parse_json_object
@@ -76,9 +77,9 @@ def check_signed(found: bytes | None, head: AuditHead) -> None:
     Raises FailedPrecondition (AUDIT_BROKEN).
     """
     if found is None:
-        raise _changed(f"the audit log ends before entry {head.sequence}, which was signed")
+        raise changed_outside(f"the audit log ends before entry {head.sequence}, which was signed")
     if found != head.hash:
-        raise _changed(f"entry {head.sequence} of the audit log is not the one that was signed")
+        raise changed_outside(f"entry {head.sequence} of the audit log is not the one that was signed")
 
 
 class AuditSeal:
@@ -124,17 +125,5 @@ class AuditSeal:
         return found
 
 
-def _changed(what: str) -> FailedPrecondition:
-    return FailedPrecondition(
-        what,
-        hint="it was changed outside of the coordinator: look at a backup",
-        reason="AUDIT_BROKEN",
-    )
-
-
 def _unsigned() -> FailedPrecondition:
-    return FailedPrecondition(
-        "the roster keys did not sign the head of the audit log",
-        hint="it was changed outside of the coordinator: look at a backup",
-        reason="AUDIT_UNSIGNED",
-    )
+    return changed_outside("the roster keys did not sign the head of the audit log", "AUDIT_UNSIGNED")

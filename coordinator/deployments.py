@@ -34,7 +34,7 @@ class DeploymentService:
         checked = self._survey.check(spec)
         self._store.deployments.check_free(checked.name)
         answers = await self._survey.ask(checked)
-        return self._survey.plan(checked, answers)
+        return await self._survey.plan(checked, answers)
 
     async def create(self, spec: admin_pb2.DeploymentSpec, actor: str) -> admin_pb2.DeploymentPlan:
         """Plan, store, sign; the rings form by themselves. Raises what `plan` raises."""
@@ -42,7 +42,7 @@ class DeploymentService:
         self._store.deployments.check_free(checked.name)
         answers = await self._survey.ask(checked)
         async with self.changing:
-            made = self._survey.plan(checked, answers)
+            made = await self._survey.plan(checked, answers)
             self._check_ring_names(made)
             now = self._clock()
             details = {"model": spec.model, "rings": len(made.rings), "plan_hash": made.plan_hash}

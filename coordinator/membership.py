@@ -76,7 +76,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         """Role member.
 
         Raises Unauthenticated (NO_PROOF, BAD_PROOF), InvalidInput (BAD_HELLO), AttestationError,
-        FailedPrecondition (INCOMPATIBLE_VERSION, COORDINATOR_ROLLED_BACK), AlreadyExists (IDENTITY_IN_USE),
+        FailedPrecondition (INCOMPATIBLE_VERSION, ROSTER_CLAIMED_NEWER), AlreadyExists (IDENTITY_IN_USE),
         Unavailable (SILENT, SLOW_PEER).
         """
         peer = self._access.identify(context, Role.MEMBER)
@@ -271,9 +271,11 @@ async def _parted(reading: asyncio.Task[None]) -> None:
 
 
 def _newer_roster(member: str, theirs: int, ours: int) -> FailedPrecondition:
-    log.error("coordinator_rolled_back", member=member, theirs=theirs, ours=ours)
+    """It is the node's word alone: one that lies must not make an operator recover what is well."""
+    log.error("roster_claimed_newer", member=member, theirs=theirs, ours=ours)
     return FailedPrecondition(
-        f"node has seen roster {theirs} and the coordinator's newest is {ours}",
-        hint="its state was set back: stop the coordinator and run: sealring coordinator recover",
-        reason="COORDINATOR_ROLLED_BACK",
+        f"the node says that it has seen roster {theirs}, and the coordinator's newest is {ours}",
+        hint="if other nodes say so too, the coordinator's state was set back: stop it and run: sealring "
+        "coordinator recover; a node that is alone in this is wrong: evict it, and join it again",
+        reason="ROSTER_CLAIMED_NEWER",
     )

@@ -125,7 +125,8 @@ class Moves:
             deployment = self._store.deployments.get(name)
             if old not in deployment.plan.rings or not self._leaving(leaving):
                 return
-            made = self._survey.plan(spec, answers, digest=deployment.plan.profile.digest, freed=freed)
+            digest = deployment.plan.profile.digest
+            made = await self._survey.plan(spec, answers, digest=digest, freed=freed)
             changed = _with_ring(deployment.plan, ring, made.rings[0])
             with self._authority.change():
                 self._store.deployments.replace(

@@ -17,10 +17,11 @@ from coordinator.specs import check_spec
 from coordinator.standing import Standing
 from coordinator.store import Store, StoredMember
 from mesh.certificates import Role
-from mesh.errors import FailedPrecondition
+from mesh.errors import Conflict, FailedPrecondition
 from sealring.v1 import admin_pb2, model_pb2
 
 _FIRST_BEAT_SECONDS = 5.0
+_TRIES = 3
 
 
 class Survey:
@@ -60,7 +61,7 @@ class Survey:
             raise unknown_model(spec.model, answers.values(), {member.id: member.name for member in able})
         return answers
 
-    def plan(
+    async def plan(
         self,
         spec: admin_pb2.DeploymentSpec,
         answers: dict[str, Answer],
@@ -70,8 +71,26 @@ class Survey:
     ) -> admin_pb2.DeploymentPlan:
         """The plan over the members that agree on the model; `digest` says which, else most memory decides.
 
-        Raises what `coordinator.planner.plan` raises.
+        Raises what `coordinator.planner.plan` raises, and Conflict (NODES_CHANGED).
         """
+        for _ in range(_TRIES):
+            profile, candidates = self._candidates(spec, answers, digest, freed)
+            made = await asyncio.to_thread(plan, spec, profile, candidates)  # seconds for hundreds of nodes
+            _, now = self._candidates(spec, answers, digest, freed)
+            able = {member.id for member in usable(spec, now)}
+            if able.issuperset(stage.member for ring in made.rings for stage in ring.stages):
+                return made
+        raise Conflict(
+            "nodes came and went while the plan was made", hint="try again", reason="NODES_CHANGED"
+        )
+
+    def _candidates(
+        self,
+        spec: admin_pb2.DeploymentSpec,
+        answers: dict[str, Answer],
+        digest: str,
+        freed: Collection[str],
+    ) -> tuple[model_pb2.ModelProfile, list[Candidate]]:
         memory = {session.member: session.memory_usable for session in self._sessions}
         groups: dict[str, dict[str, model_pb2.ModelProfile]] = defaultdict(dict)
         for answer in answers.values():
@@ -98,7 +117,7 @@ class Survey:
                 hint="try again",
                 reason="NOT_ENOUGH_NODES",
             )
-        return plan(spec, next(iter(agreeing.values())), candidates)
+        return next(iter(agreeing.values())), candidates
 
     def _obstacle(self, member: StoredMember, serving: dict[str, str]) -> str:
         session = self._sessions.find(member.id)

@@ -96,6 +96,16 @@ def entry_hash(entry: admin_pb2.AuditEntry) -> bytes:
     return hashlib.sha256(b"sealring/v1 audit\x00" + entry.previous + content).digest()
 
 
+def changed_outside(what: str, reason: str = "AUDIT_BROKEN", **metadata: object) -> FailedPrecondition:
+    """What is said of a log that is not the one which the coordinator wrote."""
+    return FailedPrecondition(
+        what,
+        hint="it was changed outside of the coordinator: look at a backup",
+        reason=reason,
+        **metadata,
+    )
+
+
 def verify_chain(
     entries: Iterable[admin_pb2.AuditEntry], *, after: tuple[int, bytes] = (0, FIRST_PREVIOUS)
 ) -> tuple[int, bytes]:
@@ -107,11 +117,6 @@ def verify_chain(
     for entry in entries:
         sequence += 1
         if (entry.sequence, entry.previous, entry.hash) != (sequence, previous, entry_hash(entry)):
-            raise FailedPrecondition(
-                f"the audit log is broken at entry {sequence}",
-                hint="it was changed outside of the coordinator: look at a backup",
-                reason="AUDIT_BROKEN",
-                sequence=sequence,
-            )
+            raise changed_outside(f"the audit log is broken at entry {sequence}", sequence=sequence)
         previous = entry.hash
     return sequence, previous

@@ -26,7 +26,7 @@ class FakeSurvey:
     async def ask(self, spec: admin_pb2.DeploymentSpec) -> None:
         pass
 
-    def plan(self, spec: admin_pb2.DeploymentSpec, answers: None) -> admin_pb2.DeploymentPlan:
+    async def plan(self, spec: admin_pb2.DeploymentSpec, answers: None) -> admin_pb2.DeploymentPlan:
         return planned(spec.name)
 
 

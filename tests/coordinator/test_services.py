@@ -360,7 +360,7 @@ async def hello_error(cluster: Cluster, spoil: Any) -> str:
         (lambda message: message.hello.ClearField("addresses"), "BAD_ADDRESS"),
         (lambda message: setattr(message.hello, "sealing_key", bytes(32)), "SEALING_KEY_SIGNATURE"),
         (lambda message: message.hello.ClearField("sealing_key_signature"), "SEALING_KEY_SIGNATURE"),
-        (lambda message: setattr(message.hello, "roster_version", 1000), "COORDINATOR_ROLLED_BACK"),
+        (lambda message: setattr(message.hello, "roster_version", 1000), "ROSTER_CLAIMED_NEWER"),
     ],
 )
 async def test_a_bad_hello_is_refused(cluster: Cluster, spoil: Any, reason: str) -> None:
