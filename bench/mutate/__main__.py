@@ -1,4 +1,4 @@
-"""Changes one thing at a time in a copy of the tree and runs the unit tests that reach it.
+"""Changes one thing at a time in a copy of the tree and runs the tests of its package that reach it.
 
 Prints a table and JSON. A mutant that no test notices survives. Survivors that behave as the original does
 stand in `equivalent.json`, each with the reason; those are run like the others, with leaks as errors, and one
@@ -77,7 +77,7 @@ def _drawn(package: str, options: argparse.Namespace) -> list[Drawn]:
 def _package(work: tuple[str, list[Drawn], list[str]]) -> tuple[str, Report]:
     package, drawn, tests = work
     with tempfile.TemporaryDirectory(prefix="sealring-mutate-") as temporary:
-        folder = Path(temporary).resolve()
+        folder = Path(temporary).resolve() / "tree"
         copy_tree(folder)
         check_imports(folder)
         return package, run(folder, package, drawn, tests)

@@ -1,6 +1,9 @@
-"""A private copy of the tree, and the unit tests of one package run in it, each time in a forked child.
+"""A private copy of the tree, and a package's own tests run in it, each time in a forked child.
 
 Leaks count: what a test leaves unclosed fails it, as the warning or the unraisable exception that it is.
+
+Beside the copy stands an interpreter that imports it, which tests start their processes with: those, too, run
+what was changed. What `python -m` runs there belongs to all tests of the file whose test started it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
+import venv
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator
@@ -45,11 +50,31 @@ their own."""
 
 _OPTIONS = (
     *("-q", "--tb=no", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0"),
-    *("-m", "not integration", "-Wignore:Module already imported"),
+    *("-m", "not sweep", "-Wignore:Module already imported"),
     *("-Werror::ResourceWarning", "-Werror::pytest.PytestUnraisableExceptionWarning"),
 )
-_PATIENCE = 3600.0
+_PATIENCE = 7200.0
 """Seconds for a package's tests without any change."""
+
+_AT_START = """
+import os, sys
+if os.path.exists({test!r}) and "-m" in sys.orig_argv[:3]:
+    import coverage
+    with open({test!r}) as file:
+        watch = coverage.Coverage(config_file={options!r}, context=file.read(), auto_data=True)
+    watch._warn_no_data = False
+    watch.start()
+"""
+"""What each process of the copy's interpreter does first: it is watched while there is a test to watch."""
+
+_WATCHING = """
+[run]
+data_file = {beside}/covered/data
+parallel = true
+include = {folder}/*
+patch = _exit
+sigterm = true
+"""
 
 _KEPT = ROOT / "build" / "mutate"
 """What those did, by the hash of the tree: it takes longer than a sample of mutants."""
@@ -109,6 +134,7 @@ class Suite:
     def _tree(self) -> str:
         """A hash of what the tests' outcome depends on: all files of the copy, and what runs them."""
         total = hashlib.sha256(repr((sys.version, self._package, self._files)).encode())
+        total.update(f"\0{_OPTIONS}{_AT_START}{_WATCHING}".encode())
         for path in sorted(self._folder.rglob("*")):
             if path.is_file() and path.suffix != ".pyc":
                 total.update(f"{path.relative_to(self._folder)}\0".encode())
@@ -202,6 +228,7 @@ class _Plugin:
             import coverage
 
             include = [f"{self._folder}/{self.watched}/*"]
+            _beside(self._folder, "covered").mkdir()
             self._coverage = coverage.Coverage(data_file=None, include=include, config_file=False)
             self._coverage.start()
 
@@ -209,6 +236,7 @@ class _Plugin:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self._chosen is not None:
             items[:] = [item for item in items if item.nodeid in self._chosen] or items
+        items.sort(key=lambda item: item.get_closest_marker("integration") is not None)  # the dear ones last
 
     def pytest_collection_finish(self) -> None:
         gc.collect()
@@ -218,6 +246,7 @@ class _Plugin:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if self._coverage is not None:
             self._coverage.switch_context(item.nodeid)
+            _beside(self._folder, "test").write_text(item.nodeid)
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self) -> None:
@@ -255,7 +284,29 @@ class _Plugin:
                     line: [numbers[one] for one in contexts if one in numbers]
                     for line, contexts in data.contexts_by_lineno(path).items()
                 }
+            _beside(self._folder, "test").unlink(missing_ok=True)
+            self._add_children(told["lines"], tests)
         self._out.write_text(json.dumps(told))
+
+    def _add_children(self, lines: dict[str, dict[int, list[int]]], tests: list[str]) -> None:
+        """Adds what processes of the tests ran. They may be shared by the tests of a file. What ran here
+        as a file was imported did so there, too, and still belongs to no test."""
+        import coverage
+
+        imported = {(name, line) for name, here in lines.items() for line, ran in here.items() if not ran}
+        for path in _beside(self._folder, "covered").iterdir():
+            data = coverage.CoverageData(str(path))
+            with contextlib.suppress(coverage.exceptions.CoverageException):  # of one that was killed
+                data.read()
+            for file in data.measured_files():
+                name = os.path.relpath(file, self._folder)
+                if not name.startswith(f"{self.watched}/"):
+                    continue
+                for line, contexts in data.contexts_by_lineno(file).items():
+                    files = {one.partition("::")[0] for one in contexts}
+                    here = [number for number, test in enumerate(tests) if test.partition("::")[0] in files]
+                    known = lines.setdefault(name, {}).setdefault(line, [])
+                    known += [] if (name, line) in imported else sorted(set(here).difference(known))
 
 
 def _be_child(folder: Path, files: list[str], plugin: _Plugin) -> None:
@@ -264,7 +315,7 @@ def _be_child(folder: Path, files: list[str], plugin: _Plugin) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
         del sys.modules[name]  # as it is in the tree that this runs in
     sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = str(folder)
+    sys.executable = str(_python(folder))
     for number in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     code = 1
@@ -277,7 +328,8 @@ def _be_child(folder: Path, files: list[str], plugin: _Plugin) -> None:
 
 
 def copy_tree(folder: Path) -> None:
-    """A private copy of the tree, so that nothing changes in the one that people work in.
+    """A private copy of the tree, so that nothing changes in the one that people work in, and beside it an
+    interpreter that imports the copy, whatever its environment.
 
     Compiled once, with the source's hash beside it, so that a changed file is never taken for the old one.
     """
@@ -289,14 +341,39 @@ def copy_tree(folder: Path) -> None:
             shutil.copy(ROOT / name, folder / name)
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
     compileall.compile_dir(folder, quiet=2, invalidation_mode=mode)
+    _make_python(folder)
+
+
+def _make_python(folder: Path) -> None:
+    venv.create(_beside(folder, "python"), symlinks=True)
+    python = _python(folder)
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(_beside(folder, "python"))}))
+    others = [path for path in sys.path if path.endswith("-packages")]
+    (packages / "copy.pth").write_text("\n".join([str(folder), *others, "import _watched", ""]))
+    test, options = _beside(folder, "test"), _beside(folder, "coveragerc")
+    (packages / "_watched.py").write_text(_AT_START.format(test=str(test), options=str(options)))
+    options.write_text(_WATCHING.format(folder=folder, beside=folder.parent))
+    script = Path(sys.executable).with_name("sealring")
+    if script.exists():
+        own = python.with_name("sealring")
+        own.write_text(f"#!{python}\n" + script.read_text().partition("\n")[2])
+        own.chmod(0o755)
+
+
+def _python(folder: Path) -> Path:
+    return _beside(folder, "python") / "bin" / "python"
+
+
+def _beside(folder: Path, name: str) -> Path:
+    """Something that belongs to a copy and is no part of it."""
+    return folder.parent / name
 
 
 def check_imports(folder: Path) -> None:
-    """Raises RuntimeError unless tests in the copy import the copy."""
-    command = [sys.executable, "-c", "import mesh; print(mesh.__file__)"]
-    environment = os.environ | {"PYTHONPATH": str(folder)}
+    """Raises RuntimeError unless tests in the copy and their processes import the copy."""
+    command = [_python(folder), "-P", "-c", "import mesh; print(mesh.__file__)"]
     found = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=60
+        command, cwd=ROOT, env={}, capture_output=True, text=True, check=True, timeout=60
     ).stdout
     if not Path(found.strip()).is_relative_to(folder):
         raise RuntimeError("the copy is not what its tests would import")

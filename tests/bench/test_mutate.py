@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import difflib
+import subprocess
+from pathlib import Path
+
+import coverage
 
 from bench.mutate.changes import mutants, mutated
 from bench.mutate.run import mirror
-from bench.mutate.suite import Unchanged
+from bench.mutate.suite import Unchanged, _make_python, _Plugin, _python
 
 SOURCE = '''
 """A module."""
@@ -52,3 +56,37 @@ def test_a_change_is_tried_with_the_tests_that_reach_it() -> None:
 def test_a_file_has_its_mirror() -> None:
     assert mirror("gateway/scheduler/memory.py") == "tests/gateway/scheduler/test_memory.py"
     assert mirror("sealring/client/types.py") == "tests/client/test_types.py"
+
+
+def test_what_a_process_ran_belongs_to_all_tests_of_the_file_that_started_it(tmp_path: Path) -> None:
+    folder, covered = tmp_path / "tree", tmp_path / "covered"
+    covered.mkdir()
+    data = coverage.CoverageData(str(covered / "data.1"))
+    data.set_context("tests/mesh/test_a.py::test_one")
+    data.add_lines({str(folder / "mesh/a.py"): [1, 5, 6], str(folder / "node/b.py"): [1]})
+    data.write()
+    (covered / "data.2").write_bytes(b"of a process that was killed")
+    tests = [f"tests/mesh/test_{name}" for name in ("a.py::test_one", "a.py::test_two", "b.py::test_one")]
+    lines = {"mesh/a.py": {1: [], 5: [2]}}
+    _Plugin(folder, tmp_path / "out", None, "mesh")._add_children(lines, tests)
+    assert lines == {"mesh/a.py": {1: [], 5: [2, 0, 1], 6: [0, 1]}}
+
+
+def test_processes_import_the_copy_and_are_watched_while_a_test_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "tree"
+    (folder / "copied").mkdir(parents=True)
+    (folder / "copied" / "__main__.py").write_text(
+        "import os, copied\nprint(copied.__path__[0], flush=True)\nos._exit(0)\n"
+    )
+    (folder / "copied" / "__init__.py").touch()
+    _make_python(folder)
+    (tmp_path / "covered").mkdir()
+    (tmp_path / "test").write_text("tests/test_a.py::test_one")
+    found = subprocess.run(
+        [_python(folder), "-P", "-m", "copied"], env={}, cwd="/", capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == str(folder / "copied")
+    (file,) = (tmp_path / "covered").iterdir()
+    data = coverage.CoverageData(str(file))
+    data.read()
+    assert data.contexts_by_lineno(str(folder / "copied/__main__.py"))[2] == ["tests/test_a.py::test_one"]
