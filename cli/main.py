@@ -31,6 +31,7 @@ from cli.commands import (
 )
 from cli.commands import config as config_commands
 from cli.commands import root as root_commands
+from cli.lean import hide_rich
 from cli.output import say
 from mesh.coredumps import forbid_core_files
 from mesh.errors import SealringError
@@ -80,6 +81,7 @@ for group in _GROUPS:
 def main() -> None:
     """The entry point: runs the command and turns what it raises into one line and an exit status."""
     forbid_core_files()
+    hide_rich()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core would write to standard error as it likes
     try:
         app(prog_name="sealring", standalone_mode=True)

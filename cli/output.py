@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from cli.lean import show_rich
+
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
@@ -49,6 +51,7 @@ def say(text: str) -> None:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
     """A table on standard output; a dash stands for nothing. Columns of numbers are aligned to the right."""
+    show_rich()
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -94,6 +97,7 @@ class Progress:
         self._status: Any = None
         self._what = ""
         if sys.stderr.isatty():
+            show_rich()
             from rich.console import Console
 
             self._status = Console(file=sys.stderr).status("", spinner="dots")

@@ -75,7 +75,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['sealring', '--help']\n"
         "try:\n    from cli.main import main; main()\nexcept SystemExit: pass\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+        f"print([name for name in {HEAVY!r} if sys.modules.get(name)], file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True

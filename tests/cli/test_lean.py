@@ -1,0 +1,51 @@
+"""What the `sealring` command's processes do without, and what they get when they need it."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import gc, sys
+from cli.lean import hide_rich, show_rich
+hide_rich()
+import structlog
+{then}
+"""
+
+
+def run(then: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(then=then)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_structlog_does_without_rich_and_a_table_has_it() -> None:
+    code = """
+hide_rich()
+print(structlog.dev.rich, "rich.console" in sys.modules)
+from cli.output import print_table
+print_table(["name", "rows"], [["one", 1]])
+print("rich.console" in sys.modules)
+rich = sys.modules["rich"]
+hide_rich()
+show_rich()
+print(sys.modules["rich"] is rich)
+"""
+    assert run(code) == ["None False", "name  rows", "one      1", "True", "True"]
+
+
+def test_what_a_start_made_is_not_looked_through_again() -> None:
+    code = """
+from cli.processes import starting
+try:
+    with starting():
+        print(gc.isenabled(), gc.get_freeze_count())
+        raise KeyError
+except KeyError:
+    print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+"""
+    assert run(code) == ["False 0", "True True"]
