@@ -9,14 +9,13 @@ import structlog
 
 from coordinator.access import Access
 from coordinator.keys import ClusterKeys
-from coordinator.nonces import Nonces
+from coordinator.nonces import Attempts
 from coordinator.settings import CoordinatorSettings
 from coordinator.store import Store, StoredMember
 from mesh.certificates import MAX_CSR_BYTES, PeerIdentity, Role, key_hash, to_pem
 from mesh.clock import Clock, monotonic_clock
 from mesh.errors import InvalidInput, PermissionDenied, SealringError
 from mesh.identity import Label, member_id, verify
-from mesh.limits import Buckets, grpc_peer_name
 from mesh.proof import by_roster_keys, renewal
 from mesh.renewal import renewal_content
 from sealring.v1 import membership_pb2, membership_pb2_grpc
@@ -92,15 +91,13 @@ class RenewalService(membership_pb2_grpc.RenewalServicer):
         self._store = store
         self._issuer = issuer
         self._own_certificate = own_certificate
-        self._nonces = Nonces(lifetime=_NONCE_SECONDS, clock=clock)
-        self._limit = Buckets(10, 200, clock=clock)
+        self._attempts = Attempts(lifetime=_NONCE_SECONDS, clock=clock)
 
     async def GetNonce(  # noqa: N802
         self, request: membership_pb2.GetNonceRequest, context: Any
     ) -> membership_pb2.GetNonceResponse:
         """A fresh nonce for one attempt. Raises ResourceExhausted (RATE_LIMITED)."""
-        self._limit.check(grpc_peer_name(context.peer()))
-        return membership_pb2.GetNonceResponse(nonce=self._nonces.issue())
+        return self._attempts.begin(context)
 
     async def RenewByIdentity(  # noqa: N802
         self, request: membership_pb2.RenewByIdentityRequest, context: Any
@@ -109,7 +106,7 @@ class RenewalService(membership_pb2_grpc.RenewalServicer):
         (RENEWAL_REFUSED), and to the holder of the signing key CertificateError (BAD_CSR),
         PermissionDenied (NOT_ENROLLED).
         """
-        self._limit.check(grpc_peer_name(context.peer()))
+        self._attempts.admit(context)
         _check_form(request.csr)
         content = renewal_content(
             cluster=self._cluster,
@@ -131,7 +128,7 @@ class RenewalService(membership_pb2_grpc.RenewalServicer):
                 hint="it was evicted or banned; ask the operator for a new join token",
                 reason="NOT_ENROLLED",
             )
-        if not self._nonces.use(request.nonce):  # after the rest: strangers do not crowd out used ones
+        if not self._attempts.use(request.nonce):  # after the rest: strangers do not crowd out used ones
             raise _refused("NONCE")
         return self._issuer.renew(member, request.csr, by="identity")
 

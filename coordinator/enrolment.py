@@ -13,20 +13,20 @@ import structlog
 
 from coordinator.authority import Authority
 from coordinator.keys import ClusterKeys
-from coordinator.nonces import Nonces
+from coordinator.nonces import Attempts
 from coordinator.settings import CoordinatorSettings
 from coordinator.store import Store, StoredMember
 from mesh.addresses import parse_address
 from mesh.attestation import MAX_STATEMENT_BYTES, NONCE_BYTES, Expected, Verdict, verify_statement
 from mesh.bootstrap import TOKEN_SECRET_BYTES
-from mesh.certificates import MAX_CSR_BYTES, PeerIdentity, Role, check_name, to_pem
-from mesh.clock import Clock, monotonic_clock
+from mesh.certificates import MAX_CSR_BYTES, PeerIdentity, Role, to_pem
+from mesh.clock import Clock
 from mesh.device import APPLE_ROOT, MAX_CERTIFICATE_BYTES, MAX_CHAIN, verify_device
 from mesh.encoding import FormatError, decode_base32
 from mesh.enrolment import join_content
 from mesh.errors import AttestationError, InvalidInput, PermissionDenied, SealringError
 from mesh.identity import MAX_SIGNATURE_BYTES, PUBLIC_KEY_BYTES, Label, member_id, verify
-from mesh.limits import Buckets, grpc_peer_name
+from mesh.names import check_name
 from mesh.roles import ROLES
 from mesh.roster_codec import SEALING_KEY_SIZES
 from mesh.trust import KeyType, TrustLevel
@@ -59,21 +59,19 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         self._settings = settings
         self._main_address = main_address
         self._clock = clock
-        self._nonces = Nonces(lifetime=_NONCE_SECONDS, clock=monotonic_clock)
-        self._limit = Buckets(10, 200, clock=monotonic_clock)
+        self._attempts = Attempts(lifetime=_NONCE_SECONDS)
 
     async def GetNonce(  # noqa: N802
         self, request: membership_pb2.GetNonceRequest, context: Any
     ) -> membership_pb2.GetNonceResponse:
-        """A fresh nonce for one attempt."""
-        self._limit.check(grpc_peer_name(context.peer()))
-        return membership_pb2.GetNonceResponse(nonce=self._nonces.issue())
+        """A fresh nonce for one attempt. Raises ResourceExhausted (RATE_LIMITED)."""
+        return self._attempts.begin(context)
 
     async def Enrol(  # noqa: N802
         self, request: membership_pb2.EnrolRequest, context: Any
     ) -> membership_pb2.EnrolResponse:
         """Raises InvalidInput for malformed requests, PermissionDenied (JOIN_REFUSED) for all else."""
-        self._limit.check(grpc_peer_name(context.peer()))
+        self._attempts.admit(context)
         role = _check_form(request)
         try:
             member = self._admit(request, role)
@@ -118,7 +116,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
 
     def _admit(self, request: membership_pb2.EnrolRequest, role: Role) -> StoredMember:
         """Everything but the token. The nonce is used up whatever comes of it."""
-        if not self._nonces.use(request.nonce):
+        if not self._attempts.use(request.nonce):
             raise _refused("NONCE", "it took too long, or was sent twice", "join again")
         content = join_content(
             cluster=self._keys.root.cluster,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from mesh.backoff import Backoff
 from mesh.errors import SealringError
 from sealring.v1 import membership_pb2
 
@@ -112,7 +113,7 @@ class RingEpochs:
         self._epoch: _Epoch | None = None
         self._last_number = 0
         self._not_before = 0.0
-        self._backoff = FIRST_BACKOFF
+        self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF, steady=STEADY_SECONDS, spread=0.0)
 
     @property
     def reason(self) -> str:
@@ -292,9 +293,7 @@ class RingEpochs:
         for member in self._missing:
             self._online.discard(member)
         self._missing.clear()
-        if self.phase is Phase.SERVING and now - current.serving_since >= STEADY_SECONDS:
-            self._backoff = FIRST_BACKOFF
-        self._not_before = now + self._backoff
-        self._backoff = min(LAST_BACKOFF, self._backoff * 2)
+        served = now - current.serving_since if self.phase is Phase.SERVING else 0.0
+        self._not_before = now + self._backoff.after(served)
         self.phase, self._cause = Phase.WAITING, _Cause(current.number, reason, root)
         return [End(current.number, reason), Changed()]

@@ -1,4 +1,4 @@
-"""Nonces for callers who have not yet proved anything."""
+"""What the coordinator has for callers who have not yet proved anything: few attempts, a nonce for each."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import hmac
 import secrets
 import struct
 from collections import OrderedDict
+from typing import Any
 
 from mesh.attestation import NONCE_BYTES
-from mesh.clock import Clock
+from mesh.clock import Clock, monotonic_clock
+from mesh.limits import Buckets, grpc_peer_name
+from sealring.v1 import membership_pb2
 
 _TIME = struct.Struct(">d")
 _MAC_BYTES = 16
+_PER_SECOND = 10
+_AT_ONCE = 200
 
 
 class Nonces:
@@ -48,3 +53,25 @@ class Nonces:
 
     def _mac(self, content: bytes) -> bytes:
         return hmac.digest(self._key, content, "sha256")[:_MAC_BYTES]
+
+
+class Attempts:
+    """The attempts of strangers at one service: so many from each network, each with a nonce."""
+
+    def __init__(self, *, lifetime: float, clock: Clock = monotonic_clock) -> None:
+        """`lifetime` is that of a nonce, in seconds."""
+        self._nonces = Nonces(lifetime=lifetime, clock=clock)
+        self._limit = Buckets(_PER_SECOND, _AT_ONCE, clock=clock)
+
+    def admit(self, context: Any) -> None:
+        """Count a call. Raises ResourceExhausted (RATE_LIMITED)."""
+        self._limit.check(grpc_peer_name(context.peer()))
+
+    def begin(self, context: Any) -> membership_pb2.GetNonceResponse:
+        """A fresh nonce for one attempt. Raises ResourceExhausted (RATE_LIMITED)."""
+        self.admit(context)
+        return membership_pb2.GetNonceResponse(nonce=self._nonces.issue())
+
+    def use(self, nonce: bytes) -> bool:
+        """As `Nonces.use`."""
+        return self._nonces.use(nonce)

@@ -18,9 +18,10 @@ import structlog
 from coordinator.access import Access
 from coordinator.keys import OPERATOR_ID, ClusterKeys
 from coordinator.store import OperatorRole, Store, StoredOperator
-from mesh.certificates import PeerIdentity, Role, check_name, expires_at, key_hash
+from mesh.certificates import PeerIdentity, Role, expires_at, key_hash
 from mesh.clock import Clock
 from mesh.errors import AlreadyExists, InvalidInput, PermissionDenied, ResourceExhausted
+from mesh.names import check_name
 from mesh.tls import AuthenticatedContext, peer_certificate
 
 MAX_OPERATORS = 100

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +10,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from mesh.addresses import format_address, parse_address
 from mesh.clock import SKEW_SECONDS
+from mesh.names import is_label
 from mesh.paths import default_state_root
-from mesh.settings_types import Address
+from mesh.settings_types import Address, ClusterName
 from mesh.trust import MAX_SCORE
 
-_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 _DAY = 24 * 3600
 MIN_CERTIFICATE_LIFETIME = 5 * SKEW_SECONDS
 """At half life, when it is renewed, a certificate has 2.5 times left what clocks may differ by: enough to try
@@ -26,17 +25,11 @@ def _default_state_dir() -> Path:
     return default_state_root() / "coordinator"
 
 
-def _check_cluster(name: str) -> str:
-    if name and _LABEL.match(name) is None:
-        raise ValueError("a cluster's name is 1 to 63 of a-z, 0-9 and inner hyphens")
-    return name
-
-
 def _check_host(host: str) -> str:
     try:
         usable = not ipaddress.ip_address(host).is_unspecified
     except ValueError:
-        usable = len(host) <= 253 and all(_LABEL.match(label) for label in host.split("."))
+        usable = len(host) <= 253 and all(is_label(label) for label in host.split("."))
     if not usable:
         raise ValueError(f"{host[:64]!r} is neither a host name nor the IP address of one host")
     return host
@@ -53,7 +46,7 @@ class CoordinatorSettings(BaseModel):
     state_dir: Path = Field(
         default_factory=_default_state_dir, description="folder of keys, certificates and database"
     )
-    cluster: Annotated[str, AfterValidator(_check_cluster)] = Field(
+    cluster: ClusterName = Field(
         default="", description="name of the cluster, used by init only; empty: one is made up"
     )
     roster_key_files: list[Path] = Field(

@@ -28,6 +28,7 @@ from gateway.scheduler import (
     Scheduler,
 )
 from gateway.timings import Timings
+from mesh.backoff import Backoff
 from mesh.clock import Clock, monotonic_clock
 from mesh.errors import EpochEnded, FailedPrecondition, SealringError, StageFailed, Unavailable
 from mesh.problem import from_problem
@@ -45,9 +46,6 @@ RETRY_SECONDS = 5
 
 LEFT = "LEFT"
 """Why a session ends that the coordinator has ended."""
-
-_FIRST_BACKOFF = 0.2
-_LONGEST_BACKOFF = 5.0
 
 
 @dataclass(frozen=True)
@@ -184,13 +182,14 @@ class Ring:
     async def _run(self, serving: ServingEpoch, previous: asyncio.Task[None] | None) -> None:
         if previous is not None:
             await asyncio.wait((previous,))
-        backoff = _FIRST_BACKOFF
+        backoff = Backoff()
+        loop = asyncio.get_running_loop()
         while True:
+            started = loop.time()
             used = await self._attend(serving)
             if used:  # members end an epoch whose steps have lost their gateway
                 return
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, _LONGEST_BACKOFF)
+            await asyncio.sleep(backoff.after(loop.time() - started))
 
     async def _attend(self, serving: ServingEpoch) -> bool:
         """One attachment to an epoch. Returns whether the epoch was used; then it is over."""

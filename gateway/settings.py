@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mesh.addresses import is_loopback, parse_address
-from mesh.certificates import check_name
-from mesh.errors import ConfigError, SealringError
+from mesh.errors import ConfigError
 from mesh.paths import default_state_root
-from mesh.settings_types import Address
+from mesh.settings_types import Address, Name
 
 
 def _default_state_dir() -> Path:
     return default_state_root() / "gateway"
-
-
-def _check_name(name: str) -> str:
-    try:
-        return check_name(name, "gateway")
-    except SealringError as error:
-        raise ValueError(str(error)) from None
 
 
 class GatewaySettings(BaseModel):
@@ -33,9 +24,7 @@ class GatewaySettings(BaseModel):
     state_dir: Path = Field(
         default_factory=_default_state_dir, description="identity, certificate and roster state; mode 0700"
     )
-    name: Annotated[str, AfterValidator(_check_name)] = Field(
-        default="gateway", description="what people call this gateway"
-    )
+    name: Name = Field(default="gateway", description="what people call this gateway")
     http_listen: Address = Field(
         default="127.0.0.1:8080", description="host:port of the OpenAI-compatible HTTP edge; port 0 takes any"
     )

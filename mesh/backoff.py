@@ -1,4 +1,4 @@
-"""How long whoever keeps a stream to the coordinator waits before opening it again."""
+"""How long whoever failed waits before the next attempt."""
 
 from __future__ import annotations
 
@@ -10,18 +10,34 @@ _LAST_SECONDS = 4.0
 second at most while it is away."""
 
 _STEADY_SECONDS = 5.0
+_SPREAD = 0.5
 
 
 class Backoff:
-    """Doubles from one failure to the next, with jitter, and begins anew after a stream that held."""
+    """Doubles from one failure to the next and begins anew after what held; the defaults are for streams.
 
-    def __init__(self) -> None:
-        self._next = _FIRST_SECONDS
+    Seconds: the `first` pause, the `last` and longest, and the `steady` time from which
+    on an attempt has held. Pauses differ by the share `spread`, so
+    that not all who failed together come again together.
+    """
+
+    def __init__(
+        self,
+        first: float = _FIRST_SECONDS,
+        last: float = _LAST_SECONDS,
+        *,
+        steady: float = _STEADY_SECONDS,
+        spread: float = _SPREAD,
+    ) -> None:
+        self._first = self._next = first
+        self._last = last
+        self._steady = steady
+        self._spread = spread
 
     def after(self, lasted: float) -> float:
-        """Seconds to wait after a stream that lasted for so many."""
-        if lasted > _STEADY_SECONDS:
-            self._next = _FIRST_SECONDS
-        pause = self._next * random.uniform(0.5, 1.5)  # noqa: S311
-        self._next = min(2 * self._next, _LAST_SECONDS)
+        """Seconds to wait after an attempt that held for so many."""
+        if lasted >= self._steady:
+            self._next = self._first
+        pause = self._next * random.uniform(1 - self._spread, 1 + self._spread)  # noqa: S311
+        self._next = min(2 * self._next, self._last)
         return pause

@@ -11,6 +11,7 @@ import grpc
 import structlog
 from cryptography import x509
 
+from mesh.backoff import Backoff
 from mesh.certificates import LeafKey, check_issued_by, expires_at, load_certificate, renewal_due
 from mesh.clock import Clock, wall_clock
 from mesh.errors import CertificateError, SealringError
@@ -28,6 +29,7 @@ log = structlog.get_logger()
 
 _LOOK_SECONDS = 30.0
 _ENDED_LOOK_SECONDS = 2.0
+_LAST_LOOK_SECONDS = 300.0
 _RENEW_SECONDS = 30.0
 
 
@@ -64,19 +66,32 @@ class CertificateKeeper:
         """Renews whenever half of the certificate's life is over; what fails is tried again.
 
         It looks at the clock every 30 s, since sleep does not count while a machine is suspended, and every
-        2 s once the certificate has ended: that keeps the machine away from everybody.
+        2 s once the certificate has ended: that keeps the machine away from everybody. Who was thrown out is
+        not in a hurry, up to 5 min: it goes on asking, because nobody has signed that it is to stop.
         """
+        thrown_out = Backoff(_ENDED_LOOK_SECONDS, _LAST_LOOK_SECONDS)
         while True:
+            pause = 0.0
             if self._clock() >= renewal_due(self._certificate):
                 try:
                     await self.renew()
                 except SealringError as error:
-                    log.warning("certificate not renewed", reason=error.reason, hint=error.hint)
+                    if error.reason == "NOT_ENROLLED":
+                        pause = thrown_out.after(0.0)
+                    log.warning(
+                        "certificate not renewed",
+                        reason=error.reason,
+                        why=error.message,
+                        hint=error.hint,
+                        again_in=round(pause) or None,
+                    )
+                else:
+                    thrown_out = Backoff(_ENDED_LOOK_SECONDS, _LAST_LOOK_SECONDS)
             certificate, now = self._certificate, self._clock()
             next_time = (
                 renewal_due(certificate) if now < renewal_due(certificate) else expires_at(certificate)
             )
-            await self._sleep(min(_LOOK_SECONDS, max(_ENDED_LOOK_SECONDS, next_time - now)))
+            await self._sleep(max(pause, min(_LOOK_SECONDS, max(_ENDED_LOOK_SECONDS, next_time - now))))
 
     async def renew(self) -> None:
         """Gets, verifies, stores and uses a new certificate, and newer root metadata if there is any.

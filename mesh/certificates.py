@@ -25,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from mesh.clock import SKEW_SECONDS
 from mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput
+from mesh.names import check_name, is_label
 from mesh.statefiles import create_exclusive, read_bounded, read_secret, write_atomic
 
 ROOT_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.59999.7283.1")
@@ -34,7 +35,6 @@ MAX_CERTIFICATE_BYTES = 1 << 17
 MAX_CSR_BYTES = 4096
 _MAX_LIFETIME_SECONDS = 30 * 24 * 3600
 _CA_LIFETIME_SECONDS = 10 * 365 * 24 * 3600
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 _URI = re.compile(r"spiffe://([a-z0-9-]{1,63})/([a-z]{1,16})/([a-z0-9-]{1,63})\Z")
 
 
@@ -84,15 +84,6 @@ class PeerIdentity:
 def role_server_name(role: Role) -> str:
     """The DNS SAN that any coordinator or any gateway of the cluster carries; members have none."""
     return f"{role}.sealring.internal"
-
-
-def check_name(name: str, what: str) -> str:
-    """`name` if it is a DNS label. Raises InvalidInput (BAD_NAME)."""
-    if _NAME.match(name) is None:
-        raise InvalidInput(
-            f"{what} name is not 1 to 63 of a-z, 0-9 and inner hyphens", reason="BAD_NAME", param=what
-        )
-    return name
 
 
 class LeafKey:
@@ -300,7 +291,7 @@ def _outside_name(name: str) -> str:
     labels = name.split(".")
     if (
         len(name) > 253
-        or not all(_NAME.match(label) for label in labels)
+        or not all(is_label(label) for label in labels)
         or labels[-2:] == ["sealring", "internal"]
     ):
         raise InvalidInput(

@@ -18,12 +18,13 @@ from cryptography import x509
 from mesh.addresses import parse_address
 from mesh.attestation import NONCE_BYTES, UNKNOWN_POSTURE, Posture, Statement, sign_statement
 from mesh.bootstrap import JoinToken, find_coordinator
-from mesh.certificates import LeafKey, PeerIdentity, Role, check_issued_by, check_name, load_certificate
+from mesh.certificates import LeafKey, PeerIdentity, Role, check_issued_by, load_certificate
 from mesh.clock import Clock, wall_clock
 from mesh.encoding import encode_base32, pack_fields
 from mesh.errors import CertificateError, PermissionDenied
 from mesh.identity import Label, Signer, member_id
 from mesh.memberstate import ROSTER, ROSTER_STATE, MemberState, parse_pem_leaf, save_member_state
+from mesh.names import check_name
 from mesh.roles import PROTO_ROLES
 from mesh.rootmeta import RootMetadata, decode_chain, verify_root_chain
 from mesh.roster import Roster

@@ -1,4 +1,4 @@
-"""Names of deployments, which clients choose freely within bounds, and the ids of their rings."""
+"""Names of machines and clusters; of deployments, which clients choose freely within bounds; ids of rings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,24 @@ from mesh.encoding import encode_base32
 from mesh.errors import InvalidInput
 
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9._/-]{1,128}\Z")
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,54}[a-z0-9])?\Z")
 _SLUG_CHARACTERS = 40
 _HASH_CHARACTERS = 12
+
+
+def is_label(text: str) -> bool:
+    """Whether `text` is a DNS label in lower case."""
+    return _LABEL.match(text) is not None
+
+
+def check_name(name: str, what: str) -> str:
+    """`name` if it is a DNS label. Raises InvalidInput (BAD_NAME)."""
+    if not is_label(name):
+        raise InvalidInput(
+            f"{what} name is not 1 to 63 of a-z, 0-9 and inner hyphens", reason="BAD_NAME", param=what
+        )
+    return name
 
 
 def check_deployment_name(name: str) -> str:

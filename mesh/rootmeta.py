@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from mesh.certificates import check_name, load_certificate
+from mesh.certificates import load_certificate
 from mesh.clock import SKEW_SECONDS
 from mesh.dsse import (
     KEY_BYTES,
@@ -25,6 +25,7 @@ from mesh.dsse import (
 )
 from mesh.encoding import Fields, FormatError, Json, canonical_json, encode_base64, parse_json_object
 from mesh.errors import CertificateError, InvalidInput, RosterError
+from mesh.names import check_name
 
 PAYLOAD_TYPE = "application/vnd.sealring.root+json"
 SPEC_VERSION = 1

@@ -6,12 +6,11 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mesh.certificates import check_name
 from mesh.dsse import EnvelopeSigner, seal_envelope
 from mesh.encoding import Fields, FormatError, Json, canonical_json, encode_base64, parse_json_object
 from mesh.errors import RosterError, SealringError
 from mesh.identity import PUBLIC_KEY_BYTES
-from mesh.names import check_deployment_name
+from mesh.names import check_deployment_name, check_name
 from mesh.roster import (
     Gateway,
     Revoked,

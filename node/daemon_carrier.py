@@ -8,22 +8,21 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
 from mesh.errors import DeadlineExceeded, EpochEnded, SealringError
 from mesh.problem import from_problem
 from node.networks import network_of
-from node.supervisor import Child, Liveness, child_ended
+from node.supervisor import Child, Liveness, child_ended, within
 from sealring.v1 import control_pb2, engine_pb2, trace_pb2
 
 log = structlog.get_logger()
 
 CARRIER_MODULE = "node.carrier.main"
 
-T = TypeVar("T")
-
+_TIMEOUT = "CARRIER_TIMEOUT"
 _START_SECONDS = 30.0
 _UP_GRACE_SECONDS = 2.0
 _PING_INTERVAL = 2.0
@@ -95,7 +94,7 @@ class Carrier:
                 descriptors=(*channel, listener.fileno()),
                 environment={"TMPDIR": str(folder)},
             )
-            await _within(carrier._ready, _START_SECONDS, "the start of a carrier")
+            await within(carrier._ready, _START_SECONDS, "the start of a carrier", _TIMEOUT)
         except BaseException:
             await carrier.stop()
             raise
@@ -119,7 +118,7 @@ class Carrier:
         """
         self._send(engine_pb2.CarrierCommand(form=engine_pb2.FormGroup()))
         try:
-            await _within(self._up, seconds + _UP_GRACE_SECONDS, "the forming of the ring")
+            await within(self._up, seconds + _UP_GRACE_SECONDS, "the forming of the ring", _TIMEOUT)
         finally:
             if self._knocking is not None:
                 self._knocking.cancel()
@@ -156,7 +155,7 @@ class Carrier:
         self._answers[sequence] = answered
         try:
             self._send_raw(_ping(sequence))
-            await _within(answered, seconds, what)
+            await within(answered, seconds, what, _TIMEOUT)
         finally:
             del self._answers[sequence]
 
@@ -168,7 +167,7 @@ class Carrier:
         self._traces[number] = taken
         try:
             self._send(engine_pb2.CarrierCommand(trace=engine_pb2.TakeTrace(id=number, since=since)))
-            return await _within(taken, _TRACE_SECONDS, "the trace of a carrier")
+            return await within(taken, _TRACE_SECONDS, "the trace of a carrier", _TIMEOUT)
         finally:
             del self._traces[number]
 
@@ -275,13 +274,3 @@ def _is_connected(connection: socket.socket) -> bool:
 
 def _ping(sequence: int) -> bytes:
     return engine_pb2.CarrierCommand(ping=control_pb2.Ping(sequence=sequence)).SerializeToString()
-
-
-async def _within(future: asyncio.Future[T], seconds: float, what: str) -> T:
-    try:
-        async with asyncio.timeout(seconds):
-            return await asyncio.shield(future)
-    except TimeoutError:
-        raise DeadlineExceeded(
-            f"{what} took longer than {seconds:g} s", hint="see the node's log", reason="CARRIER_TIMEOUT"
-        ) from None

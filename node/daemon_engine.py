@@ -10,16 +10,17 @@ from typing import Protocol, TypeVar, cast
 
 import structlog
 
-from mesh.errors import DeadlineExceeded, EpochEnded, SealringError
+from mesh.errors import EpochEnded, SealringError
 from mesh.problem import from_problem
 from node.sockets import socket_pair
-from node.supervisor import Child, Liveness, child_ended
+from node.supervisor import Child, Liveness, child_ended, within
 from sealring.v1 import control_pb2, engine_pb2, model_pb2, trace_pb2
 
 log = structlog.get_logger()
 
 ENGINE_MODULE = "node.engine.main"
 
+_TIMEOUT = "ENGINE_TIMEOUT"
 _START_SECONDS = 60.0
 _PROFILE_SECONDS = 120.0
 _LOAD_SECONDS = 1800.0
@@ -116,7 +117,7 @@ class Engine:
                     descriptors=(theirs.fileno(),),
                     environment=environment,
                 )
-            await engine._within(engine._ready, _START_SECONDS, "the start of an engine")
+            await within(engine._ready, _START_SECONDS, "the start of an engine", _TIMEOUT)
         except BaseException:
             await engine.stop()
             raise
@@ -266,16 +267,7 @@ class Engine:
             self._send(command.SerializeToString())
         except EpochEnded as error:
             future.set_exception(error)
-        return asyncio.ensure_future(self._within(future, seconds, what))
-
-    async def _within(self, future: asyncio.Future[A], seconds: float, what: str) -> A:
-        try:
-            async with asyncio.timeout(seconds):
-                return await future
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"{what} took longer than {seconds:g} s", hint="see the node's log", reason="ENGINE_TIMEOUT"
-            ) from None
+        return asyncio.ensure_future(within(future, seconds, what, _TIMEOUT))
 
     def _hand_over(self, epoch: int, descriptors: tuple[int, ...]) -> None:
         assert self._handoff is not None

@@ -12,10 +12,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from mesh.addresses import format_address, parse_address
 from mesh.paths import default_state_root
-from mesh.settings_types import Address
+from mesh.settings_types import Address, Name
 
 MAX_ADDRESSES = 8
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 
 
 def _default_state_dir() -> Path:
@@ -26,12 +25,6 @@ def default_name() -> str:
     """This machine's host name, as far as it fits a node's name."""
     host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().split(".")[0].lower()).strip("-")[:63].strip("-")
     return host or "node"
-
-
-def _check_name(name: str) -> str:
-    if _NAME.match(name) is None:
-        raise ValueError("a node's name is 1 to 63 of a-z, 0-9 and inner hyphens")
-    return name
 
 
 def _check_ring_host(host: str) -> str:
@@ -58,9 +51,7 @@ class NodeSettings(BaseModel):
     state_dir: Path = Field(
         default_factory=_default_state_dir, description="identity, certificate and roster state; mode 0700"
     )
-    name: Annotated[str, AfterValidator(_check_name)] = Field(
-        default_factory=default_name, description="what people call this node"
-    )
+    name: Name = Field(default_factory=default_name, description="what people call this node")
     listen: Address = Field(
         default="127.0.0.1:7710", description="host:port of the daemon's gRPC server; port 0 takes any"
     )

@@ -14,18 +14,21 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import psutil  # type: ignore[import-untyped]
 import structlog
 
 from mesh.clock import awake_clock
-from mesh.errors import EpochEnded, InvalidInput
+from mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput
 from mesh.frames import MAX_FRAME
 from mesh.processes import signal_group
 from node.childlog import ChildLog
 from node.sockets import socket_pair
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 _LENGTH = struct.Struct(">I")
 _TERM_GRACE_SECONDS = 2.0
@@ -280,6 +283,17 @@ def child_ended(name: str) -> EpochEnded:
     return EpochEnded(
         f"the {name} process ended", hint="see the node's log; the ring is formed anew", reason="CHILD_ENDED"
     )
+
+
+async def within(future: asyncio.Future[T], seconds: float, what: str, reason: str) -> T:
+    """What a child answers. Raises DeadlineExceeded with this reason, and what the future is told."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await future
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"{what} took longer than {seconds:g} s", hint="see the node's log", reason=reason
+        ) from None
 
 
 async def _finish(task: asyncio.Task[None]) -> None:

@@ -21,6 +21,9 @@ Messages = Sequence[Mapping[str, str]]
 SECONDS = 5
 """Of a processor, for each chat."""
 
+WALL_SECONDS = 60.0
+"""For each chat, however busy the machine is: a child that is stopped, or waits, needs no processor."""
+
 MEMORY_BYTES = 1 << 30
 """Address space; not every system holds a process to it."""
 
@@ -109,9 +112,14 @@ def _exchange(child: subprocess.Popen[bytes], message: object) -> dict[str, Any]
     """Raises ValueError or OSError where the child ends, as it does when its time is up."""
     assert child.stdin is not None
     assert child.stdout is not None
-    child.stdin.write(json.dumps(message).encode() + b"\n")
-    child.stdin.flush()
-    line = child.stdout.readline(_ANSWER_BYTES)
+    limit = threading.Timer(WALL_SECONDS, child.kill)
+    limit.start()
+    try:
+        child.stdin.write(json.dumps(message).encode() + b"\n")
+        child.stdin.flush()
+        line = child.stdout.readline(_ANSWER_BYTES)
+    finally:
+        limit.cancel()
     if not line.endswith(b"\n"):
         raise ValueError
     answer: dict[str, Any] = json.loads(line)

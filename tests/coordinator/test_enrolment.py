@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import stat
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import pytest
 import structlog
 
 from coordinator import enrolment
+from coordinator.nonces import Attempts
 from mesh.attestation import Statement, sign_statement
 from mesh.bootstrap import JoinToken
 from mesh.certificates import LeafKey, Role
@@ -373,7 +375,7 @@ def test_an_empty_folder_is_not_enrolled(tmp_path: Any) -> None:
 async def test_attempts_to_join_are_counted_whatever_is_wrong_with_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(enrolment, "monotonic_clock", lambda: 0.0)
+    monkeypatch.setattr(enrolment, "Attempts", partial(Attempts, clock=lambda: 0.0))
     unused: Any = None
     service = enrolment.EnrolmentService(unused, unused, unused, unused, str, clock=lambda: 0.0)
     caller = SimpleNamespace(peer=lambda: "ipv4:192.0.2.1:5")

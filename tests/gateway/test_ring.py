@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from gateway.metrics import Metrics
 from gateway.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
 from gateway.scheduler import AnnounceStep, Finish, MemberMemory, Request
 from gateway.scheduler.actions import End
+from mesh.backoff import Backoff
 from mesh.errors import EpochEnded, InvalidInput, SealringError
 from mesh.problem import to_problem
 from sealring.v1 import control_pb2 as control
@@ -348,10 +350,11 @@ class Epochs:
 async def test_members_that_cannot_be_reached_are_tried_again_more_and_more_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(ring_module, "Backoff", partial(Backoff, spread=0.0))
     epochs, ring = Epochs(monkeypatch, *[EpochEnded("no")] * 3, *[InvalidInput("no")] * 4), Serving(None)
     ring.ring.serve(SERVING)
     await epochs.settle()
-    assert epochs.rested == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
+    assert epochs.rested == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 4.0, 4.0])
     assert ring.ring.attached
     assert [made.cancelled for made in epochs.made] == [True] * 7 + [False]
     assert ring.lost == 3  # of which it had been attached to

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -12,7 +13,7 @@ import pytest
 
 from gateway import watch as watch_module
 from gateway.watch import Watch
-from mesh import backoff
+from mesh.backoff import Backoff
 from mesh.errors import HandshakeError, PermissionDenied, SealringError, Unavailable
 from mesh.rpc import Server
 from mesh.status import to_status
@@ -132,7 +133,7 @@ class Watching:
 @pytest.fixture
 async def watching(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watching]:
     monkeypatch.setattr(watch_module, "_TICK_SECONDS", 0.01)
-    monkeypatch.setattr(backoff, "_FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(watch_module, "Backoff", partial(Backoff, 0.01))
     coordinator, rings = Coordinator(), Rings()
     server = Server([(membership_grpc.add_SchedulingServicer_to_server, coordinator, "x")])
     channel = Channel(f"127.0.0.1:{server.listen('127.0.0.1:0', None)}")

@@ -7,13 +7,16 @@ import contextlib
 import dataclasses
 import errno
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from mesh import certificate_keeper
+from mesh.backoff import Backoff
 from mesh.certificate_keeper import CertificateKeeper
 from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, expires_at, to_pem
 from mesh.errors import PermissionDenied, SealringError, Unauthenticated, Unavailable
@@ -268,6 +271,25 @@ async def test_what_fails_is_tried_again_and_oftener_once_the_certificate_has_en
     asked = await run_for(machine, 310)
     assert asked == [150, 180, 210, 240, 270, 300, 302, 304, 306, 308, 310]
     assert machine.answered_by == ["mtls"] * 5 + ["identity"] * 6
+
+
+async def test_who_was_thrown_out_asks_ever_more_seldom(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal is not signed, so it stops nobody for good; each line of the log says what it is."""
+    monkeypatch.setattr(certificate_keeper, "Backoff", partial(Backoff, spread=0.0))
+    machine.issue(300)
+    machine.clock.advance(300)
+    machine.by_identity = PermissionDenied("not enrolled", hint="join again", reason="NOT_ENROLLED")
+    with capture_logs() as logs:
+        asked = await run_for(machine, 1200)
+    assert asked == [0, 2, 6, 14, 30, 62, 126, 254, 510, 810, 1110]
+    assert {(line["reason"], line["why"], line["hint"]) for line in logs} == {
+        ("NOT_ENROLLED", "not enrolled", "join again")
+    }
+    machine.by_identity = None
+    assert len(await run_for(machine, 100)) == 1
+    assert machine.store.current()[0] == 2
 
 
 async def test_what_has_ended_renews_by_identity(machine: Machine) -> None:

@@ -22,7 +22,6 @@ from mesh.certificates import (
     Role,
     certificate_peer,
     check_issued_by,
-    check_name,
     expires_at,
     key_hash,
     load_certificate,
@@ -30,6 +29,7 @@ from mesh.certificates import (
     to_pem,
 )
 from mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput
+from mesh.names import check_name
 
 NOW = 1_800_000_000
 MEMBER = PeerIdentity("demo", Role.MEMBER, "node-a")

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.certificates import check_name
 from mesh.errors import InvalidInput
-from mesh.names import check_deployment_name, ring_id
+from mesh.names import check_deployment_name, check_name, ring_id
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9._/-]{1,128}\Z")
 

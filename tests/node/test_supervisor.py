@@ -9,9 +9,9 @@ import pytest
 import structlog
 from patience import PATIENCE_SECONDS, until
 
-from mesh.errors import EpochEnded
+from mesh.errors import DeadlineExceeded, EpochEnded
 from node import supervisor
-from node.supervisor import MAX_FRAME, Child, Liveness, _Frames, stopped_at
+from node.supervisor import MAX_FRAME, Child, Liveness, _Frames, stopped_at, within
 from sealring.v1 import control_pb2, engine_pb2
 
 SCRIPT = str(Path(__file__).with_name("scripted_child.py"))
@@ -310,3 +310,20 @@ async def test_a_child_that_does_not_read_its_last_frames_is_cut_off(monkeypatch
         for _ in range(3):
             await asyncio.sleep(0)
         assert connection.transport.ends == ends
+
+
+async def test_a_cancellation_that_comes_with_the_answer_is_not_lost() -> None:
+    """The answer is there, and whoever asked has not seen it yet."""
+    answer = asyncio.get_running_loop().create_future()
+    asking = asyncio.ensure_future(within(answer, 200.0, "a question", "X"))
+    await asyncio.sleep(0)
+    answer.set_result("yes")
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+
+async def test_an_answer_that_does_not_come_is_named() -> None:
+    with pytest.raises(DeadlineExceeded, match="a question took longer than 0 s") as caught:
+        await within(asyncio.get_running_loop().create_future(), 0.0, "a question", "LATE")
+    assert caught.value.reason == "LATE"

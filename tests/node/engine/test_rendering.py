@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 
@@ -46,6 +48,21 @@ def test_a_template_that_does_not_end_is_ended_and_the_next_chat_is_answered(
         template.render(chat("loop"))
     assert caught.value.reason == "CHAT_TEMPLATE_REFUSED"
     assert "1 s" in caught.value.hint
+    monkeypatch.undo()
+    assert template.render(chat("x")) == "<x"
+
+
+def test_a_child_that_stands_still_is_ended_and_the_next_chat_is_answered(
+    start: Callable[[str], RenderingProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It uses no processor, which has a limit of its own."""
+    template = start(ECHO)
+    assert template._child is not None
+    os.kill(template._child.pid, signal.SIGSTOP)
+    monkeypatch.setattr(rendering, "WALL_SECONDS", 0.1)
+    with pytest.raises(InvalidInput) as caught:
+        template.render(chat("x"))
+    assert caught.value.reason == "CHAT_TEMPLATE_REFUSED"
     monkeypatch.undo()
     assert template.render(chat("x")) == "<x"
 
