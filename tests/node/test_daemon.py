@@ -91,3 +91,21 @@ async def test_a_task_that_fails_is_told_of(cluster: Any, make_daemon: Any) -> N
     assert [(one["event"], type(one["exc_info"])) for one in logs] == [
         ("a task of the daemon failed", ValueError)
     ]
+
+
+async def test_a_node_holds_off_sleep_while_it_is_in_a_ring(cluster: Any, make_daemon: Any) -> None:
+    party = cluster.party()
+    daemon = make_daemon(party)
+    held: list[bool] = []
+
+    async def hold(wanted: bool) -> None:
+        held.append(wanted)
+
+    daemon._awake.hold = hold
+    for ring in ((), (party,), ()):
+        envelope, _ = cluster.roster(ring, members=[party])
+        await daemon.from_coordinator(roster_message(envelope))
+    assert held == [False, True, False]
+    await daemon.from_coordinator(roster_message(cluster.roster((party,))[0]))
+    await daemon._stop("stopping")
+    assert held == [False, True, False, True, False], "nor after its end"

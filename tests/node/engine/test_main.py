@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -501,6 +502,44 @@ def test_an_engine_without_work_gives_memory_back_once(monkeypatch: pytest.Monke
             tested._tasks.put(sys.exit)
             thread.join(200)
     assert not thread.is_alive()
+
+
+def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    wired: list[int] = []
+    monkeypatch.setattr(main.device, "wire", wired.append)
+    monkeypatch.setattr(main, "Epoch", lambda *_, **__: None)
+    spec = SimpleNamespace(is_head=True, is_tail=True)
+    stage = SimpleNamespace(weight_bytes=1000, spec=spec)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        tested = main.Engine(FrameSocket(theirs), None)
+        tested._loaded = SimpleNamespace(stage=stage, front=None, kv_bytes=(1, 1))
+        tested._open_epoch(engine.OpenEngineEpoch(id=1, epoch=1, rank=0, size=1, kv_budget=500))
+    assert wired == [1500]
+
+
+def test_an_engine_that_measures_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+
+    class Engine:
+        def __init__(self, frames: FrameSocket, handoff: None) -> None:
+            self.frames = frames
+
+        def run(self) -> None:
+            self.frames.close()
+            done.append("runs")
+
+    monkeypatch.setattr(main, "forbid_core_files", lambda: None)
+    monkeypatch.setattr(main.logging, "configure", lambda name: None)
+    monkeypatch.setattr(main.sys, "setswitchinterval", lambda seconds: None)
+    monkeypatch.setattr(main.device.mx, "set_default_device", done.append)
+    monkeypatch.setattr(main, "Engine", Engine)
+    for arguments in ([], ["--cpu"]):
+        ours, theirs = socket.socketpair()
+        ours.close()
+        monkeypatch.setattr(sys, "argv", ["engine", "--control-fd", str(theirs.detach()), *arguments])
+        main.main()
+    assert done == ["runs", main.device.mx.cpu, "runs"]
 
 
 def test_shutdown_and_the_end_of_the_pipe_end_the_process(process: EngineProcess) -> None:
