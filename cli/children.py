@@ -143,7 +143,7 @@ class Children:
         future.set_exception(
             Unavailable(
                 f"the {child.name} ended by itself with {how}; the end of {child.log}:\n{tail(child.log)}",
-                hint="name a folder with --state to keep its whole log",
+                hint="its whole log is there, of a demo with --state",
                 reason="COMPONENT_ENDED",
                 component=child.name,
             )

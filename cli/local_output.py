@@ -1,4 +1,4 @@
-"""What `demo` and `up` say of a local cluster: who holds what, and how to talk to it."""
+"""What `demo` says of a local cluster: who holds what, and how to talk to it."""
 
 from __future__ import annotations
 
@@ -40,20 +40,6 @@ def report(answer: Answer, deployment: Any) -> dict[str, Any]:
         "tok_s": answer.tok_s,
         "suite": suites(deployment),
         "min_trust": answer.min_trust,
-        "ring": ring_places(deployment),
-    }
-
-
-def describe(cluster: LocalCluster, deployment: Any) -> dict[str, Any]:
-    """What `up --json` prints once the cluster serves."""
-    return {
-        "model": cluster.name,
-        "grpc": cluster.grpc_address,
-        "http": cluster.http_url,
-        "operator": str(cluster.operator_bundle),
-        "processes": cluster.processes,
-        "suite": suites(deployment),
-        "min_trust": deployment.plan.rings[0].min_trust,
         "ring": ring_places(deployment),
     }
 

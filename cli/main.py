@@ -18,6 +18,7 @@ from cli.commands import (
     demo,
     deployments,
     gateway,
+    join,
     keys,
     model,
     node,
@@ -28,6 +29,7 @@ from cli.commands import (
     token,
     trace,
     trust,
+    up,
 )
 from cli.commands import config as config_commands
 from cli.commands import root as root_commands
@@ -37,7 +39,19 @@ from mesh.coredumps import forbid_core_files
 from mesh.errors import SealringError
 
 _GROUPS = (
-    *(demo.app, chat.app, proxy.app, coordinator.app, token.app, node.app, nodes.app, gateway.app, keys.app),
+    *(
+        demo.app,
+        up.app,
+        join.app,
+        chat.app,
+        proxy.app,
+        coordinator.app,
+        token.app,
+        node.app,
+        nodes.app,
+        gateway.app,
+        keys.app,
+    ),
     *(operators.app, deployments.app, trust.app, root_commands.app, model.app, config_commands.app),
     *(service.app, bench.app, trace.app),
 )

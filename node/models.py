@@ -11,6 +11,7 @@ from pathlib import Path
 from mesh.errors import NotFound
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+BUNDLED = "demo"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _MAX_PATH = 1024
@@ -20,9 +21,9 @@ _MAX_FILES = 4096
 def local_model(name: str, folders: Sequence[Path]) -> Path | None:
     """The folder of a model on this machine, or None for a hub id that is not here.
 
-    A name is an absolute path, a folder's name in one of `folders`, or a hub id `org/name`, which is looked
-    up in `folders` as `org/name` and as `name`, then in the Hugging Face cache. Raises NotFound
-    (MODEL_NOT_FOUND).
+    A name is an absolute path, a folder's name in one of `folders`, "demo" for the bundled model, or a hub id
+    `org/name`, which is looked up in `folders` as `org/name` and as `name`, then in the Hugging Face cache.
+    Raises NotFound (MODEL_NOT_FOUND).
     """
     if name.startswith("/"):
         return _absolute(name)
@@ -35,7 +36,18 @@ def local_model(name: str, folders: Sequence[Path]) -> Path | None:
                 return folder / inner
     if is_hub_id:
         return _cached(name)
+    if name == BUNDLED:
+        return bundled_model()
     raise not_found(name, "put it in a models folder, or name it by its path or hub id")
+
+
+def bundled_model() -> Path:
+    """The demo model, as installed or in the checkout. Raises NotFound (MODEL_NOT_FOUND)."""
+    above = Path(__file__).resolve().parents[1]
+    for folder in (above / "cli" / "demo_model", above / "examples" / "demo_model" / "model"):
+        if (folder / "config.json").is_file():
+            return folder
+    raise not_found(BUNDLED, "the bundled demo model is not here: install sealring again")
 
 
 def not_found(name: str, hint: str) -> NotFound:

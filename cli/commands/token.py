@@ -43,7 +43,7 @@ def create(
     if as_json:
         print_json(plain(answer))
         return
-    print_data(f"sealring {role} join {answer.token}")
+    print_data(f"sealring {'join' if role is Role.NODE else 'gateway join'} {answer.token}")
     machines = f"one {role}" if uses == 1 else f"{uses} {role}s"
     say(f"good for {machines} until {moment(answer.expires)}")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.errors import NotFound
-from node.models import FolderState, local_model
+from node.models import FolderState, bundled_model, local_model
 
 REVISION = "a" * 40
 
@@ -21,6 +21,7 @@ def test_names_below_the_folders_and_absolute_paths(tmp_path: Path) -> None:
     nested = make(tmp_path / "second" / "org" / "big")
     folders = [tmp_path / "first", tmp_path / "second"]
     assert local_model("demo", folders) == demo
+    assert local_model("demo", []) == bundled_model()
     assert local_model("org/big", folders) == nested
     assert local_model("anyone/demo", folders) == demo
     assert local_model(str(demo), []) == demo

@@ -35,8 +35,7 @@ async def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[L
     """Another cluster: its coordinator is there, and the certificates of a node and a gateway."""
     folder = tmp_path_factory.mktemp("elsewhere") / "state"
     async with LocalCluster(folder, MODEL, nodes=1) as cluster:
-        cluster._choose_ports()
-        cluster._write_configs()
+        cluster.write_configs()
         await cluster._start_coordinator()
         await cluster._enrol_all()
         yield cluster
