@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.own_address import OwnAddress, address_towards, is_free, own_addresses
-from mesh.addresses import format_address, free_port, parse_address
-from mesh.errors import ConfigError, InvalidInput, SealringError
-from mesh.memberstate import IDENTITY_KEY, is_enrolled
-from mesh.statefiles import read_bounded
-from mesh.trust import TrustLevel
+from sealring.cli.own_address import OwnAddress, address_towards, is_free, own_addresses
+from sealring.mesh.errors import ConfigError, InvalidInput, SealringError
+from sealring.mesh.member.state import IDENTITY_KEY, is_enrolled
+from sealring.mesh.system.addresses import format_address, free_port, parse_address
+from sealring.mesh.system.files import read_bounded
+from sealring.mesh.trust.levels import TrustLevel
 
 if TYPE_CHECKING:
-    from node.settings import NodeSettings
+    from sealring.node.settings import NodeSettings
 
 _KEPT = ("name", "models", "allow_downloads", "enclave_helper")
 """Of a node's settings, what holds the next time as well."""
@@ -143,8 +143,8 @@ def _node(
     wishes: Wishes,
     made: Choices,
 ) -> dict[str, Any]:
-    from node.attestor import require_software_allowed
-    from node.identity_choice import IdentityChoice, choose_identity
+    from sealring.node.identity.attestor import require_software_allowed
+    from sealring.node.identity_choice import IdentityChoice, choose_identity
 
     own = _host_of(given["node"]) or host
     settings: dict[str, Any] = {
@@ -174,16 +174,16 @@ def _node(
 
 
 def _node_settings(settings: Mapping[str, Any]) -> NodeSettings:
-    from mesh.config import load
-    from node.settings import NodeSettings
+    from sealring.mesh.system.config import load
+    from sealring.node.settings import NodeSettings
 
     return load(NodeSettings, "node", flags=settings, environment={}).settings
 
 
 def _given(section: str, file: Path | None) -> dict[str, Any]:
     """What the user's settings file and environment say of a section, validated."""
-    from cli.settings_flags import settings_model
-    from mesh.config import load
+    from sealring.cli.settings_flags import settings_model
+    from sealring.mesh.system.config import load
 
     loaded = load(settings_model(section), section, file=file)
     values = loaded.settings.model_dump(mode="json", exclude_none=True)

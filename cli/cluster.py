@@ -1,7 +1,7 @@
 """The components of a cluster as processes of this machine, enrolled with real join tokens.
 
 `LocalCluster` is a whole one on loopback, for `sealring demo` and the integration tests; for `sealring up`
-and `sealring join` see `cli.machines`.
+and `sealring join` see `cli/machines.py`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, Self, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 
-from cli.children import Children
-from cli.client import inference
-from cli.leftovers import PORTS
-from cli.operator import Admin, connect, read_bundle
-from cli.waiting import wait_until_serving
-from mesh.addresses import free_port
-from mesh.errors import ConfigError, DeadlineExceeded, InvalidInput, SealringError
-from mesh.statefiles import write_atomic
+from sealring.cli.children import Children
+from sealring.cli.client import inference
+from sealring.cli.leftovers import PORTS
+from sealring.cli.operator import Admin, connect, read_bundle
+from sealring.cli.waiting import wait_until_serving
+from sealring.mesh.errors import ConfigError, DeadlineExceeded, InvalidInput, SealringError
+from sealring.mesh.system.addresses import free_port
+from sealring.mesh.system.files import write_atomic
 
 T = TypeVar("T")
 
@@ -155,9 +155,9 @@ class Cluster:
         return "one node" if len(self.node_names) == 1 else f"{len(self.node_names)} nodes"
 
     async def _start_coordinator(self) -> None:
-        from coordinator.init import init
-        from coordinator.settings import CoordinatorSettings
-        from mesh.memberstate import is_enrolled
+        from sealring.coordinator.init import init
+        from sealring.coordinator.settings import CoordinatorSettings
+        from sealring.mesh.member.state import is_enrolled
 
         settings = CoordinatorSettings(**self._settings("coordinator"))
         if not is_enrolled(self.operator_bundle):
@@ -199,20 +199,20 @@ class Cluster:
 
     def _enrolled_at(self, name: str) -> str:
         """The coordinator's address that a member goes by; empty for none."""
-        from mesh.memberstate import is_enrolled, load_member_state
+        from sealring.mesh.member.state import is_enrolled, load_member_state
 
         folder = self._state_dir(name)
         return load_member_state(folder).coordinator if is_enrolled(folder) else ""
 
     async def _enrol_node(self, name: str) -> None:
-        from node.join import join
-        from node.settings import NodeSettings
+        from sealring.node.join import join
+        from sealring.node.settings import NodeSettings
 
         await join(NodeSettings(**self._settings(name)), await self._token("ROLE_NODE"))
 
     async def _enrol_gateway(self) -> None:
-        from gateway.join import join
-        from gateway.settings import GatewaySettings
+        from sealring.gateway.join import join
+        from sealring.gateway.settings import GatewaySettings
 
         settings = GatewaySettings(**self._settings("gateway"))
         await join(settings, await self._token("ROLE_GATEWAY"))
@@ -224,7 +224,7 @@ class Cluster:
         return str((await self.admin.call("CreateJoinToken", request)).token)
 
     async def _wait_for_nodes(self) -> None:
-        from mesh.memberstate import load_member_state
+        from sealring.mesh.member.state import load_member_state
         from sealring.v1 import admin_pb2
 
         wanted = {load_member_state(self._state_dir(name)).peer.id: name for name in self.node_names}

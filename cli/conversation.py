@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from cli.client import Access, Client, Question, inference
-from cli.output import say
-from cli.prompt import MAX_LINE, read_line
-from mesh.errors import SealringError
+from sealring.cli.client import Access, Client, Question, inference
+from sealring.cli.output import say
+from sealring.cli.prompt import MAX_LINE, read_line
+from sealring.mesh.errors import SealringError
 
 _TOO_LONG = frozenset({"CONTEXT_TOO_LONG", "TOO_LARGE_FOR_RING"})
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from cli import exit_codes
-from cli.output import Progress, progress, say
+from sealring.cli import exit_codes
+from sealring.cli.output import Progress, progress, say
 
 if TYPE_CHECKING:
-    from cli.cluster import Cluster
+    from sealring.cli.cluster import Cluster
 
 C = TypeVar("C", bound="Cluster")
 
@@ -46,7 +46,7 @@ def run_cluster(
 
     async def run() -> None:
         nonlocal serving
-        from mesh.processes import first_of
+        from sealring.mesh.system.processes import first_of
 
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 

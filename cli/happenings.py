@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cli.waiting import describe
+from sealring.cli.waiting import describe
 
 
 def node_lines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.errors import DeadlineExceeded, FailedPrecondition, PermissionDenied
+from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition, PermissionDenied
 
 _SECONDS = 30.0
 _POLL_SECONDS = 0.2

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from mesh.errors import Conflict
-from mesh.paths import default_state_root
-from mesh.statelock import lock_state
+from sealring.mesh.errors import Conflict
+from sealring.mesh.system.lock import lock_state
+from sealring.mesh.system.paths import default_state_root
 
 PORTS = "ports.json"
 _PREFIX = "sealring-demo-"

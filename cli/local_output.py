@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.output import print_data, print_table
+from sealring.cli.output import print_data, print_table
 
 if TYPE_CHECKING:
-    from cli.client import Answer
-    from cli.cluster import LocalCluster
+    from sealring.cli.client import Answer
+    from sealring.cli.cluster import LocalCluster
 
 QUESTION = "What is the capital of France?"
 
@@ -25,7 +25,7 @@ def own_command() -> str:
     if found is not None and Path(os.path.abspath(found)) == own:
         return "sealring"
     if own.name != "sealring" or not os.access(own, os.X_OK):
-        return shlex.join([sys.executable, "-P", "-m", "cli"])
+        return shlex.join([sys.executable, "-P", "-m", "sealring.cli"])
     here = Path.cwd()
     return shlex.quote(f"./{own.relative_to(here)}" if own.is_relative_to(here) else str(own))
 

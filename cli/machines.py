@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cli.cluster import Cluster
-from cli.leftovers import PORTS
-from mesh.addresses import parse_address
-from mesh.errors import DeadlineExceeded, SealringError
-from mesh.memberstate import ROSTER, load_member_state
-from mesh.roster_reader import check_roster
-from mesh.statefiles import read_bounded, write_atomic
+from sealring.cli.cluster import Cluster
+from sealring.cli.leftovers import PORTS
+from sealring.mesh.errors import DeadlineExceeded, SealringError
+from sealring.mesh.member.state import ROSTER, load_member_state
+from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.files import read_bounded, write_atomic
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.1

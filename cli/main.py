@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from cli import exit_codes
-from cli.commands import (
+from sealring.cli import exit_codes
+from sealring.cli.commands import (
     bench,
     chat,
     coordinator,
@@ -31,12 +31,12 @@ from cli.commands import (
     trust,
     up,
 )
-from cli.commands import config as config_commands
-from cli.commands import root as root_commands
-from cli.lean import hide_rich
-from cli.output import say
-from mesh.coredumps import forbid_core_files
-from mesh.errors import SealringError
+from sealring.cli.commands import config as config_commands
+from sealring.cli.commands import root as root_commands
+from sealring.cli.lean import hide_rich
+from sealring.cli.output import say
+from sealring.mesh.errors import SealringError
+from sealring.mesh.system.coredumps import forbid_core_files
 
 _GROUPS = (
     *(

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.lifeline import die_with_parent
-from cli.settings_flags import load_settings, settings_command
-from mesh.errors import SealringError
+from sealring.cli.lifeline import die_with_parent
+from sealring.cli.settings_flags import load_settings, settings_command
+from sealring.mesh.errors import SealringError
 
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error")]
 LogFile = Annotated[
@@ -74,8 +74,8 @@ def run_daemon(
     """Runs one component until it ends by itself or by a signal that it handles."""
     import structlog
 
-    from mesh.logging import configure
-    from mesh.processes import allow_open_files
+    from sealring.mesh.system.logging import configure
+    from sealring.mesh.system.processes import allow_open_files
 
     os.umask(0o077)  # whatever it and its children make is their account's alone
     configure(component, level=log_level, file=log_file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from cli.output import say
+from sealring.cli.output import say
 
 MAX_LINE = 1 << 20
 

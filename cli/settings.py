@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mesh.paths import default_state_root
-from mesh.settings_types import Address
+from sealring.mesh.system.paths import default_state_root
+from sealring.mesh.system.settings_types import Address
 
 
 class CliSettings(BaseModel):

@@ -18,20 +18,20 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from mesh.errors import ConfigError
-from mesh.paths import default_config_file
+from sealring.mesh.errors import ConfigError
+from sealring.mesh.system.paths import default_config_file
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-    from mesh.config import Loaded
+    from sealring.mesh.system.config import Loaded
 
 MODELS = {
-    "coordinator": ("coordinator.settings", "CoordinatorSettings"),
-    "node": ("node.settings", "NodeSettings"),
-    "gateway": ("gateway.settings", "GatewaySettings"),
-    "cli": ("cli.settings", "CliSettings"),
+    "coordinator": ("sealring.coordinator.settings", "CoordinatorSettings"),
+    "node": ("sealring.node.settings", "NodeSettings"),
+    "gateway": ("sealring.gateway.settings", "GatewaySettings"),
+    "cli": ("sealring.cli.settings", "CliSettings"),
 }
 _FLAGS = "sealring.flags"
 
@@ -60,7 +60,7 @@ def load_settings(context: typer.Context, section: str) -> Loaded[Any]:
 
     Raises ConfigError.
     """
-    from mesh.config import load
+    from sealring.mesh.system.config import load
 
     root = context.find_root()
     flags = context.meta.get(_FLAGS, {})
@@ -128,7 +128,7 @@ def _remember(context: Any, parameter: Any, value: Any) -> None:
 
 
 def _plain_kinds(field: FieldInfo) -> set[Any]:
-    from mesh.config import kinds_of
+    from sealring.mesh.system.config import kinds_of
 
     return kinds_of(field.annotation)
 

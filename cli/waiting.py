@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mesh.errors import DeadlineExceeded, FailedPrecondition, NotFound
+from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition, NotFound
 
 if TYPE_CHECKING:
-    from cli.operator import Admin
+    from sealring.cli.operator import Admin
 
 _POLL_SECONDS = 0.15
 _MAX_FAILURES = 4

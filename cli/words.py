@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on standard output")]
 JoinTokenText = Annotated[
@@ -20,7 +20,7 @@ JoinTokenText = Annotated[
 def read_token(text: str) -> str:
     """The token given, or the end of the line on standard input when it is "-": other users of the machine
     see arguments. Raises InvalidInput (BAD_TOKEN)."""
-    from mesh.bootstrap import MAX_TOKEN_CHARACTERS
+    from sealring.mesh.member.bootstrap import MAX_TOKEN_CHARACTERS
 
     if text == "-":
         text = sys.stdin.readline(2 * MAX_TOKEN_CHARACTERS)
@@ -32,7 +32,7 @@ def read_token(text: str) -> str:
 
 def read_file(file: Path, *, max_bytes: int) -> bytes:
     """What is in a file of the user's. Raises InvalidInput (BAD_FILE)."""
-    from mesh.statefiles import read_bounded
+    from sealring.mesh.system.files import read_bounded
 
     try:
         return read_bounded(file, max_bytes=max_bytes)
@@ -42,7 +42,7 @@ def read_file(file: Path, *, max_bytes: int) -> bytes:
 
 def write_file(file: Path, content: bytes) -> None:
     """Writes a file of the user's that everybody may read. Raises InvalidInput (BAD_FILE)."""
-    from mesh.statefiles import write_atomic
+    from sealring.mesh.system.files import write_atomic
 
     try:
         write_atomic(file, content, mode=0o644)

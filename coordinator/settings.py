@@ -8,12 +8,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from mesh.addresses import format_address, parse_address
-from mesh.clock import SKEW_SECONDS
-from mesh.names import is_label
-from mesh.paths import default_state_root
-from mesh.settings_types import Address, ClusterName
-from mesh.trust import MAX_SCORE
+from sealring.mesh.clock import SKEW_SECONDS
+from sealring.mesh.prompt.names import is_label
+from sealring.mesh.system.addresses import format_address, parse_address
+from sealring.mesh.system.paths import default_state_root
+from sealring.mesh.system.settings_types import Address, ClusterName
+from sealring.mesh.trust.levels import MAX_SCORE
 
 _DAY = 24 * 3600
 MIN_CERTIFICATE_LIFETIME = 5 * SKEW_SECONDS

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from mesh.addresses import is_loopback, parse_address
-from mesh.errors import ConfigError
-from mesh.paths import default_state_root
-from mesh.settings_types import Address, Name
+from sealring.mesh.errors import ConfigError
+from sealring.mesh.system.addresses import is_loopback, parse_address
+from sealring.mesh.system.paths import default_state_root
+from sealring.mesh.system.settings_types import Address, Name
 
 
 def _default_state_dir() -> Path:

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.attestation import Posture, Statement, derive_level
-from mesh.device import Device, verify_device
-from mesh.enclave import EnclaveSigner
-from mesh.errors import AttestationError, Unavailable
-from mesh.trust import KeyType, TrustLevel
-from node.attestor import measure_posture
-from node.identity import ENCLAVE_KEY, read_device_chain
-from node.settings import NodeSettings
+from sealring.mesh.errors import AttestationError, Unavailable
+from sealring.mesh.trust.apple import Device, verify_device
+from sealring.mesh.trust.attestation import Posture, Statement, derive_level
+from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.node.identity.attestor import measure_posture
+from sealring.node.identity.enclave import EnclaveSigner
+from sealring.node.identity.key import ENCLAVE_KEY, read_device_chain
+from sealring.node.settings import NodeSettings
 
 HELPER = "sealring-enclave"
 _PROTECTIONS = {

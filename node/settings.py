@@ -10,9 +10,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from mesh.addresses import format_address, parse_address
-from mesh.paths import default_state_root
-from mesh.settings_types import Address, Name
+from sealring.mesh.system.addresses import format_address, parse_address
+from sealring.mesh.system.paths import default_state_root
+from sealring.mesh.system.settings_types import Address, Name
 
 MAX_ADDRESSES = 8
 

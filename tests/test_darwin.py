@@ -19,15 +19,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="imposed on Linu
 
 ROOT = Path(__file__).parents[1]
 PARTS = (
-    "tests/node/test_channel.py",
-    "tests/node/test_supervisor.py::test_what_a_child_started_ends_with_it",
-    "tests/node/test_supervisor.py::test_a_child_that_does_not_read_pushes_back",
-    "tests/node/test_supervisor.py::test_the_end_of_a_child_is_told_once",
+    "tests/node/ipc/test_channel.py",
+    "tests/node/daemon/test_supervisor.py::test_what_a_child_started_ends_with_it",
+    "tests/node/daemon/test_supervisor.py::test_a_child_that_does_not_read_pushes_back",
+    "tests/node/daemon/test_supervisor.py::test_the_end_of_a_child_is_told_once",
     "tests/node/carrier/test_ring.py",
     "tests/node/carrier/test_carrier.py::test_records_go_round_the_ring[2]",
-    "tests/node/test_daemon_carrier.py",
-    "tests/mesh/test_processes.py",
-    "tests/mesh/test_statefiles.py",
+    "tests/node/daemon/test_carrier_process.py",
+    "tests/mesh/system/test_processes.py",
+    "tests/mesh/system/test_files.py",
 )
 PROBE = """
 import errno, fcntl, json, os, resource, select, signal, socket, subprocess, sys, time

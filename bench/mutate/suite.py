@@ -371,7 +371,7 @@ def _beside(folder: Path, name: str) -> Path:
 
 def check_imports(folder: Path) -> None:
     """Raises RuntimeError unless tests in the copy and their processes import the copy."""
-    command = [_python(folder), "-P", "-c", "import mesh; print(mesh.__file__)"]
+    command = [_python(folder), "-P", "-c", "import sealring.mesh; print(mesh.__file__)"]
     found = subprocess.run(
         command, cwd=ROOT, env={}, capture_output=True, text=True, check=True, timeout=60
     ).stdout

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.exit_codes import CHECK_FAILED
-from cli.output import print_json, print_table, say
-from mesh.errors import ConfigError, InvalidInput
+from sealring.cli.exit_codes import CHECK_FAILED
+from sealring.cli.output import print_json, print_table, say
+from sealring.mesh.errors import ConfigError, InvalidInput
 
 if TYPE_CHECKING:
     from bench.frame import Benchmark, Result

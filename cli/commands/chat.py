@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.leftovers import gateway_of, running
-from cli.output import print_json, say, write
-from cli.settings_flags import load_settings, settings_command
-from cli.words import AsJson
-from mesh.addresses import parse_address
-from mesh.errors import InvalidInput
+from sealring.cli.leftovers import gateway_of, running
+from sealring.cli.output import print_json, say, write
+from sealring.cli.settings_flags import load_settings, settings_command
+from sealring.cli.words import AsJson
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.system.addresses import parse_address
 
 if TYPE_CHECKING:
-    from cli.client import Access, Question
-    from mesh.config import Loaded
+    from sealring.cli.client import Access, Question
+    from sealring.mesh.system.config import Loaded
 
 app = typer.Typer()
 
@@ -63,7 +63,7 @@ def chat(
     A conversation ends with an empty line or Ctrl-D; Ctrl-C stops an answer. Without --gateway, and when
     nobody is at the default address, a running demo is asked.
     """
-    from cli.client import Question
+    from sealring.cli.client import Question
     from sealring.client.options import SamplingOptions
 
     loaded = load_settings(context, "cli")
@@ -93,7 +93,7 @@ def chat(
     elif as_json:
         raise InvalidInput("--json needs the question on the command line", reason="BAD_QUESTION")
     else:
-        from cli.conversation import converse
+        from sealring.cli.conversation import converse
 
         converse(*_gateway(loaded), first, write_piece, seconds=_ASK_SECONDS)
 
@@ -104,7 +104,7 @@ def write_piece(text: str) -> None:
 
 
 async def _once(gateway: tuple[str, Access], base: Question, question: str, *, as_json: bool) -> None:
-    from cli.client import inference
+    from sealring.cli.client import inference
 
     address, access = gateway
     async with inference(address, **access) as client:
@@ -122,7 +122,7 @@ async def _once(gateway: tuple[str, Access], base: Question, question: str, *, a
 
 def _gateway(loaded: Loaded[Any]) -> tuple[str, Access]:
     """Whom to talk to, and how: the gateway of the settings; nobody there by default, the demo that runs."""
-    from cli.client import gateway_access
+    from sealring.cli.client import gateway_access
 
     address: str = loaded.settings.gateway
     if loaded.origin["gateway"] != "default" or _listens(address):

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.output import print_json, print_table, say
-from cli.settings_flags import MODELS, config_file, settings_model
-from cli.words import AsJson
+from sealring.cli.output import print_json, print_table, say
+from sealring.cli.settings_flags import MODELS, config_file, settings_model
+from sealring.cli.words import AsJson
 
 app = typer.Typer(name="config", help="Settings and where they come from.", no_args_is_help=True)
 
@@ -22,7 +22,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show every setting with its value and its source: default, file, environment."""
-    from mesh.config import load, unknown
+    from sealring.mesh.system.config import load, unknown
 
     file = config_file(context.find_root().params.get("config"))
     shown: dict[str, dict[str, Any]] = {}

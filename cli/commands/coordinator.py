@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from cli.output import print_data, print_json, say
-from cli.processes import add_run_command
-from cli.settings_flags import load_settings, settings_command
-from cli.words import AsJson, public_keys, read_file, write_file
+from sealring.cli.output import print_data, print_json, say
+from sealring.cli.processes import add_run_command
+from sealring.cli.settings_flags import load_settings, settings_command
+from sealring.cli.words import AsJson, public_keys, read_file, write_file
 
 app = typer.Typer(name="coordinator", help="The cluster's authority.", no_args_is_help=True)
 
@@ -34,8 +34,8 @@ def init(
 ) -> None:
     """Make keys, certificates, database and the operator bundle of a new cluster."""
     settings = load_settings(context, "coordinator").settings
-    from coordinator.init import complete
-    from coordinator.init import init as initialise
+    from sealring.coordinator.init import complete
+    from sealring.coordinator.init import init as initialise
 
     if root_metadata is None:
         initialise(settings, roster_threshold=roster_threshold)
@@ -61,7 +61,7 @@ def prepare(
 ) -> None:
     """Make a new cluster's keys under a root that is kept elsewhere, and the draft for it to sign."""
     settings = load_settings(context, "coordinator").settings
-    from coordinator.init import prepare as make
+    from sealring.coordinator.init import prepare as make
 
     keys = public_keys(root_key)
     draft = make(settings, keys, root_threshold, roster_threshold=roster_threshold)
@@ -80,7 +80,7 @@ def prepare(
 def new_operator(context: typer.Context) -> None:
     """Replace the operator bundle in the coordinator's folder by one with a new key; stop it first."""
     settings = load_settings(context, "coordinator").settings
-    from coordinator.init import new_operator as make
+    from sealring.coordinator.init import new_operator as make
 
     make(settings)
     say(f"made a new operator bundle in {settings.state_dir / 'operator'}; the old one opens nothing")
@@ -93,7 +93,7 @@ BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="the backup")]
 def backup(context: typer.Context, file: BackupFile) -> None:
     """Write keys, certificates and database to a file; the coordinator may run meanwhile."""
     settings = load_settings(context, "coordinator").settings
-    from coordinator.backup import backup as make
+    from sealring.coordinator.backup import backup as make
 
     make(settings, file)
     say(f"wrote {file}: keep it as safe as the coordinator itself, it can sign rosters")
@@ -105,7 +105,7 @@ def backup(context: typer.Context, file: BackupFile) -> None:
 def restore(context: typer.Context, file: BackupFile) -> None:
     """Make the state folder from a backup."""
     settings = load_settings(context, "coordinator").settings
-    from coordinator.backup import restore as make
+    from sealring.coordinator.backup import restore as make
 
     make(settings, file)
     say(f"restored {settings.state_dir} from {file}")
@@ -116,7 +116,7 @@ def restore(context: typer.Context, file: BackupFile) -> None:
 def recover(context: typer.Context) -> None:
     """Go on after an older copy of the state folder was put back by hand; stop the coordinator first."""
     settings = load_settings(context, "coordinator").settings
-    from coordinator.backup import recover as go_on
+    from sealring.coordinator.backup import recover as go_on
 
     go_on(settings)
     say(f"the coordinator's state in {settings.state_dir} goes on above what members may have seen")

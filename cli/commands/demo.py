@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.commands.chat import write_piece
-from cli.commands.deployments import default_name
-from cli.foreground import run_cluster, signals_as_exceptions
-from cli.leftovers import PORTS, temporary_folder
-from cli.local_output import QUESTION, print_ring, print_ways, report
-from cli.output import Progress, print_json, say
-from cli.words import AsJson
-from mesh.errors import ConfigError, InvalidInput, ModelError
+from sealring.cli.commands.chat import write_piece
+from sealring.cli.commands.deployments import default_name
+from sealring.cli.foreground import run_cluster, signals_as_exceptions
+from sealring.cli.leftovers import PORTS, temporary_folder
+from sealring.cli.local_output import QUESTION, print_ring, print_ways, report
+from sealring.cli.output import Progress, print_json, say
+from sealring.cli.words import AsJson
+from sealring.mesh.errors import ConfigError, InvalidInput, ModelError
 
 if TYPE_CHECKING:
-    from cli.client import Answer
-    from cli.cluster import LocalCluster
+    from sealring.cli.client import Answer
+    from sealring.cli.cluster import LocalCluster
 
 app = typer.Typer()
 
@@ -49,7 +49,7 @@ def demo(
     """
     if not question.strip() or len(question) > _MAX_QUESTION:
         raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
-    from node.models import bundled_model
+    from sealring.node.models.folders import bundled_model
 
     folder = bundled_model() if model is None else model_folder(model)
     name = "demo" if model is None else default_name(str(folder))
@@ -73,7 +73,7 @@ def demo(
     with state_folder(state) as chosen:
 
         def make(say: Callable[[str], None]) -> LocalCluster:
-            from cli.cluster import LocalCluster
+            from sealring.cli.cluster import LocalCluster
 
             return LocalCluster(chosen, folder, nodes=nodes, name=name, say=say)
 
@@ -111,7 +111,7 @@ def state_folder(chosen: Path | None) -> Iterator[Path]:
 
 
 async def _ask(cluster: LocalCluster, question: str, *, quiet: bool) -> Answer:
-    from cli.client import Question, inference
+    from sealring.cli.client import Question, inference
 
     say(f"\n> {question}")
     async with inference(cluster.grpc_address) as client:

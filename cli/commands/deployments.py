@@ -11,15 +11,21 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.nodes import find_node
-from cli.operator import Admin, call_admin, run_admin
-from cli.output import moment, plain, print_json, print_table, progress, say, size
-from cli.settings_flags import settings_command
-from cli.waiting import wait_until_serving
-from cli.words import AsJson
-from mesh.deployment_limits import MAX_CONTEXT, MAX_PREFILL_CHUNK, MAX_REPLICAS, MAX_ROWS, MAX_STAGES
-from mesh.errors import InvalidInput
-from mesh.trust import MAX_SCORE
+from sealring.cli.commands.nodes import find_node
+from sealring.cli.operator import Admin, call_admin, run_admin
+from sealring.cli.output import moment, plain, print_json, print_table, progress, say, size
+from sealring.cli.settings_flags import settings_command
+from sealring.cli.waiting import wait_until_serving
+from sealring.cli.words import AsJson
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.deployment_limits import (
+    MAX_CONTEXT,
+    MAX_PREFILL_CHUNK,
+    MAX_REPLICAS,
+    MAX_ROWS,
+    MAX_STAGES,
+)
+from sealring.mesh.trust.levels import MAX_SCORE
 
 app = typer.Typer()
 listing = typer.Typer(name="deployments", help="The models that the cluster serves.", no_args_is_help=True)

@@ -6,11 +6,11 @@ import asyncio
 
 import typer
 
-from cli.commands.node import leave_cluster, report_enrolled
-from cli.output import say
-from cli.processes import add_run_command
-from cli.settings_flags import load_settings, same_settings, settings_command
-from cli.words import AsJson, JoinTokenText, read_token
+from sealring.cli.commands.node import leave_cluster, report_enrolled
+from sealring.cli.output import say
+from sealring.cli.processes import add_run_command
+from sealring.cli.settings_flags import load_settings, same_settings, settings_command
+from sealring.cli.words import AsJson, JoinTokenText, read_token
 
 app = typer.Typer(name="gateway", help="Where clients connect: gRPC and HTTP.", no_args_is_help=True)
 
@@ -23,7 +23,7 @@ def join(
 ) -> None:
     """Enrol with a join token; the root key in it is checked before anything is sent."""
     settings = load_settings(context, "gateway").settings
-    from gateway.join import join as enrol
+    from sealring.gateway.join import join as enrol
 
     enrolled = asyncio.run(enrol(settings, read_token(token)))
     report_enrolled(enrolled, settings, as_json=as_json)

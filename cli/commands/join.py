@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.commands.up import Address, Downloads, Models, Name, SoftwareIdentity
-from cli.output import Progress, print_json, say
-from cli.settings_flags import config_file
-from cli.words import AsJson, read_token
-from mesh.errors import InvalidInput
-from mesh.paths import default_state_root
+from sealring.cli.commands.up import Address, Downloads, Models, Name, SoftwareIdentity
+from sealring.cli.output import Progress, print_json, say
+from sealring.cli.settings_flags import config_file
+from sealring.cli.words import AsJson, read_token
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
-    from cli.choices import Choices, Wishes
-    from cli.machines import OtherMachine
+    from sealring.cli.choices import Choices, Wishes
+    from sealring.cli.machines import OtherMachine
 
 app = typer.Typer()
 
@@ -50,10 +50,10 @@ def join(
     The token is checked against the coordinator before anything is sent. A machine that has joined runs its
     node again with `sealring join` alone.
     """
-    from cli.choices import Wishes, node_folder
-    from cli.foreground import signals_as_exceptions
-    from mesh.memberstate import is_enrolled
-    from mesh.statelock import lock_state
+    from sealring.cli.choices import Wishes, node_folder
+    from sealring.cli.foreground import signals_as_exceptions
+    from sealring.mesh.member.state import is_enrolled
+    from sealring.mesh.system.lock import lock_state
 
     wishes = Wishes(address, name, models or (), downloads, software_identity_allowed)
     root = default_state_root()
@@ -85,11 +85,11 @@ def _read(token: str | None) -> str:
 
 
 def _enrol(root: Path, file: Path | None, wishes: Wishes, token: str, *, as_json: bool) -> Choices:
-    """Raises as `choose_other` and `node.join.join`."""
-    from cli.choices import choose_other
-    from mesh.bootstrap import JoinToken
-    from node.join import join as enrol
-    from node.settings import NodeSettings
+    """Raises as `choose_other` and `sealring.node.join.join`."""
+    from sealring.cli.choices import choose_other
+    from sealring.mesh.member.bootstrap import JoinToken
+    from sealring.node.join import join as enrol
+    from sealring.node.settings import NodeSettings
 
     choices = choose_other(root, file, wishes, JoinToken.parse(token).addresses)
     for line in choices.said:
@@ -112,7 +112,7 @@ def _enrol(root: Path, file: Path | None, wishes: Wishes, token: str, *, as_json
 
 def _keep(root: Path, choices: Choices) -> None:
     """Where the next start finds what was chosen."""
-    from cli.machines import OtherMachine
+    from sealring.cli.machines import OtherMachine
 
     OtherMachine(root, choices.settings).write_configs()
 
@@ -123,17 +123,17 @@ def _begin_anew(file: Path | None) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     settings = [] if file is None else ["--config", str(file)]
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "cli", *settings, "join"])  # noqa: S606 - itself
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "sealring.cli", *settings, "join"])  # noqa: S606 - itself
 
 
 def _run(root: Path, file: Path | None, wishes: Wishes) -> None:
-    from cli.choices import choose_other
-    from cli.foreground import run_cluster
+    from sealring.cli.choices import choose_other
+    from sealring.cli.foreground import run_cluster
 
     choices = choose_other(root, file, wishes, ())
 
     def make(told: Callable[[str], None]) -> OtherMachine:
-        from cli.machines import OtherMachine
+        from sealring.cli.machines import OtherMachine
 
         return OtherMachine(root, choices.settings, say=told)
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.output import moment, print_data, print_json, print_table, say
-from cli.settings_flags import load_settings, settings_command
-from cli.words import AsJson
+from sealring.cli.output import moment, print_data, print_json, print_table, say
+from sealring.cli.settings_flags import load_settings, settings_command
+from sealring.cli.words import AsJson
 
 if TYPE_CHECKING:
-    from gateway.access.keyfile import KeyFile, KeyRecord
+    from sealring.gateway.access.keyfile import KeyFile, KeyRecord
 
 app = typer.Typer(
     name="keys",
@@ -42,7 +42,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Print a new API key. It is shown this once; from the first on, every request needs one."""
-    from gateway.access.keys import Scope as KeyScope
+    from sealring.gateway.access.keys import Scope as KeyScope
 
     chosen = [KeyScope(one.value) for one in scope or [Scope.INFERENCE]]
     keys = _keys(context)
@@ -83,8 +83,8 @@ def revoke(context: typer.Context, key_id: Annotated[str, typer.Argument(metavar
 
 
 def _keys(context: typer.Context) -> KeyFile:
-    from gateway.access.keyfile import KeyFile
-    from mesh.memberstate import is_enrolled
+    from sealring.gateway.access.keyfile import KeyFile
+    from sealring.mesh.member.state import is_enrolled
 
     folder = load_settings(context, "gateway").settings.state_dir
     if not is_enrolled(folder):

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from cli.apart import ask_apart
-from cli.commands.deployments import parse_split
-from cli.exit_codes import CHECK_FAILED
-from cli.output import print_json, print_table, progress, say, size
-from cli.words import AsJson
-from mesh.errors import ModelError
+from sealring.cli.apart import ask_apart
+from sealring.cli.commands.deployments import parse_split
+from sealring.cli.exit_codes import CHECK_FAILED
+from sealring.cli.output import print_json, print_table, progress, say, size
+from sealring.cli.words import AsJson
+from sealring.mesh.errors import ModelError
 
 app = typer.Typer(name="model", help="Look at models.", no_args_is_help=True)
 
@@ -39,7 +39,7 @@ def check(
     sizes = parse_split(split) or None
     asked = {"splits": sizes, "stages": stages, "rows": rows, "seed": seed}
     with progress(f"comparing {path_or_config} with its stages"):
-        report = ask_apart("node.engine.check", [path_or_config, json.dumps(asked)])
+        report = ask_apart("sealring.node.engine.check", [path_or_config, json.dumps(asked)])
     if as_json:
         print_json(report)
     else:
@@ -68,7 +68,7 @@ def profile(
     if not path.is_dir():
         raise ModelError(f"there is no model folder {path}", hint="check the path", reason="MODEL_NOT_FOUND")
     with progress(f"measuring {path}"):
-        found = ask_apart("node.engine.profile", [str(path)])
+        found = ask_apart("sealring.node.engine.profile", [str(path)])
     if as_json:
         print_json(found)
         return

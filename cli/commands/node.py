@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cli.output import print_data, print_json, say
-from cli.processes import add_run_command
-from cli.settings_flags import load_settings, same_settings, settings_command
-from cli.words import AsJson, JoinTokenText, read_token
-from mesh.errors import ConfigError
+from sealring.cli.output import print_data, print_json, say
+from sealring.cli.processes import add_run_command
+from sealring.cli.settings_flags import load_settings, same_settings, settings_command
+from sealring.cli.words import AsJson, JoinTokenText, read_token
+from sealring.mesh.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mesh.enrolment import Enrolled
+    from sealring.mesh.member.enrolment import Enrolled
 
 app = typer.Typer(name="node", help="A machine that holds layers.", no_args_is_help=True)
 
@@ -24,7 +24,7 @@ app = typer.Typer(name="node", help="A machine that holds layers.", no_args_is_h
 def join(context: typer.Context, token: JoinTokenText, as_json: AsJson = False) -> None:
     """Enrol with a join token; the root key in it is checked before anything is sent."""
     loaded = load_settings(context, "node")
-    from node.join import join as enrol
+    from sealring.node.join import join as enrol
 
     enrolled = asyncio.run(enrol(loaded.settings, read_token(token)))
     report_enrolled(enrolled, loaded.settings, as_json=as_json)
@@ -35,8 +35,8 @@ def join(context: typer.Context, token: JoinTokenText, as_json: AsJson = False) 
 def nonce(context: typer.Context, as_json: AsJson = False) -> None:
     """Print the DeviceAttestationNonce for this node's identity, which is made if there is none."""
     settings = load_settings(context, "node").settings
-    from mesh.device import device_nonce
-    from node.identity import make_signer
+    from sealring.mesh.trust.apple import device_nonce
+    from sealring.node.identity.key import make_signer
 
     found = device_nonce(make_signer(settings).public_key).hex()
     if as_json:
@@ -53,9 +53,9 @@ def leave(context: typer.Context) -> None:
 
 def leave_cluster(folder: Path, group: str) -> None:
     """Removes the enrolment in a folder and says what the operator has left to do."""
-    from mesh.memberstate import forget_enrolment, is_enrolled
-    from mesh.statefiles import unwritable
-    from mesh.statelock import lock_state
+    from sealring.mesh.member.state import forget_enrolment, is_enrolled
+    from sealring.mesh.system.files import unwritable
+    from sealring.mesh.system.lock import lock_state
 
     if not is_enrolled(folder):
         raise ConfigError(f"there is no enrolment in {folder}", reason="NOT_ENROLLED")

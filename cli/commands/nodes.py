@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.operator import Admin, call_admin, run_admin
-from cli.output import moment, plain, print_data, print_json, print_table, say, size
-from cli.settings_flags import settings_command
-from cli.words import AsJson
-from mesh.errors import InvalidInput, NotFound
+from sealring.cli.operator import Admin, call_admin, run_admin
+from sealring.cli.output import moment, plain, print_data, print_json, print_table, say, size
+from sealring.cli.settings_flags import settings_command
+from sealring.cli.words import AsJson
+from sealring.mesh.errors import InvalidInput, NotFound
 
 app = typer.Typer()
 nodes_app = typer.Typer(name="nodes", help="The cluster's nodes.", no_args_is_help=True)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.operator import Admin, call_admin, read_bundle, run_admin
-from cli.output import moment, plain, print_data, print_json, print_table, say
-from cli.settings_flags import load_settings, settings_command
-from cli.words import AsJson, cannot_write
-from mesh.errors import AlreadyExists
+from sealring.cli.operator import Admin, call_admin, read_bundle, run_admin
+from sealring.cli.output import moment, plain, print_data, print_json, print_table, say
+from sealring.cli.settings_flags import load_settings, settings_command
+from sealring.cli.words import AsJson, cannot_write
+from sealring.mesh.errors import AlreadyExists
 
 if TYPE_CHECKING:
-    from mesh.certificates import LeafKey
+    from sealring.mesh.pki.certificates import LeafKey
 
 app = typer.Typer(
     name="operator", help="Who may administer the cluster: a key, a name and a role.", no_args_is_help=True
@@ -47,7 +47,7 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Make a bundle for another operator; hand it over by a way that nobody else reads."""
-    from mesh.certificates import LeafKey
+    from sealring.mesh.pki.certificates import LeafKey
     from sealring.v1 import admin_pb2
 
     leaf = LeafKey()
@@ -60,7 +60,7 @@ def add(
 @app.command(cls=settings_command("cli"))
 def rotate(context: typer.Context, name: Name, out: Out, days: Days = 30, as_json: AsJson = False) -> None:
     """Make a new bundle for an operator; the old one opens nothing from then on."""
-    from mesh.certificates import LeafKey
+    from sealring.mesh.pki.certificates import LeafKey
     from sealring.v1 import admin_pb2
 
     leaf = LeafKey()
@@ -101,16 +101,16 @@ def _make_bundle(
 
     Raises AlreadyExists (BUNDLE_EXISTS), InvalidInput (BAD_FILE) before anything is asked.
     """
-    from mesh.certificates import PeerIdentity, Role
-    from mesh.memberstate import (
+    from sealring.mesh.member.state import (
         MemberState,
         is_enrolled,
         load_member_state,
         parse_pem_leaf,
         save_member_state,
     )
-    from mesh.rootmeta import decode_chain, verify_root_chain
-    from mesh.tls import TlsMaterial
+    from sealring.mesh.pki.certificates import PeerIdentity, Role
+    from sealring.mesh.pki.root import decode_chain, verify_root_chain
+    from sealring.mesh.rpc.tls import TlsMaterial
 
     if is_enrolled(folder):
         raise AlreadyExists(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.operator import read_bundle
-from cli.output import say
-from cli.processes import LogFile, LogLevel, ParentPipe, run_daemon
-from cli.settings_flags import load_settings, settings_command
+from sealring.cli.operator import read_bundle
+from sealring.cli.output import say
+from sealring.cli.processes import LogFile, LogLevel, ParentPipe, run_daemon
+from sealring.cli.settings_flags import load_settings, settings_command
 
 if TYPE_CHECKING:
-    from cli.settings import CliSettings
+    from sealring.cli.settings import CliSettings
 
 app = typer.Typer()
 
@@ -48,10 +48,10 @@ def proxy(
     pin = _pin(root, settings)
     state_file = state_file or _state_file(pin)
 
-    from cli.client import gateway_access
-    from cli.proxy import serve
-    from mesh.addresses import require_loopback
+    from sealring.cli.client import gateway_access
+    from sealring.cli.proxy import serve
     from sealring.client import AsyncClient
+    from sealring.mesh.system.addresses import require_loopback
 
     require_loopback(listen)
 
@@ -80,6 +80,6 @@ def _pin(root: str | None, settings: CliSettings) -> bytes:
 
 def _state_file(pin: bytes) -> Path:
     """One memory per cluster."""
-    from mesh.paths import default_state_root
+    from sealring.mesh.system.paths import default_state_root
 
     return default_state_root() / "client" / f"{pin.hex()[:32]}.roster"

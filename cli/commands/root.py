@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import moment, print_data, print_json, say
-from cli.words import AsJson, cannot_write, public_keys, read_file, write_file
-from mesh.errors import InvalidInput
+from sealring.cli.output import moment, print_data, print_json, say
+from sealring.cli.words import AsJson, cannot_write, public_keys, read_file, write_file
+from sealring.mesh.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from mesh.rootmeta import RootMetadata
+    from sealring.mesh.pki.root import RootMetadata
 
 app = typer.Typer()
 root = typer.Typer(name="root", help="The root keys and what they sign.", no_args_is_help=True)
@@ -89,7 +89,7 @@ def rotate(
     """Draft the next version: other keys, or the same for longer."""
     import dataclasses
 
-    from mesh.rootmeta import draft_root, read_root_draft
+    from sealring.mesh.pki.root import draft_root, read_root_draft
 
     current = _load_chain(chain)
     now = int(time.time())
@@ -117,8 +117,8 @@ def sign(
     as_json: AsJson = False,
 ) -> None:
     """Add a root key's signature to a draft; prints the key's id."""
-    from mesh.dsse import Ed25519Signer, key_id
-    from mesh.rootmeta import cosign_root
+    from sealring.mesh.crypto.dsse import Ed25519Signer, key_id
+    from sealring.mesh.pki.root import cosign_root
 
     try:
         signer = Ed25519Signer.load(key)
@@ -131,7 +131,7 @@ def sign(
 @root.command()
 def install(draft: Draft, chain: Chain) -> None:
     """Append a fully signed draft to the coordinator's chain; it counts from the coordinator's next start."""
-    from mesh.rootmeta import check_root_times, encode_chain, follow_root
+    from sealring.mesh.pki.root import check_root_times, encode_chain, follow_root
 
     current = _load_chain(chain)
     following = follow_root(read_file(draft, max_bytes=_MAX_FILE), current)
@@ -141,7 +141,7 @@ def install(draft: Draft, chain: Chain) -> None:
 
 
 def _make_key(file: Path) -> str:
-    from mesh.dsse import Ed25519Signer
+    from sealring.mesh.crypto.dsse import Ed25519Signer
 
     try:
         return Ed25519Signer.create(file).public_key.hex()
@@ -157,8 +157,8 @@ def _print(value: str, name: str, *, as_json: bool) -> None:
 
 
 def _describe(file: Path) -> dict[str, Any]:
-    from mesh.errors import RosterError
-    from mesh.rootmeta import read_root_draft
+    from sealring.mesh.errors import RosterError
+    from sealring.mesh.pki.root import read_root_draft
 
     try:
         found = _load_chain(file)
@@ -185,8 +185,8 @@ def _describe(file: Path) -> dict[str, Any]:
 
 
 def _load_chain(file: Path) -> RootMetadata:
-    from mesh.errors import RosterError
-    from mesh.rootmeta import decode_chain, follow_root
+    from sealring.mesh.errors import RosterError
+    from sealring.mesh.pki.root import decode_chain, follow_root
 
     found = None
     for envelope in decode_chain(read_file(file, max_bytes=_MAX_FILE)):

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.output import print_data, print_json, print_table, say
-from cli.words import AsJson
-from mesh.errors import ConfigError, NotFound, PermissionDenied
+from sealring.cli.output import print_data, print_json, print_table, say
+from sealring.cli.words import AsJson
+from sealring.mesh.errors import ConfigError, NotFound, PermissionDenied
 
 if TYPE_CHECKING:
-    from cli.launchctl import Launchctl
-    from cli.launchd import Service
+    from sealring.cli.launchctl import Launchctl
+    from sealring.cli.launchd import Service
 
 app = typer.Typer(name="service", help="Run components under launchd (macOS).", no_args_is_help=True)
 
@@ -45,7 +45,7 @@ def install(
     root: Root = Path("/"),
 ) -> None:
     """Write the property list and the log rotation, and start the service, now and at every boot."""
-    from cli.launchd import Service, newsyslog_rules, render
+    from sealring.cli.launchd import Service, newsyslog_rules, render
 
     control = _launchctl()
     service = Service(
@@ -68,7 +68,7 @@ def install(
 @app.command()
 def uninstall(component: Which, root: Root = Path("/")) -> None:
     """Stop the service and remove its property list and log rotation; state and logs stay."""
-    from cli.launchd import Service
+    from sealring.cli.launchd import Service
 
     service = Service(component.value)
     control = _launchctl()
@@ -84,7 +84,7 @@ def uninstall(component: Which, root: Root = Path("/")) -> None:
 @app.command()
 def start(component: Which, root: Root = Path("/")) -> None:
     """Load an installed service and start it."""
-    from cli.launchd import Service
+    from sealring.cli.launchd import Service
 
     service = Service(component.value)
     control = _launchctl()
@@ -96,7 +96,7 @@ def start(component: Which, root: Root = Path("/")) -> None:
 @app.command()
 def stop(component: Which) -> None:
     """Unload the service and wait until it has ended; it comes back with `start` or at the next boot."""
-    from cli.launchd import Service
+    from sealring.cli.launchd import Service
 
     service = Service(component.value)
     _launchctl().bootout(service.label)
@@ -106,7 +106,7 @@ def stop(component: Which) -> None:
 @app.command()
 def restart(component: Which, root: Root = Path("/")) -> None:
     """End the running service and start it again, with its property list read anew."""
-    from cli.launchd import Service
+    from sealring.cli.launchd import Service
 
     service = Service(component.value)
     control = _launchctl()
@@ -125,7 +125,7 @@ def status(
     """Show what launchd says of the services."""
     from dataclasses import asdict
 
-    from cli.launchd import Service
+    from sealring.cli.launchd import Service
 
     control = _launchctl()
     wanted = [component] if component is not None else list(Component)
@@ -144,7 +144,7 @@ def logs(
     root: Root = Path("/"),
 ) -> None:
     """Print the last lines of a service's log."""
-    from cli.launchd import Service
+    from sealring.cli.launchd import Service
 
     _launchctl()
     service = Service(component.value)
@@ -162,7 +162,7 @@ def logs(
 
 
 def _launchctl() -> Launchctl:
-    from cli.launchctl import Launchctl
+    from sealring.cli.launchctl import Launchctl
 
     return Launchctl()
 
@@ -183,13 +183,13 @@ def _under(root: Path, path: Path) -> Path:
 
 
 def _plist(service: Service, root: Path) -> Path:
-    from cli.launchd import PLIST_FOLDER
+    from sealring.cli.launchd import PLIST_FOLDER
 
     return _under(root, PLIST_FOLDER) / service.file_name
 
 
 def _rules(service: Service, root: Path) -> Path:
-    from cli.launchd import NEWSYSLOG_FOLDER
+    from sealring.cli.launchd import NEWSYSLOG_FOLDER
 
     return _under(root, NEWSYSLOG_FOLDER) / service.rules_name
 
@@ -206,7 +206,7 @@ def _installed(service: Service, root: Path) -> Path:
 
 
 def _make_places(service: Service, root: Path) -> None:
-    from cli.service_places import make_places
+    from sealring.cli.service_places import make_places
 
     owner = _user_id(service.user) if os.geteuid() == 0 and root == Path("/") else None
     try:
@@ -229,8 +229,8 @@ def _user_id(user: str) -> int:
 
 
 def _write(root: Path, path: Path, content: bytes) -> None:
-    from cli.service_places import folder_of_root
-    from mesh.statefiles import write_atomic
+    from sealring.cli.service_places import folder_of_root
+    from sealring.mesh.system.files import write_atomic
 
     try:
         with folder_of_root(root, Path("/") / path.parent.relative_to(root)):

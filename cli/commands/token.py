@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from cli.operator import call_admin
-from cli.output import moment, plain, print_data, print_json, print_table, say
-from cli.settings_flags import settings_command
-from cli.words import AsJson
+from sealring.cli.operator import call_admin
+from sealring.cli.output import moment, plain, print_data, print_json, print_table, say
+from sealring.cli.settings_flags import settings_command
+from sealring.cli.words import AsJson
 
 app = typer.Typer(name="token", help="Join tokens.", no_args_is_help=True)
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.operator import call_admin
-from cli.output import print_json, print_table, progress, say
-from cli.settings_flags import settings_command
-from cli.words import AsJson, cannot_write
+from sealring.cli.operator import call_admin
+from sealring.cli.output import print_json, print_table, progress, say
+from sealring.cli.settings_flags import settings_command
+from sealring.cli.words import AsJson, cannot_write
 
 app = typer.Typer()
 
@@ -34,8 +34,8 @@ def trace(
     Watches a serving ring, then asks its members what they did: waiting for input, computing, sealing,
     sending. Steps and times only, nothing of what was asked or answered.
     """
-    from cli.tracing import chrome_trace, member_shares
-    from mesh.problem import from_problem
+    from sealring.cli.tracing import chrome_trace, member_shares
+    from sealring.mesh.rpc.problem import from_problem
     from sealring.v1 import admin_pb2
 
     request = admin_pb2.TraceRingRequest(ring=ring, milliseconds=max(1, round(seconds * 1000)))
@@ -58,7 +58,7 @@ def trace(
 
 
 def _print_shares(ring: str, shares: list[Any]) -> None:
-    from cli.tracing import SHOWN
+    from sealring.cli.tracing import SHOWN
 
     rows = [
         [

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cli.commands.deployments import print_deployments
-from cli.commands.nodes import print_nodes
-from cli.operator import Admin, call_admin, read_bundle, run_admin
-from cli.output import moment, plain, print_data, print_json, print_table, say
-from cli.settings_flags import settings_command
-from cli.words import AsJson, cannot_write, read_file, write_file
-from mesh.errors import InvalidInput, RosterError
+from sealring.cli.commands.deployments import print_deployments
+from sealring.cli.commands.nodes import print_nodes
+from sealring.cli.operator import Admin, call_admin, read_bundle, run_admin
+from sealring.cli.output import moment, plain, print_data, print_json, print_table, say
+from sealring.cli.settings_flags import settings_command
+from sealring.cli.words import AsJson, cannot_write, read_file, write_file
+from sealring.mesh.errors import InvalidInput, RosterError
 
 if TYPE_CHECKING:
-    from coordinator.audit_head import AuditHead
-    from mesh.roster import Roster
+    from sealring.coordinator.roster.audit_head import AuditHead
+    from sealring.mesh.roster.model import Roster
 
 app = typer.Typer()
 roster = typer.Typer(name="roster", help="The signed list of members.", no_args_is_help=True)
@@ -102,8 +102,8 @@ def _id(entry: Any) -> str:
 
 
 def _verified(file: Path, root: Path, pin: str, at: int) -> Roster:
-    from mesh.rootmeta import decode_chain, verify_root_chain
-    from mesh.roster_reader import check_roster
+    from sealring.mesh.pki.root import decode_chain, verify_root_chain
+    from sealring.mesh.roster.reader import check_roster
 
     if re.fullmatch(r"[0-9a-f]{64}", pin) is None:
         raise InvalidInput("the root key's hash is not 64 hex digits", reason="BAD_PIN", param="root_sha256")
@@ -113,8 +113,8 @@ def _verified(file: Path, root: Path, pin: str, at: int) -> Roster:
 
 
 def _issued(file: Path) -> int:
-    from mesh.dsse import open_envelope
-    from mesh.roster_codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_header
+    from sealring.mesh.crypto.dsse import open_envelope
+    from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_header
 
     opened = open_envelope(_read(file), payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     return parse_header(opened.payload).issued
@@ -129,9 +129,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the roster, after checking its signatures against the pinned root key."""
-    from cli.settings_flags import load_settings
-    from mesh.rootmeta import decode_chain, verify_root_chain
-    from mesh.roster_reader import check_roster
+    from sealring.cli.settings_flags import load_settings
+    from sealring.mesh.pki.root import decode_chain, verify_root_chain
+    from sealring.mesh.roster.reader import check_roster
     from sealring.v1 import admin_pb2
 
     pin = read_bundle(load_settings(context, "cli").settings.operator).root_sha256
@@ -229,10 +229,10 @@ async def _verify_audit(admin: Admin, pin: bytes) -> tuple[int, bytes, AuditHead
 
     Raises FailedPrecondition (AUDIT_BROKEN, AUDIT_UNSIGNED), RosterError (ROOT_*).
     """
-    from coordinator.audit_head import check_signed, read_head
-    from coordinator.store import verify_chain
-    from coordinator.store.audit import FIRST_PREVIOUS
-    from mesh.rootmeta import decode_chain, verify_root_chain
+    from sealring.coordinator.roster.audit_head import check_signed, read_head
+    from sealring.coordinator.store import verify_chain
+    from sealring.coordinator.store.audit import FIRST_PREVIOUS
+    from sealring.mesh.pki.root import decode_chain, verify_root_chain
     from sealring.v1 import admin_pb2
 
     answer = await admin.call("GetRoster", admin_pb2.GetAdminRosterRequest())
@@ -285,7 +285,7 @@ def audit(
 
 
 def _show_verified(context: typer.Context, as_json: bool) -> None:
-    from cli.settings_flags import load_settings
+    from sealring.cli.settings_flags import load_settings
 
     pin = read_bundle(load_settings(context, "cli").settings.operator).root_sha256
     count, last, head = run_admin(context, lambda admin: _verify_audit(admin, pin))

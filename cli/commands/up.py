@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import Progress, moment, print_data, print_json, say
-from cli.settings_flags import config_file
-from cli.words import AsJson
-from mesh.paths import default_state_root
+from sealring.cli.output import Progress, moment, print_data, print_json, say
+from sealring.cli.settings_flags import config_file
+from sealring.cli.words import AsJson
+from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
-    from cli.machines import FirstMachine
-    from cli.own_address import OwnAddress
+    from sealring.cli.machines import FirstMachine
+    from sealring.cli.own_address import OwnAddress
 
 app = typer.Typer()
 
@@ -63,9 +63,9 @@ def up(
     A coordinator, a gateway and a node as processes of their own, with their logs in files. Prints what to
     type on the other machines. Started again, it is the same cluster.
     """
-    from cli.choices import Wishes, choose_first
-    from cli.foreground import run_cluster, signals_as_exceptions
-    from mesh.statelock import lock_state
+    from sealring.cli.choices import Wishes, choose_first
+    from sealring.cli.foreground import run_cluster, signals_as_exceptions
+    from sealring.mesh.system.lock import lock_state
 
     wishes = Wishes(address, name, models or (), downloads, software_identity_allowed)
     root = default_state_root()
@@ -77,7 +77,7 @@ def up(
             say(line)
 
         def make(told: Callable[[str], None]) -> FirstMachine:
-            from cli.machines import FirstMachine
+            from sealring.cli.machines import FirstMachine
 
             return FirstMachine(root, choices.settings, say=told)
 
@@ -131,8 +131,8 @@ def _tell(machine: FirstMachine, token: Any) -> None:
 
 async def _watch(machine: FirstMachine) -> None:
     """Says what happens in the cluster, for as long as it runs."""
-    from cli.happenings import deployment_lines, deployment_states, node_lines
-    from mesh.errors import SealringError
+    from sealring.cli.happenings import deployment_lines, deployment_states, node_lines
+    from sealring.mesh.errors import SealringError
     from sealring.v1 import admin_pb2
 
     nodes: dict[str, Any] | None = None

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from cli.cluster import LocalCluster
-from mesh.errors import ConfigError, InvalidInput, Unavailable
+from sealring.cli.cluster import LocalCluster
+from sealring.mesh.errors import ConfigError, InvalidInput, Unavailable
 
 pytestmark = [
     pytest.mark.integration,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.apart import ask_apart
-from mesh.errors import FailedPrecondition, Internal, ModelError
+from sealring.cli.apart import ask_apart
+from sealring.mesh.errors import FailedPrecondition, Internal, ModelError
 
 SCRIPTS = {
     "crashes": "import os\nos.abort()\n",

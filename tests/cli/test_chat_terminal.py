@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from mesh.errors import InvalidInput
-from mesh.rpc import Server
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.rpc.server import Server
 from sealring.v1 import inference_pb2, inference_pb2_grpc
 
 CTRL_C, CTRL_D, CTRL_P = "\x03", "\x04", "\x10"  # Ctrl-P: the line before, with readline and libedit alike
 AT_A_TERMINAL = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from cli.main import main
+from sealring.cli.main import main
 main()
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.commands import deployments
+from sealring.cli.commands import deployments
 from sealring.v1 import admin_pb2, membership_pb2
 
 ONLINE, OFFLINE = admin_pb2.NODE_STATE_ONLINE, admin_pb2.NODE_STATE_OFFLINE

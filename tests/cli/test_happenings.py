@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cli.happenings import deployment_lines, deployment_states, node_lines
+from sealring.cli.happenings import deployment_lines, deployment_states, node_lines
 from sealring.v1 import admin_pb2, membership_pb2
 
 ONLINE, OFFLINE = admin_pb2.NODE_STATE_ONLINE, admin_pb2.NODE_STATE_OFFLINE

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cli import exit_codes
-from mesh import errors
-from mesh.deployment_limits import MAX_PREFILL_CHUNK, MAX_ROWS
-from mesh.errors import SealringError
+from sealring.cli import exit_codes
+from sealring.mesh import errors
+from sealring.mesh.errors import SealringError
+from sealring.mesh.prompt.deployment_limits import MAX_PREFILL_CHUNK, MAX_ROWS
 
 HEAVY = (
     "grpc",
@@ -75,7 +75,7 @@ COMMANDS = [
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['sealring', '--help']\n"
-        "try:\n    from cli.main import main; main()\nexcept SystemExit: pass\n"
+        "try:\n    from sealring.cli.main import main; main()\nexcept SystemExit: pass\n"
         f"print([name for name in {HEAVY!r} if sys.modules.get(name)], file=sys.stderr)"
     )
     done = subprocess.run(
@@ -89,7 +89,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_every_command_has_help(command: str) -> None:
     import typer.testing
 
-    from cli.main import app
+    from sealring.cli.main import app
 
     shown = typer.testing.CliRunner().invoke(app, [*command.split(), "--help"])
     assert shown.exit_code == 0, shown.output
@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_made_is_named(here: Any, home: Path) -> None:
 def test_who_stops_reading_is_no_failure(home: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "cli", "config", "show", "--json"]
+    command = [sys.executable, "-m", "sealring.cli", "config", "show", "--json"]
     with os.fdopen(writer, "wb") as out:
         done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, timeout=200, check=False)
     assert (done.returncode, done.stderr) == (0, b"")

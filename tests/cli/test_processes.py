@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.cluster import LocalCluster
+from sealring.cli.cluster import LocalCluster
 
 DAEMON = """
 import os, pathlib, sys
-from cli.processes import run_daemon
+from sealring.cli.processes import run_daemon
 os.umask(0)
 folder = pathlib.Path(sys.argv[1])
 

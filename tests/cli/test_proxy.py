@@ -12,11 +12,11 @@ import pytest
 from scriptedgateway import PIECES, ScriptedGateway, Stage, on_stage
 from typer.testing import CliRunner
 
-from cli.main import app
-from cli.proxy import SealingBackend
-from gateway.http.app import create_app
-from gateway.metrics import Metrics
-from mesh.errors import SealringError
+from sealring.cli.main import app
+from sealring.cli.proxy import SealingBackend
+from sealring.gateway.http.app import create_app
+from sealring.gateway.metrics import Metrics
+from sealring.mesh.errors import SealringError
 from sealring.v1 import inference_pb2 as inference
 
 BODY: dict[str, Any] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cli.launchctl import Launchctl
-from mesh.errors import DeadlineExceeded, FailedPrecondition
+from sealring.cli.launchctl import Launchctl
+from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition
 
 LABEL = "org.sealring.node"
 TARGET = f"system/{LABEL}"

@@ -2,12 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from cli.client import Answer
-from cli.commands.deployments import default_name, make_spec, parse_split, print_deployments, print_plan
-from cli.commands.nodes import print_nodes
-from cli.local_output import print_ring, report
-from cli.output import plain
-from mesh.errors import InvalidInput
+from sealring.cli.client import Answer
+from sealring.cli.commands.deployments import (
+    default_name,
+    make_spec,
+    parse_split,
+    print_deployments,
+    print_plan,
+)
+from sealring.cli.commands.nodes import print_nodes
+from sealring.cli.local_output import print_ring, report
+from sealring.cli.output import plain
+from sealring.mesh.errors import InvalidInput
 from sealring.v1 import admin_pb2, membership_pb2
 
 SUITE = "x25519-chacha20poly1305"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rostertest import PaperCluster
 
-from mesh.dsse import Ed25519Signer, key_id
-from mesh.rootmeta import decode_chain, encode_chain, verify_root_chain
+from sealring.mesh.crypto.dsse import Ed25519Signer, key_id
+from sealring.mesh.pki.root import decode_chain, encode_chain, verify_root_chain
 
 Sealring = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store import (
+from sealring.coordinator.store import (
     Revocation,
     Store,
     StoredDeployment,
@@ -21,9 +21,16 @@ from coordinator.store import (
     StoredToken,
     verify_chain,
 )
-from mesh.certificates import Role
-from mesh.errors import AlreadyExists, ConfigError, FailedPrecondition, Internal, NotFound, Unavailable
-from mesh.trust import KeyType, TrustLevel
+from sealring.mesh.errors import (
+    AlreadyExists,
+    ConfigError,
+    FailedPrecondition,
+    Internal,
+    NotFound,
+    Unavailable,
+)
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.trust.levels import KeyType, TrustLevel
 from sealring.v1 import admin_pb2
 
 NOW = 1_800_000_000

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from mesh.certificates import ClusterCA
-from mesh.dsse import Ed25519Signer
-from mesh.identity import SoftwareSigner, member_id
-from mesh.records import Link
-from mesh.rootmeta import RootMetadata, sign_root
-from mesh.roster import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember
-from mesh.roster_codec import complete_roster, sign_roster
-from mesh.roster_reader import check_roster
-from mesh.session import LinkParams, SessionKeys
-from mesh.sigma import EphemeralLedger, Initiator, Responder
-from mesh.suites import DEFAULT_SUITES, Suite
-from mesh.trust import KeyType, TrustLevel
+from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.suites import DEFAULT_SUITES, Suite
+from sealring.mesh.pki.certificates import ClusterCA
+from sealring.mesh.pki.root import RootMetadata, sign_root
+from sealring.mesh.roster.codec import complete_roster, sign_roster
+from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember
+from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
+from sealring.node.link.keys import LinkParams, SessionKeys
+from sealring.node.link.records import Link
 
 NOW = 1_800_000_000
 

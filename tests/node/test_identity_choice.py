@@ -16,15 +16,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from mesh.attestation import Posture
-from mesh.device import verify_device
-from mesh.errors import Unavailable
-from mesh.identity import _encode_private_key
-from mesh.trust import TrustLevel
-from node import identity_choice
-from node.identity import ENCLAVE_KEY, make_signer
-from node.identity_choice import HELPER, choose_identity
-from node.settings import NodeSettings
+from sealring.mesh.crypto.identity import _encode_private_key
+from sealring.mesh.errors import Unavailable
+from sealring.mesh.trust.apple import verify_device
+from sealring.mesh.trust.attestation import Posture
+from sealring.mesh.trust.levels import TrustLevel
+from sealring.node import identity_choice
+from sealring.node.identity.key import ENCLAVE_KEY, make_signer
+from sealring.node.identity_choice import HELPER, choose_identity
+from sealring.node.settings import NodeSettings
 
 STANDIN = Path(__file__).parents[1] / "support" / "enclave_standin.py"
 GOOD = Posture(

@@ -10,7 +10,7 @@ import pytest
 from capture import Capture, forms_of, found
 from ringtest import CLUSTER, LIMIT_SECONDS
 
-from mesh.addresses import free_port
+from sealring.mesh.system.addresses import free_port
 
 pytestmark = CLUSTER
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
@@ -21,7 +21,16 @@ async def proxy(ring, folder, *options):
     """A running proxy: its URL and its process."""
     port = free_port()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cli", "proxy", "--gateway", ring.cluster.grpc_address, "--root", ring.pin),
+        *(
+            sys.executable,
+            "-m",
+            "sealring.cli",
+            "proxy",
+            "--gateway",
+            ring.cluster.grpc_address,
+            "--root",
+            ring.pin,
+        ),
         *("--listen", f"127.0.0.1:{port}", "--state-file", str(folder / "roster-state"), *options),
         stderr=asyncio.subprocess.PIPE,
     )
@@ -93,7 +102,16 @@ async def test_the_openai_client_through_the_proxy(ring, reference, tmp_path):
 
 async def test_a_proxy_with_the_wrong_root_does_not_start(ring, tmp_path):
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cli", "proxy", "--gateway", ring.cluster.grpc_address, "--root", "ab" * 32),
+        *(
+            sys.executable,
+            "-m",
+            "sealring.cli",
+            "proxy",
+            "--gateway",
+            ring.cluster.grpc_address,
+            "--root",
+            "ab" * 32,
+        ),
         *("--listen", f"127.0.0.1:{free_port()}", "--state-file", str(tmp_path / "roster-state")),
         stderr=asyncio.subprocess.PIPE,
     )

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 from knock import knocking
 
-from mesh.frames import FrameSocket
-from mesh.identity import SoftwareSigner, member_id
-from mesh.session import LinkParams, SessionKeys
-from mesh.sigma import EphemeralLedger, Initiator, Responder
-from mesh.suites import DEFAULT_SUITES
-from node.carrier.neighbours import PASS_BYTES
-from node.channel import create_channel
-from node.engine import main
-from node.engine.profile import digest
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.suites import DEFAULT_SUITES
+from sealring.node.carrier.neighbours import PASS_BYTES
+from sealring.node.engine import main
+from sealring.node.engine.profile import digest
+from sealring.node.ipc.channel import create_channel
+from sealring.node.ipc.frames import FrameSocket
+from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
+from sealring.node.link.keys import LinkParams, SessionKeys
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -56,7 +56,14 @@ class EngineProcess:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.handoff, handoff = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "node.engine.main", "--control-fd", str(theirs.fileno())]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "sealring.node.engine.main",
+            "--control-fd",
+            str(theirs.fileno()),
+        ]
         with theirs, handoff:
             self.process = subprocess.Popen(
                 [*command, "--handoff-fd", str(handoff.fileno())],
@@ -282,7 +289,14 @@ def handshake(signers: list[SoftwareSigner], low: int, high: int, sender: int) -
 class CarrierProcess:
     def __init__(self, descriptors: tuple[int, int, int, int], listener: socket.socket) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "node.carrier.main", "--control-fd", str(theirs.fileno())]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "sealring.node.carrier.main",
+            "--control-fd",
+            str(theirs.fileno()),
+        ]
         command += ["--channel-fds", ",".join(map(str, descriptors)), "--listen-fd", str(listener.fileno())]
         with theirs, listener:
             self.process = subprocess.Popen(
