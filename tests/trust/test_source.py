@@ -47,6 +47,19 @@ def trees() -> list[tuple[Path, ast.Module]]:
     ]
 
 
+def test_imports_name_installed_packages() -> None:
+    """In a checkout `import mesh` works as well, and makes everything in it a second time."""
+    folders = set(PACKAGES) - {"sealring"}
+    found = []
+    for file, tree in trees():
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            found += [(str(file), name) for name in names if name.partition(".")[0] in folders]
+    assert found == []
+
+
 def test_no_setting_turns_trust_off() -> None:
     switches = {
         name
@@ -114,7 +127,7 @@ def test_nothing_reads_a_switch_from_the_environment(package: str) -> None:
 
 
 def test_every_python_is_started_without_the_working_folder() -> None:
-    """`python -m sealring.cli` runs a `cli.py` of the working folder first; `-P` keeps that folder out."""
+    """`python -m` runs a `sealring.py` of the working folder first; `-P` keeps that folder out."""
     sources = [(ROOT / file).read_text("utf-8") for file, _ in trees()]
     starts = [found for source in sources for found in re.findall(r'sys\.executable,\s*(".*?")', source)]
     assert len(starts) >= 2

@@ -122,7 +122,7 @@ class LoadedTokenizer:
     def __init__(self, path: Path) -> None:
         import mlx_lm
 
-        mlx_lm.load  # noqa: B018  # leaves node.engine.mlx_lm_import's light package for the whole one
+        mlx_lm.load  # noqa: B018  # leaves mlx_lm_import.py's light package for the whole one
         from mlx_lm.tokenizer_utils import load
 
         try:

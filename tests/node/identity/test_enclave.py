@@ -21,7 +21,7 @@ from sealring.mesh.crypto.identity import (
 from sealring.mesh.errors import Unavailable
 from sealring.node.identity.enclave import MAX_REQUEST_BYTES, EnclaveSigner
 
-STANDIN = Path(__file__).parents[1] / "support" / "enclave_standin.py"
+STANDIN = Path(__file__).parents[2] / "support" / "enclave_standin.py"
 KEY = ec.generate_private_key(ec.SECP256R1())
 
 Make = Callable[..., EnclaveSigner]

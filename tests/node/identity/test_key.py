@@ -17,7 +17,7 @@ from sealring.mesh.errors import ConfigError
 from sealring.node.identity.key import ENCLAVE_KEY, load_signer, make_signer, read_device_chain
 from sealring.node.settings import NodeSettings
 
-STANDIN = Path(__file__).parents[1] / "support" / "enclave_standin.py"
+STANDIN = Path(__file__).parents[2] / "support" / "enclave_standin.py"
 
 
 def test_without_a_helper_the_key_is_in_a_file(tmp_path: Path) -> None:

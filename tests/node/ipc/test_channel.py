@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import EpochEnded, InvalidInput, ResourceExhausted
+from sealring.node.ipc import channel
 from sealring.node.ipc.arena import SLOTS
 from sealring.node.ipc.channel import (
     CarrierChannel,
@@ -46,8 +47,8 @@ def test_a_channel_that_cannot_be_made_leaves_nothing_open(monkeypatch):
     def nothing_left():
         raise ResourceExhausted("no shared memory for the data channel", reason="NO_SHARED_MEMORY")
 
-    arenas = iter([node.channel.create_arena, nothing_left])
-    monkeypatch.setattr(node.channel, "create_arena", lambda: next(arenas)())
+    arenas = iter([channel.create_arena, nothing_left])
+    monkeypatch.setattr(channel, "create_arena", lambda: next(arenas)())
     before = os.listdir("/dev/fd")
     with pytest.raises(ResourceExhausted):
         create_channel()
@@ -126,7 +127,7 @@ def narrow_pairs(monkeypatch):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         return pair
 
-    monkeypatch.setattr(node.channel, "socket_pair", narrow)
+    monkeypatch.setattr(channel, "socket_pair", narrow)
 
 
 def test_announcing_waits_for_nobody_and_nothing_is_lost(narrow_pairs):

@@ -17,7 +17,7 @@ from sealring.node.engine.text.plaintext import PlainText
 from sealring.node.engine.text.template import ChatTemplate
 from sealring.node.engine.text.tokenizer import load_tokenizer
 
-DEMO = Path(__file__).parents[3] / "examples" / "demo_model" / "model"
+DEMO = Path(__file__).parents[4] / "examples" / "demo_model" / "model"
 CONTROLS = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>x", "[INST]"]
 TURN = "{{ '<|' + message.role + '|>' }}%s{{ '<|end|>' }}"
 TEMPLATES = {
