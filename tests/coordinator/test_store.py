@@ -74,7 +74,8 @@ def test_a_second_coordinator_on_the_same_state_is_refused(store: Store, tmp_pat
         Store.open(tmp_path)
     assert caught.value.reason == "STATE_IN_USE"
     code = (
-        "import sys, pathlib\nfrom coordinator.store import Store\nfrom mesh.errors import ConfigError\n"
+        "import sys, pathlib\nfrom sealring.coordinator.store import Store\n"
+        "from sealring.mesh.errors import ConfigError\n"
         "try:\n    Store.open(pathlib.Path(sys.argv[1]))\n"
         "except ConfigError as error:\n    sys.exit(error.reason)\n"
     )

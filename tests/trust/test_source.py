@@ -132,7 +132,7 @@ def test_every_python_is_started_without_the_working_folder() -> None:
     starts = [found for source in sources for found in re.findall(r'sys\.executable,\s*(".*?")', source)]
     assert len(starts) >= 2
     assert set(starts) == {'"-P"'}
-    assert sum(source.count("sys.executable") for source in sources) == len(starts)
+    assert sum(source.count("sys.executable,") for source in sources) == len(starts)
 
 
 def test_the_table_names_tests_that_exist() -> None:

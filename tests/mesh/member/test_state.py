@@ -27,7 +27,7 @@ from sealring.mesh.pki.root import sign_root
 from sealring.mesh.rpc.tls import TlsMaterial
 
 if TYPE_CHECKING:
-    from tests.mesh.conftest import Authority
+    from rosterkit import Authority
 
 NOW = 1_800_000_000
 PEER = PeerIdentity("demo", Role.MEMBER, "m" * 52)

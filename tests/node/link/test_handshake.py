@@ -499,10 +499,11 @@ def test_machines_and_keys_cannot_be_copied_or_pickled(pair: Any) -> None:
         for action in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(RecordError):
                 action(thing)
-        assert b"key" not in repr(thing).encode() or "SessionKeys" in repr(thing)
+        assert "b'" not in repr(thing), "no bytes, and so no key"
 
 
-def test_params_come_from_a_verified_roster(cluster: Any) -> None:
+def test_params_come_from_a_verified_roster(make_signed_cluster: Callable[..., Any]) -> None:
+    cluster = make_signed_cluster()
     roster = cluster.verified()
     ids = [member_id(signer.public_key) for signer in cluster.signers]
     params = LinkParams.from_roster(roster, "ring-0", 4, 2, ids[0])
@@ -517,8 +518,8 @@ def test_params_come_from_a_verified_roster(cluster: Any) -> None:
         LinkParams.from_roster(roster, "ring-9", 4, 0, ids[0])
 
 
-def test_a_ring_of_one_has_no_links(make_cluster: Callable[..., Any]) -> None:
-    cluster = make_cluster(1)
+def test_a_ring_of_one_has_no_links(make_signed_cluster: Callable[..., Any]) -> None:
+    cluster = make_signed_cluster(1)
     own = member_id(cluster.signers[0].public_key)
     with pytest.raises(HandshakeError) as error:
         LinkParams.from_roster(cluster.verified(), "ring-0", 1, 0, own)
