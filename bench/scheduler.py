@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.frame import Benchmark, Result, Table
 from bench.verdict import Check
-from sealring.gateway.scheduler import (
+from gateway.scheduler import (
     Action,
     AnnounceStep,
     Fail,

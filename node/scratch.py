@@ -15,7 +15,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from sealring.mesh.errors import ConfigError
+from mesh.errors import ConfigError
 
 
 def claim() -> None:

@@ -2,7 +2,7 @@
 
 import time
 
-from sealring.mesh.clock import wall_clock
+from mesh.clock import wall_clock
 
 IMPORTED = time.time()
 TWO_DAYS = 2 * 86400

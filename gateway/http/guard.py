@@ -13,10 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sealring.gateway.access.gate import ANY, LOOK, USE, WATCH, Gate
-from sealring.gateway.access.keys import Scope as ApiScope
-from sealring.gateway.http.errors import error_response
-from sealring.mesh.errors import (
+from gateway.access.gate import ANY, LOOK, USE, WATCH, Gate
+from gateway.access.keys import Scope as ApiScope
+from gateway.http.errors import error_response
+from mesh.addresses import is_loopback
+from mesh.errors import (
     Cancelled,
     Internal,
     InvalidInput,
@@ -25,8 +26,7 @@ from sealring.mesh.errors import (
     ResourceExhausted,
     SealringError,
 )
-from sealring.mesh.rpc.limits import peer_name
-from sealring.mesh.system.addresses import is_loopback
+from mesh.limits import peer_name
 
 log = structlog.get_logger()
 

@@ -1,6 +1,6 @@
 """Which rows are admitted, evicted and stepped, and when: pure state machines without clocks or I/O."""
 
-from sealring.gateway.scheduler.actions import (
+from gateway.scheduler.actions import (
     Action,
     AnnounceStep,
     Begin,
@@ -14,7 +14,7 @@ from sealring.gateway.scheduler.actions import (
     Request,
     RingFacts,
 )
-from sealring.gateway.scheduler.scheduler import Load, Scheduler
+from gateway.scheduler.scheduler import Load, Scheduler
 
 __all__ = [
     "Action",

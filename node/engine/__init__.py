@@ -1,3 +1,3 @@
-from sealring.node import scratch
+from node import scratch
 
 scratch.claim()  # before anything here imports mlx

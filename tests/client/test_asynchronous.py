@@ -8,8 +8,7 @@ import pytest
 from rostertest import PaperCluster
 from scriptedgateway import PIECES, ScriptedGateway, Stage
 
-from sealring.client import AsyncClient
-from sealring.mesh.errors import (
+from mesh.errors import (
     DeadlineExceeded,
     EnvelopeError,
     EpochEnded,
@@ -21,7 +20,8 @@ from sealring.mesh.errors import (
     SealringError,
     Unavailable,
 )
-from sealring.mesh.trust.levels import TrustLevel
+from mesh.trust import TrustLevel
+from sealring.client import AsyncClient
 from sealring.v1 import inference_pb2 as inference
 
 QUESTION = [{"role": "user", "content": "what is the capital?"}]
@@ -252,8 +252,8 @@ async def test_rubbish_instead_of_a_roster_is_refused(stage: Stage, field: str) 
 
 
 async def test_a_rotated_root_is_followed_from_the_pin(stage: Stage) -> None:
-    from sealring.mesh.crypto.dsse import Ed25519Signer
-    from sealring.mesh.pki.root import sign_root
+    from mesh.dsse import Ed25519Signer
+    from mesh.rootmeta import sign_root
 
     cluster, pin = stage.cluster, stage.cluster.pin
     async with stage.client() as client:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sealring.coordinator.settings import CoordinatorSettings
+from coordinator.settings import CoordinatorSettings
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sealring.cli.launchd import (
+from cli.launchd import (
     COMPONENTS,
     DRAIN_SECONDS,
     Service,
@@ -16,7 +16,7 @@ from sealring.cli.launchd import (
     render,
     write_examples,
 )
-from sealring.mesh.errors import InvalidInput
+from mesh.errors import InvalidInput
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "launchd"
 NAMES = [f"org.sealring.{component}.{kind}" for component in COMPONENTS for kind in ("plist", "conf")]

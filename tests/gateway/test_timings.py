@@ -2,7 +2,7 @@
 
 import pytest
 
-from sealring.gateway.timings import Timings
+from gateway.timings import Timings
 
 
 def whole():

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sealring.cli.doctor.view import View
-from sealring.node.settings import NodeSettings
+from cli.doctor.view import View
+from node.settings import NodeSettings
 
 
 @pytest.fixture

@@ -1,0 +1,336 @@
+"""`sealring deployment`, and `sealring deploy`: models and the rings that serve them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.command import ADMIN, command
+from cli.members import find_node
+from cli.operator import Admin, call_admin, run_admin
+from cli.output import moment, plain, print_json, print_table, progress, say, size
+from cli.waiting import wait_until_serving
+from cli.words import AsJson, Seconds
+from mesh.deployment_limits import MAX_CONTEXT, MAX_PREFILL_CHUNK, MAX_REPLICAS, MAX_ROWS, MAX_STAGES
+from mesh.errors import InvalidInput
+from mesh.trust import SCORES, TrustLevel, level_of
+
+app = typer.Typer(
+    name="deployment", help="Deployments: models, and the rings that serve them.", no_args_is_help=True
+)
+short = typer.Typer()
+
+PLAN_SECONDS = 180.0
+"""A node that sees a large model for the first time reads the headers of all its weights."""
+
+_SHAPE = "What a ring holds"
+_NODES = "Which nodes"
+
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="name in the nodes' model folders, path, or hub id")
+]
+Name = Annotated[
+    str | None, typer.Option(metavar="NAME", help="what clients call it [default: the model's last part]")
+]
+Context = Annotated[
+    int,
+    typer.Option(
+        "--context",
+        min=0,
+        max=MAX_CONTEXT,
+        metavar="TOKENS",
+        help="longest prompt and answer together [default: the model's own, as far as it fits]",
+        rich_help_panel=_SHAPE,
+    ),
+]
+TrustFloor = Annotated[
+    TrustLevel,
+    typer.Option(
+        metavar="LEVEL",
+        show_default=False,
+        help="use nodes of this trust level or above: software, self_signed, hardware [default: any]",
+        rich_help_panel=_NODES,
+    ),
+]
+Replicas = Annotated[
+    int, typer.Option(min=1, max=MAX_REPLICAS, help="rings that serve it", rich_help_panel=_NODES)
+]
+MaxRows = Annotated[
+    int,
+    typer.Option(
+        min=0, max=MAX_ROWS, help="sequences at once [default: what memory holds]", rich_help_panel=_SHAPE
+    ),
+]
+Stages = Annotated[
+    int,
+    typer.Option(
+        min=0, max=MAX_STAGES, help="nodes per ring [default: as few as hold it]", rich_help_panel=_NODES
+    ),
+]
+Split = Annotated[
+    str, typer.Option(metavar="A,B,...", help="layers of each node, by hand", rich_help_panel=_NODES)
+]
+Members = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--member", metavar="NODE", help="use only this node; may be repeated", rich_help_panel=_NODES
+    ),
+]
+KvBits = Annotated[
+    int,
+    typer.Option(
+        "--kv-bits",
+        metavar="8|4",
+        help="keep the KV cache in so many bits [default: the model's own precision]",
+        rich_help_panel=_SHAPE,
+    ),
+]
+SharePrefixes = Annotated[
+    bool,
+    typer.Option(
+        "--share-prefixes",
+        help="reuse work on equal beginnings of prompts across API keys, which askers can find out",
+        rich_help_panel=_SHAPE,
+    ),
+]
+PrefillChunk = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=MAX_PREFILL_CHUNK,
+        metavar="TOKENS",
+        help="tokens of a prompt that are computed at once [default: 256]",
+        rich_help_panel=_SHAPE,
+    ),
+]
+
+
+def make_spec(
+    model: ModelName,
+    name: Name = None,
+    tokens: Context = 0,
+    trust_floor: TrustFloor = TrustLevel.NONE,
+    replicas: Replicas = 1,
+    max_rows: MaxRows = 0,
+    stages: Stages = 0,
+    split: Split = "",
+    member: Members = None,
+    prefill_chunk: PrefillChunk = 0,
+    kv_bits: KvBits = 0,
+    share_prefixes: SharePrefixes = False,
+) -> Any:
+    """The deployment that the options describe. Raises InvalidInput (BAD_SPLIT)."""
+    from sealring.v1 import admin_pb2
+
+    path = Path(model).expanduser()
+    if path.is_dir() and (model.startswith((".", "~")) or "/" in model):
+        model = str(path.resolve())
+    return admin_pb2.DeploymentSpec(
+        name=name if name is not None else default_name(model),
+        model=model,
+        strategy="pipeline",
+        context=tokens,
+        trust_floor=SCORES[trust_floor],
+        replicas=replicas,
+        max_rows=max_rows,
+        stages=stages,
+        split=parse_split(split),
+        members=member or [],
+        prefill_chunk=prefill_chunk,
+        kv_bits=kv_bits,
+        share_prefixes=share_prefixes,
+    )
+
+
+def describes_deployment(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of `make_spec` in the place of its parameter `spec`."""
+    options = inspect.signature(make_spec, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True)
+    context, _, *others = own.parameters.values()
+
+    @functools.wraps(command)
+    def described(context: typer.Context, **given: Any) -> None:
+        command(context, make_spec(**{name: given.pop(name) for name in options}), **given)
+
+    described.__signature__ = own.replace(parameters=[context, *options.values(), *others])  # type: ignore[attr-defined]
+    return described
+
+
+@command(app, example="sealring deployment create Qwen3-8B --stages 2", section="cli", fields=ADMIN)
+@describes_deployment
+def create(
+    context: typer.Context,
+    spec: Any,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait until it serves")] = True,
+    wait_timeout: Annotated[
+        Seconds, Seconds.option("how long to wait at most", least=1, most=86400)
+    ] = Seconds(600),
+    as_json: AsJson = False,
+) -> None:
+    """Serve a model with rings of nodes.
+
+    Plans it over the nodes, forms its rings and waits until they serve.
+    """
+    from sealring.v1 import admin_pb2
+
+    asked = False
+
+    async def work(admin: Admin) -> tuple[Any, int]:
+        nonlocal asked
+        await name_members(admin, spec)
+        with progress(f"planning {spec.name}") as shown:
+            asked = True
+            request = admin_pb2.CreateDeploymentRequest(spec=spec)
+            answer = await admin.call("CreateDeployment", request, seconds=PLAN_SECONDS)
+            if wait:
+                await wait_until_serving(admin, spec.name, seconds=wait_timeout, say=shown.update)
+        return answer.plan, await count_idle(admin, answer.plan)
+
+    try:
+        plan, idle = run_admin(context, work)
+    except KeyboardInterrupt:
+        if asked:
+            say(
+                f"the deployment goes on without this command (hint: sealring deployment list shows it, "
+                f"sealring deployment delete {spec.name} ends it)"
+            )
+        raise
+    if as_json:
+        print_json(plain(plan))
+        return
+    print_plan(plan)
+    say(f"{spec.name} is {'serving' if wait else 'on its way'}")
+    if idle and not (spec.stages or spec.split or spec.members):
+        say(f"as few nodes hold it as can: {idle} online hold none of it (hint: --stages N, --replicas N)")
+
+
+command(
+    short, "deploy", example="sealring deploy Qwen3-8B", section="cli", fields=ADMIN, rich_help_panel="Start"
+)(create)
+
+
+@command(app, example="sealring deployment plan Qwen3-8B --replicas 2", section="cli", fields=ADMIN)
+@describes_deployment
+def plan(context: typer.Context, spec: Any, as_json: AsJson = False) -> None:
+    """Show what `deploy` would do, and do nothing."""
+    from sealring.v1 import admin_pb2
+
+    async def work(admin: Admin) -> Any:
+        await name_members(admin, spec)
+        request = admin_pb2.PlanDeploymentRequest(spec=spec)
+        return await admin.call("PlanDeployment", request, seconds=PLAN_SECONDS)
+
+    answer = run_admin(context, work)
+    if as_json:
+        print_json(plain(answer.plan))
+        return
+    print_plan(answer.plan)
+
+
+@command(app, "list", example="sealring deployment list", section="cli", fields=ADMIN)
+def list_deployments(context: typer.Context, as_json: AsJson = False) -> None:
+    """List deployments and the state of their rings."""
+    from sealring.v1 import admin_pb2
+
+    answer = call_admin(context, "ListDeployments", admin_pb2.ListDeploymentsRequest())
+    found = plain(answer)["deployments"]
+    if as_json:
+        print_json(found)
+        return
+    print_deployments(found)
+
+
+@command(app, example="sealring deployment delete qwen3-8b", section="cli", fields=ADMIN)
+def delete(
+    context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="what clients call it")]
+) -> None:
+    """End a deployment's rings and forget it."""
+    from sealring.v1 import admin_pb2
+
+    call_admin(context, "DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name=name))
+    say(f"deleted {name}")
+
+
+async def count_idle(admin: Admin, plan: Any) -> int:
+    """How many nodes are online and hold nothing, of this plan or another ring."""
+    from sealring.v1 import admin_pb2
+
+    answer = await admin.call("ListNodes", admin_pb2.ListNodesRequest())
+    used = {stage.member for ring in plan.rings for stage in ring.stages}
+    free = [node for node in answer.nodes if node.id not in used and not node.ring]
+    return sum(node.state == admin_pb2.NODE_STATE_ONLINE for node in free)
+
+
+async def name_members(admin: Admin, spec: Any) -> None:
+    """Puts ids where the spec has names of nodes. Raises NotFound, InvalidInput (AMBIGUOUS_NODE)."""
+    spec.members[:] = [await find_node(admin, node) for node in spec.members]
+
+
+def default_name(model: str) -> str:
+    """What clients call a model that nobody named: its last part, in the letters that names may have."""
+    last = model.rstrip("/").rsplit("/", 1)[-1].lower()
+    return re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:56].strip("-") or "model"
+
+
+def parse_split(text: str) -> list[int]:
+    """ "4,4,2" as layers per rank; nothing for "". Raises InvalidInput (BAD_SPLIT)."""
+    if not text:
+        return []
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 256 or not all(re.fullmatch(r"[1-9][0-9]{0,4}", part) for part in parts):
+        raise InvalidInput(
+            "the split is not layers per rank with commas between",
+            hint="for example --split 4,4,2",
+            reason="BAD_SPLIT",
+            param="split",
+        )
+    return [int(part) for part in parts]
+
+
+def print_plan(plan: Any) -> None:
+    """A plan as a table per ring."""
+    for ring in plan.rings:
+        rows = [
+            [
+                stage.rank,
+                stage.member_name or stage.member[:16],
+                f"{stage.first_layer}-{stage.end_layer - 1}",
+                size(stage.weight_bytes),
+                size(stage.kv_bytes),
+                size(stage.memory_usable),
+                level_of(stage.trust),
+            ]
+            for stage in ring.stages
+        ]
+        title = f"{plan.spec.name}: ring {ring.ring}, minimum trust {level_of(ring.min_trust)}"
+        title += f", KV in {plan.spec.kv_bits} bits" if plan.spec.kv_bits else ""
+        columns = ["rank", "node", "layers", "weights", "KV per row", "usable", "trust"]
+        print_table(columns, rows, title=title)
+
+
+def print_deployments(found: list[dict[str, Any]]) -> None:
+    """Deployments and their rings as a table."""
+    rows = []
+    for one in found:
+        spec = one["plan"]["spec"]
+        for ring in one["rings"] or [{}]:
+            suites = sorted({link["suite"] for link in ring.get("links", [])})
+            rows.append(
+                [
+                    spec["name"],
+                    spec["model"],
+                    ring.get("ring", ""),
+                    ring.get("phase", ""),
+                    ring.get("epoch", ""),
+                    ", ".join(suites),
+                    moment(one["created"]),
+                    ring.get("reason", ""),
+                ]
+            )
+    print_table(["name", "model", "ring", "phase", "epoch", "suite", "created", "reason"], rows)

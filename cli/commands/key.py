@@ -1,0 +1,110 @@
+"""`sealring key`: the API keys of the gateway on this machine."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.command import command, load_settings
+from cli.output import moment, print_data, print_json, print_table, say
+from cli.words import AsJson, Seconds
+
+if TYPE_CHECKING:
+    from gateway.access.keyfile import KeyFile, KeyRecord
+
+app = typer.Typer(
+    name="key",
+    help="API keys of the gateway on this machine; changes count at once.",
+    no_args_is_help=True,
+)
+
+_DAY = 86_400
+_STATE = ("state_dir",)
+
+
+class Scope(enum.StrEnum):
+    """What a key is good for: prompts, metrics, or everything."""
+
+    INFERENCE = "inference"
+    READ = "read"
+    ADMIN = "admin"
+
+
+@command(app, example="sealring key create --label laptop", section="gateway", fields=_STATE)
+def create(
+    context: typer.Context,
+    scope: Annotated[
+        list[Scope] | None,
+        typer.Option(
+            metavar="SCOPE",
+            help="inference, read or admin; may be repeated [default: inference]",
+        ),
+    ] = None,
+    label: Annotated[str, typer.Option(help="for your own eyes, in `key list`")] = "",
+    lifetime: Annotated[
+        Seconds | None,
+        Seconds.option("how long it is good for [default: until it is revoked]", least=1, most=3650 * _DAY),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a new API key; it is shown this once.
+
+    From a gateway's first key on, every request needs one.
+    """
+    from gateway.access.keys import Scope as KeyScope
+
+    chosen = [KeyScope(one.value) for one in scope or [Scope.INFERENCE]]
+    keys = _keys(context)
+    first = not keys.read()
+    text, record = keys.create(chosen, label=label, seconds=int(lifetime or 0))
+    if as_json:
+        print_json({"key": text, **_plain(record)})
+        return
+    print_data(text)
+    until = f"until {moment(record.expires)}" if record.expires else "until it is revoked"
+    say(f"good for {', '.join(record.scopes)} {until}; use: authorization: Bearer KEY")
+    if first:
+        say("this is the gateway's first key: from now on it answers no request without one")
+
+
+@command(app, "list", example="sealring key list", section="gateway", fields=_STATE)
+def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the keys without their secrets."""
+    import time
+
+    records = sorted(_keys(context).read().values(), key=lambda record: record.created)
+    if as_json:
+        print_json([_plain(record) for record in records])
+        return
+    rows = []
+    for one in records:
+        state = "revoked" if one.revoked else "usable" if one.usable(time.time()) else "expired"
+        times = [moment(when) for when in (one.created, one.last_used, one.expires)]
+        rows.append([one.id, one.label, ", ".join(one.scopes), *times, state])
+    print_table(["id", "label", "scopes", "created", "last used", "expires", "state"], rows)
+
+
+@command(app, example="sealring key revoke ID", section="gateway", fields=_STATE)
+def revoke(
+    context: typer.Context,
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="as `key list` shows it")],
+) -> None:
+    """Refuse a key from now on, for good."""
+    record = _keys(context).revoke(key_id)
+    say(f"revoked {record.id}")
+
+
+def _keys(context: typer.Context) -> KeyFile:
+    from gateway.access.keyfile import KeyFile
+    from mesh.memberstate import is_enrolled
+
+    folder = load_settings(context).settings.state_dir
+    if not is_enrolled(folder):
+        say(f"note: no gateway has been enrolled in {folder} yet")
+    return KeyFile(folder)
+
+
+def _plain(record: KeyRecord) -> dict[str, object]:
+    return record.model_dump(mode="json", exclude={"hash"})

@@ -1,0 +1,224 @@
+"""`sealring roster`: the signed list of members, shown, verified and compared."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.command import ADMIN, command, load_settings
+from cli.operator import call_admin, read_bundle
+from cli.output import moment, print_data, print_json, print_table, say
+from cli.words import AsJson, cannot_write, read_file, write_file
+from mesh.errors import InvalidInput, RosterError
+from mesh.trust import level_of
+
+if TYPE_CHECKING:
+    from mesh.roster import Roster
+
+app = typer.Typer(name="roster", help="The signed list of members.", no_args_is_help=True)
+
+
+RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="a signed roster (roster.dsse)")]
+RootFile = Annotated[
+    Path, typer.Option("--root-chain", metavar="FILE", help="chain of root metadata (root.dsse)")
+]
+Pin = Annotated[str, typer.Option("--root-sha256", metavar="HEX", help="hash of the first root key")]
+At = Annotated[
+    datetime.datetime | None,
+    typer.Option(metavar="TIME", help="as of this local time, such as 2026-01-31T12:00:00 [default: now]"),
+]
+_read = functools.partial(read_file, max_bytes=2 << 20)
+
+
+@command(app, example="sealring roster verify roster.dsse --root-chain root.dsse --root-sha256 HEX")
+def verify(file: RosterFile, root: RootFile, pin: Pin, at: At = None, as_json: AsJson = False) -> None:
+    """Check a roster from files and a root key's hash alone.
+
+    It is what every reader does, and trusts nobody else.
+    """
+    found = _verified(file, root, pin, at.timestamp() if at is not None else time.time())
+    if as_json:
+        print_json({"root_sha256": pin, **describe_roster(found)})
+        return
+    print_roster({"root_sha256": pin, **describe_roster(found)})
+    say(f"roster {found.version} of cluster {found.cluster} holds")
+
+
+@command(app, example="sealring roster diff old new --root-chain root.dsse --root-sha256 HEX")
+def diff(
+    older: RosterFile,
+    newer: Annotated[Path, typer.Argument(metavar="NEWER", help="a later one")],
+    root: RootFile,
+    pin: Pin,
+    as_json: AsJson = False,
+) -> None:
+    """Show what changed between two rosters, after checking both as of when they were issued."""
+    before, after = (_verified(file, root, pin, _issued(file)) for file in (older, newer))
+    changes = compare_rosters(describe_roster(before), describe_roster(after))
+    follows = after.version == before.version + 1
+    if (follows and after.previous != before.hash) or (
+        after.version == before.version and after.hash != before.hash
+    ):
+        raise RosterError(
+            "the two rosters are of two histories",
+            hint="the roster keys may be stolen: compare with other members and rotate them",
+            reason="ROSTER_EQUIVOCATION",
+        )
+    if as_json:
+        print_json({"from": before.version, "to": after.version, "changes": changes})
+        return
+    print_data(f"version {before.version} -> {after.version}")
+    for change in changes:
+        print_data(" ".join(str(part) for part in change.values() if part != ""))
+
+
+def compare_rosters(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, Any]]:
+    """What changed from one described roster to another, but for hashes and times of the roster itself."""
+    changes: list[dict[str, Any]] = []
+    for name in ("trust_floor", "min_trust", "suites"):
+        if before[name] != after[name]:
+            value = f"{before[name]} -> {after[name]}"
+            changes.append({"what": "changed", "kind": "roster", "id": "", "field": name, "value": value})
+    for kind in ("members", "rings", "gateways", "revoked"):
+        old, new = ({_id(one): one for one in found[kind]} for found in (before, after))
+        for identifier in sorted(old.keys() | new.keys()):
+            if identifier not in new or identifier not in old:
+                what = "removed" if identifier in old else "added"
+                changes.append({"what": what, "kind": kind, "id": identifier, "field": "", "value": ""})
+                continue
+            first, second = old[identifier], new[identifier]
+            for field in first if isinstance(first, dict) else ():
+                if first[field] != second[field]:
+                    value = f"{first[field]} -> {second[field]}"
+                    changes.append(
+                        {"what": "changed", "kind": kind, "id": identifier, "field": field, "value": value}
+                    )
+    return changes
+
+
+def _id(entry: Any) -> str:
+    return str(entry["id"] if isinstance(entry, dict) else entry)
+
+
+def _verified(file: Path, root: Path, pin: str, now: float) -> Roster:
+    from mesh.rootmeta import decode_chain, verify_root_chain
+    from mesh.roster_reader import check_roster
+
+    if re.fullmatch(r"[0-9a-f]{64}", pin) is None:
+        raise InvalidInput("the root key's hash is not 64 hex digits", reason="BAD_PIN", param="root_sha256")
+    metadata = verify_root_chain(decode_chain(_read(root)), bytes.fromhex(pin), now=now)
+    return check_roster(_read(file), metadata, now=now)
+
+
+def _issued(file: Path) -> int:
+    from mesh.dsse import open_envelope
+    from mesh.roster_codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_header
+
+    opened = open_envelope(_read(file), payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+    return parse_header(opened.payload).issued
+
+
+@command(app, example="sealring roster show --save .", section="cli", fields=ADMIN)
+def show(
+    context: typer.Context,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="also keep roster.dsse and root.dsse here")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the roster, after checking its signatures against the pinned root key."""
+    from mesh.rootmeta import decode_chain, verify_root_chain
+    from mesh.roster_reader import check_roster
+    from sealring.v1 import admin_pb2
+
+    pin = read_bundle(load_settings(context).settings.operator).root_sha256
+    answer = call_admin(context, "GetRoster", admin_pb2.GetAdminRosterRequest())
+    now = time.time()
+    root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=now)
+    found = check_roster(answer.roster, root, now=now)
+    if save is not None:
+        _save(save, answer)
+    verified = {"root_sha256": pin.hex(), **describe_roster(found)}
+    if as_json:
+        print_json(verified)
+        return
+    print_data(f"root {verified['root_sha256']}")
+    print_roster(verified)
+
+
+def _save(folder: Path, answer: Any) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+    write_file(folder / "roster.dsse", answer.roster)
+    write_file(folder / "root.dsse", answer.root_metadata)
+
+
+def describe_roster(found: Roster) -> dict[str, Any]:
+    """A roster as JSON data: hashes in hex, layers as [first, end)."""
+    return {
+        "cluster": found.cluster,
+        "version": found.version,
+        "hash": found.hash.hex(),
+        "issued": found.issued,
+        "expires": found.expires,
+        "suites": [str(suite) for suite in found.suites],
+        "trust_floor": level_of(found.trust_floor),
+        "min_trust": level_of(found.min_trust),
+        "members": [
+            {
+                "id": one.id,
+                "key_type": str(one.key_type),
+                "level": str(one.level),
+                "trust": level_of(one.trust),
+                "attested_at": one.attested_at,
+                "challenged_at": one.challenged_at,
+                "addresses": list(one.addresses),
+            }
+            for one in found.members
+        ],
+        "rings": [
+            {
+                "id": ring.id,
+                "deployment": ring.deployment,
+                "model": ring.model,
+                "context": ring.context,
+                "min_trust": level_of(ring.min_trust),
+                "members": [
+                    {"id": one.id, "rank": one.rank, "layers": list(one.layers)} for one in ring.members
+                ],
+            }
+            for ring in found.rings
+        ],
+        "gateways": [one.id for one in found.gateways],
+        "revoked": [{"id": one.id, "at": one.at} for one in found.revoked],
+    }
+
+
+def print_roster(found: dict[str, Any]) -> None:
+    """A described roster as tables."""
+    print_data(f"cluster {found['cluster']}, roster version {found['version']}, {found['hash'][:16]}")
+    print_data(f"issued {moment(found['issued'])}, expires {moment(found['expires'])}")
+    print_data(f"minimum trust {found['min_trust']}, floor {found['trust_floor']}")
+    print_data(f"suites allowed: {', '.join(found['suites'])}\n")
+    places = {place["id"]: (ring, place) for ring in found["rings"] for place in ring["members"]}
+    rows = []
+    for one in found["members"]:
+        ring, place = places.get(one["id"], ({"id": ""}, None))
+        layers = f"{place['layers'][0]}-{place['layers'][1] - 1}" if place else ""
+        rank = place["rank"] if place else ""
+        rows.append(
+            [one["id"], one["trust"], one["key_type"], ring["id"], rank, layers, moment(one["attested_at"])]
+        )
+    print_table(["member", "trust", "key", "ring", "rank", "layers", "attested"], rows)
+    for gateway in found["gateways"]:
+        print_data(f"gateway {gateway}")
+    for gone in found["revoked"]:
+        print_data(f"revoked {gone['id']} at {moment(gone['at'])}")

@@ -1,1 +1,0 @@
-"""Who may call what, and how callers and this coordinator prove who they are."""

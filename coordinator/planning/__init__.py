@@ -1,1 +1,0 @@
-"""Which members hold which layers of a model."""

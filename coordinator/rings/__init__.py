@@ -1,1 +1,0 @@
-"""The rings of the roster and the epochs of each."""

@@ -1,1 +1,0 @@
-"""What the store says becomes a signed roster; the audit log's head is signed as well."""

@@ -1,1 +1,0 @@
-"""The gRPC services, and what they do beyond answering."""

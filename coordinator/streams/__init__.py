@@ -1,1 +1,0 @@
-"""The streams of nodes, and questions and answers over them."""

@@ -1,1 +1,0 @@
-"""Encodings, labels, keys, signed envelopes and link suites."""

@@ -1,1 +1,0 @@
-"""Prompts: validation, sealing, which rows are where, prefixes and routing by them."""

@@ -1,1 +1,0 @@
-"""The roster: its model, bytes, rules, reader, and the memory against older ones."""

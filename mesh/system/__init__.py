@@ -1,1 +1,0 @@
-"""The machine below: files, locks, folders, processes, logs, addresses, settings."""

@@ -1,1 +1,0 @@
-"""Trust levels and the evidence for them: attestation statements, Apple's device attestation."""

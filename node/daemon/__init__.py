@@ -1,1 +1,0 @@
-"""The node daemon: its session, its epochs and the child processes that it watches."""

@@ -1,1 +1,0 @@
-"""The head's text side: prompts to tokens, tokens to text."""

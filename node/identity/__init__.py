@@ -1,1 +1,0 @@
-"""Who this node is and what it can say about itself."""

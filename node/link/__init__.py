@@ -1,1 +1,0 @@
-"""Links between neighbours: handshake, keys, records, set-up and rotation."""

@@ -1,1 +1,0 @@
-"""Model folders: found by name, or fetched."""
