@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell $(PYTHON) -c 'import os; usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0); print(min(4, len(usable)) + 1)')
 BASE ?= main
 
-.PHONY: env demo test sweep lint format protos protos-check protos-breaking clean
+.PHONY: env demo test darwin sweep lint format protos protos-check protos-breaking clean
 
 env: $(VENV)/.ready
 
@@ -24,6 +24,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 test: env
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+# The integration tests with what macOS does otherwise than Linux (tests/support/darwin.py); ARGS names others.
+darwin: env
+	@$(BIN)/python tests/support/darwin.py build/darwin >/dev/null
+	@ulimit -S -n 256; build/darwin/bin/python -m pytest -n $(WORKERS) $(or $(ARGS),tests/integration)
 
 # All architectures in all numbers of stages, of which `test` takes those that differ most; takes long.
 sweep: env

@@ -15,7 +15,7 @@ class BuildWithModel(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            shutil.copytree(MODEL, Path(self.build_lib, "cli", "demo_model"), dirs_exist_ok=True)
+            shutil.copytree(MODEL, Path(self.build_lib, "sealring", "cli", "demo_model"), dirs_exist_ok=True)
 
 
 setup(cmdclass={"build_py": BuildWithModel})

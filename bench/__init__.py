@@ -1,5 +1,5 @@
 """Benchmarks: one module per table of docs/performance.md, run by `sealring bench NAME`."""
 
-from node import scratch
+from sealring.node import scratch
 
 scratch.claim()  # before anything here imports mlx

@@ -77,7 +77,7 @@ def main() -> None:
     if options.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core) for core in options.cores.split(",")})
     if options.in_batches:
-        from node.engine.device import compute_in_batches
+        from sealring.node.engine.device import compute_in_batches
 
         compute_in_batches()
     from mlx_lm import load

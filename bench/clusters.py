@@ -16,10 +16,10 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from bench.frame import progress
-from cli.client import inference
-from cli.cluster import LocalCluster
-from cli.waiting import wait_until_serving
-from mesh.errors import DeadlineExceeded
+from sealring.cli.client import inference
+from sealring.cli.cluster import LocalCluster
+from sealring.cli.waiting import wait_until_serving
+from sealring.mesh.errors import DeadlineExceeded
 from sealring.v1 import admin_pb2, inference_pb2
 
 _SECONDS = 300.0

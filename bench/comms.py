@@ -19,10 +19,10 @@ from bench.comms_worker import pipe, shared, timed
 from bench.frame import Benchmark, Result, Table, progress
 from bench.seal import measure as measure_seal
 from bench.summaries import percentile
-from mesh.addresses import free_port
-from mesh.records import Kind, RecordHeader
-from mesh.suites import Suite
-from node.channel import EngineChannel, create_channel
+from sealring.mesh.crypto.suites import Suite
+from sealring.mesh.system.addresses import free_port
+from sealring.node.ipc.channel import EngineChannel, create_channel
+from sealring.node.link.records import Kind, RecordHeader
 
 SIZES = (4 << 10, 64 << 10, 512 << 10, 1 << 20, 8 << 20)
 _ROOT = Path(__file__).resolve().parents[1]

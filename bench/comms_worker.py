@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from mesh.addresses import parse_address
-from node.carrier.neighbours import Connections
+from sealring.mesh.system.addresses import parse_address
+from sealring.node.carrier.neighbours import Connections
 
 
 def timed(work: Callable[[], None], count: int) -> list[float]:
@@ -26,7 +26,7 @@ def timed(work: Callable[[], None], count: int) -> list[float]:
 
 def ring(rank: int, own: str, other: str, plan: list[tuple[int, int, bool]]) -> None:
     """Ping-pong with the other rank; rank 0 prints the round trips of each (length, count, by MLX or not)."""
-    from node.carrier import ring as carrier_ring
+    from sealring.node.carrier import ring as carrier_ring
 
     group = carrier_ring.RingGroup(connect(parse_address(own), parse_address(other)), knock)
     short = carrier_ring.SHORT_BYTES
@@ -97,7 +97,7 @@ def pipe(far: Connection) -> None:
 
 def shared(ends: tuple[int, int, int, int], count: int) -> None:
     """A carrier's end that hands every payload straight back."""
-    from node.channel import CarrierChannel
+    from sealring.node.ipc.channel import CarrierChannel
 
     channel = CarrierChannel(*ends)
     for _ in range(count):

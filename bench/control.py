@@ -22,20 +22,20 @@ from typing import Any
 
 from bench.frame import Benchmark, Result, Table
 from bench.verdict import Check
-from gateway.answer import Answer
-from gateway.control import MemberTarget
-from gateway.http.app import create_app
-from gateway.http.server import HttpServer
-from gateway.inference import RingBackend
-from gateway.metrics import Metrics
-from gateway.ring import Ring, ServingEpoch
-from gateway.scheduler import Request
-from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, key_hash
-from mesh.composition import Composition
-from mesh.identity import SoftwareSigner
-from mesh.proof import CalledProof, Connection, HeldRoster, Identity, Purpose, by_identity
-from mesh.rpc import Server
-from mesh.tls import (
+from sealring.gateway.answer import Answer
+from sealring.gateway.control import MemberTarget
+from sealring.gateway.http.app import create_app
+from sealring.gateway.http.server import HttpServer
+from sealring.gateway.inference import RingBackend
+from sealring.gateway.metrics import Metrics
+from sealring.gateway.ring import Ring, ServingEpoch
+from sealring.gateway.scheduler import Request
+from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.member.proof import CalledProof, Connection, HeldRoster, Identity, Purpose, by_identity
+from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, key_hash
+from sealring.mesh.prompt.composition import Composition
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.tls import (
     PeerChannel,
     TlsMaterial,
     TlsStore,

@@ -19,10 +19,10 @@ from bench.frame import Benchmark, Result, Table, progress, standalone
 from bench.loop import load
 from bench.models import by_name
 from bench.ring_processes import SHAPES, configuration
-from mesh.composition import Admission, Change, Eviction, Parking
-from node.engine import device
-from node.engine.lanes import Lanes, Row
-from node.engine.staging import Stage, random_stage
+from sealring.mesh.prompt.composition import Admission, Change, Eviction, Parking
+from sealring.node.engine import device
+from sealring.node.engine.lanes import Lanes, Row
+from sealring.node.engine.staging import Stage, random_stage
 
 CHUNK = 512
 

@@ -56,7 +56,7 @@ def run_all(
     say: Say,
     total: float | None = None,
     chosen: Sequence[Benchmark] | None = None,
-    command: Sequence[str] = (sys.executable, "-P", "-m", "cli", "bench"),
+    command: Sequence[str] = (sys.executable, "-P", "-m", "sealring.cli", "bench"),
 ) -> list[Outcome]:
     """Runs them in turn; with `quick` no longer than `total` seconds altogether (10 minutes by default)."""
     until = time.monotonic() + (total or QUICK_TOTAL_SECONDS) if quick or total else float("inf")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.verdict import MISSED, Check, joined
-from mesh.errors import ConfigError, NotFound
+from sealring.mesh.errors import ConfigError, NotFound
 
 Result = dict[str, Any]
 

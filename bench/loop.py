@@ -24,15 +24,15 @@ import numpy as np
 
 from bench.frame import Benchmark, Result, Table
 from bench.models import by_name
-from mesh.composition import ResolvedStep
-from node.engine import device, params
-from node.engine.epoch import Allowance, Epoch
-from node.engine.logprobs import Asking, TokenLogprobs
-from node.engine.main import _SWITCH_SECONDS
-from node.engine.staging import Stage, random_stage
-from node.engine.staging.anatomy import dissect, full_cache
-from node.engine.staging.quantization import CacheQuantization, cache_quantization
-from node.engine.weights import load_lazily
+from sealring.mesh.prompt.composition import ResolvedStep
+from sealring.node.engine import device, params
+from sealring.node.engine.epoch import Allowance, Epoch
+from sealring.node.engine.logprobs import Asking, TokenLogprobs
+from sealring.node.engine.main import _SWITCH_SECONDS
+from sealring.node.engine.staging import Stage, random_stage
+from sealring.node.engine.staging.anatomy import dissect, full_cache
+from sealring.node.engine.staging.quantization import CacheQuantization, cache_quantization
+from sealring.node.engine.weights import load_lazily
 from sealring.v1 import control_pb2 as control
 
 CHUNK = 2048

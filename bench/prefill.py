@@ -27,7 +27,7 @@ from bench.openai_client import Reply, ask
 from bench.scaling import numbers
 from bench.summaries import median, percentile, summary
 from bench.verdict import Check, ratios
-from mesh.errors import Unavailable
+from sealring.mesh.errors import Unavailable
 
 _WORD = " the"
 _SECONDS = 1800.0

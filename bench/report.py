@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.frame import find, write_png
 from bench.verdict import MET, OPEN, Check
-from mesh.errors import ConfigError
+from sealring.mesh.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"

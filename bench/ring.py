@@ -22,7 +22,7 @@ from bench import ring_steps
 from bench.frame import Benchmark, Result, Table, progress, standalone
 from bench.ring_processes import SHAPES, Baseline, Ring
 from bench.verdict import Check, ratios
-from mesh.suites import Suite
+from sealring.mesh.crypto.suites import Suite
 
 PREFILL_TIMES = 3
 

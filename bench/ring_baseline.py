@@ -123,7 +123,7 @@ def main() -> None:
     options = parser.parse_args()
     from mlx.utils import tree_flatten
 
-    from node.engine.staging import random_model
+    from sealring.node.engine.staging import random_model
 
     config = json.loads(options.config)
     model = random_model(config, seed=0, dtype=getattr(mx, config["torch_dtype"]))

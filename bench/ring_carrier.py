@@ -9,8 +9,8 @@ from typing import Any
 
 from cryptography.utils import Buffer
 
-from mesh.suites import TAG_BYTES, Suite
-from node.carrier import main as carrier
+from sealring.mesh.crypto.suites import TAG_BYTES, Suite
+from sealring.node.carrier import main as carrier
 
 
 class NoAead:

@@ -19,15 +19,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mesh import logging
-from mesh.composition import ResolvedStep
-from mesh.frames import FrameSocket
-from node.engine import device, params
-from node.engine.eagerness import awaits_input
-from node.engine.folder import Loaded, warm_up
-from node.engine.logprobs import Asking, TokenLogprobs
-from node.engine.main import _SWITCH_SECONDS, Engine
-from node.engine.staging import random_stage
+from sealring.mesh.prompt.composition import ResolvedStep
+from sealring.mesh.system import logging
+from sealring.node.engine import device, params
+from sealring.node.engine.eagerness import awaits_input
+from sealring.node.engine.folder import Loaded, warm_up
+from sealring.node.engine.logprobs import Asking, TokenLogprobs
+from sealring.node.engine.main import _SWITCH_SECONDS, Engine
+from sealring.node.engine.staging import random_stage
+from sealring.node.ipc.frames import FrameSocket
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 

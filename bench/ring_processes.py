@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 from bench.clusters import can_pin
 from bench.ring_steps import Gateway
 from bench.seal import handshake
-from mesh.frames import FrameSocket
-from mesh.suites import Suite
-from node.carrier.neighbours import PASS_BYTES
-from node.channel import ChannelEnds, create_channel
+from sealring.mesh.crypto.suites import Suite
+from sealring.node.carrier.neighbours import PASS_BYTES
+from sealring.node.ipc.channel import ChannelEnds, create_channel
+from sealring.node.ipc.frames import FrameSocket
 from sealring.v1 import engine_pb2 as engine
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -209,7 +209,7 @@ class Ring:
         self, rank: int, ends: ChannelEnds, listener: socket.socket, sealed: bool
     ) -> Iterator[FrameSocket]:
         ours, theirs = socket.socketpair()
-        module = "node.carrier.main" if sealed else "bench.ring_carrier"
+        module = "sealring.node.carrier.main" if sealed else "bench.ring_carrier"
         command = [sys.executable, "-m", module, "--control-fd", str(theirs.fileno())]
         environment = dict(os.environ)
         if self.options.carrier_path:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mesh.composition import MAX_CHOICES
-from node.engine import params
+from sealring.mesh.prompt.composition import MAX_CHOICES
+from sealring.node.engine import params
 from sealring.v1 import control_pb2 as control
 
 PARAMETER_BYTES = len(params.encode(params.RowParameters()))

@@ -18,8 +18,8 @@ import psutil  # type: ignore[import-untyped]
 
 from bench.clusters import family, pin
 from bench.openai_client import ask
-from mesh.addresses import free_port
-from mesh.errors import Unavailable
+from sealring.mesh.errors import Unavailable
+from sealring.mesh.system.addresses import free_port
 
 _ROOT = Path(__file__).resolve().parents[1]
 _START_SECONDS = 120.0

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.frame import Benchmark, Result, Table
 from bench.verdict import Check
-from gateway.scheduler import (
+from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
     Fail,

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.frame import Benchmark, Result, Table
-from mesh.identity import SoftwareSigner, member_id
-from mesh.records import Kind, Link, RecordHeader
-from mesh.session import LinkParams, SessionKeys
-from mesh.sigma import EphemeralLedger, Initiator, Responder
-from mesh.suites import Suite
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.suites import Suite
+from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
+from sealring.node.link.keys import LinkParams, SessionKeys
+from sealring.node.link.records import Kind, Link, RecordHeader
 
 SIZES = (4 << 10, 64 << 10, 1 << 20)
 ROUNDS = 60

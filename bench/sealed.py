@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from gateway.timings import HEADER
-from mesh.errors import SealringError
-from mesh.status import from_rpc_error
 from sealring.client import AsyncClient, Completion, Delta
 from sealring.client.asynchronous import AsyncReply
 from sealring.client.attempt import Attempts
 from sealring.client.core import ReplyState
 from sealring.client.question import Question
+from sealring.gateway.timings import HEADER
+from sealring.mesh.errors import SealringError
+from sealring.mesh.rpc.status import from_rpc_error
 
 _ENTRY = re.compile(r"([a-z_0-9]+);dur=([0-9.]+)")
 

@@ -17,13 +17,9 @@ from bench import simulate_prefill
 from bench.frame import Benchmark, Result, Table, progress
 from bench.simulated_ring import SimulatedRing
 from bench.verdict import Check
-from coordinator.arrangement import Candidate
-from coordinator.planner import plan
-from gateway.scheduler import (
-    MemberMemory,
-    Request,
-    RingFacts,
-)
+from sealring.coordinator.planning.arrangement import Candidate
+from sealring.coordinator.planning.planner import plan
+from sealring.gateway.scheduler import MemberMemory, Request, RingFacts
 from sealring.v1 import admin_pb2, model_pb2
 from sealring.v1 import inference_pb2 as inference
 
@@ -112,10 +108,10 @@ def many_rings(rings: int, requests: int, options: argparse.Namespace) -> Result
 
 def routing(rings: int) -> Result:
     """Choosing a ring of so many, as gateway.rings does for every request."""
-    from gateway.metrics import Metrics
-    from gateway.ring import Ring
-    from gateway.rings import _busy, _draw
-    from mesh.proof import Identity
+    from sealring.gateway.metrics import Metrics
+    from sealring.gateway.ring import Ring
+    from sealring.gateway.rings import _busy, _draw
+    from sealring.mesh.member.proof import Identity
 
     def unused(*_: object) -> Never:
         raise AssertionError("nobody is called in a simulation")

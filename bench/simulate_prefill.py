@@ -11,7 +11,7 @@ import itertools
 from bench.frame import Result
 from bench.simulated_ring import SimulatedRing
 from bench.summaries import percentile
-from gateway.scheduler import Action, AnnounceStep, Deliver, Finish, Request
+from sealring.gateway.scheduler import Action, AnnounceStep, Deliver, Finish, Request
 from sealring.v1 import inference_pb2 as inference
 
 Costs = dict[str, float]

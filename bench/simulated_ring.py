@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.scheduler import Ring as RowsOfRing
-from gateway.scheduler import (
+from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
     DiscardRow,
@@ -22,7 +22,7 @@ from gateway.scheduler import (
     RingFacts,
     Scheduler,
 )
-from gateway.scheduler.planner import StepPlanner
+from sealring.gateway.scheduler.planner import StepPlanner
 from sealring.v1 import control_pb2 as control
 
 OPEN_SECONDS, ANNOUNCE_SECONDS = 0.002, 0.0003

@@ -1,5 +1,5 @@
-"""`python -m cli`: the `sealring` command without its entry-point script."""
+"""`python -m sealring.cli`: the `sealring` command without its entry-point script."""
 
-from cli.main import main
+from sealring.cli.main import main
 
 main()

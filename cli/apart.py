@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mesh.errors import Internal, ModelError
+from sealring.mesh.errors import Internal, ModelError
 
 
 def ask_apart(module: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """What `node.engine.apart.answer` tells in `python -m module arguments`.
+    """What `sealring.node.engine.apart.answer` tells in `python -m module arguments`.
 
     Raises the SealringError that is told, and ModelError (MODEL_CRASHES) where a signal ended the process.
     """
@@ -30,7 +30,7 @@ def ask_apart(module: str, arguments: Sequence[str]) -> dict[str, Any]:
     except ValueError:
         raise Internal(done.stderr.decode(errors="replace").strip().rpartition("\n")[2]) from None
     if "problem" in told:
-        from mesh.problem import from_parts  # protobuf, which `--help` does without
+        from sealring.mesh.rpc.problem import from_parts  # protobuf, which `--help` does without
 
         raise from_parts(**told["problem"])
     result: dict[str, Any] = told["result"]

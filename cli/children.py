@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from mesh.errors import Unavailable
-from mesh.processes import signal_group
+from sealring.mesh.errors import Unavailable
+from sealring.mesh.system.processes import signal_group
 
 TERM_SECONDS = 6.0
 REAP_SECONDS = 3.0
@@ -32,13 +32,13 @@ class Child:
 
 
 class Children:
-    """Starts and ends the components. Their lives hang on a pipe of this process (see `cli.lifeline`)."""
+    """Starts and ends the components. Their lives hang on a pipe of this process (see `cli/lifeline.py`)."""
 
     def __init__(
         self,
         log_dir: Path,
         *,
-        command: Sequence[str] = (sys.executable, "-P", "-m", "cli"),
+        command: Sequence[str] = (sys.executable, "-P", "-m", "sealring.cli"),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """`environment` is added to what the children inherit of this process's.
@@ -143,7 +143,7 @@ class Children:
         future.set_exception(
             Unavailable(
                 f"the {child.name} ended by itself with {how}; the end of {child.log}:\n{tail(child.log)}",
-                hint="name a folder with --state to keep its whole log",
+                hint="its whole log is there, of a demo with --state",
                 reason="COMPONENT_ENDED",
                 component=child.name,
             )

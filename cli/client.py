@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from mesh.addresses import require_loopback
-from mesh.errors import ConfigError, SealringError, Unavailable
-from mesh.statefiles import read_bounded, read_secret
+from sealring.mesh.errors import ConfigError, SealringError, Unavailable
+from sealring.mesh.system.addresses import require_loopback
+from sealring.mesh.system.files import read_bounded, read_secret
 
 if TYPE_CHECKING:
     import grpc
 
-    from cli.settings import CliSettings
+    from sealring.cli.settings import CliSettings
     from sealring.client.options import SamplingOptions
 
 
@@ -66,7 +66,7 @@ class Client:
         """Streams one answer; `on_text` gets every piece. Raises the error that the gateway answered with."""
         import grpc
 
-        from mesh.rpc import from_rpc_error
+        from sealring.mesh.rpc.server import from_rpc_error
 
         try:
             return await _stream(self.stub, question, on_text, seconds, _metadata(self.api_key))
@@ -81,7 +81,7 @@ async def inference(
     """A client of a gateway. Raises ConfigError (LOOPBACK_ONLY): a key goes over TLS or loopback only."""
     import grpc.aio
 
-    from mesh.rpc import CHANNEL_OPTIONS
+    from sealring.mesh.rpc.server import CHANNEL_OPTIONS
     from sealring.v1 import inference_pb2_grpc
 
     if credentials is not None:
@@ -112,7 +112,7 @@ def gateway_access(settings: CliSettings) -> Access:
     except UnicodeDecodeError:
         raise ConfigError(
             f"{settings.api_key_file} does not hold an API key",
-            hint="put into it what `sealring key create` printed",
+            hint="put into it what `sealring keys create` printed",
             reason="BAD_API_KEY_FILE",
         ) from None
     return access

@@ -1,6 +1,7 @@
-"""A whole cluster on this machine: real processes on loopback, enrolled with real join tokens.
+"""The components of a cluster as processes of this machine, enrolled with real join tokens.
 
-For `sealring demo` and `sealring up`, and for the integration tests.
+`LocalCluster` is a whole one on loopback, for `sealring demo` and the integration tests; for `sealring up`
+and `sealring join` see `cli/machines.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,14 +17,14 @@ from typing import Any, Self, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 
-from cli.children import Children
-from cli.client import inference
-from cli.leftovers import PORTS
-from cli.operator import Admin, connect, read_bundle
-from cli.waiting import wait_until_serving
-from mesh.addresses import free_port
-from mesh.errors import ConfigError, DeadlineExceeded, InvalidInput, SealringError
-from mesh.statefiles import write_atomic
+from sealring.cli.children import Children
+from sealring.cli.client import inference
+from sealring.cli.leftovers import PORTS
+from sealring.cli.operator import Admin, connect, read_bundle
+from sealring.cli.waiting import wait_until_serving
+from sealring.mesh.errors import ConfigError, DeadlineExceeded, InvalidInput, SealringError
+from sealring.mesh.system.addresses import free_port
+from sealring.mesh.system.files import write_atomic
 
 T = TypeVar("T")
 
@@ -37,43 +38,20 @@ _MIN_MEMORY = 64 << 20
 _MEMORY_FRACTION = 0.75
 
 
-class LocalCluster:
-    """Coordinator, nodes and a gateway as processes below `state_dir`, which may hold an earlier cluster.
+class Cluster:
+    """Components as processes of this machine; what they are set to is written below `state_dir`.
 
-    Use it as `async with LocalCluster(...) as cluster: await cluster.start(); await cluster.deploy()`.
-    However the block or this process ends, no process is left. `say` is told what happens.
+    Use it as `async with ... as cluster: await cluster.start()`. However the block or this process ends, no
+    process is left. `say` is told what happens.
     """
 
-    def __init__(
-        self,
-        state_dir: Path,
-        model: Path | str,
-        *,
-        nodes: int = 3,
-        name: str = "demo",
-        settings: dict[str, dict[str, Any]] | None = None,
-        gpus: int = 0,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        """`settings` are further settings of the sections coordinator, node and gateway.
+    names: Sequence[str]
+    """Of the components: coordinator, gateway, and whatever else is a node."""
 
-        With `gpus`, each node sees one of so many NVIDIA GPUs, by turns; else every node sees all of them.
-
-        Raises InvalidInput (BAD_NODE_COUNT).
-        """
-        if not 1 <= nodes <= MAX_NODES:
-            raise InvalidInput(
-                f"{nodes} nodes are not possible", hint=f"choose 1 to {MAX_NODES}", reason="BAD_NODE_COUNT"
-            )
+    def __init__(self, state_dir: Path, *, say: Callable[[str], None] = lambda text: None) -> None:
         self.state_dir = state_dir.absolute()
-        self.model = str(model)
-        self.name = name
-        self.node_names = [f"node-{number}" for number in range(nodes)]
         self.admin: Admin
-        self._extra = settings or {}
-        self._gpus = gpus
         self._say = say
-        self._ports: dict[str, int] = {}
         self._children: Children
         self._stack = AsyncExitStack()
 
@@ -99,19 +77,24 @@ class LocalCluster:
                     self._children.kill()
 
     @property
+    def node_names(self) -> list[str]:
+        """The components that are nodes."""
+        return [name for name in self.names if name not in ("coordinator", "gateway")]
+
+    @property
     def grpc_address(self) -> str:
         """host:port of the gateway's Inference service."""
-        return f"{_HOST}:{self._ports['gateway']}"
+        return str(self._settings("gateway")["grpc_listen"])
 
     @property
     def http_url(self) -> str:
         """Where the gateway's HTTP edge is, without a path."""
-        return f"http://{_HOST}:{self._ports['gateway-http']}"
+        return f"http://{self._settings('gateway')['http_listen']}"
 
     @property
     def operator_bundle(self) -> Path:
         """What admin calls from elsewhere need."""
-        return self.state_dir / "coordinator" / "operator"
+        return self._state_dir("coordinator") / "operator"
 
     @property
     def processes(self) -> dict[str, int]:
@@ -123,6 +106,17 @@ class LocalCluster:
         """The log file of each component."""
         return self._children.logs
 
+    def _settings(self, name: str) -> dict[str, Any]:
+        """What one component is set to, `state_dir` included."""
+        raise NotImplementedError
+
+    def _state_dir(self, name: str) -> Path:
+        return Path(self._settings(name)["state_dir"])
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """What a component's environment has besides."""
+        return {}
+
     async def start(self) -> None:
         """Starts everything and returns when all nodes are online.
 
@@ -130,15 +124,14 @@ class LocalCluster:
         DeadlineExceeded, and whatever enrolment raises.
         """
         self._say("starting the coordinator")
-        self._choose_ports()
-        self._write_configs()
+        self.write_configs()
         await self._start_coordinator()
         self._say(f"enrolling {self._count_nodes()} and a gateway")
         await self._or_failure(self._enrol_all())
         self._say("starting the nodes and the gateway")
         await asyncio.gather(
             *(self.start_node(name) for name in self.node_names),
-            self._children.start("gateway", [*self._config("gateway"), "gateway", "run"]),
+            self._start("gateway", "gateway"),
         )
         await self._or_failure(self._wait_for_nodes())
 
@@ -148,10 +141,178 @@ class LocalCluster:
 
     async def start_node(self, name: str) -> None:
         """Starts the daemon of an enrolled node."""
-        environment = {}
-        if self._gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = str(self.node_names.index(name) % self._gpus)
-        await self._children.start(name, [*self._config(name), "node", "run"], environment)
+        await self._start(name, "node")
+
+    async def _start(self, name: str, component: str) -> None:
+        command = [*self._config(name), component, "run"]
+        await self._children.start(name, command, self._environment(name))
+
+    async def wait_for_end(self) -> None:
+        """Returns never; raises Unavailable (COMPONENT_ENDED) when a component ends by itself."""
+        await self._children.failed()
+
+    def _count_nodes(self) -> str:
+        return "one node" if len(self.node_names) == 1 else f"{len(self.node_names)} nodes"
+
+    async def _start_coordinator(self) -> None:
+        from sealring.coordinator.init import init
+        from sealring.coordinator.settings import CoordinatorSettings
+        from sealring.mesh.member.state import is_enrolled
+
+        settings = CoordinatorSettings(**self._settings("coordinator"))
+        if not is_enrolled(self.operator_bundle):
+            await asyncio.to_thread(init, settings)
+        await self._start("coordinator", "coordinator")
+        await self._or_failure(self._wait_for_bundle(settings.main_address()))
+        self.admin = await self._stack.enter_async_context(
+            connect(self.operator_bundle, seconds=_ADMIN_SECONDS)
+        )
+        await self._or_failure(self._wait_for_coordinator())
+
+    async def _wait_for_bundle(self, address: str) -> None:
+        """Until the bundle leads to the coordinator's main `address`, which may have changed since the last
+        time. A coordinator that was off for a month renews the bundle when it starts."""
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                if read_bundle(self.operator_bundle).coordinator == address:
+                    return
+            except ConfigError as error:
+                if error.reason != "OPERATOR_CERTIFICATE_EXPIRED" or time.monotonic() > deadline:
+                    raise
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _wait_for_coordinator(self) -> None:
+        from sealring.v1 import admin_pb2
+
+        await self.admin.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest(), wait_for_ready=True)
+
+    async def _enrol_all(self) -> None:
+        """Those that are not, or that look for the coordinator where it was before."""
+        here = read_bundle(self.operator_bundle).coordinator
+        new = [name for name in self.names if name != "coordinator" and self._enrolled_at(name) != here]
+        await asyncio.gather(
+            *(self._enrol_gateway() if name == "gateway" else self._enrol_node(name) for name in new)
+        )
+
+    def _enrolled_at(self, name: str) -> str:
+        """The coordinator's address that a member goes by; empty for none."""
+        from sealring.mesh.member.state import is_enrolled, load_member_state
+
+        folder = self._state_dir(name)
+        return load_member_state(folder).coordinator if is_enrolled(folder) else ""
+
+    async def _enrol_node(self, name: str) -> None:
+        from sealring.node.join import join
+        from sealring.node.settings import NodeSettings
+
+        await join(NodeSettings(**self._settings(name)), await self._token("ROLE_NODE"))
+
+    async def _enrol_gateway(self) -> None:
+        from sealring.gateway.join import join
+        from sealring.gateway.settings import GatewaySettings
+
+        settings = GatewaySettings(**self._settings("gateway"))
+        await join(settings, await self._token("ROLE_GATEWAY"))
+
+    async def _token(self, role: str) -> str:
+        from sealring.v1 import admin_pb2, membership_pb2
+
+        request = admin_pb2.CreateJoinTokenRequest(role=membership_pb2.Role.Value(role), note="this machine")
+        return str((await self.admin.call("CreateJoinToken", request)).token)
+
+    async def _wait_for_nodes(self) -> None:
+        from sealring.mesh.member.state import load_member_state
+        from sealring.v1 import admin_pb2
+
+        wanted = {load_member_state(self._state_dir(name)).peer.id: name for name in self.node_names}
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            answer = await self.admin.call("ListNodes", admin_pb2.ListNodesRequest())
+            online = {one.id for one in answer.nodes if one.state == admin_pb2.NODE_STATE_ONLINE}
+            if online >= set(wanted):
+                return
+            self._say(f"{len(online & set(wanted))} of {len(wanted)} nodes are online")
+            if time.monotonic() > deadline:
+                late = ", ".join(sorted(name for member, name in wanted.items() if member not in online))
+                raise DeadlineExceeded(
+                    f"not online after {_START_SECONDS:g} s: {late}",
+                    hint=f"see the logs in {self.state_dir / 'logs'}",
+                    reason="NODES_NOT_ONLINE",
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _or_failure(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, unless a component ends first."""
+        task = asyncio.ensure_future(work)
+        failure = asyncio.ensure_future(self._children.failed())
+        try:
+            await asyncio.wait({task, failure}, return_when=asyncio.FIRST_COMPLETED)
+            if failure.done() and not task.done():
+                failure.result()
+            return await task
+        except SealringError:
+            await asyncio.sleep(0.1)
+            if failure.done():
+                failure.result()
+            raise
+        finally:
+            for one in (task, failure):
+                one.cancel()
+            await asyncio.gather(task, failure, return_exceptions=True)
+
+    def write_configs(self) -> None:
+        """Writes what each component is set to, which it reads when it starts."""
+        folder = self.state_dir / "config"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name in self.names:
+            section = "node" if name in self.node_names else name
+            lines = [f"{key} = {_toml(value)}" for key, value in self._settings(name).items()]
+            write_atomic(self._config_file(name), ("\n".join([f"[{section}]", *lines]) + "\n").encode())
+
+    def _config_file(self, name: str) -> Path:
+        return self.state_dir / "config" / f"{name}.toml"
+
+    def _config(self, name: str) -> list[str]:
+        return ["--config", str(self._config_file(name))]
+
+
+class LocalCluster(Cluster):
+    """Coordinator, nodes and a gateway on loopback, in a state folder that may hold an earlier cluster.
+
+    Use it as `async with LocalCluster(...) as cluster: await cluster.start(); await cluster.deploy()`.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        model: Path | str,
+        *,
+        nodes: int = 3,
+        name: str = "demo",
+        settings: dict[str, dict[str, Any]] | None = None,
+        gpus: int = 0,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`settings` are further settings of the sections coordinator, node and gateway.
+
+        With `gpus`, each node sees one of so many NVIDIA GPUs, by turns; else every node sees all of them.
+
+        Raises InvalidInput (BAD_NODE_COUNT).
+        """
+        super().__init__(state_dir, say=say)
+        if not 1 <= nodes <= MAX_NODES:
+            raise InvalidInput(
+                f"{nodes} nodes are not possible", hint=f"choose 1 to {MAX_NODES}", reason="BAD_NODE_COUNT"
+            )
+        self.names = ["coordinator", "gateway", *(f"node-{number}" for number in range(nodes))]
+        self.model = str(model)
+        self.name = name
+        self._extra = settings or {}
+        self._gpus = gpus
+        self._ports: dict[str, int] = {}
 
     async def deploy(self, **spec: Any) -> Any:
         """Deploys the model and waits until the gateway offers it; the deployment as Admin describes it.
@@ -172,90 +333,6 @@ class LocalCluster:
         self._say("waiting for the gateway")
         await self._or_failure(self._wait_for_gateway())
         return serving
-
-    async def wait_for_end(self) -> None:
-        """Returns never; raises Unavailable (COMPONENT_ENDED) when a component ends by itself."""
-        await self._children.failed()
-
-    def _count_nodes(self) -> str:
-        return "one node" if len(self.node_names) == 1 else f"{len(self.node_names)} nodes"
-
-    async def _start_coordinator(self) -> None:
-        from coordinator.init import init
-        from coordinator.settings import CoordinatorSettings
-        from mesh.memberstate import is_enrolled
-
-        if not is_enrolled(self.operator_bundle):
-            await asyncio.to_thread(init, CoordinatorSettings(**self._settings("coordinator")))
-        await self._children.start("coordinator", [*self._config("coordinator"), "coordinator", "run"])
-        await self._or_failure(self._wait_for_bundle())
-        self.admin = await self._stack.enter_async_context(
-            connect(self.operator_bundle, seconds=_ADMIN_SECONDS)
-        )
-        await self._or_failure(self._wait_for_coordinator())
-
-    async def _wait_for_bundle(self) -> None:
-        """A coordinator that was off for a month renews the bundle when it starts."""
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                read_bundle(self.operator_bundle)
-                return
-            except ConfigError as error:
-                if error.reason != "OPERATOR_CERTIFICATE_EXPIRED" or time.monotonic() > deadline:
-                    raise
-            await asyncio.sleep(_POLL_SECONDS)
-
-    async def _wait_for_coordinator(self) -> None:
-        from sealring.v1 import admin_pb2
-
-        await self.admin.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest(), wait_for_ready=True)
-
-    async def _enrol_all(self) -> None:
-        from mesh.memberstate import is_enrolled
-
-        new = [name for name in self.node_names if not is_enrolled(self.state_dir / name)]
-        await asyncio.gather(*(self._enrol_node(name) for name in new))
-        if not is_enrolled(self.state_dir / "gateway"):
-            await self._enrol_gateway()
-
-    async def _enrol_node(self, name: str) -> None:
-        from node.join import join
-        from node.settings import NodeSettings
-
-        await join(NodeSettings(**self._settings(name)), await self._token("ROLE_NODE"))
-
-    async def _enrol_gateway(self) -> None:
-        from gateway.join import join
-        from gateway.settings import GatewaySettings
-
-        settings = GatewaySettings(**self._settings("gateway"))
-        await join(settings, await self._token("ROLE_GATEWAY"))
-
-    async def _token(self, role: str) -> str:
-        from sealring.v1 import admin_pb2, membership_pb2
-
-        request = admin_pb2.CreateJoinTokenRequest(role=membership_pb2.Role.Value(role), note="local cluster")
-        return str((await self.admin.call("CreateJoinToken", request)).token)
-
-    async def _wait_for_nodes(self) -> None:
-        from sealring.v1 import admin_pb2
-
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            answer = await self.admin.call("ListNodes", admin_pb2.ListNodesRequest())
-            online = {one.name for one in answer.nodes if one.state == admin_pb2.NODE_STATE_ONLINE}
-            if online >= set(self.node_names):
-                return
-            self._say(f"{len(online)} of {len(self.node_names)} nodes are online")
-            if time.monotonic() > deadline:
-                late = ", ".join(sorted(set(self.node_names) - online))
-                raise DeadlineExceeded(
-                    f"not online after {_START_SECONDS:g} s: {late}",
-                    hint=f"see the logs in {self.state_dir / 'logs'}",
-                    reason="NODES_NOT_ONLINE",
-                )
-            await asyncio.sleep(_POLL_SECONDS)
 
     async def _deployment(self) -> Any:
         from sealring.v1 import admin_pb2
@@ -287,24 +364,14 @@ class LocalCluster:
             reason="GATEWAY_NOT_READY",
         )
 
-    async def _or_failure(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, unless a component ends first."""
-        task = asyncio.ensure_future(work)
-        failure = asyncio.ensure_future(self._children.failed())
-        try:
-            await asyncio.wait({task, failure}, return_when=asyncio.FIRST_COMPLETED)
-            if failure.done() and not task.done():
-                failure.result()
-            return await task
-        except SealringError:
-            await asyncio.sleep(0.1)
-            if failure.done():
-                failure.result()
-            raise
-        finally:
-            for one in (task, failure):
-                one.cancel()
-            await asyncio.gather(task, failure, return_exceptions=True)
+    def _environment(self, name: str) -> dict[str, str]:
+        if not self._gpus or name not in self.node_names:
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": str(self.node_names.index(name) % self._gpus)}
+
+    def write_configs(self) -> None:
+        self._choose_ports()
+        super().write_configs()
 
     def _choose_ports(self) -> None:
         """Free ports, kept for the next time, because members remember where the coordinator is.
@@ -360,17 +427,6 @@ class LocalCluster:
     def address(self, name: str) -> str:
         """host:port of coordinator, join, gateway, gateway-http, or of a node by its name."""
         return f"{_HOST}:{self._ports[name]}"
-
-    def _write_configs(self) -> None:
-        folder = self.state_dir / "config"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        for name in ("coordinator", "gateway", *self.node_names):
-            section = "node" if name in self.node_names else name
-            lines = [f"{key} = {_toml(value)}" for key, value in self._settings(name).items()]
-            write_atomic(folder / f"{name}.toml", ("\n".join([f"[{section}]", *lines]) + "\n").encode())
-
-    def _config(self, name: str) -> list[str]:
-        return ["--config", str(self.state_dir / "config" / f"{name}.toml")]
 
 
 def _toml(value: Any) -> str:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from mesh.errors import SealringError
+from sealring.mesh.errors import SealringError
 
 OK = 0
 FAULT = 1

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
-from mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput
 
 COMPONENTS = ("coordinator", "node", "gateway")
 PREFIX = "org.sealring"

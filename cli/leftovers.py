@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from mesh.errors import Conflict
-from mesh.statelock import lock_state
+from sealring.mesh.errors import Conflict
+from sealring.mesh.system.lock import lock_state
+from sealring.mesh.system.paths import default_state_root
 
 PORTS = "ports.json"
 _PREFIX = "sealring-demo-"
@@ -38,8 +39,9 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def running() -> list[Path]:
-    """The folders of this user's local clusters that run now and chose no folder of their own."""
-    return [folder for folder in _own_folders() if (folder / PORTS).is_file() and _is_used(folder)]
+    """The folders of this user's clusters that run now: of `sealring up`, and local ones that chose none."""
+    folders = [default_state_root(), *_own_folders()]
+    return [folder for folder in folders if (folder / PORTS).is_file() and _is_used(folder)]
 
 
 def gateway_of(folder: Path) -> str | None:

@@ -12,7 +12,7 @@ import stat
 import threading
 import time
 
-from mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput
 
 GRACE_SECONDS = 8.0
 

@@ -1,4 +1,4 @@
-"""What `demo` and `up` say of a local cluster: who holds what, and how to talk to it."""
+"""What `demo` says of a local cluster: who holds what, and how to talk to it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.output import print_data, print_table
-from mesh.trust import level_of
+from sealring.cli.output import print_data, print_table
 
 if TYPE_CHECKING:
-    from cli.client import Answer
-    from cli.cluster import LocalCluster
+    from sealring.cli.client import Answer
+    from sealring.cli.cluster import LocalCluster
 
 QUESTION = "What is the capital of France?"
 
@@ -26,7 +25,7 @@ def own_command() -> str:
     if found is not None and Path(os.path.abspath(found)) == own:
         return "sealring"
     if own.name != "sealring" or not os.access(own, os.X_OK):
-        return shlex.join([sys.executable, "-P", "-m", "cli"])
+        return shlex.join([sys.executable, "-P", "-m", "sealring.cli"])
     here = Path.cwd()
     return shlex.quote(f"./{own.relative_to(here)}" if own.is_relative_to(here) else str(own))
 
@@ -40,21 +39,7 @@ def report(answer: Answer, deployment: Any) -> dict[str, Any]:
         "ttft_s": answer.ttft_s,
         "tok_s": answer.tok_s,
         "suite": suites(deployment),
-        "min_trust": level_of(answer.min_trust),
-        "ring": ring_places(deployment),
-    }
-
-
-def describe(cluster: LocalCluster, deployment: Any) -> dict[str, Any]:
-    """What `up --json` prints once the cluster serves."""
-    return {
-        "model": cluster.name,
-        "grpc": cluster.grpc_address,
-        "http": cluster.http_url,
-        "operator": str(cluster.operator_bundle),
-        "processes": cluster.processes,
-        "suite": suites(deployment),
-        "min_trust": level_of(deployment.plan.rings[0].min_trust),
+        "min_trust": answer.min_trust,
         "ring": ring_places(deployment),
     }
 
@@ -66,7 +51,7 @@ def ring_places(deployment: Any) -> list[dict[str, Any]]:
             "rank": stage.rank,
             "node": stage.member_name,
             "layers": [stage.first_layer, stage.end_layer],
-            "trust": level_of(stage.trust),
+            "trust": stage.trust,
         }
         for stage in deployment.plan.rings[0].stages
     ]
@@ -86,8 +71,8 @@ def print_ring(deployment: Any) -> None:
             link = links.get(stage.rank)
             sealed = f"-> rank {link.to_rank}: {link.suite}" if link else "no link"
             layers = f"{stage.first_layer}-{stage.end_layer - 1}"
-            rows.append([stage.rank, stage.member_name, layers, level_of(stage.trust), sealed])
-        title = f"\nring {ring.ring}, epoch {state.epoch}, minimum trust {level_of(ring.min_trust)}"
+            rows.append([stage.rank, stage.member_name, layers, stage.trust, sealed])
+        title = f"\nring {ring.ring}, epoch {state.epoch}, minimum trust {ring.min_trust}"
         print_table(["rank", "node", "layers", "trust", "link"], rows, title=title)
 
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cli.client import named
-from mesh.errors import ConfigError
+from sealring.cli.client import named
+from sealring.mesh.errors import ConfigError
 
 if TYPE_CHECKING:
     import typer
 
-    from cli.settings import CliSettings
-    from mesh.memberstate import MemberState
+    from sealring.cli.settings import CliSettings
+    from sealring.mesh.member.state import MemberState
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Admin:
         """One call, within `seconds`. Raises the error of the tree that the coordinator answered with."""
         import grpc
 
-        from mesh.rpc import from_rpc_error
+        from sealring.mesh.rpc.server import from_rpc_error
 
         try:
             return await getattr(self.stub, method)(
@@ -54,8 +54,8 @@ async def connect(bundle: Path, *, address: str | None = None, seconds: float = 
     """
     import grpc.aio
 
-    from mesh.certificates import Role, role_server_name
-    from mesh.tls import channel_credentials, channel_options
+    from sealring.mesh.pki.certificates import Role, role_server_name
+    from sealring.mesh.rpc.tls import channel_credentials, channel_options
     from sealring.v1 import admin_pb2_grpc
 
     state = read_bundle(bundle)
@@ -70,9 +70,9 @@ def read_bundle(folder: Path) -> MemberState:
 
     Raises ConfigError (NO_OPERATOR_BUNDLE, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), RosterError (ROOT_*).
     """
-    from mesh.certificates import Role, expires_at
-    from mesh.memberstate import load_member_state
-    from mesh.rootmeta import check_root_times
+    from sealring.mesh.member.state import load_member_state
+    from sealring.mesh.pki.certificates import Role, expires_at
+    from sealring.mesh.pki.root import check_root_times
 
     try:
         state = load_member_state(folder)
@@ -104,9 +104,9 @@ def _no_bundle(what: str) -> ConfigError:
 
 def run_admin(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> T:
     """Runs `work` with the Admin service that the settings of this call name."""
-    from cli.command import load_settings
+    from sealring.cli.settings_flags import load_settings
 
-    settings: CliSettings = load_settings(context).settings
+    settings: CliSettings = load_settings(context, "cli").settings
 
     async def run() -> T:
         async with connect(

@@ -3,57 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import gc
 import importlib
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cli.command import command, load_settings
-from cli.lifeline import die_with_parent
-from mesh.errors import SealringError
+from sealring.cli.lifeline import die_with_parent
+from sealring.cli.settings_flags import load_settings, settings_command
+from sealring.mesh.errors import SealringError
 
-
-class Level(enum.StrEnum):
-    """What a log holds at least."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-LogLevel = Annotated[
-    Level, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error")
-]
+LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error")]
 LogFile = Annotated[
     Path | None,
     typer.Option(
-        "--log-file",
-        metavar="FILE",
-        help="log to this file, reopened after rotation [default: standard error]",
+        "--log-file", help="log to this file, opened again when it was rotated; else standard error"
     ),
 ]
 ParentPipe = Annotated[int | None, typer.Option("--die-with-parent-fd", hidden=True, min=3)]
 
 
-def add_run_command(app: typer.Typer, component: str, fields: Sequence[str], *, summary: str) -> None:
-    """Gives a component's commands the one that runs its daemon, with `fields` of its settings as options."""
+def add_run_command(app: typer.Typer, component: str, *, summary: str) -> None:
+    """Gives a component's commands the one that runs its daemon, with the component's settings as flags."""
 
-    @command(app, example=f"sealring {component} run", section=component, fields=fields, help=summary)
+    @app.command(cls=settings_command(component), help=summary)
     def run(
         context: typer.Context,
-        log_level: LogLevel = Level.INFO,
+        log_level: LogLevel = "info",
         log_file: LogFile = None,
         parent_pipe: ParentPipe = None,
     ) -> None:
         with starting():
-            settings = load_settings(context).settings
+            settings = load_settings(context, component).settings
 
         async def serve() -> None:
             with starting():
@@ -82,15 +67,15 @@ def run_daemon(
     component: str,
     work: Callable[[], Coroutine[Any, Any, None]],
     *,
-    log_level: Level,
+    log_level: str,
     log_file: Path | None,
     parent_pipe: int | None,
 ) -> None:
     """Runs one component until it ends by itself or by a signal that it handles."""
     import structlog
 
-    from mesh.logging import configure
-    from mesh.processes import allow_open_files
+    from sealring.mesh.system.logging import configure
+    from sealring.mesh.system.processes import allow_open_files
 
     os.umask(0o077)  # whatever it and its children make is their account's alone
     configure(component, level=log_level, file=log_file)

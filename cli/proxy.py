@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, Callable
 
 import structlog
 
-from gateway.http.app import create_app
-from gateway.http.server import HttpServer
-from gateway.metrics import Metrics
-from mesh.errors import InvalidInput
-from mesh.processes import stop_on_signals
 from sealring.client import AsyncClient, Completion, Delta, Ring
+from sealring.gateway.http.app import create_app
+from sealring.gateway.http.server import HttpServer
+from sealring.gateway.metrics import Metrics
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.system.processes import stop_on_signals
 from sealring.v1 import inference_pb2 as inference
 
 log = structlog.get_logger()

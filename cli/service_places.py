@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from mesh.errors import FailedPrecondition
+from sealring.mesh.errors import FailedPrecondition
 
 if TYPE_CHECKING:
-    from cli.launchd import Service
+    from sealring.cli.launchd import Service
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mesh.errors import DeadlineExceeded, FailedPrecondition, NotFound
+from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition, NotFound
 
 if TYPE_CHECKING:
-    from cli.operator import Admin
+    from sealring.cli.operator import Admin
 
 _POLL_SECONDS = 0.15
 _MAX_FAILURES = 4
@@ -50,7 +50,7 @@ async def wait_until_serving(
             reasons = sorted({ring.reason for ring in rings if ring.reason})
             raise DeadlineExceeded(
                 f"{name} was not serving after {seconds:g} s{': ' if reasons else ''}{'; '.join(reasons)}",
-                hint="see sealring deployment list and the nodes' logs",
+                hint="see sealring deployments list and the nodes' logs",
                 reason="RING_NOT_SERVING",
             )
         say(describe(name, rings))

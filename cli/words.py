@@ -5,54 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from mesh.errors import InvalidInput
-from mesh.trust import TrustLevel
-from mesh.units import parse_duration, show_duration
+from sealring.mesh.errors import InvalidInput
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on standard output")]
 JoinTokenText = Annotated[
-    str, typer.Argument(metavar="TOKEN", help="join token of `sealring token create`; - reads it from stdin")
+    str, typer.Argument(metavar="TOKEN", help="join token as `sealring token create` printed it; - reads it")
 ]
-MinTrust = Annotated[
-    TrustLevel,
-    typer.Option(
-        metavar="LEVEL",
-        show_default=False,
-        help="refuse a ring with members below this trust level: software, self_signed or hardware",
-    ),
-]
-
-
-class Seconds(float):
-    """A duration of an option, shown as it is typed: `10m`."""
-
-    def __str__(self) -> str:
-        return show_duration(self)
-
-    @classmethod
-    def option(cls, summary: str, *, least: float, most: float, name: str = "") -> Any:
-        """An option of that kind, in seconds between `least` and `most`."""
-
-        def parse(value: Any) -> Seconds:
-            try:
-                seconds = cls(parse_duration(value) if isinstance(value, str) else value)
-            except ValueError as error:
-                raise typer.BadParameter(str(error)) from None
-            if not least <= seconds <= most:
-                raise typer.BadParameter(f"{value} is not between {cls(least)} and {cls(most)}")
-            return seconds
-
-        return typer.Option(*([name] if name else []), parser=parse, metavar="TIME", help=summary)
 
 
 def read_token(text: str) -> str:
     """The token given, or the end of the line on standard input when it is "-": other users of the machine
     see arguments. Raises InvalidInput (BAD_TOKEN)."""
-    from mesh.bootstrap import MAX_TOKEN_CHARACTERS
+    from sealring.mesh.member.bootstrap import MAX_TOKEN_CHARACTERS
 
     if text == "-":
         text = sys.stdin.readline(2 * MAX_TOKEN_CHARACTERS)
@@ -64,7 +32,7 @@ def read_token(text: str) -> str:
 
 def read_file(file: Path, *, max_bytes: int) -> bytes:
     """What is in a file of the user's. Raises InvalidInput (BAD_FILE)."""
-    from mesh.statefiles import read_bounded
+    from sealring.mesh.system.files import read_bounded
 
     try:
         return read_bounded(file, max_bytes=max_bytes)
@@ -74,7 +42,7 @@ def read_file(file: Path, *, max_bytes: int) -> bytes:
 
 def write_file(file: Path, content: bytes) -> None:
     """Writes a file of the user's that everybody may read. Raises InvalidInput (BAD_FILE)."""
-    from mesh.statefiles import write_atomic
+    from sealring.mesh.system.files import write_atomic
 
     try:
         write_atomic(file, content, mode=0o644)

@@ -17,17 +17,17 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from coordinator.audit_head import AuditSeal
-from coordinator.init import CA_FILES, make_folder, state_files
-from coordinator.keys import OPERATOR_DIR, ROOT_METADATA, ROSTER_KEY, ClusterKeys
-from coordinator.settings import CoordinatorSettings
-from coordinator.store import DATABASE_NAME, Store
-from mesh.clock import Clock, wall_clock
-from mesh.dsse import open_envelope
-from mesh.errors import AlreadyExists, ConfigError, InvalidInput
-from mesh.roster_codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_header
-from mesh.roster_reader import MAX_VERSION_JUMP
-from mesh.statefiles import unwritable
+from sealring.coordinator.init import CA_FILES, make_folder, state_files
+from sealring.coordinator.keys import OPERATOR_DIR, ROOT_METADATA, ROSTER_KEY, ClusterKeys
+from sealring.coordinator.roster.audit_head import AuditSeal
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import DATABASE_NAME, Store
+from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.crypto.dsse import open_envelope
+from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput
+from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_header
+from sealring.mesh.roster.reader import MAX_VERSION_JUMP
+from sealring.mesh.system.files import unwritable
 
 _NEEDED = (*CA_FILES, ROSTER_KEY, ROOT_METADATA, DATABASE_NAME)
 _OPERATOR = tuple(f"{OPERATOR_DIR}/{name}" for name in ("member.json", "root.dsse", "tls.key", "tls.pem"))

@@ -10,9 +10,8 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.audit_head import AuditSeal
-from coordinator.integrity import corrupt
-from coordinator.keys import (
+from sealring.coordinator.auth.operators import MAX_OPERATOR_SECONDS, stored_operator
+from sealring.coordinator.keys import (
     OPERATOR_DIR,
     OPERATOR_ID,
     ROOT_KEY,
@@ -20,16 +19,17 @@ from coordinator.keys import (
     ClusterKeys,
     roster_key_files,
 )
-from coordinator.operators import MAX_OPERATOR_SECONDS, stored_operator
-from coordinator.settings import CoordinatorSettings
-from coordinator.store import DATABASE_NAME, OperatorRole, Store
-from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
-from mesh.clock import Clock, wall_clock
-from mesh.dsse import Ed25519Signer
-from mesh.encoding import encode_base32
-from mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput, RosterError
-from mesh.memberstate import MemberState, save_description, save_member_state, save_root
-from mesh.rootmeta import (
+from sealring.coordinator.roster.audit_head import AuditSeal
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import DATABASE_NAME, OperatorRole, Store
+from sealring.coordinator.store.integrity import corrupt
+from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput, RosterError
+from sealring.mesh.member.state import MemberState, save_description, save_member_state, save_root
+from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.root import (
     RootMetadata,
     check_root_times,
     draft_root,
@@ -38,8 +38,8 @@ from mesh.rootmeta import (
     read_root_draft,
     sign_root,
 )
-from mesh.statefiles import read_bounded, write_atomic
-from mesh.tls import TlsMaterial
+from sealring.mesh.rpc.tls import TlsMaterial
+from sealring.mesh.system.files import read_bounded, write_atomic
 
 ROOT_DRAFT = "root.draft"
 _OPERATOR_CSR = "operator_csr"

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from coordinator.settings import CoordinatorSettings
-from coordinator.store.database import RESTORE_HINT
-from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role
-from mesh.dsse import Ed25519Signer
-from mesh.errors import ConfigError, SealringError
-from mesh.rootmeta import RootMetadata, check_root_times, decode_chain, encode_chain, follow_root
-from mesh.statefiles import read_bounded
-from mesh.tls import TlsMaterial
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store.database import RESTORE_HINT
+from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.errors import ConfigError, SealringError
+from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role
+from sealring.mesh.pki.root import RootMetadata, check_root_times, decode_chain, encode_chain, follow_root
+from sealring.mesh.rpc.tls import TlsMaterial
+from sealring.mesh.system.files import read_bounded
 
 ROOT_KEY = "root.key"
 ROSTER_KEY = "roster.key"

@@ -8,38 +8,38 @@ from typing import Any
 
 import structlog
 
-from coordinator.access import Access
-from coordinator.admin import AdminService
-from coordinator.authority import Authority
-from coordinator.certificates import CertificatesService, Issuer, RenewalService
-from coordinator.challenges import Challenges
-from coordinator.deployments import DeploymentService
-from coordinator.enrolment import EnrolmentService
-from coordinator.expulsion import Expulsion
-from coordinator.init import renew_operator_bundle
-from coordinator.integrity import check_stored
-from coordinator.keys import ClusterKeys
-from coordinator.membership import MembershipService
-from coordinator.moves import Moves
-from coordinator.operators import OperatorAccess
-from coordinator.profiles import Profiles
-from coordinator.proofs import Proofs
-from coordinator.rings import Rings
-from coordinator.sessions import Sessions
-from coordinator.settings import CoordinatorSettings
-from coordinator.standing import Standing
-from coordinator.store import Store
-from coordinator.survey import Survey
-from coordinator.traces import Traces
-from coordinator.watchers import SchedulingService, Watchers
-from mesh.addresses import format_address
-from mesh.certificates import renewal_due
-from mesh.clock import Clock, wall_clock
-from mesh.device import APPLE_ROOT
-from mesh.errors import SealringError
-from mesh.processes import first_of, stop_on_signals
-from mesh.rpc import JOINING, Server
-from mesh.tls import MAX_CONNECTION_AGE_MILLISECONDS, TlsStore, server_credentials
+from sealring.coordinator.auth.access import Access
+from sealring.coordinator.auth.operators import OperatorAccess
+from sealring.coordinator.auth.proofs import Proofs
+from sealring.coordinator.auth.standing import Standing
+from sealring.coordinator.init import renew_operator_bundle
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.planning.profiles import Profiles
+from sealring.coordinator.planning.survey import Survey
+from sealring.coordinator.rings.expulsion import Expulsion
+from sealring.coordinator.rings.moves import Moves
+from sealring.coordinator.rings.rings import Rings
+from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.services.admin import AdminService
+from sealring.coordinator.services.certificates import CertificatesService, Issuer, RenewalService
+from sealring.coordinator.services.challenges import Challenges
+from sealring.coordinator.services.deployments import DeploymentService
+from sealring.coordinator.services.enrolment import EnrolmentService
+from sealring.coordinator.services.membership import MembershipService
+from sealring.coordinator.services.traces import Traces
+from sealring.coordinator.services.watchers import SchedulingService, Watchers
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store
+from sealring.coordinator.store.integrity import check_stored
+from sealring.coordinator.streams.sessions import Sessions
+from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.errors import SealringError
+from sealring.mesh.pki.certificates import renewal_due
+from sealring.mesh.rpc.server import JOINING, Server
+from sealring.mesh.rpc.tls import MAX_CONNECTION_AGE_MILLISECONDS, TlsStore, server_credentials
+from sealring.mesh.system.addresses import format_address
+from sealring.mesh.system.processes import first_of, stop_on_signals
+from sealring.mesh.trust.apple import APPLE_ROOT
 from sealring.v1 import membership_pb2_grpc as rpc
 from sealring.v1.admin_pb2_grpc import add_AdminServicer_to_server
 

@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from gateway.timings import Timings
-from mesh.errors import SealringError
+from sealring.gateway.timings import Timings
+from sealring.mesh.errors import SealringError
 from sealring.v1 import inference_pb2 as inference
 
 MOST_LOGPROBS = 256

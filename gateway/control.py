@@ -18,14 +18,14 @@ import grpc
 import grpc.aio
 import structlog
 
-from gateway.losses import LossWatch
-from mesh.clock import Clock, awake_clock
-from mesh.errors import EpochEnded, SealringError, Unavailable
-from mesh.introduction import Introduced, introduce, write_first
-from mesh.problem import from_problem
-from mesh.proof import Identity, Purpose, VerifyProof, of_identity
-from mesh.rpc import from_rpc_error
-from mesh.tls import PeerChannel, is_own_cancellation
+from sealring.gateway.losses import LossWatch
+from sealring.mesh.clock import Clock, awake_clock
+from sealring.mesh.errors import EpochEnded, SealringError, Unavailable
+from sealring.mesh.member.introduction import Introduced, introduce, write_first
+from sealring.mesh.member.proof import Identity, Purpose, VerifyProof, of_identity
+from sealring.mesh.rpc.problem import from_problem
+from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import proof_pb2
 

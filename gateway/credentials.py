@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mesh.certificates import Role
-from mesh.errors import ConfigError
-from mesh.identity import Signer, SoftwareSigner, member_id
-from mesh.memberstate import IDENTITY_KEY, MemberState, load_member_state
+from sealring.mesh.crypto.identity import Signer, SoftwareSigner, member_id
+from sealring.mesh.errors import ConfigError
+from sealring.mesh.member.state import IDENTITY_KEY, MemberState, load_member_state
+from sealring.mesh.pki.certificates import Role
 
 
 def load_gateway(folder: Path) -> tuple[MemberState, Signer]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import grpc
 import structlog
 
-from mesh.errors import ConfigError
-from mesh.statefiles import read_bounded, read_secret
+from sealring.mesh.errors import ConfigError
+from sealring.mesh.system.files import read_bounded, read_secret
 
 log = structlog.get_logger()
 

@@ -16,15 +16,15 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from gateway.access.interceptor import KEY_ID
-from gateway.answer import Answer
-from gateway.metrics import Metrics
-from gateway.scheduler import Request
-from gateway.timings import CURRENT, HEADER, Timings
-from mesh.affinity import SECRET_BYTES, affinity
-from mesh.envelope import RequestInfo
-from mesh.errors import InvalidInput, NotFound, Unavailable
-from mesh.prompt import validate_request
+from sealring.gateway.access.interceptor import KEY_ID
+from sealring.gateway.answer import Answer
+from sealring.gateway.metrics import Metrics
+from sealring.gateway.scheduler import Request
+from sealring.gateway.timings import CURRENT, HEADER, Timings
+from sealring.mesh.errors import InvalidInput, NotFound, Unavailable
+from sealring.mesh.prompt.routing import SECRET_BYTES, affinity
+from sealring.mesh.prompt.sealed import RequestInfo
+from sealring.mesh.prompt.validate import validate_request
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gateway.settings import GatewaySettings
-from mesh.bootstrap import JoinToken
-from mesh.certificates import Role
-from mesh.enrolment import Enrolled, enrol
-from mesh.identity import SoftwareSigner
-from mesh.memberstate import IDENTITY_KEY, check_may_join
-from mesh.statelock import lock_state
+from sealring.gateway.settings import GatewaySettings
+from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.member.enrolment import Enrolled, enrol
+from sealring.mesh.member.state import IDENTITY_KEY, check_may_join
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.system.lock import lock_state
 
 
 async def join(settings: GatewaySettings, token: str) -> Enrolled:

@@ -7,27 +7,27 @@ from pathlib import Path
 
 import structlog
 
-from gateway.access.gate import Gate, Limits
-from gateway.access.interceptor import GateInterceptor
-from gateway.access.keyfile import KeyFile
-from gateway.credentials import load_gateway
-from gateway.edge_tls import EdgeTls
-from gateway.http.app import create_app
-from gateway.http.server import HttpServer
-from gateway.inference import SERVICE, InferenceService, RingBackend
-from gateway.metrics import Metrics
-from gateway.rings import Rings
-from gateway.settings import GatewaySettings
-from gateway.watch import Watch
-from mesh.certificate_keeper import CertificateKeeper
-from mesh.certificates import Role, role_server_name
-from mesh.errors import ConfigError
-from mesh.introduction import Introduction
-from mesh.processes import first_of, run_enrolled
-from mesh.proof import Identity, Purpose, by_identity
-from mesh.roster_keeper import RosterKeeper
-from mesh.rpc import INFERENCE, Server
-from mesh.tls import PeerChannel, TlsStore
+from sealring.gateway.access.gate import Gate, Limits
+from sealring.gateway.access.interceptor import GateInterceptor
+from sealring.gateway.access.keyfile import KeyFile
+from sealring.gateway.credentials import load_gateway
+from sealring.gateway.edge_tls import EdgeTls
+from sealring.gateway.http.app import create_app
+from sealring.gateway.http.server import HttpServer
+from sealring.gateway.inference import SERVICE, InferenceService, RingBackend
+from sealring.gateway.metrics import Metrics
+from sealring.gateway.rings import Rings
+from sealring.gateway.settings import GatewaySettings
+from sealring.gateway.watch import Watch
+from sealring.mesh.errors import ConfigError
+from sealring.mesh.member.certificate_keeper import CertificateKeeper
+from sealring.mesh.member.introduction import Introduction
+from sealring.mesh.member.proof import Identity, Purpose, by_identity
+from sealring.mesh.member.roster_keeper import RosterKeeper
+from sealring.mesh.pki.certificates import Role, role_server_name
+from sealring.mesh.rpc.server import INFERENCE, Server
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore
+from sealring.mesh.system.processes import first_of, run_enrolled
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 
 log = structlog.get_logger()
@@ -88,7 +88,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         renewing = [tls.run() for tls in (http_tls, grpc_tls) if tls]
         await first_of(stop.wait(), watch.run(), certificates.run(), gate.run(), *renewing)
         await server.set_serving(False)
-        await backend.drain(settings.drain_timeout)
+        await backend.drain(settings.drain_seconds)
     finally:
         await edge.stop()
         await server.stop(1.0)
@@ -112,7 +112,7 @@ def _gate(settings: GatewaySettings, metrics: Metrics) -> Gate:
     if settings.listens_beyond_loopback and not gate.usable_keys:
         raise ConfigError(
             "other machines can connect to this gateway and there is no API key yet",
-            hint="run sealring key create first, or listen on 127.0.0.1",
+            hint="run sealring keys create first, or listen on 127.0.0.1",
             reason="NO_KEYS",
         )
     return gate

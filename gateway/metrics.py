@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from mesh.errors import Cancelled, SealringError
+from sealring.mesh.errors import Cancelled, SealringError
 from sealring.v1 import inference_pb2 as inference
 
 _MODEL = ("model_name",)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from gateway.answer import Answer
-from gateway.control import EpochSession, MemberTarget
-from gateway.metrics import Metrics
-from gateway.scheduler import (
+from sealring.gateway.answer import Answer
+from sealring.gateway.control import EpochSession, MemberTarget
+from sealring.gateway.metrics import Metrics
+from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
     Begin,
@@ -27,12 +27,12 @@ from gateway.scheduler import (
     RingFacts,
     Scheduler,
 )
-from gateway.timings import Timings
-from mesh.backoff import Backoff
-from mesh.clock import Clock, monotonic_clock
-from mesh.errors import EpochEnded, FailedPrecondition, SealringError, StageFailed, Unavailable
-from mesh.problem import from_problem
-from mesh.proof import Identity
+from sealring.gateway.timings import Timings
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.errors import EpochEnded, FailedPrecondition, SealringError, StageFailed, Unavailable
+from sealring.mesh.member.proof import Identity
+from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

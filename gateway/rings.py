@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from gateway.answer import Answer
-from gateway.control import MemberTarget
-from gateway.metrics import Metrics, ModelLoad
-from gateway.ring import Ring, ServingEpoch, below_floor, ring_down
-from gateway.scheduler import Request
-from mesh import roster as rosters
-from mesh.affinity import choose, ranked
-from mesh.certificates import PeerIdentity, Role
-from mesh.errors import NotFound, Unavailable
-from mesh.proof import Identity
-from mesh.tls import PeerChannel, TlsStore
+from sealring.gateway.answer import Answer
+from sealring.gateway.control import MemberTarget
+from sealring.gateway.metrics import Metrics, ModelLoad
+from sealring.gateway.ring import Ring, ServingEpoch, below_floor, ring_down
+from sealring.gateway.scheduler import Request
+from sealring.mesh.errors import NotFound, Unavailable
+from sealring.mesh.member.proof import Identity
+from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.prompt.routing import choose, ranked
+from sealring.mesh.roster import model as rosters
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import membership_pb2 as membership
 

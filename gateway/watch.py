@@ -13,14 +13,14 @@ import grpc
 import grpc.aio
 import structlog
 
-from gateway.rings import Rings
-from mesh.backoff import Backoff
-from mesh.errors import PermissionDenied, SealringError
-from mesh.introduction import Introduced, Introduction, write_first
-from mesh.processes import first_of
-from mesh.roster_keeper import RosterKeeper, removed
-from mesh.status import from_rpc_error
-from mesh.tls import PeerChannel, is_own_cancellation
+from sealring.gateway.rings import Rings
+from sealring.mesh.errors import PermissionDenied, SealringError
+from sealring.mesh.member.introduction import Introduced, Introduction, write_first
+from sealring.mesh.member.roster_keeper import RosterKeeper, removed
+from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
+from sealring.mesh.system.processes import first_of
 from sealring.v1 import membership_pb2 as membership
 from sealring.v1 import membership_pb2_grpc as membership_grpc
 

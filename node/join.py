@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from mesh.bootstrap import JoinToken
-from mesh.certificates import Role
-from mesh.enrolment import Enrolled, NodeEvidence, enrol
-from mesh.envelope import SealingKey
-from mesh.errors import ConfigError
-from mesh.memberstate import check_may_join
-from mesh.statelock import lock_state
-from node.attestor import measure_posture, require_software_allowed
-from node.identity import make_signer, read_device_chain
-from node.manifest import manifest_hash
-from node.settings import NodeSettings
+from sealring.mesh.errors import ConfigError
+from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.member.enrolment import Enrolled, NodeEvidence, enrol
+from sealring.mesh.member.state import check_may_join
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.prompt.sealed import SealingKey
+from sealring.mesh.system.lock import lock_state
+from sealring.node.identity.attestor import measure_posture, require_software_allowed
+from sealring.node.identity.key import make_signer, read_device_chain
+from sealring.node.identity.manifest import manifest_hash
+from sealring.node.settings import NodeSettings
 
 
 async def join(settings: NodeSettings, token: str) -> Enrolled:

@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-_CHILDREN = ("node.engine.main", "node.carrier.main")
+_CHILDREN = ("sealring.node.engine.main", "sealring.node.carrier.main")
 
 
 class LatePackage(ModuleType):

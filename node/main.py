@@ -9,20 +9,21 @@ from pathlib import Path
 
 import structlog
 
-from mesh.certificates import Role
-from mesh.errors import ConfigError
-from mesh.identity import Signer, member_id
-from mesh.memberstate import MemberState, load_member_state
-from mesh.processes import run_enrolled
-from mesh.rpc import Server
-from mesh.tls import server_credentials
-from node import control, links
-from node.attestor import require_software_allowed
-from node.control import ControlService, add_control_to_server
-from node.daemon import Daemon
-from node.identity import load_signer
-from node.scratch import is_private
-from node.settings import NodeSettings
+from sealring.mesh.crypto.identity import Signer, member_id
+from sealring.mesh.errors import ConfigError
+from sealring.mesh.member.state import MemberState, load_member_state
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.tls import server_credentials
+from sealring.mesh.system.processes import run_enrolled
+from sealring.node.control import service as control
+from sealring.node.control.service import ControlService, add_control_to_server
+from sealring.node.daemon.daemon import Daemon
+from sealring.node.identity.attestor import require_software_allowed
+from sealring.node.identity.key import load_signer
+from sealring.node.link import exchange as links
+from sealring.node.scratch import is_private
+from sealring.node.settings import NodeSettings
 from sealring.v1 import links_pb2_grpc
 
 log = structlog.get_logger()

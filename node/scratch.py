@@ -15,7 +15,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from mesh.errors import ConfigError
+from sealring.mesh.errors import ConfigError
 
 
 def claim() -> None:

@@ -3,7 +3,7 @@
 Tests are collected by a wall clock that stands two days behind and run by the right one. What a module took
 from it at its import (a time, a certificate, a roster) is old in its tests: if it lasts only for as long as a
 quick run, they fail always and not now and then. gRPC's own TLS, which no test can turn, has the right clock
-throughout. `datetime.now()` cannot be turned: take the time from `time` or `mesh.clock`.
+throughout. `datetime.now()` cannot be turned: take the time from `time` or `mesh/clock.py`.
 
 What this machine lacks, a privilege or a package, skips a test. In CI everything has to run: there it fails,
 and only what a mark keeps for other systems is skipped.
@@ -41,7 +41,8 @@ time.time, time.time_ns = _time, _time_ns
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Ends it: also for those who keep a name of the clock that stood behind, as `mesh.clock.wall_clock`."""
+    """Ends it: also for those who keep a name of the clock that stood behind, as
+    `sealring.mesh.clock.wall_clock`."""
     global _behind
     try:
         return (yield)

@@ -2,7 +2,7 @@
 
 import time
 
-from mesh.clock import wall_clock
+from sealring.mesh.clock import wall_clock
 
 IMPORTED = time.time()
 TWO_DAYS = 2 * 86400

@@ -43,7 +43,7 @@ TESTS: dict[str, tuple[str, ...]] = {
 }
 """The packages and where their unit tests are."""
 
-_OURS = {"bench", "tests", *(name.partition("/")[0] for name in TESTS)}
+_OURS = {"bench", "tests", "sealring"}
 _NEVER_FIRST = {*_OURS, "mlx_lm", "transformers"}
 """What only the children import: what may be changed, what imports that, and what engines load in a way of
 their own."""
@@ -336,7 +336,10 @@ def copy_tree(folder: Path) -> None:
     command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_symlink():  # as `sealring/mesh` to the folder beside it
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to((ROOT / name).readlink())
+        elif (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
@@ -371,7 +374,7 @@ def _beside(folder: Path, name: str) -> Path:
 
 def check_imports(folder: Path) -> None:
     """Raises RuntimeError unless tests in the copy and their processes import the copy."""
-    command = [_python(folder), "-P", "-c", "import mesh; print(mesh.__file__)"]
+    command = [_python(folder), "-P", "-c", "import sealring.mesh; print(sealring.mesh.__file__)"]
     found = subprocess.run(
         command, cwd=ROOT, env={}, capture_output=True, text=True, check=True, timeout=60
     ).stdout

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.command import command
-from cli.exit_codes import CHECK_FAILED
-from cli.output import print_json, print_table, say
-from mesh.errors import ConfigError, InvalidInput
+from sealring.cli.exit_codes import CHECK_FAILED
+from sealring.cli.output import print_json, print_table, say
+from sealring.mesh.errors import ConfigError, InvalidInput
 
 if TYPE_CHECKING:
     from bench.frame import Benchmark, Result
@@ -22,12 +21,7 @@ app = typer.Typer()
 _EVERYTHING = "all"
 
 
-@command(
-    app,
-    example="sealring bench overhead --quick",
-    rich_help_panel="Look",
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a benchmark, or: all, list")] = "list",

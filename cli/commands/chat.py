@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.command import command, load_settings
-from cli.leftovers import gateway_of, running
-from cli.output import print_json, say, write
-from cli.words import AsJson, MinTrust
-from mesh.addresses import parse_address
-from mesh.errors import InvalidInput
-from mesh.trust import SCORES, TrustLevel, level_of
+from sealring.cli.leftovers import gateway_of, running
+from sealring.cli.output import print_json, say, write
+from sealring.cli.settings_flags import load_settings, settings_command
+from sealring.cli.words import AsJson
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.system.addresses import parse_address
 
 if TYPE_CHECKING:
-    from cli.client import Access, Question
-    from mesh.config import Loaded
+    from sealring.cli.client import Access, Question
+    from sealring.mesh.system.config import Loaded
 
 app = typer.Typer()
 
@@ -28,107 +27,46 @@ _MAX_LINE = 1 << 20
 _ASK_SECONDS = 3600.0
 
 
-_SAMPLING = "Sampling"
-
-
-@command(
-    app,
-    example='sealring chat "What is a tail call?"',
-    section="cli",
-    fields=("gateway", "gateway_ca", "api_key_file"),
-    rich_help_panel="Start",
-)
+@app.command(cls=settings_command("cli"))
 def chat(
     context: typer.Context,
     question: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="QUESTION",
-            help="ask this and leave; - reads it from stdin [default: a conversation]",
-        ),
+        str | None, typer.Argument(help="ask this and leave; - reads it from standard input")
     ] = None,
-    model: Annotated[str, typer.Option(metavar="NAME", help="deployment [default: the only one]")] = "",
+    model: Annotated[str, typer.Option(help="deployment [default: the only one]")] = "",
     system: Annotated[str, typer.Option(help="what the model is told first")] = "",
-    max_tokens: Annotated[
-        int, typer.Option(min=0, max=1 << 24, help="longest answer [default: what the context holds]")
-    ] = 0,
-    min_trust: MinTrust = TrustLevel.NONE,
-    temperature: Annotated[
-        float, typer.Option(min=0, max=2, rich_help_panel=_SAMPLING, help="0 to 2; 0 is greedy [default: 0]")
-    ] = 0.0,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            rich_help_panel=_SAMPLING,
-            help="nucleus sampling: smallest set of tokens with this total probability",
-        ),
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(min=0, rich_help_panel=_SAMPLING, help="so many most probable tokens")
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            rich_help_panel=_SAMPLING,
-            help="tokens with at least this share of the most probable one's probability",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=(1 << 64) - 1,
-            rich_help_panel=_SAMPLING,
-            help="same seed, same answer [default: drawn anew]",
-        ),
-    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=0, max=1 << 24, help="0 is what the context holds")] = 0,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="likeliest tokens of this mass")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="so many likeliest tokens")] = None,
+    min_p: Annotated[float | None, typer.Option(min=0, max=1, help="share of the likeliest's mass")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=(1 << 64) - 1)] = None,
     repetition_penalty: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1, max=10, rich_help_panel=_SAMPLING, help="on the last tokens; 1 is off [default: 1]"
-        ),
+        float | None, typer.Option(min=0.1, max=10, help="on the last tokens of prompt and answer; 1 is off")
     ] = None,
     repetition_context_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=4096, rich_help_panel=_SAMPLING, help="how many last tokens these are [default: 20]"
-        ),
+        int | None, typer.Option(min=1, max=4096, help="how many last tokens [default: 20]")
     ] = None,
     presence_penalty: Annotated[
-        float,
-        typer.Option(min=-2, max=2, rich_help_panel=_SAMPLING, help="-2 to 2, on tokens that the answer has"),
+        float, typer.Option(min=-2, max=2, help="on tokens that the answer has")
     ] = 0.0,
-    frequency_penalty: Annotated[
-        float, typer.Option(min=-2, max=2, rich_help_panel=_SAMPLING, help="the same, for each time")
-    ] = 0.0,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(rich_help_panel=_SAMPLING, help="end before this text; may be repeated"),
-    ] = None,
+    frequency_penalty: Annotated[float, typer.Option(min=-2, max=2, help="the same, for each time")] = 0.0,
+    stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
     logprobs: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=20,
-            rich_help_panel=_SAMPLING,
-            help="with --json: probabilities of so many tokens in each place",
-        ),
+        int | None, typer.Option(min=0, max=20, help="with --json: tell so many likeliest tokens each")
     ] = None,
+    min_trust: Annotated[int, typer.Option(min=0, max=30, help="refuse a ring that scores below")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Ask a question, or talk line by line.
 
-    In a conversation Ctrl-C stops an answer, Ctrl-D ends it all, and /help lists the rest. Without
-    --gateway, and when nobody is at the default address, a running demo is asked.
+    A conversation ends with an empty line or Ctrl-D; Ctrl-C stops an answer. Without --gateway, and when
+    nobody is at the default address, a running demo is asked.
     """
-    from cli.client import Question
+    from sealring.cli.client import Question
     from sealring.client.options import SamplingOptions
 
-    loaded = load_settings(context)
+    loaded = load_settings(context, "cli")
     if logprobs is not None and not as_json:
         raise InvalidInput("--logprobs needs --json", reason="BAD_QUESTION", param="logprobs")
     sampling = SamplingOptions(
@@ -145,7 +83,7 @@ def chat(
         logprobs=logprobs,
     )
     messages = [("system", system)] if system else []
-    first = Question(messages, model, max_tokens, SCORES[min_trust], sampling)
+    first = Question(messages, model, max_tokens, min_trust, sampling)
     if question == "-":
         question = sys.stdin.read(_MAX_LINE + 1).strip()
     if question is not None:
@@ -155,7 +93,7 @@ def chat(
     elif as_json:
         raise InvalidInput("--json needs the question on the command line", reason="BAD_QUESTION")
     else:
-        from cli.conversation import converse
+        from sealring.cli.conversation import converse
 
         converse(*_gateway(loaded), first, write_piece, seconds=_ASK_SECONDS)
 
@@ -166,7 +104,7 @@ def write_piece(text: str) -> None:
 
 
 async def _once(gateway: tuple[str, Access], base: Question, question: str, *, as_json: bool) -> None:
-    from cli.client import inference
+    from sealring.cli.client import inference
 
     address, access = gateway
     async with inference(address, **access) as client:
@@ -175,8 +113,7 @@ async def _once(gateway: tuple[str, Access], base: Question, question: str, *, a
             asked, (lambda text: None) if as_json else write_piece, seconds=_ASK_SECONDS
         )
     if as_json:
-        shown = {name: value for name, value in asdict(answer).items() if name != "text"}
-        print_json({"answer": answer.text, **shown, "min_trust": level_of(answer.min_trust)})
+        print_json({"answer": answer.text} | {k: v for k, v in asdict(answer).items() if k != "text"})
         return
     write_piece("\n")
     speed = f"{answer.ttft_s:.2f} s to the first, {answer.tok_s:.0f} per second"
@@ -185,7 +122,7 @@ async def _once(gateway: tuple[str, Access], base: Question, question: str, *, a
 
 def _gateway(loaded: Loaded[Any]) -> tuple[str, Access]:
     """Whom to talk to, and how: the gateway of the settings; nobody there by default, the demo that runs."""
-    from cli.client import gateway_access
+    from sealring.cli.client import gateway_access
 
     address: str = loaded.settings.gateway
     if loaded.origin["gateway"] != "default" or _listens(address):

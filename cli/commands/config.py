@@ -6,24 +6,23 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.command import MODELS, command, config_file, settings_model
-from cli.output import print_json, print_table, say
-from cli.words import AsJson
+from sealring.cli.output import print_json, print_table, say
+from sealring.cli.settings_flags import MODELS, config_file, settings_model
+from sealring.cli.words import AsJson
 
 app = typer.Typer(name="config", help="Settings and where they come from.", no_args_is_help=True)
 
 
-@command(app, example="sealring config show node")
+@app.command()
 def show(
     context: typer.Context,
     sections: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SECTION", help="coordinator, node, gateway, cli [default: all]"),
+        list[str] | None, typer.Argument(metavar="[SECTION]...", help="coordinator, node, gateway, cli")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show every setting with its value and its source: default, file, environment."""
-    from mesh.config import load, unknown
+    from sealring.mesh.system.config import load, unknown
 
     file = config_file(context.find_root().params.get("config"))
     shown: dict[str, dict[str, Any]] = {}

@@ -8,20 +8,17 @@ from typing import Annotated
 
 import typer
 
-from cli.apart import ask_apart
-from cli.command import command
-from cli.commands.deployment import parse_split
-from cli.exit_codes import CHECK_FAILED
-from cli.output import print_json, print_table, progress, say, size
-from cli.words import AsJson
-from mesh.errors import ModelError
+from sealring.cli.apart import ask_apart
+from sealring.cli.commands.deployments import parse_split
+from sealring.cli.exit_codes import CHECK_FAILED
+from sealring.cli.output import print_json, print_table, progress, say, size
+from sealring.cli.words import AsJson
+from sealring.mesh.errors import ModelError
 
-app = typer.Typer(
-    name="model", help="Models: what they need, and whether they split exactly.", no_args_is_help=True
-)
+app = typer.Typer(name="model", help="Look at models.", no_args_is_help=True)
 
 
-@command(app, example="sealring model check ~/models/Qwen3-8B --stages 3")
+@app.command()
 def check(
     path_or_config: Annotated[
         str,
@@ -35,14 +32,14 @@ def check(
     seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="of random weights and prompts")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a whole model with its stages, logit by logit.
+    """Compare a whole model with its stages, logit by logit: real weights of a folder, else random ones.
 
-    With the weights of a folder, or with random ones for a config.json. Exits with 13 when they differ.
+    Exits with 13 when they differ.
     """
     sizes = parse_split(split) or None
     asked = {"splits": sizes, "stages": stages, "rows": rows, "seed": seed}
     with progress(f"comparing {path_or_config} with its stages"):
-        report = ask_apart("node.engine.check", [path_or_config, json.dumps(asked)])
+        report = ask_apart("sealring.node.engine.check", [path_or_config, json.dumps(asked)])
     if as_json:
         print_json(report)
     else:
@@ -63,15 +60,15 @@ def check(
     raise typer.Exit(CHECK_FAILED)
 
 
-@command(app, example="sealring model profile ~/models/Qwen3-8B")
+@app.command()
 def profile(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="model folder")], as_json: AsJson = False
 ) -> None:
-    """Show what a model needs, without loading its weights."""
+    """Measure a model folder without loading its weights: bytes per layer, KV bytes per token, context."""
     if not path.is_dir():
         raise ModelError(f"there is no model folder {path}", hint="check the path", reason="MODEL_NOT_FOUND")
     with progress(f"measuring {path}"):
-        found = ask_apart("node.engine.profile", [str(path)])
+        found = ask_apart("sealring.node.engine.profile", [str(path)])
     if as_json:
         print_json(found)
         return

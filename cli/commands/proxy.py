@@ -7,61 +7,51 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.command import command, load_settings
-from cli.operator import read_bundle
-from cli.output import say
-from cli.processes import Level, LogFile, LogLevel, ParentPipe, run_daemon
-from cli.words import MinTrust
-from mesh.trust import SCORES, TrustLevel
+from sealring.cli.operator import read_bundle
+from sealring.cli.output import say
+from sealring.cli.processes import LogFile, LogLevel, ParentPipe, run_daemon
+from sealring.cli.settings_flags import load_settings, settings_command
 
 if TYPE_CHECKING:
-    from cli.settings import CliSettings
+    from sealring.cli.settings import CliSettings
 
 app = typer.Typer()
 
 
-@command(
-    app,
-    example="sealring proxy --gateway 10.0.0.1:7780 --gateway-ca edge.pem",
-    section="cli",
-    fields=("operator", "gateway", "gateway_ca", "api_key_file"),
-    rich_help_panel="Start",
-)
+@app.command(cls=settings_command("cli"))
 def proxy(
     context: typer.Context,
-    root_sha256: Annotated[
+    root: Annotated[
         str | None,
         typer.Option(
-            metavar="HEX",
+            metavar="SHA256",
             help="hash of the cluster's root key, as its operator told you [default: the operator bundle's]",
         ),
     ] = None,
-    min_trust: MinTrust = TrustLevel.NONE,
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="where it listens, on loopback; port 0 takes any")
-    ] = "127.0.0.1:8081",
+    min_trust: Annotated[
+        int, typer.Option(min=0, max=30, help="send nothing to a ring that scores below")
+    ] = 0,
+    listen: Annotated[str, typer.Option(help="host:port on loopback; port 0 takes any")] = "127.0.0.1:8081",
     state_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="remembers the newest roster [default: below the user's state folder]"
-        ),
+        typer.Option(help="remembers the newest roster [default: below the user's state folder]"),
     ] = None,
-    log_level: LogLevel = Level.INFO,
+    log_level: LogLevel = "info",
     log_file: LogFile = None,
     parent_pipe: ParentPipe = None,
 ) -> None:
-    """Serve the OpenAI HTTP API here and seal every prompt for its ring.
+    """Serve the OpenAI HTTP API on this machine and seal every prompt for the ring that answers it.
 
     The gateway passes on what it cannot read. Any OpenAI client works: its base URL is http://LISTEN/v1.
     """
-    settings = load_settings(context).settings
-    pin = _pin(root_sha256, settings)
+    settings = load_settings(context, "cli").settings
+    pin = _pin(root, settings)
     state_file = state_file or _state_file(pin)
 
-    from cli.client import gateway_access
-    from cli.proxy import serve
-    from mesh.addresses import require_loopback
+    from sealring.cli.client import gateway_access
+    from sealring.cli.proxy import serve
     from sealring.client import AsyncClient
+    from sealring.mesh.system.addresses import require_loopback
 
     require_loopback(listen)
 
@@ -69,7 +59,7 @@ def proxy(
         client = AsyncClient(
             settings.gateway,
             root_sha256=pin,
-            min_trust=SCORES[min_trust],
+            min_trust=min_trust,
             state_file=state_file,
             timeout=3600.0,
             **gateway_access(settings),
@@ -79,17 +69,17 @@ def proxy(
     run_daemon("proxy", work, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)
 
 
-def _pin(root_sha256: str | None, settings: CliSettings) -> bytes:
+def _pin(root: str | None, settings: CliSettings) -> bytes:
     """Raises InvalidInput (BAD_ROOT_HASH), ConfigError (NO_OPERATOR_BUNDLE) where neither is there."""
-    if root_sha256 is None:
+    if root is None:
         return read_bundle(settings.operator).root_sha256
     from sealring.client.trust import parse_root_sha256
 
-    return parse_root_sha256(root_sha256)
+    return parse_root_sha256(root)
 
 
 def _state_file(pin: bytes) -> Path:
     """One memory per cluster."""
-    from mesh.paths import default_state_root
+    from sealring.mesh.system.paths import default_state_root
 
     return default_state_root() / "client" / f"{pin.hex()[:32]}.roster"

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.command import command
-from cli.output import moment, print_data, print_json, say
-from cli.words import AsJson, Seconds, cannot_write, public_keys, read_file, write_file
-from mesh.errors import InvalidInput
+from sealring.cli.output import moment, print_data, print_json, say
+from sealring.cli.words import AsJson, cannot_write, public_keys, read_file, write_file
+from sealring.mesh.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from mesh.rootmeta import RootMetadata
+    from sealring.mesh.pki.root import RootMetadata
 
-app = typer.Typer(name="root", help="The root keys and what they sign.", no_args_is_help=True)
+app = typer.Typer()
+root = typer.Typer(name="root", help="The root keys and what they sign.", no_args_is_help=True)
+app.add_typer(root)
 
 _MAX_FILE = 128 << 10
 _DAY = 86400
@@ -30,7 +31,7 @@ Chain = Annotated[Path, typer.Argument(metavar="CHAIN", help="root.dsse of the c
 Draft = Annotated[Path, typer.Argument(metavar="DRAFT", help="draft of the next version")]
 
 
-@command(app, example="sealring root init --key root.key")
+@root.command()
 def init(
     key: Annotated[Path, typer.Option(metavar="FILE", help="where the new key goes, mode 0600")],
     as_json: AsJson = False,
@@ -40,7 +41,7 @@ def init(
     say(f"made the root key {key}; keep it off the coordinator, and keep a copy")
 
 
-@command(app, example="sealring root roster-key --key /mnt/second/roster.key")
+@root.command()
 def roster_key(
     key: Annotated[Path, typer.Option(metavar="FILE", help="where the new key goes, mode 0600")],
     as_json: AsJson = False,
@@ -50,7 +51,7 @@ def roster_key(
     say(f"made the roster key {key}; it signs once the root names it and roster_key_files does")
 
 
-@command(app, example="sealring root show root.dsse")
+@root.command()
 def show(chain: Chain, as_json: AsJson = False) -> None:
     """Show a chain of root metadata, or a draft, and check what of it can be checked."""
     found = _describe(chain)
@@ -69,32 +70,26 @@ def show(chain: Chain, as_json: AsJson = False) -> None:
         print_data(f"signed by key id {value}")
 
 
-@command(app, example="sealring root rotate root.dsse --out draft.dsse --roster-key HEX")
+@root.command()
 def rotate(
     chain: Chain,
     out: Annotated[Path, typer.Option(metavar="FILE", help="where the draft goes")],
     root_key: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HEX", help="public root key of the new version; may be repeated"),
+        list[str] | None, typer.Option(metavar="HEX", help="public root keys of the new version")
     ] = None,
-    threshold: Annotated[
-        int, typer.Option(min=0, max=16, help="root signatures needed [default: as before]")
-    ] = 0,
+    threshold: Annotated[int, typer.Option(min=0, max=16, help="root signatures needed; 0: as before")] = 0,
     roster_key: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HEX", help="public roster key of the new version; may be repeated"),
+        list[str] | None, typer.Option(metavar="HEX", help="public roster keys of the new version")
     ] = None,
     roster_threshold: Annotated[
-        int, typer.Option(min=0, max=16, help="roster signatures needed [default: as before]")
+        int, typer.Option(min=0, max=16, help="roster signatures needed; 0: as before")
     ] = 0,
-    lifetime: Annotated[
-        Seconds, Seconds.option("how long the new version is good for", least=_DAY, most=3650 * _DAY)
-    ] = Seconds(3650 * _DAY),
+    days: Annotated[int, typer.Option(min=1, max=3650, help="life of the new version")] = 3650,
 ) -> None:
     """Draft the next version: other keys, or the same for longer."""
     import dataclasses
 
-    from mesh.rootmeta import draft_root, read_root_draft
+    from sealring.mesh.pki.root import draft_root, read_root_draft
 
     current = _load_chain(chain)
     now = int(time.time())
@@ -106,7 +101,7 @@ def rotate(
         roster_keys=public_keys(roster_key or ()) or current.roster_keys,
         roster_threshold=roster_threshold or current.roster_threshold,
         issued=now,
-        expires=now + int(lifetime),
+        expires=now + days * _DAY,
         chain=(),
     )
     envelope = draft_root(draft)
@@ -115,15 +110,15 @@ def rotate(
     say(f"drafted version {draft.version}; have holders of old and new root keys sign it: sealring root sign")
 
 
-@command(app, example="sealring root sign draft.dsse --key root.key")
+@root.command()
 def sign(
     draft: Draft,
     key: Annotated[Path, typer.Option(metavar="FILE", help="the root key to sign with")],
     as_json: AsJson = False,
 ) -> None:
     """Add a root key's signature to a draft; prints the key's id."""
-    from mesh.dsse import Ed25519Signer, key_id
-    from mesh.rootmeta import cosign_root
+    from sealring.mesh.crypto.dsse import Ed25519Signer, key_id
+    from sealring.mesh.pki.root import cosign_root
 
     try:
         signer = Ed25519Signer.load(key)
@@ -133,10 +128,10 @@ def sign(
     _print(key_id(signer.public_key), "key_id", as_json=as_json)
 
 
-@command(app, example="sealring root install draft.dsse root.dsse")
+@root.command()
 def install(draft: Draft, chain: Chain) -> None:
     """Append a fully signed draft to the coordinator's chain; it counts from the coordinator's next start."""
-    from mesh.rootmeta import check_root_times, encode_chain, follow_root
+    from sealring.mesh.pki.root import check_root_times, encode_chain, follow_root
 
     current = _load_chain(chain)
     following = follow_root(read_file(draft, max_bytes=_MAX_FILE), current)
@@ -146,7 +141,7 @@ def install(draft: Draft, chain: Chain) -> None:
 
 
 def _make_key(file: Path) -> str:
-    from mesh.dsse import Ed25519Signer
+    from sealring.mesh.crypto.dsse import Ed25519Signer
 
     try:
         return Ed25519Signer.create(file).public_key.hex()
@@ -162,8 +157,8 @@ def _print(value: str, name: str, *, as_json: bool) -> None:
 
 
 def _describe(file: Path) -> dict[str, Any]:
-    from mesh.errors import RosterError
-    from mesh.rootmeta import read_root_draft
+    from sealring.mesh.errors import RosterError
+    from sealring.mesh.pki.root import read_root_draft
 
     try:
         found = _load_chain(file)
@@ -190,8 +185,8 @@ def _describe(file: Path) -> dict[str, Any]:
 
 
 def _load_chain(file: Path) -> RootMetadata:
-    from mesh.errors import RosterError
-    from mesh.rootmeta import decode_chain, follow_root
+    from sealring.mesh.errors import RosterError
+    from sealring.mesh.pki.root import decode_chain, follow_root
 
     found = None
     for envelope in decode_chain(read_file(file, max_bytes=_MAX_FILE)):

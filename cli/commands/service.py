@@ -5,19 +5,19 @@ from __future__ import annotations
 import enum
 import os
 import sysconfig
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.command import command
-from cli.output import print_json, print_table, say
-from cli.words import AsJson
-from mesh.errors import ConfigError, NotFound, PermissionDenied
+from sealring.cli.output import print_data, print_json, print_table, say
+from sealring.cli.words import AsJson
+from sealring.mesh.errors import ConfigError, NotFound, PermissionDenied
 
 if TYPE_CHECKING:
-    from cli.launchctl import Launchctl
-    from cli.launchd import Service
+    from sealring.cli.launchctl import Launchctl
+    from sealring.cli.launchd import Service
 
 app = typer.Typer(name="service", help="Run components under launchd (macOS).", no_args_is_help=True)
 
@@ -32,23 +32,20 @@ class Component(enum.StrEnum):
 
 Which = Annotated[Component, typer.Argument(metavar="COMPONENT", help="coordinator, node or gateway")]
 Root = Annotated[
-    Path, typer.Option("--prefix", hidden=True, help="prefix of every path, for packaging and tests")
+    Path, typer.Option("--root", hidden=True, help="prefix of every path, for packaging and tests")
 ]
 
 
-@command(app, example="sealring service install node --config /etc/sealring.toml")
+@app.command()
 def install(
     component: Which,
-    user: Annotated[str, typer.Option(metavar="NAME", help="the account that it runs as")] = "_sealring",
+    user: Annotated[str, typer.Option(help="the account that it runs as")] = "_sealring",
     config: Annotated[Path | None, typer.Option(help="settings file that it reads", metavar="FILE")] = None,
     start: Annotated[bool, typer.Option("--start/--no-start", help="load it right away")] = True,
     root: Root = Path("/"),
 ) -> None:
-    """Start a component now and at every boot.
-
-    Writes its property list and the rotation of its log.
-    """
-    from cli.launchd import Service, newsyslog_rules, render
+    """Write the property list and the log rotation, and start the service, now and at every boot."""
+    from sealring.cli.launchd import Service, newsyslog_rules, render
 
     control = _launchctl()
     service = Service(
@@ -68,10 +65,10 @@ def install(
         say(f"started {service.label}")
 
 
-@command(app, example="sealring service uninstall node")
+@app.command()
 def uninstall(component: Which, root: Root = Path("/")) -> None:
-    """Stop a service and remove it; its state and logs stay."""
-    from cli.launchd import Service
+    """Stop the service and remove its property list and log rotation; state and logs stay."""
+    from sealring.cli.launchd import Service
 
     service = Service(component.value)
     control = _launchctl()
@@ -84,10 +81,10 @@ def uninstall(component: Which, root: Root = Path("/")) -> None:
     say(f"removed {service.label}")
 
 
-@command(app, example="sealring service start node")
+@app.command()
 def start(component: Which, root: Root = Path("/")) -> None:
     """Load an installed service and start it."""
-    from cli.launchd import Service
+    from sealring.cli.launchd import Service
 
     service = Service(component.value)
     control = _launchctl()
@@ -96,20 +93,20 @@ def start(component: Which, root: Root = Path("/")) -> None:
     say(f"started {service.label}")
 
 
-@command(app, example="sealring service stop node")
+@app.command()
 def stop(component: Which) -> None:
-    """Stop a service until `start` or the next boot."""
-    from cli.launchd import Service
+    """Unload the service and wait until it has ended; it comes back with `start` or at the next boot."""
+    from sealring.cli.launchd import Service
 
     service = Service(component.value)
     _launchctl().bootout(service.label)
     say(f"stopped {service.label}")
 
 
-@command(app, example="sealring service restart node")
+@app.command()
 def restart(component: Which, root: Root = Path("/")) -> None:
-    """Stop a service and start it again, with its property list read anew."""
-    from cli.launchd import Service
+    """End the running service and start it again, with its property list read anew."""
+    from sealring.cli.launchd import Service
 
     service = Service(component.value)
     control = _launchctl()
@@ -120,18 +117,15 @@ def restart(component: Which, root: Root = Path("/")) -> None:
     say(f"restarted {service.label}")
 
 
-@command(app, example="sealring service status")
+@app.command()
 def status(
-    component: Annotated[
-        Component | None,
-        typer.Argument(metavar="COMPONENT", help="coordinator, node or gateway [default: all]"),
-    ] = None,
+    component: Annotated[Component | None, typer.Argument(metavar="[COMPONENT]")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what launchd says of the services."""
     from dataclasses import asdict
 
-    from cli.launchd import Service
+    from sealring.cli.launchd import Service
 
     control = _launchctl()
     wanted = [component] if component is not None else list(Component)
@@ -143,8 +137,32 @@ def status(
     print_table(["service", "state", "pid", "last exit"], rows)
 
 
+@app.command()
+def logs(
+    component: Which,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=100_000, help="last lines")] = 100,
+    root: Root = Path("/"),
+) -> None:
+    """Print the last lines of a service's log."""
+    from sealring.cli.launchd import Service
+
+    _launchctl()
+    service = Service(component.value)
+    file = _under(root, Path(service.log_file))
+    try:
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            for line in deque(opened, maxlen=lines):
+                print_data(line.rstrip("\n"))
+    except FileNotFoundError:
+        raise NotFound(
+            f"{service.label} has no log {file}", hint="is it installed?", reason="NO_LOG"
+        ) from None
+    except PermissionError:
+        raise _needs_root(file) from None
+
+
 def _launchctl() -> Launchctl:
-    from cli.launchctl import Launchctl
+    from sealring.cli.launchctl import Launchctl
 
     return Launchctl()
 
@@ -153,7 +171,7 @@ def _program() -> str:
     path = Path(sysconfig.get_path("scripts"), "sealring")  # not PATH's, which may be anybody's
     if not os.access(path, os.X_OK):
         raise ConfigError(
-            "the `sealring` command is not installed beside this Python",
+            "the sealring command is not installed beside this Python",
             hint="install the package",
             reason="NO_PROGRAM",
         )
@@ -165,13 +183,13 @@ def _under(root: Path, path: Path) -> Path:
 
 
 def _plist(service: Service, root: Path) -> Path:
-    from cli.launchd import PLIST_FOLDER
+    from sealring.cli.launchd import PLIST_FOLDER
 
     return _under(root, PLIST_FOLDER) / service.file_name
 
 
 def _rules(service: Service, root: Path) -> Path:
-    from cli.launchd import NEWSYSLOG_FOLDER
+    from sealring.cli.launchd import NEWSYSLOG_FOLDER
 
     return _under(root, NEWSYSLOG_FOLDER) / service.rules_name
 
@@ -188,7 +206,7 @@ def _installed(service: Service, root: Path) -> Path:
 
 
 def _make_places(service: Service, root: Path) -> None:
-    from cli.service_places import make_places
+    from sealring.cli.service_places import make_places
 
     owner = _user_id(service.user) if os.geteuid() == 0 and root == Path("/") else None
     try:
@@ -211,8 +229,8 @@ def _user_id(user: str) -> int:
 
 
 def _write(root: Path, path: Path, content: bytes) -> None:
-    from cli.service_places import folder_of_root
-    from mesh.statefiles import write_atomic
+    from sealring.cli.service_places import folder_of_root
+    from sealring.mesh.system.files import write_atomic
 
     try:
         with folder_of_root(root, Path("/") / path.parent.relative_to(root)):

@@ -9,29 +9,21 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.command import ADMIN, command
-from cli.operator import call_admin
-from cli.output import print_json, print_table, progress, say
-from cli.words import AsJson, Seconds, cannot_write
+from sealring.cli.operator import call_admin
+from sealring.cli.output import print_json, print_table, progress, say
+from sealring.cli.settings_flags import settings_command
+from sealring.cli.words import AsJson, cannot_write
 
 app = typer.Typer()
 
 _MARGIN_SECONDS = 45.0
 
 
-@command(
-    app,
-    example="sealring trace --duration 10s --out trace.json",
-    section="cli",
-    fields=ADMIN,
-    rich_help_panel="Look",
-)
+@app.command(cls=settings_command("cli"))
 def trace(
     context: typer.Context,
     ring: Annotated[str, typer.Option(help="ring [default: the only one]")] = "",
-    seconds: Annotated[
-        Seconds, Seconds.option("how long to watch", least=0.001, most=60, name="--duration")
-    ] = Seconds(5),
+    seconds: Annotated[float, typer.Option(min=0.001, max=60, help="how long to watch")] = 5.0,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write a Chrome trace (for ui.perfetto.dev)")
     ] = None,
@@ -42,12 +34,12 @@ def trace(
     Watches a serving ring, then asks its members what they did: waiting for input, computing, sealing,
     sending. Steps and times only, nothing of what was asked or answered.
     """
-    from cli.tracing import chrome_trace, member_shares
-    from mesh.problem import from_problem
+    from sealring.cli.tracing import chrome_trace, member_shares
+    from sealring.mesh.rpc.problem import from_problem
     from sealring.v1 import admin_pb2
 
     request = admin_pb2.TraceRingRequest(ring=ring, milliseconds=max(1, round(seconds * 1000)))
-    with progress(f"watching for {seconds}"):
+    with progress(f"watching for {seconds:g} s"):
         found = call_admin(context, "TraceRing", request, seconds=seconds + _MARGIN_SECONDS)
     shares = member_shares(found)
     for member in found.members:
@@ -66,7 +58,7 @@ def trace(
 
 
 def _print_shares(ring: str, shares: list[Any]) -> None:
-    from cli.tracing import SHOWN
+    from sealring.cli.tracing import SHOWN
 
     rows = [
         [

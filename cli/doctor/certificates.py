@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cli.doctor.report import Finding, ok, problem, warning
-from cli.doctor.system import System
-from cli.doctor.view import View
+from sealring.cli.doctor.report import Finding, ok, problem, warning
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import View
 
 _DAY = 86400
 _ROOT_DAYS = 14
@@ -16,7 +16,7 @@ def check(system: System, view: View) -> Iterator[Finding]:
     """Nothing where this machine is not enrolled."""
     if view.state is None:
         return
-    from mesh.certificates import expires_at, renewal_due
+    from sealring.mesh.pki.certificates import expires_at, renewal_due
 
     now = system.now()
     certificate = view.state.tls.certificate

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cli.doctor.report import Finding, note, ok, problem, warning
-from cli.doctor.system import System
-from cli.doctor.view import View
-from mesh.clock import SKEW_SECONDS
+from sealring.cli.doctor.report import Finding, note, ok, problem, warning
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import View
+from sealring.mesh.clock import SKEW_SECONDS
 
 _NOTABLE_SECONDS = 5.0
 _FIX = "sudo sntp -sS time.apple.com"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cli.doctor.report import Finding, ok, warning
-from cli.doctor.system import System
-from cli.doctor.view import View
+from sealring.cli.doctor.report import Finding, ok, warning
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import View
 
 _ENOUGH = 2048
 

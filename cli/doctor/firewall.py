@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from cli.doctor.report import Finding, ok, problem, unknown, warning
-from cli.doctor.system import System
-from cli.doctor.view import View
+from sealring.cli.doctor.report import Finding, ok, problem, unknown, warning
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import View
 
 SOCKETFILTERFW = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 _STATE = re.compile(r"\(State = ([0-2])\)")

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cli.doctor.report import Finding, ok, problem, unknown, warning
-from cli.doctor.system import System
-from cli.doctor.view import View
+from sealring.cli.doctor.report import Finding, ok, problem, unknown, warning
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import View
 
 CODESIGN = "/usr/bin/codesign"
 IDENTIFIER = "org.sealring.python"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from cli.doctor import (
+from sealring.cli.doctor import (
     certificates,
     clocks,
     files,
@@ -20,9 +20,9 @@ from cli.doctor import (
     trust,
     versions,
 )
-from cli.doctor.report import Facts, Finding, Report, note, unknown
-from cli.doctor.system import System
-from cli.doctor.view import View
+from sealring.cli.doctor.report import Facts, Finding, Report, note, unknown
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import View
 
 Check = Callable[[System, View], Iterator[Finding]]
 
@@ -75,7 +75,7 @@ def _guarded(name: str, check: Check, system: System, view: View) -> list[Findin
 
 
 def _facts(system: System, view: View) -> Facts:
-    from mesh.protocol import PROTOCOL_VERSION
+    from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 
     mac = system.platform == "darwin"
     return Facts(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from cli.doctor.report import Finding, note, ok, unknown, warning
-from cli.doctor.system import System
-from cli.doctor.view import View
+from sealring.cli.doctor.report import Finding, note, ok, unknown, warning
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import View
 
 PMSET = "/usr/bin/pmset"
 _SETTING = re.compile(r"^\s*([A-Za-z][A-Za-z ]{0,40}?)\s+([0-9]{1,9})(?:\s+\(.*\))?\s*$")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from cli.doctor.report import Finding, note, ok, unknown
-from cli.doctor.system import System
-from cli.doctor.versions import os_version
-from cli.doctor.view import View
+from sealring.cli.doctor.report import Finding, note, ok, unknown
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.versions import os_version
+from sealring.cli.doctor.view import View
 
 RDMA_CTL = "/usr/bin/rdma_ctl"
 IBV_DEVICES = "/usr/bin/ibv_devices"

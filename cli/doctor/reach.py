@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cli.doctor.report import Connection, Finding, note, ok, problem, warning
-from cli.doctor.system import System
-from cli.doctor.view import View
-from mesh.addresses import is_loopback, parse_address
-from mesh.errors import SealringError
+from sealring.cli.doctor.report import Connection, Finding, note, ok, problem, warning
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import View
+from sealring.mesh.errors import SealringError
+from sealring.mesh.system.addresses import is_loopback, parse_address
 
 DENIED = "EHOSTUNREACH"
 """errno 65: what macOS answers at once, with nothing sent, where Local Network access is denied."""
@@ -58,7 +58,7 @@ def check(system: System, view: View) -> Iterator[Finding]:
         return
     if view.connections is None:
         yield warning(
-            "node.daemon",
+            "sealring.node.daemon.daemon",
             "no daemon of this node answers",
             "it is not running, so nothing can be said of what it reaches",
             "start it",

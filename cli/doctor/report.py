@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput
 
 MAX_REPORT_BYTES = 128 << 10
 _MAX_TEXT = 1000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cli.doctor.power import PMSET, parse_settings
-from cli.doctor.report import Finding, note, ok, unknown, warning
-from cli.doctor.system import System
-from cli.doctor.view import View
+from sealring.cli.doctor.power import PMSET, parse_settings
+from sealring.cli.doctor.report import Finding, note, ok, unknown, warning
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import View
 
 FDESETUP = "/usr/bin/fdesetup"
 

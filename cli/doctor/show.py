@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cli.doctor.report import Finding, Severity
+from sealring.cli.doctor.report import Finding, Severity
 
 
 def lines(findings: Iterable[Finding]) -> list[str]:

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from cli.doctor.report import Finding, note, ok, problem, unknown, warning
-from cli.doctor.system import System
-from cli.doctor.view import View
-from mesh.errors import SealringError
+from sealring.cli.doctor.report import Finding, note, ok, problem, unknown, warning
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import View
+from sealring.mesh.errors import SealringError
 
 _LEAST_FREE = 1 << 30
 _LITTLE_FREE = 10 << 30
@@ -36,7 +36,7 @@ def check(system: System, view: View) -> Iterator[Finding]:
 
 
 def parse_profile(text: str) -> str | None:
-    """The digest that `python -m node.engine.profile` prints."""
+    """The digest that `python -m sealring.node.engine.profile` prints."""
     try:
         found = json.loads(text)["result"]["digest"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -88,7 +88,7 @@ def _folder(system: System, folder: Path) -> Finding:
 
 
 def _planned(system: System, view: View, model: str, digest: str) -> Finding:
-    from node.models import local_model
+    from sealring.node.models.folders import local_model
 
     try:
         path = local_model(model, view.settings.models)
@@ -104,7 +104,7 @@ def _planned(system: System, view: View, model: str, digest: str) -> Finding:
             "copy it into a model folder, from a machine that has it",
             f"rsync -a OTHER:{model}/ FOLDER/{model}/",
         )
-    command = (system.python(), "-P", "-m", "node.engine.profile", str(path))
+    command = (system.python(), "-P", "-m", "sealring.node.engine.profile", str(path))
     answer = system.run(*command, seconds=_PROFILE_SECONDS)
     found = parse_profile(answer.text)
     if found is None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mesh.attestation import Posture
+    from sealring.mesh.trust.attestation import Posture
 
 _SECONDS = 10.0
 _MAX_OUTPUT = 1 << 20
@@ -143,7 +143,7 @@ class System:
 
     def posture(self) -> Posture:
         """What an attestation would say of this machine."""
-        from node.attestor import measure_posture
+        from sealring.node.identity.attestor import measure_posture
 
         return measure_posture()
 

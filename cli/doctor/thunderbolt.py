@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from cli.doctor.report import Bridge, Finding, Port, note, ok, unknown
-from cli.doctor.system import System
-from cli.doctor.view import View
+from sealring.cli.doctor.report import Bridge, Finding, Port, note, ok, unknown
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import View
 
 PROFILER = ("/usr/sbin/system_profiler", "SPThunderboltDataType", "-json")
 NETWORKSETUP = "/usr/sbin/networksetup"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cli.doctor.report import Finding, note, ok, problem, warning
-from cli.doctor.system import System
-from cli.doctor.view import View
-from mesh.trust import SCORES, TrustLevel
+from sealring.cli.doctor.report import Finding, note, ok, problem, warning
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import View
+from sealring.mesh.trust.levels import SCORES, TrustLevel
 
 if TYPE_CHECKING:
-    from mesh.attestation import Posture
+    from sealring.mesh.trust.attestation import Posture
 
 _STALE_SECONDS = 900
 _REMEDIES = {

@@ -6,9 +6,9 @@ import platform
 import re
 from collections.abc import Iterator
 
-from cli.doctor.report import Finding, ok, problem
-from cli.doctor.system import System
-from cli.doctor.view import View
+from sealring.cli.doctor.report import Finding, ok, problem
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import View
 
 SW_VERS = "/usr/bin/sw_vers"
 PACKAGES = ("mlx", "mlx-metal", "mlx-cpu", "mlx-lm")

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.doctor.report import Connection
-from mesh.errors import SealringError
-from mesh.roster import Ring, Roster, RosterMember
+from sealring.cli.doctor.report import Connection
+from sealring.mesh.errors import SealringError
+from sealring.mesh.roster.model import Ring, Roster, RosterMember
 
 if TYPE_CHECKING:
-    from mesh.memberstate import MemberState
-    from mesh.rootmeta import RootMetadata
-    from node.settings import NodeSettings
+    from sealring.mesh.member.state import MemberState
+    from sealring.mesh.pki.root import RootMetadata
+    from sealring.node.settings import NodeSettings
 
 _MAX_ENVELOPE = 2 << 20
 
@@ -66,7 +66,7 @@ class View:
 
 def read_view(settings: NodeSettings) -> View:
     """The view from the node's folder alone. Nothing is written, and the memory of rosters is left alone."""
-    from mesh.memberstate import is_enrolled, load_member_state
+    from sealring.mesh.member.state import is_enrolled, load_member_state
 
     folder = settings.state_dir
     try:
@@ -80,11 +80,11 @@ def read_view(settings: NodeSettings) -> View:
 
 def _roster(folder: Path, root: RootMetadata) -> Roster | None:
     """The stored roster where its signatures hold, though its time may be over."""
-    from mesh.dsse import open_envelope
-    from mesh.memberstate import ROSTER
-    from mesh.roster_codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_header
-    from mesh.roster_reader import check_roster
-    from mesh.statefiles import read_bounded
+    from sealring.mesh.crypto.dsse import open_envelope
+    from sealring.mesh.member.state import ROSTER
+    from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_header
+    from sealring.mesh.roster.reader import check_roster
+    from sealring.mesh.system.files import read_bounded
 
     try:
         envelope = read_bounded(folder / ROSTER, max_bytes=_MAX_ENVELOPE)

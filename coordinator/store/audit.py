@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 
-from coordinator.store.database import Database
-from mesh.encoding import canonical_json
-from mesh.errors import FailedPrecondition
+from sealring.coordinator.store.database import Database
+from sealring.mesh.crypto.encoding import canonical_json
+from sealring.mesh.errors import FailedPrecondition
 from sealring.v1 import admin_pb2
 
 FIRST_PREVIOUS = bytes(32)

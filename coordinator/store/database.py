@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from mesh.errors import AlreadyExists, ConfigError, Unavailable
+from sealring.mesh.errors import AlreadyExists, ConfigError, Unavailable
 
 SCHEMA_VERSION = 6
 RESTORE_HINT = "move the folder aside, then: sealring coordinator restore FILE (a backup)"

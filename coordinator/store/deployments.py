@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from sqlite3 import Row
 
-from coordinator.store.database import RESTORE_HINT, Database
-from mesh.encoding import pack_fields
-from mesh.errors import AlreadyExists, ConfigError, NotFound
+from sealring.coordinator.store.database import RESTORE_HINT, Database
+from sealring.mesh.crypto.encoding import pack_fields
+from sealring.mesh.errors import AlreadyExists, ConfigError, NotFound
 from sealring.v1 import admin_pb2
 
 _SKIPPED = "skipped_epochs"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from sqlite3 import Row
 from typing import Self
 
-from coordinator.store.database import Database
-from mesh.certificates import Role
-from mesh.encoding import pack_fields
-from mesh.errors import NotFound
-from mesh.trust import KeyType, TrustLevel
+from sealring.coordinator.store.database import Database
+from sealring.mesh.crypto.encoding import pack_fields
+from sealring.mesh.errors import NotFound
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.trust.levels import KeyType, TrustLevel
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from coordinator.store.database import Database
-from mesh.errors import NotFound
+from sealring.coordinator.store.database import Database
+from sealring.mesh.errors import NotFound
 
 
 class OperatorRole(enum.StrEnum):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.store.database import Database
-from mesh.errors import Internal
+from sealring.coordinator.store.database import Database
+from sealring.mesh.errors import Internal
 
 _KEPT = 32
 _SKIPPED = "skipped_rosters"

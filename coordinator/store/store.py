@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Self
 
-from coordinator.store.audit import AuditLog
-from coordinator.store.database import Database
-from coordinator.store.deployments import Deployments
-from coordinator.store.members import Members
-from coordinator.store.operators import Operators
-from coordinator.store.rosters import Rosters
-from coordinator.store.tokens import Tokens
+from sealring.coordinator.store.audit import AuditLog
+from sealring.coordinator.store.database import Database
+from sealring.coordinator.store.deployments import Deployments
+from sealring.coordinator.store.members import Members
+from sealring.coordinator.store.operators import Operators
+from sealring.coordinator.store.rosters import Rosters
+from sealring.coordinator.store.tokens import Tokens
 
 DATABASE_NAME = "coordinator.db"
 

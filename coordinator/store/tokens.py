@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from coordinator.store.database import Database
-from mesh.certificates import Role
-from mesh.errors import NotFound
+from sealring.coordinator.store.database import Database
+from sealring.mesh.errors import NotFound
+from sealring.mesh.pki.certificates import Role
 
 
 @dataclass(frozen=True)

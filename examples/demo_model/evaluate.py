@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-import node.engine  # noqa: F401  # a folder of its own for what mlx compiles
+import sealring.node.engine  # noqa: F401  # a folder of its own for what mlx compiles
 
 # isort: split
 import mlx.core as mx

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from gateway.access.keyfile import KeyFile, KeyRecord
-from gateway.access.keys import ApiKey, Scope, matches, parse_key
-from gateway.access.limits import UnderWay
-from mesh.clock import Clock, monotonic_clock, wall_clock
-from mesh.errors import ConfigError, PermissionDenied, SealringError, Unauthenticated
-from mesh.limits import Buckets, too_fast
+from sealring.gateway.access.keyfile import KeyFile, KeyRecord
+from sealring.gateway.access.keys import ApiKey, Scope, matches, parse_key
+from sealring.gateway.access.limits import UnderWay
+from sealring.mesh.clock import Clock, monotonic_clock, wall_clock
+from sealring.mesh.errors import ConfigError, PermissionDenied, SealringError, Unauthenticated
+from sealring.mesh.rpc.limits import Buckets, too_fast
 
 log = structlog.get_logger()
 

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from gateway.access.gate import ANY, LOOK, USE, Caller, Gate
-from gateway.access.keys import Scope
-from mesh.errors import InvalidInput
-from mesh.limits import grpc_peer_name
+from sealring.gateway.access.gate import ANY, LOOK, USE, Caller, Gate
+from sealring.gateway.access.keys import Scope
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.rpc.limits import grpc_peer_name
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

@@ -14,10 +14,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.access.keys import Scope, hash_key, is_hash, new_key
-from mesh.clock import Clock, wall_clock
-from mesh.errors import ConfigError, InvalidInput, NotFound, ResourceExhausted
-from mesh.statefiles import read_secret, write_atomic
+from sealring.gateway.access.keys import Scope, hash_key, is_hash, new_key
+from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.errors import ConfigError, InvalidInput, NotFound, ResourceExhausted
+from sealring.mesh.system.files import read_secret, write_atomic
 
 KEYS_FILE = "keys.json"
 LOCK_FILE = "keys.lock"

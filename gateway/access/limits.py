@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mesh.errors import ResourceExhausted
+from sealring.mesh.errors import ResourceExhausted
 
 
 class UnderWay:

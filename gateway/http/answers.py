@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import error_event
-from gateway.http.render import Choice, Renderer
-from mesh.errors import Cancelled, Internal, SealringError
+from sealring.gateway.http.errors import error_event
+from sealring.gateway.http.render import Choice, Renderer
+from sealring.mesh.errors import Cancelled, Internal, SealringError
 from sealring.v1 import inference_pb2 as inference
 
 SEND_SECONDS = 60.0

@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.access.gate import Gate
-from gateway.http.answers import EventStream, collect, started, unless_disconnected
-from gateway.http.body import read_json
-from gateway.http.guard import Guard
-from gateway.http.parse import (
+from sealring.gateway.access.gate import Gate
+from sealring.gateway.http.answers import EventStream, collect, started, unless_disconnected
+from sealring.gateway.http.body import read_json
+from sealring.gateway.http.guard import Guard
+from sealring.gateway.http.parse import (
     ChatBody,
     CommonBody,
     CompletionBody,
@@ -26,9 +26,9 @@ from gateway.http.parse import (
     completion_request,
     parse_body,
 )
-from gateway.http.render import Renderer, model_object
-from gateway.inference import InferenceBackend, model_not_found
-from gateway.timings import CURRENT, HEADER
+from sealring.gateway.http.render import Renderer, model_object
+from sealring.gateway.inference import InferenceBackend, model_not_found
+from sealring.gateway.timings import CURRENT, HEADER
 from sealring.v1 import inference_pb2 as inference
 
 B = TypeVar("B", bound=CommonBody)

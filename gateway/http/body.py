@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
-from gateway.timings import CURRENT, Timings
-from mesh.errors import Cancelled, DeadlineExceeded, InvalidInput
+from sealring.gateway.timings import CURRENT, Timings
+from sealring.mesh.errors import Cancelled, DeadlineExceeded, InvalidInput
 
 MAX_BODY = 4 << 20
 MAX_VALUES = 1 << 15

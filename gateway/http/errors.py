@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from mesh.errors import SealringError
+from sealring.mesh.errors import SealringError
 
 _STATUS = {
     "INVALID_ARGUMENT": (400, "invalid_request_error"),

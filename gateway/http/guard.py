@@ -13,11 +13,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.access.gate import ANY, LOOK, USE, WATCH, Gate
-from gateway.access.keys import Scope as ApiScope
-from gateway.http.errors import error_response
-from mesh.addresses import is_loopback
-from mesh.errors import (
+from sealring.gateway.access.gate import ANY, LOOK, USE, WATCH, Gate
+from sealring.gateway.access.keys import Scope as ApiScope
+from sealring.gateway.http.errors import error_response
+from sealring.mesh.errors import (
     Cancelled,
     Internal,
     InvalidInput,
@@ -26,7 +25,8 @@ from mesh.errors import (
     ResourceExhausted,
     SealringError,
 )
-from mesh.limits import peer_name
+from sealring.mesh.rpc.limits import peer_name
+from sealring.mesh.system.addresses import is_loopback
 
 log = structlog.get_logger()
 

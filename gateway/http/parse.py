@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mesh.composition import MAX_CHOICES
-from mesh.errors import InvalidInput
-from mesh.prompt import (
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.composition import MAX_CHOICES
+from sealring.mesh.prompt.validate import (
     MAX_DEADLINE_MS,
     MAX_LOGIT_BIASES,
     MAX_LOGPROBS,

@@ -8,8 +8,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gateway.http.errors import error_response, error_status
-from mesh.errors import InvalidInput
+from sealring.gateway.http.errors import error_response, error_status
+from sealring.mesh.errors import InvalidInput
 
 HEADER_SECONDS = 10.0
 """From connecting, or from the first byte of a further request, to the end of its headers; and from an answer

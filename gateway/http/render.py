@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from gateway.http.logprobs import CompletionLogprobs, chat_logprobs
+from sealring.gateway.http.logprobs import CompletionLogprobs, chat_logprobs
 from sealring.v1 import inference_pb2 as inference
 
 Tokens: TypeAlias = Sequence[inference.TokenLogprob]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.edge_tls import EdgeTls
-from gateway.http.protocol import EdgeProtocol
-from mesh.addresses import listen_error, parse_address, require_loopback
+from sealring.gateway.edge_tls import EdgeTls
+from sealring.gateway.http.protocol import EdgeProtocol
+from sealring.mesh.system.addresses import listen_error, parse_address, require_loopback
 
 KEEP_ALIVE_SECONDS = 75
 HANDSHAKE_SECONDS = 10.0

@@ -1,6 +1,6 @@
 """Which rows are admitted, evicted and stepped, and when: pure state machines without clocks or I/O."""
 
-from gateway.scheduler.actions import (
+from sealring.gateway.scheduler.actions import (
     Action,
     AnnounceStep,
     Begin,
@@ -14,7 +14,7 @@ from gateway.scheduler.actions import (
     Request,
     RingFacts,
 )
-from gateway.scheduler.scheduler import Load, Scheduler
+from sealring.gateway.scheduler.scheduler import Load, Scheduler
 
 __all__ = [
     "Action",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from mesh.composition import MAX_LANES
-from mesh.errors import SealringError
+from sealring.mesh.errors import SealringError
+from sealring.mesh.prompt.composition import MAX_LANES
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

@@ -12,10 +12,10 @@ by two rows, an arrival or a departure makes them less even by one at most, so m
 
 from __future__ import annotations
 
-from gateway.scheduler.changes import ChangeCost
-from gateway.scheduler.lane import Lane
-from gateway.scheduler.memory import Ledger
-from gateway.scheduler.row import Phase, Row
+from sealring.gateway.scheduler.changes import ChangeCost
+from sealring.gateway.scheduler.lane import Lane
+from sealring.gateway.scheduler.memory import Ledger
+from sealring.gateway.scheduler.row import Phase, Row
 
 PATIENCE = 16
 """Steps of a lane for which it has to have too many rows."""

@@ -21,8 +21,8 @@ from collections import deque
 from math import ceil, sqrt
 from statistics import median
 
-from gateway.scheduler.chunkcost import ChunkCost
-from gateway.scheduler.even import EvenShare, most_take
+from sealring.gateway.scheduler.chunkcost import ChunkCost
+from sealring.gateway.scheduler.even import EvenShare, most_take
 
 SHARE = 0.4
 """Part of a round's own time by which prefill makes it longer, other than for a crowd of short prompts."""

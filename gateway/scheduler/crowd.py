@@ -9,7 +9,7 @@ together; so nobody's second token is later than by that. One prompt, or a few l
 
 from __future__ import annotations
 
-from gateway.scheduler.budget import SHARE
+from sealring.gateway.scheduler.budget import SHARE
 
 MOST = 3.0
 """Part of a round's own time by which short prompts make it longer at most, other than in a rush."""

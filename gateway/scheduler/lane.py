@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 
-from gateway.scheduler.row import Row
+from sealring.gateway.scheduler.row import Row
 
 ANNOUNCED = 2
 """Steps of a lane that are announced at most: the one in flight and one ahead."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
-from gateway.scheduler.actions import RingFacts
-from gateway.scheduler.row import Row
-from mesh.composition import MAX_LANES
+from sealring.gateway.scheduler.actions import RingFacts
+from sealring.gateway.scheduler.row import Row
+from sealring.mesh.prompt.composition import MAX_LANES
 
 BLOCK = 256
 """Tokens by which an mlx-lm KV cache grows."""

@@ -20,19 +20,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.scheduler.actions import RingFacts
-from gateway.scheduler.balance import Balance
-from gateway.scheduler.budget import PrefillBudget
-from gateway.scheduler.changes import ChangeCost
-from gateway.scheduler.chunkcost import LonePrefill
-from gateway.scheduler.crowd import Crowd
-from gateway.scheduler.lane import ANNOUNCED, Lane
-from gateway.scheduler.memory import Ledger
-from gateway.scheduler.prefill import PrefillLine
-from gateway.scheduler.prefixes import PrefixCache
-from gateway.scheduler.row import Phase, Row
-from gateway.scheduler.turns import Turns
-from mesh.errors import InvalidInput
+from sealring.gateway.scheduler.actions import RingFacts
+from sealring.gateway.scheduler.balance import Balance
+from sealring.gateway.scheduler.budget import PrefillBudget
+from sealring.gateway.scheduler.changes import ChangeCost
+from sealring.gateway.scheduler.chunkcost import LonePrefill
+from sealring.gateway.scheduler.crowd import Crowd
+from sealring.gateway.scheduler.lane import ANNOUNCED, Lane
+from sealring.gateway.scheduler.memory import Ledger
+from sealring.gateway.scheduler.prefill import PrefillLine
+from sealring.gateway.scheduler.prefixes import PrefixCache
+from sealring.gateway.scheduler.row import Phase, Row
+from sealring.gateway.scheduler.turns import Turns
+from sealring.mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
 
 EXTENSION = 1024

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gateway.scheduler.row import Row
-from mesh.composition import MAX_CHUNKS
+from sealring.gateway.scheduler.row import Row
+from sealring.mesh.prompt.composition import MAX_CHUNKS
 from sealring.v1 import control_pb2 as control
 
 _FEW = 4

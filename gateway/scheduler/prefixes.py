@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from gateway.scheduler.memory import Ledger
-from gateway.scheduler.row import Row
-from mesh.prefixes import split
+from sealring.gateway.scheduler.memory import Ledger
+from sealring.gateway.scheduler.row import Row
+from sealring.mesh.prompt.prefix_names import split
 from sealring.v1 import control_pb2 as control
 
 MAX_KEPT = 256

@@ -13,7 +13,7 @@ import math
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 
-from gateway.scheduler.actions import Request
+from sealring.gateway.scheduler.actions import Request
 
 STEP_SECONDS = 10.0
 """Seconds of waiting that a step of priority is worth."""

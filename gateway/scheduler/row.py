@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from gateway.scheduler.actions import End, Request
+from sealring.gateway.scheduler.actions import End, Request
 
 
 class Phase(enum.Enum):

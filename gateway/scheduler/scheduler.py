@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gateway.scheduler.actions import (
+from sealring.gateway.scheduler.actions import (
     Action,
     AnnounceStep,
     Begin,
@@ -31,12 +31,12 @@ from gateway.scheduler.actions import (
     Request,
     RingFacts,
 )
-from gateway.scheduler.pace import Pace
-from gateway.scheduler.planner import EXTENSION, StepPlanner
-from gateway.scheduler.queue import FairQueue
-from gateway.scheduler.row import Phase, Row
-from mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, ResourceExhausted, SealringError
-from mesh.prefixes import split
+from sealring.gateway.scheduler.pace import Pace
+from sealring.gateway.scheduler.planner import EXTENSION, StepPlanner
+from sealring.gateway.scheduler.queue import FairQueue
+from sealring.gateway.scheduler.row import Phase, Row
+from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, ResourceExhausted, SealringError
+from sealring.mesh.prompt.prefix_names import split
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

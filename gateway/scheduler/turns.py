@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from gateway.scheduler.lane import Lane
-from gateway.scheduler.row import Row
+from sealring.gateway.scheduler.lane import Lane
+from sealring.gateway.scheduler.row import Row
 
 
 class Turns:

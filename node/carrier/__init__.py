@@ -1,3 +1,3 @@
-from node import scratch
+from sealring.node import scratch
 
 scratch.claim()  # before anything here imports mlx

@@ -1,11 +1,11 @@
-"""The carrier process: one epoch's MLX group and link keys. `python -m node.carrier.main --help`.
+"""The carrier process: one epoch's MLX group and link keys. `python -m sealring.node.carrier.main --help`.
 
 Ends when its control pipe ends, when told to, or at the first fault, which it reports if it still can.
 """
 
 from __future__ import annotations
 
-import node.lean  # noqa: F401  # before structlog
+import sealring.node.lean  # noqa: F401  # before structlog
 
 # isort: split
 import argparse
@@ -21,18 +21,18 @@ from ipaddress import IPv4Network
 import mlx.core as mx
 import structlog
 
-from mesh.addresses import parse_address
-from mesh.coredumps import forbid_core_files
-from mesh.errors import EpochEnded, SealringError
-from mesh.frames import FrameSocket
-from mesh.logging import configure
-from mesh.problem import to_problem
-from mesh.records import Link
-from mesh.session import SessionKeys
-from node.carrier.neighbours import meet
-from node.carrier.pump import Counters, Pump
-from node.carrier.ring import RingGroup
-from node.channel import CarrierChannel
+from sealring.mesh.errors import EpochEnded, SealringError
+from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.mesh.system.logging import configure
+from sealring.node.carrier.neighbours import meet
+from sealring.node.carrier.pump import Counters, Pump
+from sealring.node.carrier.ring import RingGroup
+from sealring.node.ipc.channel import CarrierChannel
+from sealring.node.ipc.frames import FrameSocket
+from sealring.node.link.keys import SessionKeys
+from sealring.node.link.records import Link
 from sealring.v1 import control_pb2, engine_pb2
 
 RECORD_DEADLINE = 60.0  # seconds that a neighbour may take to read one record, or to send all of one

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 
-from mesh.errors import EpochEnded, Unavailable
-from mesh.records import CONFIRMATION_BYTES
+from sealring.mesh.errors import EpochEnded, Unavailable
+from sealring.node.link.records import CONFIRMATION_BYTES
 
 HALF_PASS_BYTES = 32
 PASS_BYTES = 2 * HALF_PASS_BYTES

@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from mesh.records import Link, RecordHeader
-from mesh.session import SessionKeys
-from mesh.suites import TAG_BYTES
-from node.carrier.ring import RingGroup
-from node.channel import CarrierChannel
-from node.timelog import TimeLog, now, process_trace, span
+from sealring.mesh.crypto.suites import TAG_BYTES
+from sealring.node.carrier.ring import RingGroup
+from sealring.node.ipc.channel import CarrierChannel
+from sealring.node.ipc.timelog import TimeLog, now, process_trace, span
+from sealring.node.link.keys import SessionKeys
+from sealring.node.link.records import Link, RecordHeader
 from sealring.v1 import trace_pb2
 
 

@@ -1,7 +1,7 @@
 """The MLX ring group of one epoch, as a byte pipe to the next member and from the previous one.
 
 MLX forms its group over two connections inside this machine, which lead nowhere; then those to the
-neighbours, made and confirmed by `node.carrier.neighbours`, are put in their place, under the descriptors
+neighbours, made and confirmed by `node/carrier/neighbours.py`, are put in their place, under the descriptors
 that MLX uses.
 
 A receive that MLX has begun can neither be given up nor timed out and burns a core while it waits, so none
@@ -28,10 +28,10 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mesh.addresses import free_port
-from mesh.errors import EpochEnded, Unavailable
-from node.carrier.neighbours import Connections
-from node.waiting import wait
+from sealring.mesh.errors import EpochEnded, Unavailable
+from sealring.mesh.system.addresses import free_port
+from sealring.node.carrier.neighbours import Connections
+from sealring.node.ipc.waiting import wait
 
 _LOOPBACK = "127.0.0.1"
 _PREVIOUS, _OWN, _NEXT = range(3)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from mesh.errors import SealringError
+from sealring.mesh.errors import SealringError
 
 
 def answer(work: Callable[[], dict[str, Any]]) -> int:

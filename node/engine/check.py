@@ -19,10 +19,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mesh.coredumps import forbid_core_files
-from mesh.errors import InvalidInput, ModelError
-from node.engine.apart import answer
-from node.engine.check_runs import (
+from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.node.engine.apart import answer
+from sealring.node.engine.check_runs import (
     Staged,
     Whole,
     comparable,
@@ -32,10 +32,10 @@ from node.engine.check_runs import (
     random_prompts,
     rounding,
 )
-from node.engine.staging import Stage, random_model, random_stage
-from node.engine.staging.anatomy import dissect, not_runnable
-from node.engine.staging.skeleton import build_skeleton
-from node.engine.weights import load_lazily, load_stage
+from sealring.node.engine.staging import Stage, random_model, random_stage
+from sealring.node.engine.staging.anatomy import dissect, not_runnable
+from sealring.node.engine.staging.skeleton import build_skeleton
+from sealring.node.engine.weights import load_lazily, load_stage
 
 _MAX_ROWS = 64
 
@@ -148,7 +148,7 @@ def ranges_of(
 
 
 def main() -> int:
-    """`python -m node.engine.check PATH OPTIONS`, options as JSON. Prints the report."""
+    """`python -m sealring.node.engine.check PATH OPTIONS`, options as JSON. Prints the report."""
     forbid_core_files()
     path, options = sys.argv[1:]
 

@@ -10,9 +10,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from node.engine.staging import Stage, caches
-from node.engine.staging.anatomy import full_cache
-from node.engine.transfer import through_record, transfer
+from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine.staging.anatomy import full_cache
+from sealring.node.engine.transfer import through_record, transfer
 
 _FIRST_CHUNK = 2
 _DECODE_STEPS = 9

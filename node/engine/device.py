@@ -8,7 +8,7 @@ import os
 
 import mlx.core as mx
 
-from node.engine import attention
+from sealring.node.engine import attention
 
 CACHE_LIMIT = 256 << 20
 """Bytes that MLX keeps of freed buffers; enough for the temporaries of a decode step."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 import mlx.core as mx
 import structlog
 
-from mesh.errors import Internal
-from node.engine import records
-from node.engine.staging import Stage, caches
-from node.engine.staging.caches import Cache
-from node.engine.transfer import Landing, Transfer, transfer
+from sealring.mesh.errors import Internal
+from sealring.node.engine import records
+from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.transfer import Landing, Transfer, transfer
 
 log = structlog.get_logger()
 

@@ -16,21 +16,30 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mesh.composition import Admission, Chunk, Composition, Dropping, Eviction, Keeping, Parking, ResolvedStep
-from mesh.errors import Internal, InvalidInput, ResourceExhausted, SealringError, StageFailed
-from mesh.records import Kind, RecordHeader
-from node.engine import params, records
-from node.engine.feedback import Feedback, LocalFeedback, RingFeedback
-from node.engine.lanes import Lanes, Row
-from node.engine.links import Channel, Inbox, Intake, Outbox, StepTimes
-from node.engine.logprobs import Asking, TokenLogprobs, unpack
-from node.engine.prefixes import Prefixes, support
-from node.engine.records import Incoming
-from node.engine.sampling import Sampler
-from node.engine.staging import Stage, caches
-from node.engine.staging.caches import Cache
-from node.engine.trace import engine_trace
-from node.engine.transfer import Departure, Landing, SharedDeparture, transfer
+from sealring.mesh.errors import Internal, InvalidInput, ResourceExhausted, SealringError, StageFailed
+from sealring.mesh.prompt.composition import (
+    Admission,
+    Chunk,
+    Composition,
+    Dropping,
+    Eviction,
+    Keeping,
+    Parking,
+    ResolvedStep,
+)
+from sealring.node.engine import params, records
+from sealring.node.engine.feedback import Feedback, LocalFeedback, RingFeedback
+from sealring.node.engine.lanes import Lanes, Row
+from sealring.node.engine.links import Channel, Inbox, Intake, Outbox, StepTimes
+from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
+from sealring.node.engine.prefixes import Prefixes, support
+from sealring.node.engine.records import Incoming
+from sealring.node.engine.sampling import Sampler
+from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.trace import engine_trace
+from sealring.node.engine.transfer import Departure, Landing, SharedDeparture, transfer
+from sealring.node.link.records import Kind, RecordHeader
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import trace_pb2
 

@@ -15,9 +15,9 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
-from mesh.composition import ResolvedStep
-from mesh.errors import DeadlineExceeded, EpochEnded
-from node.waiting import spin_seconds
+from sealring.mesh.errors import DeadlineExceeded, EpochEnded
+from sealring.mesh.prompt.composition import ResolvedStep
+from sealring.node.ipc.waiting import spin_seconds
 
 
 class Feedback(Protocol):

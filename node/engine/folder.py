@@ -12,18 +12,18 @@ from typing import Any
 import mlx.core as mx
 import structlog
 
-from mesh.errors import ModelError
-from node.engine import device, records
-from node.engine.eagerness import awaits_input
-from node.engine.front import Front
-from node.engine.prefixes import support
-from node.engine.profile import digest, profile
-from node.engine.staging import Stage, caches
-from node.engine.staging.anatomy import not_runnable
-from node.engine.staging.caches import Cache, OneRow
-from node.engine.staging.spec import TOKENS
-from node.engine.transfer import Transfer, through_record, transfer
-from node.engine.weights import load_stage
+from sealring.mesh.errors import ModelError
+from sealring.node.engine import device, records
+from sealring.node.engine.eagerness import awaits_input
+from sealring.node.engine.prefixes import support
+from sealring.node.engine.profile import digest, profile
+from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine.staging.anatomy import not_runnable
+from sealring.node.engine.staging.caches import Cache, OneRow
+from sealring.node.engine.staging.spec import TOKENS
+from sealring.node.engine.text.front import Front
+from sealring.node.engine.transfer import Transfer, through_record, transfer
+from sealring.node.engine.weights import load_stage
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import model_pb2 as model
 

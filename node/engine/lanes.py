@@ -10,12 +10,12 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mesh.composition import Admission, Eviction, Keeping, Parking
-from mesh.errors import Internal
-from node.engine.params import RowParameters
-from node.engine.sampling import Sampler
-from node.engine.staging import caches
-from node.engine.staging.caches import Cache
+from sealring.mesh.errors import Internal
+from sealring.mesh.prompt.composition import Admission, Eviction, Keeping, Parking
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.sampling import Sampler
+from sealring.node.engine.staging import caches
+from sealring.node.engine.staging.caches import Cache
 
 
 @dataclass(slots=True)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
-from mesh.errors import DeadlineExceeded, EpochEnded, Internal
-from mesh.records import Kind, RecordHeader
-from node.engine.records import Incoming
-from node.engine.transfer import Departure
-from node.timelog import TimeLog, now
+from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal
+from sealring.node.engine.records import Incoming
+from sealring.node.engine.transfer import Departure
+from sealring.node.ipc.timelog import TimeLog, now
+from sealring.node.link.records import Kind, RecordHeader
 
 LAUNCHES = 4
 """Results under way at once; the compute loop waits before it launches more."""

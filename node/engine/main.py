@@ -1,14 +1,14 @@
 """The engine process: holds one stage and executes the steps that its daemon passes on.
 
-`python -m node.engine.main --control-fd N --handoff-fd M`. Frames of EngineCommand come in on N and frames of
-EngineEvent go out; M brings the descriptors of a data channel. Three threads: the main one computes, one
-reads commands, and at the head the front turns text to tokens; an epoch adds those of `node.engine.links`.
-Nothing outlives the daemon: the end of the control socket ends the process at once.
+`python -m sealring.node.engine.main --control-fd N --handoff-fd M`. Frames of EngineCommand come in on N
+and frames of EngineEvent go out; M brings the descriptors of a data channel. Three threads: the main one
+computes, one reads commands, and at the head the front turns text to tokens; an epoch adds those of
+`node/engine/links.py`. Nothing outlives the daemon: the end of the control socket ends the process at once.
 """
 
 from __future__ import annotations
 
-import node.lean  # noqa: F401  # before structlog
+import sealring.node.lean  # noqa: F401  # before structlog
 
 # isort: split
 import argparse
@@ -23,16 +23,16 @@ from typing import NoReturn
 
 import structlog
 
-from mesh import logging
-from mesh.coredumps import forbid_core_files
-from mesh.errors import Conflict, FailedPrecondition, Internal, InvalidInput, ResourceExhausted
-from mesh.frames import FrameSocket
-from mesh.problem import to_problem
-from node.channel import EngineChannel
-from node.engine import device
-from node.engine.epoch import Allowance, Epoch
-from node.engine.folder import Loaded, load, profile_message
-from node.engine.front import refusal
+from sealring.mesh.errors import Conflict, FailedPrecondition, Internal, InvalidInput, ResourceExhausted
+from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.system import logging
+from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.node.engine import device
+from sealring.node.engine.epoch import Allowance, Epoch
+from sealring.node.engine.folder import Loaded, load, profile_message
+from sealring.node.engine.text.front import refusal
+from sealring.node.ipc.channel import EngineChannel
+from sealring.node.ipc.frames import FrameSocket
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 
@@ -283,7 +283,7 @@ def main() -> NoReturn:
     """Runs the engine on the descriptors that the command line names."""
     forbid_core_files()
     parser = argparse.ArgumentParser(
-        prog="python -m node.engine.main", description="started by the node daemon"
+        prog="python -m sealring.node.engine.main", description="started by the node daemon"
     )
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--handoff-fd", type=int)

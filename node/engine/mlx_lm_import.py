@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
-from node.lean import LatePackage
+from sealring.node.lean import LatePackage
 
 _TEXT_SIDE = "mlx_lm.tokenizer_utils"
 _AFTER_TEXT_SIDE = ("mlx_lm.utils",)

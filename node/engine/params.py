@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from mesh import prompt as limits
-from mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt import validate as limits
 from sealring.v1 import inference_pb2 as inference
 
 VERSION = 2

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from node.engine.params import RowParameters
+from sealring.node.engine.params import RowParameters
 
 
 @dataclass(slots=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mesh.composition import Chunk, Keeping
-from mesh.errors import InvalidInput
-from node.engine.staging import caches
-from node.engine.staging.caches import Cache
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.composition import Chunk, Keeping
+from sealring.node.engine.staging import caches
+from sealring.node.engine.staging.caches import Cache
 from sealring.v1 import control_pb2 as control
 
 

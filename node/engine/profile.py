@@ -2,7 +2,7 @@
 
 Sizes of parameters come from the lazily mapped, sanitized and quantized model; sizes of caches from the
 model's own cache classes after two lazy runs of different length; nothing is evaluated.
-`python -m node.engine.profile PATH` prints the profile as JSON.
+`python -m sealring.node.engine.profile PATH` prints the profile as JSON.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mesh.coredumps import forbid_core_files
-from mesh.errors import ModelError
-from node.engine.apart import answer
-from node.engine.staging.anatomy import Anatomy, dissect, full_cache, outer_modules
-from node.engine.staging.interception import leaves, own_arrays
-from node.engine.staging.quantization import BITS, cache_quantization
-from node.engine.weights import check_folder, load_lazily, read_header, weight_files
+from sealring.mesh.errors import ModelError
+from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.node.engine.apart import answer
+from sealring.node.engine.staging.anatomy import Anatomy, dissect, full_cache, outer_modules
+from sealring.node.engine.staging.interception import leaves, own_arrays
+from sealring.node.engine.staging.quantization import BITS, cache_quantization
+from sealring.node.engine.weights import check_folder, load_lazily, read_header, weight_files
 
 _LENGTHS = (256, 512)
 """Tokens of the two runs: whole blocks of mlx-lm's caches, which grow by 256."""
@@ -210,7 +210,9 @@ def digest(path: Path) -> str:
 def main() -> int:
     """Prints the profile of the folder named on the command line as `apart.answer` does."""
     forbid_core_files()
-    parser = argparse.ArgumentParser(prog="python -m node.engine.profile", description=profile.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m sealring.node.engine.profile", description=profile.__doc__
+    )
     parser.add_argument("path", type=Path)
     arguments = parser.parse_args()
     mx.set_default_device(mx.cpu)

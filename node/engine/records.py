@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from mesh.composition import Chunk, ResolvedStep
-from mesh.records import Kind, RecordHeader
-from node.engine.logprobs import Asking, words_of
-from node.engine.staging import StageSpec, TensorSpec
+from sealring.mesh.prompt.composition import Chunk, ResolvedStep
+from sealring.node.engine.logprobs import Asking, words_of
+from sealring.node.engine.staging import StageSpec, TensorSpec
+from sealring.node.link.records import Kind, RecordHeader
 
 _ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2,

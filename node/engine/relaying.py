@@ -14,7 +14,7 @@ import sys
 import mlx.core as mx
 import mlx.nn as nn
 
-from node.engine.staging import Stage
+from sealring.node.engine.staging import Stage
 
 _TRIALS = ((1, 64, 48), (5, 129, 67), (16, 512, 33))
 """Rows, inputs and outputs of layers."""

@@ -16,9 +16,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from node.engine.logprobs import Asking, Reporter, asking_of
-from node.engine.params import RowParameters
-from node.engine.penalties import History, Penalties
+from sealring.node.engine.logprobs import Asking, Reporter, asking_of
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.penalties import History, Penalties
 
 Words = npt.NDArray[np.uint64]
 

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
-from mesh.errors import ResourceExhausted
-from node.channel import lay_out
-from node.engine import records
-from node.engine.staging import TensorSpec
+from sealring.mesh.errors import ResourceExhausted
+from sealring.node.engine import records
+from sealring.node.engine.staging import TensorSpec
+from sealring.node.ipc.channel import lay_out
 
 _PORTABLE_AND_MAPPED = 0x03
 _BLOCK_STEP = 4096

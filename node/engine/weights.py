@@ -12,12 +12,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mesh.errors import ModelError
-from node.engine import mlx_lm_import, relaying
-from node.engine.staging import Stage, build_skeleton
-from node.engine.staging.anatomy import dissect
-from node.engine.staging.quantization import cache_quantization
-from node.engine.staging.skeleton import check_layers, model_classes
+from sealring.mesh.errors import ModelError
+from sealring.node.engine import mlx_lm_import, relaying
+from sealring.node.engine.staging import Stage, build_skeleton
+from sealring.node.engine.staging.anatomy import dissect
+from sealring.node.engine.staging.quantization import cache_quantization
+from sealring.node.engine.staging.skeleton import check_layers, model_classes
 
 _HEADER_LIMIT = 32 * 1024 * 1024
 _TENSOR_LIMIT = 1 << 18

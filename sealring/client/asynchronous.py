@@ -10,12 +10,12 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from mesh.rpc import CHANNEL_OPTIONS
-from mesh.status import from_rpc_error
 from sealring.client.attempt import Attempts
 from sealring.client.core import CALL_SECONDS, ClientCore, ReplyState, ReplyView, View, models_of, rings_of
 from sealring.client.question import Question
 from sealring.client.types import Completion, Delta, Model, Ring
+from sealring.mesh.rpc.server import CHANNEL_OPTIONS
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 

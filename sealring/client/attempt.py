@@ -14,10 +14,6 @@ from math import ceil
 
 from google.protobuf.message import DecodeError
 
-from mesh.clock import Clock, monotonic_clock
-from mesh.envelope import MAX_LIFETIME_SECONDS, REQUEST_ID_BYTES, RequestInfo, seal_request
-from mesh.errors import DeadlineExceeded, EnvelopeError, SealringError, Unavailable
-from mesh.roster import Roster
 from sealring.client.choice import Loads, choose_ring
 from sealring.client.question import Question
 from sealring.client.types import (
@@ -30,6 +26,10 @@ from sealring.client.types import (
     TopLogprob,
     Usage,
 )
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.errors import DeadlineExceeded, EnvelopeError, SealringError, Unavailable
+from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS, REQUEST_ID_BYTES, RequestInfo, seal_request
+from sealring.mesh.roster.model import Roster
 from sealring.v1 import inference_pb2 as inference
 
 MAX_ATTEMPTS = 4

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from operator import attrgetter
 
-from mesh.affinity import choose, ranked
-from mesh.errors import FailedPrecondition, NotFound
-from mesh.roster import Ring, Roster, ring_min_trust
+from sealring.mesh.errors import FailedPrecondition, NotFound
+from sealring.mesh.prompt.routing import choose, ranked
+from sealring.mesh.roster.model import Ring, Roster, ring_min_trust
 from sealring.v1 import inference_pb2 as inference
 
 MOST = 16

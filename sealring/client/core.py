@@ -11,16 +11,16 @@ from typing import Generic, NamedTuple, TypeVar, Unpack
 
 import grpc
 
-from mesh.addresses import parse_address, require_loopback
-from mesh.affinity import SECRET_BYTES
-from mesh.errors import FailedPrecondition, InvalidInput
-from mesh.roster import Roster, ring_min_trust
-from mesh.trust import MAX_SCORE
 from sealring.client.choice import Loads
 from sealring.client.options import SamplingOptions
 from sealring.client.question import Messages, Question, affinity_of, chat_prompt, set_sampling, text_prompt
 from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Model, Ring
+from sealring.mesh.errors import FailedPrecondition, InvalidInput
+from sealring.mesh.prompt.routing import SECRET_BYTES
+from sealring.mesh.roster.model import Roster, ring_min_trust
+from sealring.mesh.system.addresses import parse_address, require_loopback
+from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 
 ROSTER_SECONDS = 1.0

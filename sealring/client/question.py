@@ -6,13 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mesh.affinity import affinity
-from mesh.composition import MAX_CHOICES
-from mesh.envelope import MAX_LIFETIME_SECONDS
-from mesh.errors import InvalidInput
-from mesh.prompt import MAX_DEADLINE_MS, MAX_PRIORITY, MAX_TOKENS, validate_prompt, validate_prompt_cache_key
-from mesh.trust import MAX_SCORE
 from sealring.client.options import SamplingOptions
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.composition import MAX_CHOICES
+from sealring.mesh.prompt.routing import affinity
+from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS
+from sealring.mesh.prompt.validate import (
+    MAX_DEADLINE_MS,
+    MAX_PRIORITY,
+    MAX_TOKENS,
+    validate_prompt,
+    validate_prompt_cache_key,
+)
+from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 
 Messages = Sequence[Mapping[str, str]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from mesh.clock import Clock, wall_clock
-from mesh.encoding import FormatError, decode_base32
-from mesh.errors import InvalidInput, RosterError
-from mesh.rootmeta import decode_chain, verify_root_chain
-from mesh.roster import Roster
-from mesh.roster_reader import RosterReader
-from mesh.roster_state import RosterMemory, RosterStateFile
+from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.crypto.encoding import FormatError, decode_base32
+from sealring.mesh.errors import InvalidInput, RosterError
+from sealring.mesh.pki.root import decode_chain, verify_root_chain
+from sealring.mesh.roster.memory import RosterMemory, RosterStateFile
+from sealring.mesh.roster.model import Roster
+from sealring.mesh.roster.reader import RosterReader
 from sealring.v1 import inference_pb2 as inference
 
 _HASH_BYTES = 32

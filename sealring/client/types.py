@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from mesh import roster as rosters
+from sealring.mesh.roster import model as rosters
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 """`stop`: the model or a stop string ended the answer; `length`: max_tokens, the context, or memory did."""

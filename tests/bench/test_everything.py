@@ -117,7 +117,7 @@ def test_quick_limits_fit_into_the_whole():
 def test_the_command_tells_each_outcome_and_fails_if_one_did(monkeypatch, outcome, status):
     from typer.testing import CliRunner
 
-    from cli.main import app
+    from sealring.cli.main import app
 
     made = [everything.Outcome("seal", outcome, 2.0, 60.0), everything.Outcome("loop", "done", 3.0, 60.0)]
     monkeypatch.setattr(everything, "run_all", lambda **options: made)

@@ -8,7 +8,7 @@ import pytest
 from bench import frame
 from bench.summaries import percentile, summary
 from bench.verdict import MET, OPEN, Check
-from mesh.errors import NotFound
+from sealring.mesh.errors import NotFound
 
 
 @pytest.mark.parametrize("name", frame.MODULES)

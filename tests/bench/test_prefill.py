@@ -6,7 +6,7 @@ import pytest
 
 from bench.openai_client import Reply
 from bench.prefill import _counts
-from mesh.errors import Unavailable
+from sealring.mesh.errors import Unavailable
 
 
 def test_a_prompt_without_an_answer_is_no_measurement() -> None:

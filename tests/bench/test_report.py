@@ -9,7 +9,7 @@ import pytest
 
 from bench import frame, report
 from bench.verdict import MET, MISSED, OPEN
-from mesh.errors import ConfigError
+from sealring.mesh.errors import ConfigError
 
 CHECK = {"name": "a target", "rounds": [1.0, 1.1, 1.2], "target": 2.0, "at_least": False}
 EARLIER: dict[str, Any] = {

@@ -46,7 +46,7 @@ def sealring(home: Path) -> Sealring:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
         given = {"HOME": str(home), "XDG_STATE_HOME": "", "XDG_CONFIG_HOME": "", **environment}
         done = subprocess.run(
-            [sys.executable, "-m", "cli", *arguments],
+            [sys.executable, "-m", "sealring.cli", *arguments],
             input=stdin,
             capture_output=True,
             text=True,
@@ -69,7 +69,7 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     monkeypatch.chdir(home)
 
     def run(*arguments: str, stdin: str = "", **environment: str) -> Done:
-        from cli.main import main
+        from sealring.cli.main import main
 
         for name, value in environment.items():
             monkeypatch.setenv(name, value)

@@ -6,19 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from cli.apart import ask_apart
-from mesh.errors import FailedPrecondition, Internal, ModelError
+from sealring.cli.apart import ask_apart
+from sealring.mesh.errors import FailedPrecondition, Internal, ModelError
 
 SCRIPTS = {
     "crashes": "import os\nos.abort()\n",
     "breaks_off": "raise ValueError('what broke')\n",
     "tells": (
-        "import sys\nfrom node.engine.apart import answer\n"
+        "import sys\nfrom sealring.node.engine.apart import answer\n"
         "def work():\n    print('a library says hello')\n    return {'asked': sys.argv[1:]}\n"
         "sys.exit(answer(work))\n"
     ),
     "refuses": (
-        "import sys\nfrom mesh.errors import ModelError\nfrom node.engine.apart import answer\n"
+        "import sys\nfrom sealring.mesh.errors import ModelError\n"
+        "from sealring.node.engine.apart import answer\n"
         "def work():\n    raise ModelError('no', reason='WHY', hint='do', param='path')\n"
         "sys.exit(answer(work))\n"
     ),

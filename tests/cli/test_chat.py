@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from cli.commands import chat
-from cli.leftovers import temporary_folder
-from cli.settings import CliSettings
-from mesh.config import Loaded
-from mesh.errors import InvalidInput
+from sealring.cli.commands import chat
+from sealring.cli.leftovers import temporary_folder
+from sealring.cli.settings import CliSettings
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.system.config import Loaded
 
 
 @pytest.fixture(autouse=True)

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from mesh.errors import InvalidInput
-from mesh.rpc import Server
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.rpc.server import Server
 from sealring.v1 import inference_pb2, inference_pb2_grpc
 
 CTRL_C, CTRL_D, CTRL_P = "\x03", "\x04", "\x10"  # Ctrl-P: the line before, with readline and libedit alike
 AT_A_TERMINAL = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from cli.main import main
+from sealring.cli.main import main
 main()
 """
 
@@ -127,7 +127,7 @@ async def terminal(gateway: Any, home: Path) -> AsyncIterator[Terminal]:
 async def test_a_conversation(terminal: Terminal, gateway: Gateway) -> None:
     terminal.type("half")
     await terminal.shows("half")
-    await terminal.interrupted_shows("(Ctrl-D ends it")
+    await terminal.interrupted_shows("(Ctrl-D ends it)")
     await terminal.shows("> ")
     terminal.type("first\n")
     await terminal.shows("<first>")
@@ -160,19 +160,6 @@ async def test_a_conversation(terminal: Terminal, gateway: Gateway) -> None:
     assert await asyncio.wait_for(terminal.process.wait(), 40) == 0
 
 
-async def test_commands(terminal: Terminal, gateway: Gateway) -> None:
-    terminal.type("first\n")
-    await terminal.shows("<first>")
-    await terminal.shows("> ")
-    terminal.type("\n/help\n")
-    await terminal.shows("/clear  forget")
-    terminal.type("/clear\n")
-    await terminal.shows("(a new conversation)")
-    terminal.type("/nothing\n")
-    await terminal.shows("there is no /nothing")
-    terminal.type("/etc/hosts is what?\n")
-    await terminal.shows("</etc/hosts is what?>")
-    assert gateway.asked == [["first"], ["/etc/hosts is what?"]]
-    terminal.type("/exit\n")
-    async with asyncio.timeout(40):
-        assert await terminal.process.wait() == 0
+async def test_an_empty_line_ends_it(terminal: Terminal) -> None:
+    terminal.type("\n")
+    assert await asyncio.wait_for(terminal.process.wait(), 40) == 0

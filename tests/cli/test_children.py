@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.children import Children, tail
-from cli.cluster import LocalCluster
-from mesh.errors import Unavailable
+from sealring.cli.children import Children, tail
+from sealring.cli.cluster import LocalCluster
+from sealring.mesh.errors import Unavailable
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -70,8 +70,8 @@ async def test_every_node_has_a_gpu_by_turns(tmp_path: Path, monkeypatch: pytest
 async def test_stopping_leaves_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: Children
 ) -> None:
-    monkeypatch.setattr("cli.children.TERM_SECONDS", 0.3)
-    monkeypatch.setattr("cli.children.REAP_SECONDS", 0.3)
+    monkeypatch.setattr("sealring.cli.children.TERM_SECONDS", 0.3)
+    monkeypatch.setattr("sealring.cli.children.REAP_SECONDS", 0.3)
     monkeypatch.setenv("SEALRING_NODE_NAME", "other")
     await children.start("node-0", [STUBBORN])
     pid, variables = (await read_when_written(children.logs["node-0"])).split(maxsplit=1)

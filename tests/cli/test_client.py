@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from edgecert import write_edge_certificate
 
-from cli.client import Question, gateway_access, inference
-from cli.settings import CliSettings
-from gateway.access.gate import Gate
-from gateway.access.interceptor import GateInterceptor
-from gateway.access.keyfile import KeyFile
-from gateway.access.keys import Scope
-from gateway.edge_tls import EdgeTls
-from mesh.errors import ConfigError, NotFound, SealringError
-from mesh.rpc import Server
+from sealring.cli.client import Question, gateway_access, inference
+from sealring.cli.settings import CliSettings
 from sealring.client import AsyncClient
+from sealring.gateway.access.gate import Gate
+from sealring.gateway.access.interceptor import GateInterceptor
+from sealring.gateway.access.keyfile import KeyFile
+from sealring.gateway.access.keys import Scope
+from sealring.gateway.edge_tls import EdgeTls
+from sealring.mesh.errors import ConfigError, NotFound, SealringError
+from sealring.mesh.rpc.server import Server
 from sealring.v1 import inference_pb2, inference_pb2_grpc
 
 

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from cli.cluster import _toml
+from sealring.cli.cluster import _toml
 
 
 @pytest.mark.parametrize("value", ["/tmp/\N{ROCKET} launch/ä", 'a "b" \\ c', "\x7f\t\n\x01", True, 1 << 40])

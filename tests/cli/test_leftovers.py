@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cli import leftovers
-from cli.leftovers import gateway_of, running, temporary_folder
-from mesh.statelock import lock_state
+from sealring.cli import leftovers
+from sealring.cli.leftovers import gateway_of, running, temporary_folder
+from sealring.mesh.system.lock import lock_state
 
 KILLED = """
 import os, signal
-from cli.leftovers import gateway_of, running, temporary_folder
+from sealring.cli.leftovers import gateway_of, running, temporary_folder
 with temporary_folder() as folder:
     (folder / "node-0").mkdir()
     (folder / "node-0" / "identity.key").write_text("x")

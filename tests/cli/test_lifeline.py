@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.lifeline import die_with_parent
-from mesh.errors import InvalidInput
+from sealring.cli.lifeline import die_with_parent
+from sealring.mesh.errors import InvalidInput
 
 CHILD = """
 import signal, sys, time
-from cli.lifeline import die_with_parent
+from sealring.cli.lifeline import die_with_parent
 signal.signal(signal.SIGTERM, lambda *_: (print("told", flush=True), sys.exit(0)))
 die_with_parent(int(sys.argv[1]))
 print("up", flush=True)
@@ -57,7 +57,7 @@ def test_the_descriptor_goes_to_no_grandchild() -> None:
     code = textwrap.dedent(
         """
         import os, sys
-        from cli.lifeline import die_with_parent
+        from sealring.cli.lifeline import die_with_parent
         die_with_parent(int(sys.argv[1]))
         print(os.get_inheritable(int(sys.argv[1])))
         """

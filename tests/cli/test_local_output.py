@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.local_output import own_command
+from sealring.cli.local_output import own_command
 
 
 @pytest.fixture
@@ -52,4 +52,4 @@ def test_another_one_on_the_path_is_not_meant(script: Path, monkeypatch: pytest.
 
 def test_without_a_script_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/cli/__main__.py"])
-    assert shlex.split(own_command()) == [sys.executable, "-P", "-m", "cli"]
+    assert shlex.split(own_command()) == [sys.executable, "-P", "-m", "sealring.cli"]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cli.output import enum_word, moment, plain, print_json, print_table, progress, say, size
+from sealring.cli.output import enum_word, moment, plain, print_json, print_table, progress, say, size
 from sealring.v1 import admin_pb2, inference_pb2, membership_pb2
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.cluster import LocalCluster
+from sealring.cli.cluster import LocalCluster
 
 DAEMON = """
 import os, pathlib, sys
-from cli.processes import run_daemon
+from sealring.cli.processes import run_daemon
 os.umask(0)
 folder = pathlib.Path(sys.argv[1])
 
@@ -46,8 +46,7 @@ def no_umask() -> Iterator[None]:
 @pytest.mark.usefixtures("no_umask")
 async def test_the_settings_of_a_local_cluster_are_its_owners_alone(tmp_path: Path) -> None:
     async with LocalCluster(tmp_path / "state", "model", nodes=1) as cluster:
-        cluster._choose_ports()
-        cluster._write_configs()
+        cluster.write_configs()
     files = [tmp_path / "state" / "ports.json", *(tmp_path / "state" / "config").iterdir()]
     assert len(files) == 4
     assert {mode(file) for file in files} == {0o600}

@@ -12,11 +12,11 @@ import pytest
 from scriptedgateway import PIECES, ScriptedGateway, Stage, on_stage
 from typer.testing import CliRunner
 
-from cli.main import app
-from cli.proxy import SealingBackend
-from gateway.http.app import create_app
-from gateway.metrics import Metrics
-from mesh.errors import SealringError
+from sealring.cli.main import app
+from sealring.cli.proxy import SealingBackend
+from sealring.gateway.http.app import create_app
+from sealring.gateway.metrics import Metrics
+from sealring.mesh.errors import SealringError
 from sealring.v1 import inference_pb2 as inference
 
 BODY: dict[str, Any] = {
@@ -139,8 +139,8 @@ async def test_a_cache_key_stays_on_this_machine() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--root-sha256", "ab" * 32, "--listen", "0.0.0.0:8081"], "LOOPBACK_ONLY"),
-        (["--root-sha256", "short"], "BAD_ROOT_HASH"),
+        (["--root", "ab" * 32, "--listen", "0.0.0.0:8081"], "LOOPBACK_ONLY"),
+        (["--root", "short"], "BAD_ROOT_HASH"),
         (["--operator", "/nowhere"], "NO_OPERATOR_BUNDLE"),
     ],
 )

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cli.launchctl import Launchctl
-from mesh.errors import DeadlineExceeded, FailedPrecondition
+from sealring.cli.launchctl import Launchctl
+from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition
 
 LABEL = "org.sealring.node"
 TARGET = f"system/{LABEL}"
@@ -23,7 +23,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def service(here: Any, launchctl: Any, root: Path) -> Any:
     def run(verb: str, *arguments: str) -> Any:
-        rooted = [] if verb in ("stop", "status") else ["--prefix", str(root)]
+        rooted = [] if verb in ("stop", "status") else ["--root", str(root)]
         return here("service", verb, *arguments, *rooted, PATH=launchctl.path)
 
     return run
@@ -91,6 +91,14 @@ def test_a_link_in_the_place_of_a_log_is_refused(service: Any, launchctl: Any, r
     assert "UNSAFE_PLACE" in done.err
     assert not (root / "Library").exists()
     assert launchctl.calls == []
+
+
+def test_logs_shows_the_end(service: Any, root: Path) -> None:
+    assert service("logs", "node").status == 3
+    log = root / "var" / "log" / "sealring" / "node.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"line {number}\n" for number in range(500)))
+    assert service("logs", "node", "-n", "2").out == "line 498\nline 499\n"
 
 
 def test_without_rights_it_says_sudo(service: Any, launchctl: Any) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.launchd import Service
-from cli.service_places import folder_of_root, make_places
-from mesh.errors import FailedPrecondition
+from sealring.cli.launchd import Service
+from sealring.cli.service_places import folder_of_root, make_places
+from sealring.mesh.errors import FailedPrecondition
 
 IS_ROOT = os.geteuid() == 0
 ACCOUNT, OTHER = (64_001, 64_002) if IS_ROOT else (os.geteuid(), os.geteuid())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.tracing import activity_word, chrome_trace, member_shares
+from sealring.cli.tracing import activity_word, chrome_trace, member_shares
 from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
 
 START = 5_000_000_000

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from cli.waiting import describe, find_deployment, wait_until_serving
-from mesh.errors import DeadlineExceeded, FailedPrecondition, NotFound
+from sealring.cli.waiting import describe, find_deployment, wait_until_serving
+from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition, NotFound
 from sealring.v1 import admin_pb2, membership_pb2
 
 FORMING = membership_pb2.RING_PHASE_FORMING
@@ -32,7 +32,7 @@ def ring(phase: int, reason: str = "", *progress: tuple[str, float], epoch: int 
 
 
 async def test_waiting_tells_what_happens_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.waiting._POLL_SECONDS", 0)
+    monkeypatch.setattr("sealring.cli.waiting._POLL_SECONDS", 0)
     admin: Any = Admin(
         ring(FORMING),
         ring(FORMING, "", ("handshake", 1.0), ("loading", 0.25)),
@@ -50,7 +50,7 @@ async def test_waiting_tells_what_happens_and_ends(monkeypatch: pytest.MonkeyPat
 
 
 async def test_waiting_gives_up_on_a_ring_that_fails_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.waiting._POLL_SECONDS", 0)
+    monkeypatch.setattr("sealring.cli.waiting._POLL_SECONDS", 0)
     states = [ring(DOWN, "node-0: no tokenizer", epoch=epoch) for epoch in (1, 1, 2, 2, 3, 4)]
     with pytest.raises(FailedPrecondition) as caught:
         await wait_until_serving(Admin(*states), "demo", seconds=30)  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ async def test_waiting_gives_up_on_a_ring_that_fails_again_and_again(monkeypatch
 
 
 async def test_waiting_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.waiting._POLL_SECONDS", 0)
+    monkeypatch.setattr("sealring.cli.waiting._POLL_SECONDS", 0)
     admin: Any = Admin(ring(DOWN, "node-1 is offline"))
     with pytest.raises(DeadlineExceeded) as caught:
         await wait_until_serving(admin, "demo", seconds=0)

@@ -8,7 +8,8 @@ import pytest
 from rostertest import PaperCluster
 from scriptedgateway import PIECES, ScriptedGateway, Stage
 
-from mesh.errors import (
+from sealring.client import AsyncClient
+from sealring.mesh.errors import (
     DeadlineExceeded,
     EnvelopeError,
     EpochEnded,
@@ -20,8 +21,7 @@ from mesh.errors import (
     SealringError,
     Unavailable,
 )
-from mesh.trust import TrustLevel
-from sealring.client import AsyncClient
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import inference_pb2 as inference
 
 QUESTION = [{"role": "user", "content": "what is the capital?"}]
@@ -252,8 +252,8 @@ async def test_rubbish_instead_of_a_roster_is_refused(stage: Stage, field: str) 
 
 
 async def test_a_rotated_root_is_followed_from_the_pin(stage: Stage) -> None:
-    from mesh.dsse import Ed25519Signer
-    from mesh.rootmeta import sign_root
+    from sealring.mesh.crypto.dsse import Ed25519Signer
+    from sealring.mesh.pki.root import sign_root
 
     cluster, pin = stage.cluster, stage.cluster.pin
     async with stage.client() as client:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from rostertest import PaperCluster
 from scriptedgateway import PIECES, answer
 
-from mesh.envelope import ReplayGuard, RequestInfo
-from mesh.errors import DeadlineExceeded, EnvelopeError, EpochEnded, Unavailable
 from sealring.client.attempt import Attempt, Attempts
 from sealring.client.choice import Loads
 from sealring.client.question import Question, text_prompt
 from sealring.client.types import Ring, Usage
+from sealring.mesh.errors import DeadlineExceeded, EnvelopeError, EpochEnded, Unavailable
+from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo
 from sealring.v1 import inference_pb2 as inference
 
 CLUSTER = PaperCluster(clock=lambda: 1_800_000_000)

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rostertest import PaperCluster
 
-from mesh.affinity import leeway
-from mesh.errors import InvalidInput
-from mesh.trust import TrustLevel
 from sealring.client.attempt import Attempts
 from sealring.client.choice import Loads, choose_ring
 from sealring.client.question import Question, affinity_of, chat_prompt, text_prompt
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.routing import leeway
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import inference_pb2 as inference
 
 RINGS = [f"demo-{number}" for number in range(4)]

@@ -7,11 +7,11 @@ from typing import Any
 import grpc
 import pytest
 
-from mesh.errors import ConfigError, InvalidInput
-from mesh.trust import MAX_SCORE
 from sealring.client import core
 from sealring.client.core import ClientCore
 from sealring.client.question import Question
+from sealring.mesh.errors import ConfigError, InvalidInput
+from sealring.mesh.trust.levels import MAX_SCORE
 
 FAR = "gateway.example:7710"
 NEAR = "127.0.0.1:7710"

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from mesh.composition import MAX_CHOICES
-from mesh.envelope import MAX_LIFETIME_SECONDS
-from mesh.errors import InvalidInput
-from mesh.prompt import MAX_DEADLINE_MS, MAX_PRIORITY, MAX_TOKENS
-from mesh.trust import MAX_SCORE
 from sealring.client.options import SamplingOptions
 from sealring.client.question import Question, set_sampling, text_prompt
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.composition import MAX_CHOICES
+from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS
+from sealring.mesh.prompt.validate import MAX_DEADLINE_MS, MAX_PRIORITY, MAX_TOKENS
+from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from scriptedgateway import PIECES, ScriptedGateway, Stage
 
-from mesh.errors import EnvelopeError, EpochEnded, FailedPrecondition, RosterError, Unavailable
 from sealring.client import Client
+from sealring.mesh.errors import EnvelopeError, EpochEnded, FailedPrecondition, RosterError, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
 QUESTION = [{"role": "user", "content": "what is the capital?"}]

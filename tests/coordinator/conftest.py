@@ -15,22 +15,22 @@ import grpc.aio
 import pytest
 from prooftest import identity, introduce
 
-from coordinator.init import init
-from coordinator.main import Coordinator
-from coordinator.settings import CoordinatorSettings
-from mesh.attestation import Statement, sign_sealing_key, sign_statement
-from mesh.certificates import Role, role_server_name
-from mesh.enrolment import Enrolled, NodeEvidence, enrol
-from mesh.errors import ModelError, SealringError
-from mesh.identity import Label, SoftwareSigner
-from mesh.memberstate import IDENTITY_KEY, ROSTER_STATE, load_member_state
-from mesh.problem import to_problem
-from mesh.proof import Purpose
-from mesh.roster import Roster
-from mesh.roster_reader import RosterReader
-from mesh.rpc import from_rpc_error
-from mesh.tls import channel_credentials, channel_options
-from mesh.trust import KeyType
+from sealring.coordinator.init import init
+from sealring.coordinator.main import Coordinator
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.mesh.crypto.identity import Label, SoftwareSigner
+from sealring.mesh.errors import ModelError, SealringError
+from sealring.mesh.member.enrolment import Enrolled, NodeEvidence, enrol
+from sealring.mesh.member.proof import Purpose
+from sealring.mesh.member.state import IDENTITY_KEY, ROSTER_STATE, load_member_state
+from sealring.mesh.pki.certificates import Role, role_server_name
+from sealring.mesh.roster.model import Roster
+from sealring.mesh.roster.reader import RosterReader
+from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.rpc.tls import channel_credentials, channel_options
+from sealring.mesh.trust.attestation import Statement, sign_sealing_key, sign_statement
+from sealring.mesh.trust.levels import KeyType
 from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc, model_pb2
 
 GIB = 1 << 30

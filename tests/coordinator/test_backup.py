@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coordinator.authority import Authority
-from coordinator.backup import backup, recover, restore
-from coordinator.init import init
-from coordinator.keys import ClusterKeys
-from coordinator.settings import CoordinatorSettings
-from coordinator.store import Store, StoredToken
-from mesh.certificates import Role
-from mesh.errors import AlreadyExists, ConfigError, InvalidInput
-from mesh.roster_reader import Equivocation, RosterReader
-from mesh.roster_state import RosterStateFile
+from sealring.coordinator.backup import backup, recover, restore
+from sealring.coordinator.init import init
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store, StoredToken
+from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.roster.memory import RosterStateFile
+from sealring.mesh.roster.reader import Equivocation, RosterReader
 
 if TYPE_CHECKING:
     from tests.coordinator.conftest import Cluster

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coordinator.init import ROOT_DRAFT, complete, init, prepare
-from coordinator.keys import ClusterKeys
-from coordinator.settings import CoordinatorSettings
-from coordinator.store import Store
-from mesh.clock import wall_clock
-from mesh.dsse import Ed25519Signer, encode_envelope, key_id, open_envelope
-from mesh.errors import AlreadyExists, ConfigError, InvalidInput, RosterError, SealringError
-from mesh.memberstate import load_member_state
-from mesh.rootmeta import (
+from sealring.coordinator.init import ROOT_DRAFT, complete, init, prepare
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store
+from sealring.mesh.clock import wall_clock
+from sealring.mesh.crypto.dsse import Ed25519Signer, encode_envelope, key_id, open_envelope
+from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput, RosterError, SealringError
+from sealring.mesh.member.state import load_member_state
+from sealring.mesh.pki.root import (
     PAYLOAD_TYPE,
     check_root_times,
     cosign_root,
@@ -29,9 +29,9 @@ from mesh.rootmeta import (
     read_root_draft,
     root_fingerprint,
 )
-from mesh.roster_codec import MAX_PAYLOAD_BYTES
-from mesh.roster_codec import PAYLOAD_TYPE as ROSTER_TYPE
-from mesh.roster_reader import check_roster
+from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES
+from sealring.mesh.roster.codec import PAYLOAD_TYPE as ROSTER_TYPE
+from sealring.mesh.roster.reader import check_roster
 
 if TYPE_CHECKING:
     from tests.coordinator.conftest import Cluster

@@ -14,17 +14,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 
-from coordinator.init import init
-from coordinator.keys import ClusterKeys
-from coordinator.main import Coordinator, run
-from coordinator.settings import CoordinatorSettings
-from coordinator.store import Store
-from mesh.addresses import free_port
-from mesh.bootstrap import fetch_root
-from mesh.certificates import Role
-from mesh.clock import wall_clock
-from mesh.errors import AlreadyExists, ConfigError, Unavailable
-from mesh.memberstate import load_member_state
+from sealring.coordinator.init import init
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.main import Coordinator, run
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store
+from sealring.mesh.clock import wall_clock
+from sealring.mesh.errors import AlreadyExists, ConfigError, Unavailable
+from sealring.mesh.member.bootstrap import fetch_root
+from sealring.mesh.member.state import load_member_state
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.system.addresses import free_port
 
 if TYPE_CHECKING:
     from tests.coordinator.conftest import Cluster
@@ -87,7 +87,7 @@ def test_init_on_a_file_is_refused(tmp_path: Path) -> None:
         {"cluster": "Not A Name"},
         {"advertise": ["0.0.0.0"]},
         {"advertise": ["a b"]},
-        {"trust_floor": "none"},
+        {"trust_floor": 0},
         {"roster_lifetime": 901},
         {"certificate_lifetime": 299},
         {"heartbeat_timeout": 0},

@@ -14,14 +14,20 @@ import grpc.aio
 import pytest
 from expired import expire
 
-from coordinator.certificates import Issuer, RenewalService
-from coordinator.init import init
-from coordinator.keys import ClusterKeys
-from coordinator.nonces import Nonces
-from coordinator.settings import CoordinatorSettings
-from coordinator.store import Revocation, Store, StoredMember
-from mesh.certificate_keeper import CertificateKeeper
-from mesh.certificates import (
+from sealring.coordinator.auth.nonces import Nonces
+from sealring.coordinator.init import init
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.services.certificates import Issuer, RenewalService
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Revocation, Store, StoredMember
+from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.crypto.identity import Label, SoftwareSigner, member_id
+from sealring.mesh.errors import SealringError
+from sealring.mesh.member.certificate_keeper import CertificateKeeper
+from sealring.mesh.member.proof import by_roster_keys, check_proof, of_coordinator, renewal
+from sealring.mesh.member.renewal import renewal_content
+from sealring.mesh.member.state import IDENTITY_KEY, load_member_state, parse_pem_leaf, save_member_state
+from sealring.mesh.pki.certificates import (
     LeafKey,
     PeerIdentity,
     Role,
@@ -32,15 +38,9 @@ from mesh.certificates import (
     role_server_name,
     to_pem,
 )
-from mesh.dsse import Ed25519Signer
-from mesh.errors import SealringError
-from mesh.identity import Label, SoftwareSigner, member_id
-from mesh.memberstate import IDENTITY_KEY, load_member_state, parse_pem_leaf, save_member_state
-from mesh.proof import by_roster_keys, check_proof, of_coordinator, renewal
-from mesh.renewal import renewal_content
-from mesh.rpc import Server, from_rpc_error
-from mesh.tls import PeerChannel, TlsMaterial, TlsStore, joining_channel, server_credentials
-from mesh.trust import KeyType
+from sealring.mesh.rpc.server import Server, from_rpc_error
+from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore, joining_channel, server_credentials
+from sealring.mesh.trust.levels import KeyType
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
 
 CLUSTER = "test"

@@ -10,18 +10,15 @@ import grpc.aio
 import pytest
 from prooftest import identity, introduce
 
-from coordinator import main
-from mesh.certificates import LeafKey, Role, expires_at, load_certificate
-from mesh.clock import wall_clock
-from mesh.dsse import Ed25519Signer
-from mesh.errors import ConfigError, SealringError
-from mesh.identity import Label, SoftwareSigner
-from mesh.interceptor import Lease
-from mesh.memberstate import IDENTITY_KEY, MemberState, load_member_state, parse_pem_leaf
-from mesh.problem import to_problem
-from mesh.proof import Purpose
-from mesh.protocol import PROTOCOL_VERSION
-from mesh.rootmeta import (
+from sealring.coordinator import main
+from sealring.mesh.clock import wall_clock
+from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.crypto.identity import Label, SoftwareSigner
+from sealring.mesh.errors import ConfigError, SealringError
+from sealring.mesh.member.proof import Purpose
+from sealring.mesh.member.state import IDENTITY_KEY, MemberState, load_member_state, parse_pem_leaf
+from sealring.mesh.pki.certificates import LeafKey, Role, expires_at, load_certificate
+from sealring.mesh.pki.root import (
     cosign_root,
     decode_chain,
     draft_root,
@@ -29,10 +26,13 @@ from mesh.rootmeta import (
     follow_root,
     verify_root_chain,
 )
-from mesh.roster import Roster
-from mesh.roster_reader import check_roster
-from mesh.rpc import from_rpc_error
-from mesh.tls import TlsMaterial
+from sealring.mesh.roster.model import Roster
+from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.rpc.interceptor import Lease
+from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
+from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.rpc.tls import TlsMaterial
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc, proof_pb2
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ async def test_watches_end_when_the_coordinator_stops(cluster: Cluster, watcher:
 
 
 async def renew(cluster: Cluster, name: str, csr: bytes, signature: bytes) -> Any:
-    from mesh.memberstate import load_member_state
+    from sealring.mesh.member.state import load_member_state
     from tests.coordinator.conftest import channel_to
 
     state = load_member_state(cluster.folder / name)
@@ -315,7 +315,7 @@ async def test_a_renewal_needs_the_identity_keys_signature(cluster: Cluster, how
 
 
 async def test_the_operator_has_no_identity_key_to_renew_with(cluster: Cluster) -> None:
-    from mesh.memberstate import load_member_state
+    from sealring.mesh.member.state import load_member_state
     from tests.coordinator.conftest import channel_to
 
     state = load_member_state(cluster.settings.state_dir / "operator")

@@ -17,8 +17,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mesh.errors import Internal
-from mesh.rpc import from_rpc_error
+from sealring.mesh.errors import Internal
+from sealring.mesh.rpc.server import from_rpc_error
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, MemberMessage
 
@@ -138,7 +138,7 @@ def packed(**fields: Any) -> bytes:
 
 
 def alpha_id(cluster: Cluster) -> str:
-    from mesh.memberstate import load_member_state
+    from sealring.mesh.member.state import load_member_state
 
     return load_member_state(cluster.folder / "alpha").peer.id
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from coordinator.settings import CoordinatorSettings
+from sealring.coordinator.settings import CoordinatorSettings
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store import (
+from sealring.coordinator.store import (
     Revocation,
     Store,
     StoredDeployment,
@@ -21,9 +21,16 @@ from coordinator.store import (
     StoredToken,
     verify_chain,
 )
-from mesh.certificates import Role
-from mesh.errors import AlreadyExists, ConfigError, FailedPrecondition, Internal, NotFound, Unavailable
-from mesh.trust import KeyType, TrustLevel
+from sealring.mesh.errors import (
+    AlreadyExists,
+    ConfigError,
+    FailedPrecondition,
+    Internal,
+    NotFound,
+    Unavailable,
+)
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.trust.levels import KeyType, TrustLevel
 from sealring.v1 import admin_pb2
 
 NOW = 1_800_000_000
@@ -67,7 +74,8 @@ def test_a_second_coordinator_on_the_same_state_is_refused(store: Store, tmp_pat
         Store.open(tmp_path)
     assert caught.value.reason == "STATE_IN_USE"
     code = (
-        "import sys, pathlib\nfrom coordinator.store import Store\nfrom mesh.errors import ConfigError\n"
+        "import sys, pathlib\nfrom sealring.coordinator.store import Store\n"
+        "from sealring.mesh.errors import ConfigError\n"
         "try:\n    Store.open(pathlib.Path(sys.argv[1]))\n"
         "except ConfigError as error:\n    sys.exit(error.reason)\n"
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.launchd import (
+from sealring.cli.launchd import (
     COMPONENTS,
     DRAIN_SECONDS,
     Service,
@@ -16,7 +16,7 @@ from cli.launchd import (
     render,
     write_examples,
 )
-from mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "launchd"
 NAMES = [f"org.sealring.{component}.{kind}" for component in COMPONENTS for kind in ("plist", "conf")]

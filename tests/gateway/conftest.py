@@ -13,24 +13,24 @@ from typing import Any
 import pytest
 from prooftest import answer_offer
 
-from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
-from mesh.composition import Composition
-from mesh.dsse import Ed25519Signer
-from mesh.errors import EpochEnded
-from mesh.identity import Label, SoftwareSigner, member_id, verify
-from mesh.memberstate import IDENTITY_KEY, ROSTER, ROSTER_STATE, MemberState, save_member_state
-from mesh.problem import to_problem
-from mesh.proof import CalledProof, Purpose, by_identity, by_roster_keys, of_identity, renewal
-from mesh.rootmeta import RootMetadata, encode_chain, sign_root
-from mesh.roster import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember
-from mesh.roster_codec import complete_roster, sign_roster
-from mesh.roster_reader import check_roster
-from mesh.roster_state import RosterStateFile
-from mesh.rpc import Server
-from mesh.statefiles import write_atomic
-from mesh.suites import DEFAULT_SUITES
-from mesh.tls import TlsMaterial, TlsStore, server_credentials
-from mesh.trust import KeyType, TrustLevel
+from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.crypto.identity import Label, SoftwareSigner, member_id, verify
+from sealring.mesh.crypto.suites import DEFAULT_SUITES
+from sealring.mesh.errors import EpochEnded
+from sealring.mesh.member.proof import CalledProof, Purpose, by_identity, by_roster_keys, of_identity, renewal
+from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE, MemberState, save_member_state
+from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
+from sealring.mesh.prompt.composition import Composition
+from sealring.mesh.roster.codec import complete_roster, sign_roster
+from sealring.mesh.roster.memory import RosterStateFile
+from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember
+from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.tls import TlsMaterial, TlsStore, server_credentials
+from sealring.mesh.system.files import write_atomic
+from sealring.mesh.trust.levels import KeyType, TrustLevel
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import control_pb2_grpc as control_grpc
 from sealring.v1 import inference_pb2 as inference

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.answer import Answer
+from sealring.gateway.answer import Answer
 from sealring.v1 import inference_pb2 as inference
 
 

@@ -12,15 +12,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from gateway import control
-from gateway.control import EpochSession, MemberTarget
-from mesh.certificates import Role
-from mesh.clock import awake_clock
-from mesh.errors import EpochEnded, SealringError
-from mesh.memberstate import load_member_state
-from mesh.proof import Identity, by_identity
-from mesh.roster_keeper import RosterKeeper
-from mesh.tls import PeerChannel, TlsStore
+from sealring.gateway import control
+from sealring.gateway.control import EpochSession, MemberTarget
+from sealring.mesh.clock import awake_clock
+from sealring.mesh.errors import EpochEnded, SealringError
+from sealring.mesh.member.proof import Identity, by_identity
+from sealring.mesh.member.roster_keeper import RosterKeeper
+from sealring.mesh.member.state import load_member_state
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 from sealring.v1 import control_pb2, membership_pb2
 
 
@@ -56,7 +56,7 @@ def silent_address() -> Iterator[str]:
 async def test_an_address_that_swallows_everything_does_not_hide_the_next(
     make_cluster: Any, silent_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.control.ATTACH_SECONDS", 4.0)
+    monkeypatch.setattr("sealring.gateway.control.ATTACH_SECONDS", 4.0)
     cluster = await make_cluster(1)
     session, channels = open_session(cluster, (silent_address,))
     async with asyncio.timeout(200):
@@ -120,7 +120,7 @@ async def test_a_gateway_that_was_held_up_calls_nobody_silent(
     make_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever it looks, a hundred seconds have passed; they count as soon as it was awake for them."""
-    monkeypatch.setattr("gateway.control.PING_SECONDS", 0.01)
+    monkeypatch.setattr("sealring.gateway.control.PING_SECONDS", 0.01)
     cluster = await make_cluster(2)
     session, channels = open_session(cluster)
     await session.attach()

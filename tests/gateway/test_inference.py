@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.answer import Answer
-from gateway.inference import RingBackend
-from gateway.metrics import Metrics
-from gateway.scheduler import Request
-from mesh.errors import InvalidInput, Unavailable
+from sealring.gateway.answer import Answer
+from sealring.gateway.inference import RingBackend
+from sealring.gateway.metrics import Metrics
+from sealring.gateway.scheduler import Request
+from sealring.mesh.errors import InvalidInput, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
 

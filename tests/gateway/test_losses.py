@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.losses import LOST_SECONDS, LossWatch
+from sealring.gateway.losses import LOST_SECONDS, LossWatch
 
 TICK = 0.5
 

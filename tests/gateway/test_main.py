@@ -18,17 +18,17 @@ import structlog
 from edgecert import write_edge_certificate
 from patience import PATIENCE_SECONDS, until
 
-from gateway import control as gateway_control
-from gateway.access.keyfile import KeyFile
-from gateway.access.keys import Scope
-from gateway.main import serve
-from gateway.settings import GatewaySettings
-from mesh.addresses import free_port
-from mesh.errors import ConfigError, SealringError
-from mesh.memberstate import load_member_state
-from mesh.rootmeta import encode_chain
-from mesh.rpc import from_rpc_error
 from sealring.client import AsyncClient
+from sealring.gateway import control as gateway_control
+from sealring.gateway.access.keyfile import KeyFile
+from sealring.gateway.access.keys import Scope
+from sealring.gateway.main import serve
+from sealring.gateway.settings import GatewaySettings
+from sealring.mesh.errors import ConfigError, SealringError
+from sealring.mesh.member.state import load_member_state
+from sealring.mesh.pki.root import encode_chain
+from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.system.addresses import free_port
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 from sealring.v1 import membership_pb2 as membership
@@ -80,7 +80,7 @@ async def running(cluster: Any, **settings: Any) -> AsyncIterator[Running]:
         state_dir=cluster.state_dir,
         http_listen=f"127.0.0.1:{http_port}",
         grpc_listen=f"127.0.0.1:{grpc_port}",
-        drain_timeout=2.0,
+        drain_seconds=2.0,
         **settings,
     )
     stop = asyncio.Event()

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from gateway import metrics as module
-from gateway.metrics import Metrics, ModelLoad
-from mesh.errors import Cancelled, Unavailable
+from sealring.gateway import metrics as module
+from sealring.gateway.metrics import Metrics, ModelLoad
+from sealring.mesh.errors import Cancelled, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
 BOUNDS = {

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from gateway import ring as ring_module
-from gateway.answer import Answer
-from gateway.control import MemberTarget
-from gateway.metrics import Metrics
-from gateway.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
-from gateway.scheduler import AnnounceStep, Finish, MemberMemory, Request
-from gateway.scheduler.actions import End
-from mesh.backoff import Backoff
-from mesh.errors import EpochEnded, InvalidInput, SealringError
-from mesh.problem import to_problem
+from sealring.gateway import ring as ring_module
+from sealring.gateway.answer import Answer
+from sealring.gateway.control import MemberTarget
+from sealring.gateway.metrics import Metrics
+from sealring.gateway.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
+from sealring.gateway.scheduler import AnnounceStep, Finish, MemberMemory, Request
+from sealring.gateway.scheduler.actions import End
+from sealring.mesh.errors import EpochEnded, InvalidInput, SealringError
+from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gateway import rings as module
-from gateway.answer import Answer
-from gateway.metrics import Metrics
-from gateway.rings import SAMPLE, Rings
-from gateway.scheduler import Request
-from gateway.timings import Timings
-from mesh.errors import FailedPrecondition, NotFound, Unavailable
+from sealring.gateway import rings as module
+from sealring.gateway.answer import Answer
+from sealring.gateway.metrics import Metrics
+from sealring.gateway.rings import SAMPLE, Rings
+from sealring.gateway.scheduler import Request
+from sealring.gateway.timings import Timings
+from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import membership_pb2 as membership
 

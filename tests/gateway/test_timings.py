@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.timings import Timings
+from sealring.gateway.timings import Timings
 
 
 def whole():

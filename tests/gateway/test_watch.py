@@ -11,12 +11,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from gateway import watch as watch_module
-from gateway.watch import Watch
-from mesh.backoff import Backoff
-from mesh.errors import HandshakeError, PermissionDenied, SealringError, Unavailable
-from mesh.rpc import Server
-from mesh.status import to_status
+from sealring.gateway import watch as watch_module
+from sealring.gateway.watch import Watch
+from sealring.mesh.errors import HandshakeError, PermissionDenied, SealringError, Unavailable
+from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.status import to_status
 from sealring.v1 import membership_pb2 as membership
 from sealring.v1 import membership_pb2_grpc as membership_grpc
 from sealring.v1 import proof_pb2

@@ -9,11 +9,11 @@ import psutil
 from expired import expire_all, found
 from ringtest import CLUSTER, MODEL, chat, started
 
-from cli.cluster import LocalCluster
-from gateway.access.keyfile import KeyFile
-from gateway.access.keys import Scope
-from mesh.certificates import expires_at
-from mesh.memberstate import load_member_state
+from sealring.cli.cluster import LocalCluster
+from sealring.gateway.access.keyfile import KeyFile
+from sealring.gateway.access.keys import Scope
+from sealring.mesh.member.state import load_member_state
+from sealring.mesh.pki.certificates import expires_at
 
 pytestmark = CLUSTER
 

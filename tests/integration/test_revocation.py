@@ -10,7 +10,7 @@ import grpc
 import psutil
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, chat, serving
 
-from mesh.status import from_rpc_error
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import admin_pb2
 
 pytestmark = CLUSTER
@@ -119,9 +119,9 @@ async def evicted_gateway(ring) -> None:
 
 
 def gateway_of(answer) -> str:
-    from mesh.dsse import open_envelope
-    from mesh.encoding import parse_json_object
-    from mesh.roster_codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE
+    from sealring.mesh.crypto.dsse import open_envelope
+    from sealring.mesh.crypto.encoding import parse_json_object
+    from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE
 
     opened = open_envelope(answer.roster, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     document = parse_json_object(opened.payload, max_bytes=MAX_PAYLOAD_BYTES)

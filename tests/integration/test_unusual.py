@@ -13,9 +13,9 @@ from ringtest import CLUSTER, MODEL, chat, started
 from sharing import ask, dialogue
 from stagering import UNUSUAL, config_of
 
-from cli.cluster import LocalCluster
-from node.engine.staging import random_model
-from node.engine.tokenizer import load_tokenizer
+from sealring.cli.cluster import LocalCluster
+from sealring.node.engine.staging import random_model
+from sealring.node.engine.text.tokenizer import load_tokenizer
 
 pytestmark = [*CLUSTER, pytest.mark.sweep, pytest.mark.timeout(900)]
 VOCABULARY = json.loads((MODEL / "config.json").read_text())["vocab_size"]

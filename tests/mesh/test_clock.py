@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from mesh.clock import AwakeClock
+from sealring.mesh.clock import AwakeClock
 
 
 def test_a_pause_of_the_process_itself_counts_little() -> None:

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role
-from mesh.dsse import Ed25519Signer
-from mesh.identity import SoftwareSigner, member_id
-from mesh.memberstate import ROSTER, ROSTER_STATE, MemberState, save_member_state
-from mesh.rootmeta import RootMetadata, sign_root
-from mesh.roster import NO_PREVIOUS, Gateway, Revoked, Ring, RingMember, Roster, RosterMember
-from mesh.roster_codec import complete_roster, sign_roster
-from mesh.roster_reader import check_roster
-from mesh.roster_state import RosterStateFile
-from mesh.statefiles import write_atomic
-from mesh.suites import DEFAULT_SUITES
-from mesh.tls import TlsMaterial, TlsStore
-from mesh.trust import KeyType, TrustLevel
+from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.suites import DEFAULT_SUITES
+from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MemberState, save_member_state
+from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role
+from sealring.mesh.pki.root import RootMetadata, sign_root
+from sealring.mesh.roster.codec import complete_roster, sign_roster
+from sealring.mesh.roster.memory import RosterStateFile
+from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Revoked, Ring, RingMember, Roster, RosterMember
+from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.rpc.tls import TlsMaterial, TlsStore
+from sealring.mesh.system.files import write_atomic
+from sealring.mesh.trust.levels import KeyType, TrustLevel
 
 CLUSTER = "testbed"
 DIGEST = bytes(range(32))

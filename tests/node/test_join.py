@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 
-from mesh.addresses import free_port
-from mesh.bootstrap import JoinToken
-from mesh.errors import SealringError
-from mesh.memberstate import forget_enrolment
-from node.join import join
-from node.settings import NodeSettings
+from sealring.mesh.errors import SealringError
+from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.member.state import forget_enrolment
+from sealring.mesh.system.addresses import free_port
+from sealring.node.join import join
+from sealring.node.settings import NodeSettings
 
 NOBODY = f"127.0.0.1:{free_port()}"
 TOKEN = JoinToken.generate(bytes(32), [NOBODY]).format()

@@ -15,7 +15,7 @@ importlib.import_module({name!r})
 print(*sorted(sys.modules))
 """
 LOAD = """
-from node.engine import folder
+from sealring.node.engine import folder
 from sealring.v1 import engine_pb2
 folder.load(engine_pb2.LoadStage(path={path!r}, lo={lo}, hi={hi}, context=256), print)
 """
@@ -40,8 +40,8 @@ DAEMONS_NEVER = NOBODYS | {
     "numpy",
     "tokenizers",
     "jinja2",
-    "node.engine",
-    "node.carrier.ring",
+    "sealring.node.engine",
+    "sealring.node.carrier.ring",
 }
 
 
@@ -64,32 +64,32 @@ def stage(lo: int, hi: int) -> str:
 
 @pytest.mark.parametrize(("lo", "hi"), [(3, 6), (6, 9)])
 def test_only_a_heads_engine_has_what_text_needs(lo: int, hi: int) -> None:
-    found = loaded("node.engine.main", stage(lo, hi))
+    found = loaded("sealring.node.engine.main", stage(lo, hi))
     assert "mlx_lm.models.llama" in found
     assert not found & (CHILDRENS | HEADS | {"mlx_lm.generate"})
 
 
 def test_a_heads_engine_has_no_more_than_that() -> None:
-    found = loaded("node.engine.main", stage(0, 3))
+    found = loaded("sealring.node.engine.main", stage(0, 3))
     assert found > HEADS
     assert not found & (CHILDRENS | {"mlx_lm.generate"})
 
 
 def test_a_carrier_has_no_models_and_no_arrays_but_mlx() -> None:
-    found = loaded("node.carrier.main")
+    found = loaded("sealring.node.carrier.main")
     assert "mlx.core" in found
     assert not found & (CHILDRENS | HEADS | ENGINES)
 
 
 def test_a_daemon_has_neither() -> None:
-    found = loaded("node.main")
+    found = loaded("sealring.node.main")
     assert "grpc" in found
     assert not found & DAEMONS_NEVER, found & DAEMONS_NEVER
 
 
 def test_whoever_imports_their_code_keeps_what_they_do_without() -> None:
     code = """
-import node.engine.main, node.carrier.main, sys
+import sealring.node.engine.main, node.carrier.main, sys
 print(sys.modules.get("rich", 0) is None, type(sys.modules["asyncio"]).__name__)
 """
     assert run(code).split() == ["False", "module"]
@@ -97,7 +97,7 @@ print(sys.modules.get("rich", 0) is None, type(sys.modules["asyncio"]).__name__)
 
 LATE = """
 import sys
-from node.lean import LatePackage
+from sealring.node.lean import LatePackage
 late = sys.modules["asyncio"] = LatePackage("asyncio")
 """
 

@@ -12,16 +12,16 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from mesh.addresses import free_port
-from mesh.errors import PermissionDenied, SealringError
-from mesh.identity import SoftwareSigner, _encode_private_key
-from mesh.memberstate import IDENTITY_KEY
-from mesh.roster_keeper import removed
-from mesh.statefiles import write_atomic
-from mesh.statelock import lock_state
-from node import main
-from node.main import serve
-from node.settings import NodeSettings
+from sealring.mesh.crypto.identity import SoftwareSigner, _encode_private_key
+from sealring.mesh.errors import PermissionDenied, SealringError
+from sealring.mesh.member.roster_keeper import removed
+from sealring.mesh.member.state import IDENTITY_KEY
+from sealring.mesh.system.addresses import free_port
+from sealring.mesh.system.files import write_atomic
+from sealring.mesh.system.lock import lock_state
+from sealring.node import main
+from sealring.node.main import serve
+from sealring.node.settings import NodeSettings
 
 
 def enrolled(cluster: Any, folder: Path, coordinator: str = "127.0.0.1:1") -> Any:
@@ -101,9 +101,9 @@ def test_one_process_per_state_folder(tmp_path: Path) -> None:
 
 PROGRAM = """
 import asyncio, json, sys
-from mesh.logging import configure
-from node.main import run
-from node.settings import NodeSettings
+from sealring.mesh.system.logging import configure
+from sealring.node.main import run
+from sealring.node.settings import NodeSettings
 configure("node")
 asyncio.run(run(NodeSettings.model_validate(json.loads(sys.argv[1]))))
 """

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mesh.errors import ConfigError
-from node import scratch
+from sealring.mesh.errors import ConfigError
+from sealring.node import scratch
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,7 +81,13 @@ def test_a_folder_that_others_can_rearrange_is_refused(
 
 
 @pytest.mark.parametrize(
-    "module", ["node.engine.check", "node.engine.profile", "node.carrier.ring", "bench.copies"]
+    "module",
+    [
+        "sealring.node.engine.check",
+        "sealring.node.engine.profile",
+        "sealring.node.carrier.ring",
+        "bench.copies",
+    ],
 )
 def test_mlx_finds_a_private_folder_when_it_is_imported(module: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)

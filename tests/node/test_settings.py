@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from node.settings import NodeSettings
+from sealring.node.settings import NodeSettings
 
 
 def test_the_defaults_are_safe() -> None:

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from mesh import device
+from sealring.mesh.trust import apple as device
 
 SERIAL = "C02TEST12345"
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from ringtest import LIMIT_SECONDS, Ring, chat
 
-from mesh.certificates import PeerIdentity, Role, role_server_name
-from mesh.memberstate import load_member_state
+from sealring.mesh.member.state import load_member_state
+from sealring.mesh.pki.certificates import PeerIdentity, Role, role_server_name
 from sealring.v1 import admin_pb2
 
 ATTACKER = Path(__file__).parents[1] / "trust" / "attacker.py"

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cli.doctor.report import Finding
-from cli.doctor.system import Answer, Folder, System
-from mesh.attestation import UNKNOWN_POSTURE, Posture
+from sealring.cli.doctor.report import Finding
+from sealring.cli.doctor.system import Answer, Folder, System
+from sealring.mesh.trust.attestation import UNKNOWN_POSTURE, Posture
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "doctor"
 PYTHON = (

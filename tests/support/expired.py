@@ -11,17 +11,17 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
-from cli.cluster import LocalCluster
-from coordinator.authority import Authority
-from coordinator.init import init
-from coordinator.keys import ClusterKeys
-from coordinator.settings import CoordinatorSettings
-from coordinator.store import Store
-from mesh.certificates import ClusterCA, Role
-from mesh.memberstate import ROSTER, ROSTER_STATE, load_member_state, save_tls
-from mesh.roster_reader import RosterReader
-from mesh.roster_state import RosterStateFile
-from mesh.statefiles import write_atomic
+from sealring.cli.cluster import LocalCluster
+from sealring.coordinator.init import init
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store
+from sealring.mesh.member.state import ROSTER, ROSTER_STATE, load_member_state, save_tls
+from sealring.mesh.pki.certificates import ClusterCA, Role
+from sealring.mesh.roster.memory import RosterStateFile
+from sealring.mesh.roster.reader import RosterReader
+from sealring.mesh.system.files import write_atomic
 
 DAY = 24 * 3600.0
 

@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 from ringtest import LIMIT_SECONDS, Ring, chat
 
-from mesh.envelope import RequestInfo, seal_request
-from mesh.roster import Roster
-from mesh.status import from_rpc_error
 from sealring.client.trust import RosterVerifier
+from sealring.mesh.prompt.sealed import RequestInfo, seal_request
+from sealring.mesh.roster.model import Roster
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 
 QUESTION = "What is the capital of France?"

@@ -12,10 +12,10 @@ SECONDS = 0.5
 
 def main() -> None:
     if "coordinator" in sys.argv:
-        from coordinator import epochs
+        from sealring.coordinator.rings import epochs
 
         epochs.LAST_BACKOFF = SECONDS
-    from cli.main import main
+    from sealring.cli.main import main
 
     sys.argv[0] = "sealring"
     main()

@@ -8,9 +8,8 @@ from typing import Any
 
 import grpc
 
-from mesh.certificates import key_hash
-from mesh.identity import Signer, member_id
-from mesh.proof import (
+from sealring.mesh.crypto.identity import Signer, member_id
+from sealring.mesh.member.proof import (
     CalledProof,
     CallerProof,
     Connection,
@@ -20,7 +19,8 @@ from mesh.proof import (
     SignProof,
     by_identity,
 )
-from mesh.tls import peer_certificate, peer_identity
+from sealring.mesh.pki.certificates import key_hash
+from sealring.mesh.rpc.tls import peer_certificate, peer_identity
 from sealring.v1 import proof_pb2
 
 

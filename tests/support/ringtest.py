@@ -19,10 +19,10 @@ import openai
 import psutil
 import pytest
 
-from cli.cluster import LocalCluster
-from cli.operator import read_bundle
-from node import scratch
+from sealring.cli.cluster import LocalCluster
+from sealring.cli.operator import read_bundle
 from sealring.client import AsyncClient
+from sealring.node import scratch
 from sealring.v1 import admin_pb2, inference_pb2, inference_pb2_grpc, membership_pb2
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo_model" / "model"

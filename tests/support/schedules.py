@@ -16,9 +16,9 @@ from stagering import (
     stages_of,
 )
 
-from node.engine import params
-from node.engine.params import RowParameters
-from node.engine.prefixes import support
+from sealring.node.engine import params
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.prefixes import support
 from sealring.v1 import control_pb2 as control
 
 

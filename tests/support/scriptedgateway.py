@@ -9,9 +9,9 @@ from typing import Any
 
 from rostertest import PaperCluster
 
-from mesh.envelope import OpenedRequest, ReplayGuard, ReplySealer, RequestInfo
-from mesh.rpc import Server
 from sealring.client import AsyncClient
+from sealring.mesh.prompt.sealed import OpenedRequest, ReplayGuard, ReplySealer, RequestInfo
+from sealring.mesh.rpc.server import Server
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 

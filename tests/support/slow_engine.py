@@ -7,9 +7,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from mesh.composition import ResolvedStep
-from node.engine import main
-from node.engine.epoch import Epoch
+from sealring.mesh.prompt.composition import ResolvedStep
+from sealring.node.engine import main
+from sealring.node.engine.epoch import Epoch
 
 SLOW_SECONDS = 8.0
 SLOW_STEPS = {"head": 1, "tail": 5}

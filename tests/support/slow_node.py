@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from node import daemon_engine
-from node.supervisor import Child
+from sealring.node.daemon import engine_process as daemon_engine
+from sealring.node.daemon.supervisor import Child
 
 ENGINE = Path(__file__).with_name("slow_engine.py")
 GENUINE = ["-m", daemon_engine.ENGINE_MODULE]
@@ -24,7 +24,7 @@ class SlowChild(Child):
 
 if __name__ == "__main__":
     daemon_engine.Child = SlowChild  # type: ignore[misc]
-    from cli.main import main
+    from sealring.cli.main import main
 
     sys.argv = ["sealring", *sys.argv[1:]]
     main()

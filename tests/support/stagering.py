@@ -21,15 +21,15 @@ import numpy as np
 import pytest
 from patience import PATIENCE_SECONDS
 
-from mesh.composition import Chunk, Composition, Keeping, ResolvedStep
-from mesh.errors import EpochEnded
-from mesh.records import RecordHeader
-from node.engine import params
-from node.engine.eagerness import awaits_input
-from node.engine.epoch import Allowance, Epoch
-from node.engine.logprobs import Asking, TokenLogprobs, asking_of
-from node.engine.params import RowParameters
-from node.engine.staging import Stage, random_model, random_stage
+from sealring.mesh.errors import EpochEnded
+from sealring.mesh.prompt.composition import Chunk, Composition, Keeping, ResolvedStep
+from sealring.node.engine import params
+from sealring.node.engine.eagerness import awaits_input
+from sealring.node.engine.epoch import Allowance, Epoch
+from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.staging import Stage, random_model, random_stage
+from sealring.node.link.records import RecordHeader
 from sealring.v1 import control_pb2 as control
 
 SEED = 7

@@ -22,14 +22,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from mesh.attestation import sign_sealing_key
-from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, key_hash
-from mesh.dsse import Ed25519Signer
-from mesh.envelope import SealingKey
-from mesh.errors import PermissionDenied
-from mesh.identity import Label, SoftwareSigner
-from mesh.memberstate import parse_pem_leaf
-from mesh.proof import (
+from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.crypto.identity import Label, SoftwareSigner
+from sealring.mesh.errors import PermissionDenied
+from sealring.mesh.member.proof import (
     CalledProof,
     CallerProof,
     Connection,
@@ -38,10 +34,13 @@ from mesh.proof import (
     by_identity,
     by_roster_keys,
 )
-from mesh.protocol import own_release
-from mesh.rpc import Server
-from mesh.status import from_rpc_error
-from mesh.tls import (
+from sealring.mesh.member.state import parse_pem_leaf
+from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, key_hash
+from sealring.mesh.prompt.sealed import SealingKey
+from sealring.mesh.rpc.protocol import own_release
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc.tls import (
     TlsMaterial,
     TlsStore,
     channel_options,
@@ -49,6 +48,7 @@ from mesh.tls import (
     peer_identity,
     server_credentials,
 )
+from sealring.mesh.trust.attestation import sign_sealing_key
 from sealring.v1 import admin_pb2, control_pb2, links_pb2, membership_pb2, membership_pb2_grpc
 
 CALL_SECONDS = 3.0

@@ -10,7 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
-from node import link_setup
+from sealring.node.link import setup as link_setup
 
 _PORT = int(sys.argv[1])
 _genuine = link_setup._ring_address

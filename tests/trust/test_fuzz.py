@@ -22,13 +22,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rostertest import PaperCluster
 
-from gateway.http.body import parse_object
-from gateway.http.parse import ChatBody, CompletionBody, chat_request, completion_request, parse_body
-from mesh.addresses import parse_address
-from mesh.affinity import affinity
-from mesh.attestation import decode_statement
-from mesh.bootstrap import JoinToken, verify_coordinator_leaf
-from mesh.certificates import (
+from sealring.gateway.http.body import parse_object
+from sealring.gateway.http.parse import ChatBody, CompletionBody, chat_request, completion_request, parse_body
+from sealring.mesh.crypto.dsse import open_envelope, seal_envelope
+from sealring.mesh.crypto.identity import Label, SoftwareSigner, load_public_key, member_id, verify
+from sealring.mesh.crypto.suites import Suite
+from sealring.mesh.errors import SealringError, Unauthenticated
+from sealring.mesh.member.bootstrap import JoinToken, verify_coordinator_leaf
+from sealring.mesh.member.state import MemberState, load_member_state, save_member_state
+from sealring.mesh.pki.certificates import (
     ClusterCA,
     LeafKey,
     PeerIdentity,
@@ -37,29 +39,27 @@ from mesh.certificates import (
     check_issued_by,
     load_certificate,
 )
-from mesh.config import load
-from mesh.dsse import open_envelope, seal_envelope
-from mesh.envelope import ReplayGuard, RequestInfo, SealingKey, seal_request
-from mesh.errors import SealringError, Unauthenticated
-from mesh.frames import FrameSocket
-from mesh.identity import Label, SoftwareSigner, load_public_key, member_id, verify
-from mesh.memberstate import MemberState, load_member_state, save_member_state
-from mesh.prompt import validate_prompt, validate_request
-from mesh.records import Kind, Link, RecordHeader
-from mesh.rootmeta import PAYLOAD_TYPE as ROOT_TYPE
-from mesh.rootmeta import decode_chain, encode_chain, follow_root, verify_root_chain
-from mesh.roster_codec import PAYLOAD_TYPE as ROSTER_TYPE
-from mesh.roster_codec import encode_roster
-from mesh.roster_reader import check_roster
-from mesh.roster_state import RosterStateFile
-from mesh.session import LinkParams, SessionKeys
-from mesh.sigma import EphemeralLedger, Initiator, Responder
-from mesh.suites import Suite
-from mesh.tls import TlsMaterial
-from node.channel import decode_message, encode_message
-from node.control import GatewayStream, parse_request, reframe
-from node.daemon_plan import plan_epoch
-from node.settings import NodeSettings
+from sealring.mesh.pki.root import PAYLOAD_TYPE as ROOT_TYPE
+from sealring.mesh.pki.root import decode_chain, encode_chain, follow_root, verify_root_chain
+from sealring.mesh.prompt.routing import affinity
+from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo, SealingKey, seal_request
+from sealring.mesh.prompt.validate import validate_prompt, validate_request
+from sealring.mesh.roster.codec import PAYLOAD_TYPE as ROSTER_TYPE
+from sealring.mesh.roster.codec import encode_roster
+from sealring.mesh.roster.memory import RosterStateFile
+from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.rpc.tls import TlsMaterial
+from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.config import load
+from sealring.mesh.trust.attestation import decode_statement
+from sealring.node.control.service import GatewayStream, parse_request, reframe
+from sealring.node.daemon.plan import plan_epoch
+from sealring.node.ipc.channel import decode_message, encode_message
+from sealring.node.ipc.frames import FrameSocket
+from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
+from sealring.node.link.keys import LinkParams, SessionKeys
+from sealring.node.link.records import Kind, Link, RecordHeader
+from sealring.node.settings import NodeSettings
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, links_pb2, membership_pb2, proof_pb2
 
 HARD = int(os.environ.get("SEALRING_FUZZ", "1"))
@@ -564,7 +564,7 @@ def test_enrolments(tmp_path: Path) -> None:
 
 
 def test_weights(tmp_path: Path) -> None:
-    from node.engine.weights import read_header, weight_files
+    from sealring.node.engine.weights import read_header, weight_files
 
     header = b'{"a":{"dtype":"F16","shape":[2],"data_offsets":[0,4]},"__metadata__":{"x":"y"}}'
     good = struct.pack("<Q", len(header)) + header + bytes(4)
@@ -583,7 +583,7 @@ def test_weights(tmp_path: Path) -> None:
 
 
 def test_model_configurations(tmp_path: Path) -> None:
-    from node.engine.weights import read_config
+    from sealring.node.engine.weights import read_config
 
     @fuzz(200)
     @given(damaged((MODEL / "config.json").read_bytes()))
@@ -595,7 +595,7 @@ def test_model_configurations(tmp_path: Path) -> None:
 
 
 def test_tokenizers(tmp_path: Path) -> None:
-    from node.engine.tokenizer import load_tokenizer
+    from sealring.node.engine.text.tokenizer import load_tokenizer
 
     for name in ("config.json", "generation_config.json"):
         shutil.copy(MODEL / name, tmp_path / name)

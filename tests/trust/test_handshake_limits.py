@@ -1,7 +1,8 @@
 """Clients that stay silent, or slow, in the TLS handshake: they hold up nobody, and are cut off.
 
-Every gRPC port is a `mesh.rpc.Server` (the last test checks that): both of the coordinator's are tried here
-as they are, the gateway's with its own certificate, and the daemon's by the same server and credentials.
+Every gRPC port is a `sealring.mesh.rpc.server.Server` (the last test checks that): both of the
+coordinator's are tried here as they are, the gateway's with its own certificate, and the daemon's by the
+same server and credentials.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ import pytest
 from edgecert import write_edge_certificate
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-import gateway.http.server as http_server
-from coordinator.init import init
-from coordinator.main import Coordinator
-from coordinator.settings import CoordinatorSettings
-from gateway.edge_tls import EdgeTls
-from gateway.http.server import HttpServer
-from mesh import rpc
-from mesh.certificates import ClusterCA, LeafKey, PeerIdentity, Role, role_server_name
-from mesh.memberstate import load_member_state
-from mesh.rpc import Server
-from mesh.tls import (
+import sealring.gateway.http.server as http_server
+from sealring.coordinator.init import init
+from sealring.coordinator.main import Coordinator
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.gateway.edge_tls import EdgeTls
+from sealring.gateway.http.server import HttpServer
+from sealring.mesh.member.state import load_member_state
+from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, role_server_name
+from sealring.mesh.rpc import server as rpc
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.tls import (
     TlsMaterial,
     TlsStore,
     channel_credentials,
@@ -219,4 +220,4 @@ def test_every_grpc_server_is_the_one_with_limits() -> None:
         for file in (root / package).rglob("*.py")
         if "grpc.aio.server(" in file.read_text("utf-8") or "grpc.server(" in file.read_text("utf-8")
     }
-    assert found == {"mesh/rpc.py"}
+    assert found == {"mesh/rpc/server.py"}

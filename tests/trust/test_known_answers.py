@@ -11,18 +11,24 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from mesh import envelope, records, rootmeta, roster_codec, roster_reader, sigma, suites
-from mesh import session as session_module
-from mesh.dsse import Ed25519Signer, key_id
-from mesh.encoding import pack_fields, unpack_fields
-from mesh.envelope import ReplayGuard, RequestInfo, SealingKey, seal_request
-from mesh.identity import Label, encode_public_key, member_id
-from mesh.labels import signing_input
-from mesh.records import Kind, Link, RecordHeader
-from mesh.rootmeta import root_fingerprint
-from mesh.session import LinkContext, LinkParams, SessionKeys
-from mesh.sigma import EphemeralLedger, Initiator, Responder
-from mesh.suites import Group, Suite
+from sealring.mesh.crypto import suites
+from sealring.mesh.crypto.dsse import Ed25519Signer, key_id
+from sealring.mesh.crypto.encoding import pack_fields, unpack_fields
+from sealring.mesh.crypto.identity import Label, encode_public_key, member_id
+from sealring.mesh.crypto.labels import signing_input
+from sealring.mesh.crypto.suites import Group, Suite
+from sealring.mesh.pki import root as rootmeta
+from sealring.mesh.pki.root import root_fingerprint
+from sealring.mesh.prompt import sealed as envelope
+from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo, SealingKey, seal_request
+from sealring.mesh.roster import codec as roster_codec
+from sealring.mesh.roster import reader as roster_reader
+from sealring.node.link import handshake as sigma
+from sealring.node.link import keys as session_module
+from sealring.node.link import records
+from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
+from sealring.node.link.keys import LinkContext, LinkParams, SessionKeys
+from sealring.node.link.records import Kind, Link, RecordHeader
 
 
 def session(own_rank: int, from_rank: int = 0) -> SessionKeys:
@@ -96,8 +102,8 @@ def test_the_whole_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
         def generate() -> X25519PrivateKey:
             return X25519PrivateKey.from_private_bytes(next(ephemerals))
 
-    monkeypatch.setattr("mesh.suites.X25519PrivateKey", FixedEphemeral)
-    monkeypatch.setattr("mesh.sigma.secrets.token_bytes", lambda size: b"\x33" * size)
+    monkeypatch.setattr("sealring.mesh.crypto.suites.X25519PrivateKey", FixedEphemeral)
+    monkeypatch.setattr("sealring.node.link.handshake.secrets.token_bytes", lambda size: b"\x33" * size)
 
     def params(own: int) -> LinkParams:
         peer = signers[1 - own].public_key

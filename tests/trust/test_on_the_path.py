@@ -18,8 +18,8 @@ import pytest_asyncio
 from onpath import ATTACKS, Proxy
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Ring, chat, started
 
-from cli.cluster import LocalCluster
-from mesh.addresses import parse_address
+from sealring.cli.cluster import LocalCluster
+from sealring.mesh.system.addresses import parse_address
 from sealring.v1 import membership_pb2
 
 pytestmark = [
@@ -199,7 +199,7 @@ def _family(ring: Ring) -> list[psutil.Process]:
 
 
 def _carrier(ring: Ring) -> psutil.Process:
-    return next(one for one in _family(ring) if "node.carrier.main" in " ".join(one.cmdline()))
+    return next(one for one in _family(ring) if "sealring.node.carrier.main" in " ".join(one.cmdline()))
 
 
 def _ports(ring: Ring) -> list[int]:

@@ -18,11 +18,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from mesh import dsse, envelope, identity
-from mesh.errors import HandshakeError, Unauthenticated
-from mesh.labels import Label
-from mesh.session import extract
-from mesh.suites import Suite, _x25519
+from sealring.mesh.crypto import dsse, identity
+from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.suites import Suite, _x25519
+from sealring.mesh.errors import HandshakeError, Unauthenticated
+from sealring.mesh.prompt import sealed as envelope
+from sealring.node.link.keys import extract
 
 Blocks = Callable[[str], list[dict[str, str]]]
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from cli.settings import CliSettings
-from coordinator.settings import CoordinatorSettings
-from gateway.settings import GatewaySettings
-from mesh.addresses import is_loopback, parse_address
-from mesh.labels import Label
-from node.settings import NodeSettings
+from sealring.cli.settings import CliSettings
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.gateway.settings import GatewaySettings
+from sealring.mesh.crypto.labels import Label
+from sealring.mesh.system.addresses import is_loopback, parse_address
+from sealring.node.settings import NodeSettings
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("mesh", "coordinator", "node", "gateway", "cli", "sealring")
@@ -25,14 +25,14 @@ REVIEWED_SWITCHES = {"software_identity_allowed", "allow_downloads", "hybrid_sea
 """What a setting can switch on: identities that say what they are, fetching of models, a stronger key."""
 
 REVIEWED_READERS = {
-    "mesh/config.py",
-    "mesh/paths.py",
+    "mesh/system/config.py",
+    "mesh/system/paths.py",
     "node/carrier/ring.py",  # sets what MLX reads
     "node/engine/device.py",  # likewise
     "node/main.py",  # likewise
     "node/scratch.py",  # likewise
-    "node/models.py",  # where the Hugging Face library keeps models
-    "node/supervisor.py",  # what children inherit
+    "node/models/folders.py",  # where the Hugging Face library keeps models
+    "node/daemon/supervisor.py",  # what children inherit
 }
 RUNS_CODE = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "jsonpickle"}
 
@@ -45,6 +45,19 @@ def trees() -> list[tuple[Path, ast.Module]]:
         for file in sorted((ROOT / package).rglob("*.py"))
         if not file.name.endswith(("_pb2.py", "_pb2_grpc.py"))
     ]
+
+
+def test_imports_name_installed_packages() -> None:
+    """In a checkout `import mesh` works as well, and makes everything in it a second time."""
+    folders = set(PACKAGES) - {"sealring"}
+    found = []
+    for file, tree in trees():
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            found += [(str(file), name) for name in names if name.partition(".")[0] in folders]
+    assert found == []
 
 
 def test_no_setting_turns_trust_off() -> None:
@@ -86,7 +99,7 @@ def test_nothing_that_is_read_can_run_code() -> None:
 
 def test_tls_is_left_unverified_only_where_the_root_is_checked_instead() -> None:
     places = {str(file) for file, tree in trees() for node in ast.walk(tree) if _is_cert_none(node)}
-    assert places == {"mesh/bootstrap.py"}
+    assert places == {"mesh/member/bootstrap.py"}
 
 
 def _is_cert_none(node: ast.AST) -> bool:
@@ -101,7 +114,8 @@ def test_every_signature_is_made_under_a_label_of_its_own() -> None:
 
 @pytest.mark.parametrize("package", ["mesh", "coordinator", "node", "gateway"])
 def test_nothing_reads_a_switch_from_the_environment(package: str) -> None:
-    """Settings come through `mesh.config`, which knows every name; nobody looks for others beside it."""
+    """Settings come through `mesh/system/config.py`, which knows every name; nobody looks for others beside
+    it."""
     readers = set()
     for file, tree in trees():
         if file.parts[0] != package:
@@ -113,12 +127,12 @@ def test_nothing_reads_a_switch_from_the_environment(package: str) -> None:
 
 
 def test_every_python_is_started_without_the_working_folder() -> None:
-    """`python -m cli` runs a `cli.py` of the working folder first; `-P` keeps that folder out."""
+    """`python -m` runs a `sealring.py` of the working folder first; `-P` keeps that folder out."""
     sources = [(ROOT / file).read_text("utf-8") for file, _ in trees()]
     starts = [found for source in sources for found in re.findall(r'sys\.executable,\s*(".*?")', source)]
     assert len(starts) >= 2
     assert set(starts) == {'"-P"'}
-    assert sum(source.count("sys.executable") for source in sources) == len(starts)
+    assert sum(source.count("sys.executable,") for source in sources) == len(starts)
 
 
 def test_the_table_names_tests_that_exist() -> None:
@@ -146,7 +160,7 @@ def test_every_process_forbids_core_files_first() -> None:
         assert main is not None, file
         first = main.body[1 if ast.get_docstring(main) else 0]
         assert ast.unparse(first) == "forbid_core_files()", file
-    assert 'sealring = "cli.main:main"' in (ROOT / "pyproject.toml").read_text()
+    assert 'sealring = "sealring.cli.main:main"' in (ROOT / "pyproject.toml").read_text()
 
 
 def _conditions(tree: ast.Module) -> list[str]:

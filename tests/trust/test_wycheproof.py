@@ -11,11 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from mesh import dsse, identity, session
-from mesh.envelope import RequestInfo, seal_request
-from mesh.errors import HandshakeError, InvalidInput, Unauthenticated
-from mesh.labels import Label
-from mesh.suites import Group, InitiatorShare, Suite, _x25519, respond_to_share
+from sealring.mesh.crypto import dsse, identity
+from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.suites import Group, InitiatorShare, Suite, _x25519, respond_to_share
+from sealring.mesh.errors import HandshakeError, InvalidInput, Unauthenticated
+from sealring.mesh.prompt.sealed import RequestInfo, seal_request
+from sealring.node.link import keys as session
 
 Vectors = Callable[[str], list[tuple[dict[str, Any], dict[str, Any]]]]
 PRIME = (1 << 255) - 19

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mesh.errors import ModelError
+from sealring.mesh.errors import ModelError
 
 from .adapters import Adapter, adapter_for
 from .caches import is_filled, parts_of

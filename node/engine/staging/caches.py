@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from mesh.errors import Internal
+from sealring.mesh.errors import Internal
 
 from .interception import leaves
 from .rows import merge as merge_rows

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mesh.errors import ModelError
+from sealring.mesh.errors import ModelError
 
 from .anatomy import full_cache
 

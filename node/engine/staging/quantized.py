@@ -18,13 +18,13 @@ from typing import Any, Self
 
 import mlx.core as mx
 
-from node.engine import mlx_lm_import
+from sealring.node.engine import mlx_lm_import
 
 mlx_lm_import.install()
 
 from mlx_lm.models.cache import QuantizedKVCache  # noqa: E402
 
-from node.engine.staging.rows import RowsCache  # noqa: E402
+from sealring.node.engine.staging.rows import RowsCache  # noqa: E402
 
 Quantized = list[mx.array]
 """Words (uint32), scales and biases of [rows, heads, tokens, width]."""

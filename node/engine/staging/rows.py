@@ -14,7 +14,7 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from node.engine import mlx_lm_import
+from sealring.node.engine import mlx_lm_import
 
 mlx_lm_import.install()
 

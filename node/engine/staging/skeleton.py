@@ -8,8 +8,8 @@ from typing import Any
 
 import mlx.nn as nn
 
-from mesh.errors import ModelError
-from node.engine import mlx_lm_import
+from sealring.mesh.errors import ModelError
+from sealring.node.engine import mlx_lm_import
 
 from .anatomy import Anatomy, dissect, not_stageable
 

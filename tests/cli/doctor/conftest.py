@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.doctor.view import View
-from node.settings import NodeSettings
+from sealring.cli.doctor.view import View
+from sealring.node.settings import NodeSettings
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from doctortest import FakeSystem, by_id, recording
 
-from cli.doctor import (
+from sealring.cli.doctor import (
     firewall,
     interpreter,
     local,
@@ -21,13 +21,13 @@ from cli.doctor import (
     trust,
     versions,
 )
-from cli.doctor.files import check as check_files
-from cli.doctor.reach import check as check_reach
-from cli.doctor.report import Severity
-from cli.doctor.storage import check as check_storage
-from cli.doctor.system import Answer, Folder
-from cli.doctor.view import View
-from mesh.attestation import Posture
+from sealring.cli.doctor.files import check as check_files
+from sealring.cli.doctor.reach import check as check_reach
+from sealring.cli.doctor.report import Severity
+from sealring.cli.doctor.storage import check as check_storage
+from sealring.cli.doctor.system import Answer, Folder
+from sealring.cli.doctor.view import View
+from sealring.mesh.trust.attestation import Posture
 
 GOOD = Posture(
     hardware_model="Mac16,10",

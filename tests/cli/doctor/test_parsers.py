@@ -10,8 +10,18 @@ from doctortest import DATA, PYTHON, recording
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.doctor import firewall, interpreter, memory, power, rdma, restarts, storage, thunderbolt, versions
-from cli.doctor.interpreter import Signature
+from sealring.cli.doctor import (
+    firewall,
+    interpreter,
+    memory,
+    power,
+    rdma,
+    restarts,
+    storage,
+    thunderbolt,
+    versions,
+)
+from sealring.cli.doctor.interpreter import Signature
 
 PARSERS: list[Callable[[str], object]] = [
     interpreter.parse_codesign,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.doctor import show
-from cli.doctor.report import (
+from sealring.cli.doctor import show
+from sealring.cli.doctor.report import (
     MAX_REPORT_BYTES,
     Bridge,
     Connection,
@@ -26,7 +26,7 @@ from cli.doctor.report import (
     warning,
     worst,
 )
-from mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput
 
 FACTS = Facts(
     name="mini",

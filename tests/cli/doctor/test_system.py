@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.doctor.system import Answer, Folder, System, _run
+from sealring.cli.doctor.system import Answer, Folder, System, _run
 
 SHELL = "/bin/sh"
 

@@ -11,12 +11,18 @@ from typing import Any
 
 import pytest
 
-from gateway.access import gate as gate_module
-from gateway.access import keyfile
-from gateway.access.gate import ANY, LOOK, USE, WATCH, Gate, Limits
-from gateway.access.keyfile import KeyFile
-from gateway.access.keys import ApiKey, Scope, new_key
-from mesh.errors import ConfigError, PermissionDenied, ResourceExhausted, SealringError, Unauthenticated
+from sealring.gateway.access import gate as gate_module
+from sealring.gateway.access import keyfile
+from sealring.gateway.access.gate import ANY, LOOK, USE, WATCH, Gate, Limits
+from sealring.gateway.access.keyfile import KeyFile
+from sealring.gateway.access.keys import ApiKey, Scope, new_key
+from sealring.mesh.errors import (
+    ConfigError,
+    PermissionDenied,
+    ResourceExhausted,
+    SealringError,
+    Unauthenticated,
+)
 
 HASH = "$argon2id$v=19$m=65536,t=2,p=1$"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.access import keyfile
-from gateway.access.keyfile import KeyFile
-from gateway.access.keys import Scope, matches, parse_key
-from mesh.errors import ConfigError, InvalidInput, NotFound, ResourceExhausted
+from sealring.gateway.access import keyfile
+from sealring.gateway.access.keyfile import KeyFile
+from sealring.gateway.access.keys import Scope, matches, parse_key
+from sealring.mesh.errors import ConfigError, InvalidInput, NotFound, ResourceExhausted
 
 HASH = "$argon2id$v=19$m=65536,t=2,p=1$" + "a" * 22 + "$" + "b" * 43
 USE = [Scope.INFERENCE]

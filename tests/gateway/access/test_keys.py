@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access import keys
-from gateway.access.keys import MAX_KEY, hash_key, is_hash, matches, new_key, parse_key
+from sealring.gateway.access import keys
+from sealring.gateway.access.keys import MAX_KEY, hash_key, is_hash, matches, new_key, parse_key
 
 _ALPHABET = string.ascii_lowercase + "234567"
 

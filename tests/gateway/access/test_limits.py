@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.access.limits import UnderWay
-from mesh.errors import ResourceExhausted
+from sealring.gateway.access.limits import UnderWay
+from sealring.mesh.errors import ResourceExhausted
 
 
 def test_under_way() -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.http.app import create_app
-from gateway.http.server import HttpServer
-from mesh.errors import NotFound, SealringError
-from mesh.prompt import validate_request
+from sealring.gateway.http.app import create_app
+from sealring.gateway.http.server import HttpServer
+from sealring.mesh.errors import NotFound, SealringError
+from sealring.mesh.prompt.validate import validate_request
 from sealring.v1 import inference_pb2 as inference
 
 MODEL = inference.Model(

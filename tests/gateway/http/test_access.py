@@ -15,15 +15,15 @@ import openai
 import pytest
 from edgecert import write_edge_certificate
 
-from gateway import edge_tls
-from gateway.access.gate import Gate, Limits
-from gateway.access.keyfile import KeyFile
-from gateway.access.keys import Scope
-from gateway.edge_tls import EdgeTls
-from gateway.http import guard, protocol
-from gateway.http.app import create_app
-from gateway.http.server import HttpServer
-from mesh.errors import ConfigError
+from sealring.gateway import edge_tls
+from sealring.gateway.access.gate import Gate, Limits
+from sealring.gateway.access.keyfile import KeyFile
+from sealring.gateway.access.keys import Scope
+from sealring.gateway.edge_tls import EdgeTls
+from sealring.gateway.http import guard, protocol
+from sealring.gateway.http.app import create_app
+from sealring.gateway.http.server import HttpServer
+from sealring.mesh.errors import ConfigError
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 
@@ -280,8 +280,8 @@ async def test_tls_files_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_json_of_errors_is_openais(keys: KeyFile) -> None:
-    from gateway.http.errors import error_response
-    from mesh.errors import Unauthenticated
+    from sealring.gateway.http.errors import error_response
+    from sealring.mesh.errors import Unauthenticated
 
     answer = error_response(Unauthenticated("no", reason="INVALID_API_KEY"))
     assert answer.status_code == 401

@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
-from gateway.http.app import _headers
-from gateway.timings import CURRENT, HEADER, Timings
-from mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, Unavailable
+from sealring.gateway.http.app import _headers
+from sealring.gateway.timings import CURRENT, HEADER, Timings
+from sealring.mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
@@ -279,7 +279,7 @@ async def test_a_client_that_leaves_cancels(port: int, backend: Any) -> None:
 async def test_a_client_that_does_not_read_is_given_up(
     port: int, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.http.answers.SEND_SECONDS", 0.3)
+    monkeypatch.setattr("sealring.gateway.http.answers.SEND_SECONDS", 0.3)
     backend.texts = ["x" * 100_000] * 1000
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
     body = json.dumps({"model": "demo", "messages": MESSAGES, "stream": True}).encode()

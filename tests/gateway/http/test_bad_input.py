@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.http import guard
-from gateway.http.body import MAX_MEMBERS, MAX_VALUES
-from gateway.http.protocol import MAX_HEADER_BYTES, MAX_HEADERS, MIN_CHUNK_BYTES
+from sealring.gateway.http import guard
+from sealring.gateway.http.body import MAX_MEMBERS, MAX_VALUES
+from sealring.gateway.http.protocol import MAX_HEADER_BYTES, MAX_HEADERS, MIN_CHUNK_BYTES
 
 CHAT = b"/v1/chat/completions"
 GOOD = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}

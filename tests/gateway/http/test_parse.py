@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.http.body import MAX_DIGITS, parse_object
-from gateway.http.parse import ChatBody, CompletionBody, chat_request, completion_request, parse_body
-from mesh.errors import InvalidInput
-from mesh.prompt import validate_request
+from sealring.gateway.http.body import MAX_DIGITS, parse_object
+from sealring.gateway.http.parse import ChatBody, CompletionBody, chat_request, completion_request, parse_body
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.validate import validate_request
 from sealring.v1 import inference_pb2 as inference
 
 GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}

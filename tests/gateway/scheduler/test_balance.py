@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from bench import simulate
 from bench.simulated_ring import SimulatedRing
-from gateway.scheduler import MemberMemory, Request, RingFacts
-from gateway.scheduler.balance import LEAST_LEFT, PATIENCE, Balance
-from gateway.scheduler.changes import LONGEST, SHORTEST, UNKNOWN, ChangeCost
-from gateway.scheduler.lane import Lane
-from gateway.scheduler.memory import Ledger
-from gateway.scheduler.row import Phase, Row
+from sealring.gateway.scheduler import MemberMemory, Request, RingFacts
+from sealring.gateway.scheduler.balance import LEAST_LEFT, PATIENCE, Balance
+from sealring.gateway.scheduler.changes import LONGEST, SHORTEST, UNKNOWN, ChangeCost
+from sealring.gateway.scheduler.lane import Lane
+from sealring.gateway.scheduler.memory import Ledger
+from sealring.gateway.scheduler.row import Phase, Row
 from sealring.v1 import inference_pb2 as inference
 
 

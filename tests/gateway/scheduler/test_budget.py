@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.simulate_prefill import BETWEEN, FAST, LINEAR, SLOW, Costs, WatchedRing
 from bench.summaries import percentile
-from gateway.scheduler.budget import (
+from sealring.gateway.scheduler.budget import (
     CAUTIOUS,
     CLEAN_EVERY,
     FIRST_ROUNDS,
@@ -21,7 +21,7 @@ from gateway.scheduler.budget import (
     TRIED_EVERY,
     PrefillBudget,
 )
-from gateway.scheduler.chunkcost import GUESS, ChunkCost, LonePrefill
+from sealring.gateway.scheduler.chunkcost import GUESS, ChunkCost, LonePrefill
 
 MACHINES = [
     (1, 4, LINEAR), (3, 4, LINEAR), (3, 6, BETWEEN), (1, 16, BETWEEN),

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduler.changes import LONGEST, SHORTEST, ChangeCost
+from sealring.gateway.scheduler.changes import LONGEST, SHORTEST, ChangeCost
 
 
 def test_dear_changes_wait_longer_and_cheap_ones_do_not() -> None:

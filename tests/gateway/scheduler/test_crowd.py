@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.simulate_prefill import FAST, SLOW, Costs, WatchedRing
-from gateway.scheduler.budget import SHARE
-from gateway.scheduler.crowd import (
+from sealring.gateway.scheduler.budget import SHARE
+from sealring.gateway.scheduler.crowd import (
     CROWD,
     IMPATIENCE,
     MOST,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduler.even import EvenShare, most_take
+from sealring.gateway.scheduler.even import EvenShare, most_take
 
 
 def rounds(share: EvenShare, count: int, fixed: float, each: float, *, lanes: int = 3) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduler import (
+from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
     DiscardRow,
@@ -21,9 +21,9 @@ from gateway.scheduler import (
     RingFacts,
     Scheduler,
 )
-from gateway.scheduler.queue import AHEAD_SECONDS, STEP_SECONDS, FairQueue, _Line
-from gateway.scheduler.scheduler import OPEN_AHEAD
-from mesh.prompt import MAX_PRIORITY
+from sealring.gateway.scheduler.queue import AHEAD_SECONDS, STEP_SECONDS, FairQueue, _Line
+from sealring.gateway.scheduler.scheduler import OPEN_AHEAD
+from sealring.mesh.prompt.validate import MAX_PRIORITY
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.scheduler import Request
-from gateway.scheduler.lane import EXTEND_AHEAD, Lane
-from gateway.scheduler.row import Row
+from sealring.gateway.scheduler import Request
+from sealring.gateway.scheduler.lane import EXTEND_AHEAD, Lane
+from sealring.gateway.scheduler.row import Row
 from sealring.v1 import inference_pb2 as inference
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduler.actions import MemberMemory, RingFacts
-from gateway.scheduler.memory import BLOCK, Ledger, rounded
-from mesh.composition import MAX_LANES
+from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
+from sealring.gateway.scheduler.memory import BLOCK, Ledger, rounded
+from sealring.mesh.prompt.composition import MAX_LANES
 
 members = st.lists(
     st.builds(MemberMemory, st.integers(0, 50), st.integers(0, 5000), st.integers(0, 1_000_000)),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.scheduler import Request
-from gateway.scheduler.prefill import PrefillLine, Todo
-from gateway.scheduler.row import Row
-from mesh.composition import MAX_CHUNKS
+from sealring.gateway.scheduler import Request
+from sealring.gateway.scheduler.prefill import PrefillLine, Todo
+from sealring.gateway.scheduler.row import Row
+from sealring.mesh.prompt.composition import MAX_CHUNKS
 from sealring.v1 import inference_pb2 as inference
 
 

@@ -6,13 +6,13 @@ import hashlib
 
 import pytest
 
-from gateway.scheduler import MemberMemory, Request, RingFacts, prefixes
-from gateway.scheduler.memory import Ledger
-from gateway.scheduler.prefixes import PrefixCache
-from gateway.scheduler.row import Row
-from mesh.composition import MAX_PREFIXES
-from mesh.errors import InvalidInput
-from mesh.prefixes import NAME_BYTES, boundaries
+from sealring.gateway.scheduler import MemberMemory, Request, RingFacts, prefixes
+from sealring.gateway.scheduler.memory import Ledger
+from sealring.gateway.scheduler.prefixes import PrefixCache
+from sealring.gateway.scheduler.row import Row
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.composition import MAX_PREFIXES
+from sealring.mesh.prompt.prefix_names import NAME_BYTES, boundaries
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from gateway.scheduler import (
+from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
     Begin,
@@ -19,8 +19,8 @@ from gateway.scheduler import (
     RingFacts,
     Scheduler,
 )
-from gateway.scheduler.planner import EXTENSION
-from mesh.errors import EpochEnded, InvalidInput
+from sealring.gateway.scheduler.planner import EXTENSION
+from sealring.mesh.errors import EpochEnded, InvalidInput
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings, target
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.scheduler import (
+from sealring.gateway.scheduler import (
     AnnounceStep,
     Begin,
     Deliver,
@@ -27,11 +27,11 @@ from gateway.scheduler import (
     Scheduler,
     balance,
 )
-from gateway.scheduler.memory import rounded
-from gateway.scheduler.planner import BURST
-from mesh.composition import Chunk, Composition, Dropping, Eviction, Keeping, Parking
-from mesh.errors import EpochEnded, InvalidInput
-from mesh.prefixes import NAME_BYTES, boundaries
+from sealring.gateway.scheduler.memory import rounded
+from sealring.gateway.scheduler.planner import BURST
+from sealring.mesh.errors import EpochEnded, InvalidInput
+from sealring.mesh.prompt.composition import Chunk, Composition, Dropping, Eviction, Keeping, Parking
+from sealring.mesh.prompt.prefix_names import NAME_BYTES, boundaries
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

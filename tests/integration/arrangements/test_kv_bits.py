@@ -1,4 +1,4 @@
-"""`deployment plan --kv-bits` against real nodes: what fits, and one clear refusal of a model that cannot."""
+"""`sealring plan --kv-bits` against real nodes: what fits, and one clear refusal of a model that cannot."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import shutil
 import pytest
 from ringtest import CLUSTER, MODEL
 
-from mesh.errors import SealringError
+from sealring.mesh.errors import SealringError
 from sealring.v1 import admin_pb2
 
 pytestmark = CLUSTER
@@ -18,7 +18,7 @@ def narrow_model(folder):
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    from node.engine.staging import random_model
+    from sealring.node.engine.staging import random_model
 
     shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((folder / "config.json").read_text())

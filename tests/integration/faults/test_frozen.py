@@ -17,7 +17,7 @@ QUESTION = "What is the capital of France?"
 
 
 @pytest.mark.parametrize("node", ["node-0", "node-2"])
-@pytest.mark.parametrize("word", ["node.carrier.main", "node.engine.main", ""])
+@pytest.mark.parametrize("word", ["sealring.node.carrier.main", "sealring.node.engine.main", ""])
 async def test_what_is_frozen_is_found(broken: Ring, word: str, node: str) -> None:
     """While a request is under way: its epoch ends, though nobody wakes what is frozen."""
     before = await broken.serving()

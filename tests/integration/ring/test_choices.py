@@ -6,7 +6,7 @@ import openai
 import pytest
 from ringtest import CLUSTER, chat
 
-from mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput
 
 pytestmark = CLUSTER
 QUESTION = [{"role": "user", "content": "Tell me about the planets."}]

@@ -10,7 +10,7 @@ import pytest
 from capture import Capture, forms_of, found
 from ringtest import CLUSTER, LIMIT_SECONDS
 
-from mesh.addresses import free_port
+from sealring.mesh.system.addresses import free_port
 
 pytestmark = CLUSTER
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
@@ -24,11 +24,11 @@ async def proxy(ring, folder, *options):
         *(
             sys.executable,
             "-m",
-            "cli",
+            "sealring.cli",
             "proxy",
             "--gateway",
             ring.cluster.grpc_address,
-            "--root-sha256",
+            "--root",
             ring.pin,
         ),
         *("--listen", f"127.0.0.1:{port}", "--state-file", str(folder / "roster-state"), *options),
@@ -105,11 +105,11 @@ async def test_a_proxy_with_the_wrong_root_does_not_start(ring, tmp_path):
         *(
             sys.executable,
             "-m",
-            "cli",
+            "sealring.cli",
             "proxy",
             "--gateway",
             ring.cluster.grpc_address,
-            "--root-sha256",
+            "--root",
             "ab" * 32,
         ),
         *("--listen", f"127.0.0.1:{free_port()}", "--state-file", str(tmp_path / "roster-state")),

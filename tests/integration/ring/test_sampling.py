@@ -7,10 +7,10 @@ import pytest
 import pytest_asyncio
 from ringtest import CLUSTER, chat
 
-from cli.proxy import SealingBackend
-from gateway.http.app import create_app
-from gateway.http.server import HttpServer
-from gateway.metrics import Metrics
+from sealring.cli.proxy import SealingBackend
+from sealring.gateway.http.app import create_app
+from sealring.gateway.http.server import HttpServer
+from sealring.gateway.metrics import Metrics
 from sealring.v1 import inference_pb2 as inference
 
 pytestmark = CLUSTER

@@ -9,9 +9,9 @@ from capture import Capture
 from forger import Forger
 from ringtest import CLUSTER, chat
 
-from mesh.envelope import SealingKey
-from mesh.errors import FailedPrecondition, RosterError
 from sealring.client import Client
+from sealring.mesh.errors import FailedPrecondition, RosterError
+from sealring.mesh.prompt.sealed import SealingKey
 from sealring.v1 import inference_pb2 as inference
 
 pytestmark = CLUSTER

@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 from ringtest import CLUSTER, chat
 
-from cli.tracing import chrome_trace, member_shares
-from mesh.errors import SealringError
+from sealring.cli.tracing import chrome_trace, member_shares
+from sealring.mesh.errors import SealringError
 from sealring.v1 import admin_pb2, trace_pb2
 
 pytestmark = CLUSTER
@@ -105,7 +105,7 @@ def check_chrome(trace):
 
 async def test_the_command_prints_shares_and_writes_a_file(ring, tmp_path):
     out = tmp_path / "trace.json"
-    command = [sys.executable, "-m", "cli", "trace", "--duration", "1s", "--out", str(out), "--json"]
+    command = [sys.executable, "-m", "sealring.cli", "trace", "--seconds", "1", "--out", str(out), "--json"]
     environment = os.environ | {"SEALRING_CLI_OPERATOR": str(ring.cluster.operator_bundle)}
     async with working(ring, "List the months of the year."):
         process = await asyncio.create_subprocess_exec(

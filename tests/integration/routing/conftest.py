@@ -2,8 +2,8 @@ import pytest
 import pytest_asyncio
 from ringtest import Arrangements, serving
 
-from gateway.access.keyfile import KeyFile
-from gateway.access.keys import Scope
+from sealring.gateway.access.keyfile import KeyFile
+from sealring.gateway.access.keys import Scope
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")

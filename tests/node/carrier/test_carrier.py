@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import pytest
 from knock import knocking
 
-from mesh.errors import EpochEnded
-from mesh.frames import FrameSocket
-from mesh.identity import SoftwareSigner, member_id
-from mesh.records import Kind, RecordHeader
-from mesh.session import LinkParams, SessionKeys
-from mesh.sigma import EphemeralLedger, Initiator, Responder
-from mesh.suites import DEFAULT_SUITES, TAG_BYTES
-from node.carrier.main import RECORD_DEADLINE, _check_progress
-from node.carrier.neighbours import PASS_BYTES
-from node.carrier.pump import Counters
-from node.carrier.ring import SHORT_BYTES
-from node.channel import EngineChannel, create_channel
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.suites import DEFAULT_SUITES, TAG_BYTES
+from sealring.mesh.errors import EpochEnded
+from sealring.node.carrier.main import RECORD_DEADLINE, _check_progress
+from sealring.node.carrier.neighbours import PASS_BYTES
+from sealring.node.carrier.pump import Counters
+from sealring.node.carrier.ring import SHORT_BYTES
+from sealring.node.ipc.channel import EngineChannel, create_channel
+from sealring.node.ipc.frames import FrameSocket
+from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
+from sealring.node.link.keys import LinkParams, SessionKeys
+from sealring.node.link.records import Kind, RecordHeader
 from sealring.v1 import control_pb2, engine_pb2
 
 DIGEST = bytes(range(32))
@@ -79,7 +79,7 @@ class Carrier:
 def spawn(listener: socket.socket) -> Carrier:
     ends = create_channel()
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "node.carrier.main", "--control-fd", str(theirs.fileno())]
+    command = [sys.executable, "-m", "sealring.node.carrier.main", "--control-fd", str(theirs.fileno())]
     process = subprocess.Popen(
         [*command, "--channel-fds", ",".join(map(str, ends.carrier)), "--listen-fd", str(listener.fileno())],
         pass_fds=(theirs.fileno(), *ends.carrier, listener.fileno()),

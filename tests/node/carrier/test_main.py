@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mesh.errors import EpochEnded
-from node.carrier import main as module
-from node.carrier.main import RECORD_DEADLINE, Carrier
+from sealring.mesh.errors import EpochEnded
+from sealring.node.carrier import main as module
+from sealring.node.carrier.main import RECORD_DEADLINE, Carrier
 from sealring.v1 import control_pb2, engine_pb2, trace_pb2
 
 Command = engine_pb2.CarrierCommand

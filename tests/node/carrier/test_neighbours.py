@@ -10,9 +10,9 @@ from ipaddress import IPv4Network
 
 import pytest
 
-from mesh.records import CONFIRMATION_BYTES
-from node.carrier import neighbours
-from node.carrier.neighbours import HALF_PASS_BYTES, PASS_BYTES, _Reception
+from sealring.node.carrier import neighbours
+from sealring.node.carrier.neighbours import HALF_PASS_BYTES, PASS_BYTES, _Reception
+from sealring.node.link.records import CONFIRMATION_BYTES
 
 PATIENCE = 30.0
 

@@ -8,9 +8,9 @@ import struct
 import mlx.core as mx
 import pytest
 
-from node.carrier import ring
-from node.carrier.neighbours import Connections
-from node.carrier.ring import SHORT_BYTES, RingGroup, bytes_received
+from sealring.node.carrier import ring
+from sealring.node.carrier.neighbours import Connections
+from sealring.node.carrier.ring import SHORT_BYTES, RingGroup, bytes_received
 
 DARWIN_INFO = struct.Struct("<BBBx13I7Q")
 """XNU, bsd/netinet/tcp.h, struct tcp_connection_info: state and window scales; options, flags, rto, maxseg,

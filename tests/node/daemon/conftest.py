@@ -15,18 +15,18 @@ import psutil
 import pytest
 from prooftest import answer_offer, identity, introduce
 
-from mesh.addresses import free_port
-from mesh.certificates import PeerIdentity, Role, to_pem
-from mesh.errors import PermissionDenied, SealringError
-from mesh.identity import Label, _encode_private_key
-from mesh.memberstate import IDENTITY_KEY
-from mesh.proof import Purpose, by_roster_keys, renewal
-from mesh.rootmeta import encode_chain
-from mesh.rpc import Server
-from mesh.statefiles import write_atomic
-from mesh.tls import PeerChannel, TlsStore, peer_identity, server_credentials
-from node.main import serve
-from node.settings import NodeSettings
+from sealring.mesh.crypto.identity import Label, _encode_private_key
+from sealring.mesh.errors import PermissionDenied, SealringError
+from sealring.mesh.member.proof import Purpose, by_roster_keys, renewal
+from sealring.mesh.member.state import IDENTITY_KEY
+from sealring.mesh.pki.certificates import PeerIdentity, Role, to_pem
+from sealring.mesh.pki.root import encode_chain
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore, peer_identity, server_credentials
+from sealring.mesh.system.addresses import free_port
+from sealring.mesh.system.files import write_atomic
+from sealring.node.main import serve
+from sealring.node.settings import NodeSettings
 from sealring.v1 import control_pb2, control_pb2_grpc, membership_pb2, membership_pb2_grpc, proof_pb2
 from sealring.v1 import inference_pb2 as inference
 
@@ -186,9 +186,9 @@ class ProcessNode(Node):
 
 PROGRAM = """
 import asyncio, sys
-from mesh.logging import configure
-from node.main import run
-from node.settings import NodeSettings
+from sealring.mesh.system.logging import configure
+from sealring.node.main import run
+from sealring.node.settings import NodeSettings
 configure("node")
 asyncio.run(run(NodeSettings.model_validate_json(sys.argv[1])))
 """
@@ -386,8 +386,8 @@ async def make_bed(cluster, tmp_path: Path):
         results = await asyncio.gather(*(node.end() for node in found.nodes), return_exceptions=True)
         await found.coordinator.stop()
         assert [r for r in results if isinstance(r, Exception) and not isinstance(r, SealringError)] == []
-        assert not children("node.engine.main")
-        assert not children("node.carrier.main")
+        assert not children("sealring.node.engine.main")
+        assert not children("sealring.node.carrier.main")
         for node in found.nodes:
             assert not (node.folder / "run").exists()
 

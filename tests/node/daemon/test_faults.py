@@ -6,9 +6,10 @@ from typing import Any
 import grpc
 import pytest
 
-from mesh.certificates import Role
-from mesh.errors import PermissionDenied
-from node import daemon_carrier, daemon_engine
+from sealring.mesh.errors import PermissionDenied
+from sealring.mesh.pki.certificates import Role
+from sealring.node.daemon import carrier_process as daemon_carrier
+from sealring.node.daemon import engine_process as daemon_engine
 from sealring.v1 import membership_pb2
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -23,7 +24,7 @@ async def faults(ring: Any) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("victim", ["node.carrier.main", "node.engine.main"])
+@pytest.mark.parametrize("victim", ["sealring.node.carrier.main", "sealring.node.engine.main"])
 async def test_a_killed_child_ends_the_epoch_and_the_next_one_serves(
     make_bed: Any, children_of: Any, eventually: Any, victim: str
 ) -> None:
@@ -39,14 +40,14 @@ async def test_a_killed_child_ends_the_epoch_and_the_next_one_serves(
     with pytest.raises(EOFError):
         await gateway.next(gateway.calls[0])
     await gateway.close()
-    await eventually(lambda: not children_of("node.carrier.main"))
+    await eventually(lambda: not children_of("sealring.node.carrier.main"))
     await ring.form()
     second = await ring.attach()
     assert await second.generate(QUESTION, 24) == whole
     await second.close()
 
 
-@pytest.mark.parametrize("victim", ["node.carrier.main", "node.engine.main"])
+@pytest.mark.parametrize("victim", ["sealring.node.carrier.main", "sealring.node.engine.main"])
 async def test_a_frozen_child_is_found(
     make_bed: Any, children_of: Any, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
@@ -83,10 +84,10 @@ async def test_an_expired_roster_closes_open_links(
     ring = await make_bed(2)
     await ring.deploy()
     await ring.form()
-    monkeypatch.setattr("mesh.roster.SKEW_SECONDS", -600)
+    monkeypatch.setattr("sealring.mesh.roster.model.SKEW_SECONDS", -600)
     assert "ROSTER_EXPIRED" in await faults(ring)
-    await eventually(lambda: not children_of("node.carrier.main"))
-    monkeypatch.setattr("mesh.roster.SKEW_SECONDS", 60)
+    await eventually(lambda: not children_of("sealring.node.carrier.main"))
+    monkeypatch.setattr("sealring.mesh.roster.model.SKEW_SECONDS", 60)
 
 
 async def test_a_node_out_of_the_roster_drops_everything(make_bed: Any, children_of: Any) -> None:
@@ -98,7 +99,7 @@ async def test_a_node_out_of_the_roster_drops_everything(make_bed: Any, children
     with pytest.raises(PermissionDenied) as raised:
         await asyncio.wait_for(goes.task, 200)
     assert raised.value.reason == "REMOVED"
-    assert len(children_of("node.engine.main")) <= 1
+    assert len(children_of("sealring.node.engine.main")) <= 1
     assert not (goes.folder / "roster.dsse").exists()
     ring.coordinator.evicted.add(goes.id)
     goes.start(ring.coordinator, b"")
@@ -116,7 +117,7 @@ async def test_a_ring_that_is_gone_from_the_roster_is_unloaded(
     if ended:
         await ring.end()
     await ring.send_roster(ring=[], members=[node.party for node in ring.nodes])
-    await eventually(lambda: not children_of("node.engine.main"))
+    await eventually(lambda: not children_of("sealring.node.engine.main"))
 
 
 async def test_a_ring_whose_members_change_ends_its_epoch(make_bed: Any) -> None:

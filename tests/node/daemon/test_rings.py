@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from mesh.certificates import PeerIdentity, Role
-from mesh.memberstate import load_member_state, save_tls
+from sealring.mesh.member.state import load_member_state, save_tls
+from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.v1 import membership_pb2
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -16,7 +16,7 @@ async def test_a_ring_answers(make_bed: Any, children_of: Any, eventually: Any, 
     ring = await make_bed(size)
     await ring.deploy()
     await ring.form()
-    assert len(children_of("node.carrier.main")) == (size if size > 1 else 0)
+    assert len(children_of("sealring.node.carrier.main")) == (size if size > 1 else 0)
     gateway = await ring.attach()
     text = await gateway.generate("What is the capital of France?", 24)
     assert text
@@ -25,12 +25,12 @@ async def test_a_ring_answers(make_bed: Any, children_of: Any, eventually: Any, 
     for node in ring.nodes:
         fault = await ring.coordinator.hears(node.id, "fault", epoch=ring.epoch)
         assert fault.problem.reason in {"GATEWAY_GONE", "PEER_LOST", "CHILD_ENDED"}
-    await eventually(lambda: not children_of("node.carrier.main"))
-    engines = {process.pid for process in children_of("node.engine.main")}
+    await eventually(lambda: not children_of("sealring.node.carrier.main"))
+    engines = {process.pid for process in children_of("sealring.node.engine.main")}
     await ring.form()
-    assert {process.pid for process in children_of("node.engine.main")} == engines
+    assert {process.pid for process in children_of("sealring.node.engine.main")} == engines
     await ring.end(unload=True)
-    await eventually(lambda: not children_of("node.engine.main"))
+    await eventually(lambda: not children_of("sealring.node.engine.main"))
 
 
 async def test_the_coordinator_may_be_away(make_bed: Any) -> None:
@@ -81,7 +81,7 @@ async def test_profiles_are_measured_once(make_bed: Any, children_of: Any) -> No
     ring = await make_bed(1)
     await ring.deploy()
     node = ring.nodes[0].id
-    (engine,) = children_of("node.engine.main")
+    (engine,) = children_of("sealring.node.engine.main")
     engine.kill()
     ring.coordinator.send(node, profile=membership_pb2.ProfileRequest(id=8, model="model"))
     again = await ring.coordinator.hears(node, "profile", id=8)

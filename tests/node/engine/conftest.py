@@ -10,8 +10,8 @@ import pytest
 import stagering
 from mlx.utils import tree_flatten
 
-from node.engine import rendering
-from node.engine.staging import random_model
+from sealring.node.engine.staging import random_model
+from sealring.node.engine.text import rendering
 
 ARCHS = Path(__file__).parents[2] / "data" / "archs.json"
 

@@ -10,15 +10,15 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mesh.errors import ModelError
-from node.engine.check import check
-from node.engine.folder import load
-from node.engine.profile import profile
-from node.engine.staging import build_skeleton, random_stage
-from node.engine.staging.adapters import adapter_for
-from node.engine.staging.adapters.batching import BATCHING
-from node.engine.staging.anatomy import dissect
-from node.engine.staging.caches import OneRow
+from sealring.mesh.errors import ModelError
+from sealring.node.engine.check import check
+from sealring.node.engine.folder import load
+from sealring.node.engine.profile import profile
+from sealring.node.engine.staging import build_skeleton, random_stage
+from sealring.node.engine.staging.adapters import adapter_for
+from sealring.node.engine.staging.adapters.batching import BATCHING
+from sealring.node.engine.staging.anatomy import dissect
+from sealring.node.engine.staging.caches import OneRow
 from sealring.v1 import engine_pb2 as engine
 
 DATA = Path(__file__).parents[2] / "data"
@@ -75,7 +75,7 @@ def test_rows_of_an_architecture_that_nobody_has_checked_run_in_turn(
     assert adapter_for("mlx_lm.models.llama").batches
     assert not adapter_for("mlx_lm.models.unheard_of").batches
     assert not isinstance(random_stage(llama, 0, 2, seed=0).make_cache(), OneRow)
-    monkeypatch.setattr("node.engine.staging.adapters.BATCHING", frozenset())
+    monkeypatch.setattr("sealring.node.engine.staging.adapters.BATCHING", frozenset())
     assert isinstance(random_stage(llama, 0, 2, seed=0).make_cache(), OneRow)
 
 
@@ -83,7 +83,8 @@ def test_a_batch_that_changes_an_answer_is_not_called_right(
     llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "node.engine.staging.anatomy.adapter_for", lambda module: type(adapter_for(module))(batches=True)
+        "sealring.node.engine.staging.anatomy.adapter_for",
+        lambda module: type(adapter_for(module))(batches=True),
     )
     for config, right in ((llama, True), (MORE["minimax_m3_vl:all-sparse"], False)):
         report = check(config, stages=2, rows=3)

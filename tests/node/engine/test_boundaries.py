@@ -7,11 +7,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mesh.errors import EpochEnded, InvalidInput, StageFailed
-from node.engine.check import check
-from node.engine.epoch import Allowance, Epoch
-from node.engine.folder import warm_up
-from node.engine.staging import Stage, random_stage
+from sealring.mesh.errors import EpochEnded, InvalidInput, StageFailed
+from sealring.node.engine.check import check
+from sealring.node.engine.epoch import Allowance, Epoch
+from sealring.node.engine.folder import warm_up
+from sealring.node.engine.staging import Stage, random_stage
 
 FAMILIES = ["gemma3n", "gemma4", "gemma4_text", "afm7"]
 """They hand on slices of arrays, and keys and values with their axes swapped."""

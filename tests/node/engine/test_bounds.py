@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from mesh.errors import ResourceExhausted
-from node.engine import epoch as epoch_module
-from node.engine import front as front_module
-from node.engine import params
-from node.engine.epoch import Allowance, Epoch
-from node.engine.front import Front
-from node.engine.staging import random_stage
+from sealring.mesh.errors import ResourceExhausted
+from sealring.node.engine import epoch as epoch_module
+from sealring.node.engine import params
+from sealring.node.engine.epoch import Allowance, Epoch
+from sealring.node.engine.staging import random_stage
+from sealring.node.engine.text import front as front_module
+from sealring.node.engine.text.front import Front
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stagering import combinations
 
-from mesh.errors import InvalidInput, ModelError
-from node.engine.check import check, ranges_of
+from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.node.engine.check import check, ranges_of
 
 ARCHS = Path(__file__).parents[2] / "data" / "archs.json"
 CONFIGS: dict[str, dict[str, Any]] = json.loads(ARCHS.read_bytes())

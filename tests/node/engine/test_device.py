@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from node.engine import device
+from sealring.node.engine import device
 
 
 def test_mlx_keeps_little_of_what_is_freed() -> None:

@@ -12,9 +12,9 @@ import pytest
 from stagering import SMALL, config_of
 from structlog.testing import capture_logs
 
-from node.engine.eagerness import awaits_input
-from node.engine.staging import Stage, random_stage
-from node.engine.transfer import SharedLanding
+from sealring.node.engine.eagerness import awaits_input
+from sealring.node.engine.staging import Stage, random_stage
+from sealring.node.engine.transfer import SharedLanding
 
 Archs = dict[str, dict[str, Any]]
 

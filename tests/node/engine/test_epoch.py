@@ -31,12 +31,12 @@ from stagering import (
     stages_of,
 )
 
-from mesh.errors import DeadlineExceeded, EpochEnded, Internal, InvalidInput, ResourceExhausted
-from mesh.records import Kind
-from node.engine import params
-from node.engine.epoch import Allowance, Epoch
-from node.engine.params import RowParameters
-from node.engine.staging import Stage, random_stage
+from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal, InvalidInput, ResourceExhausted
+from sealring.node.engine import params
+from sealring.node.engine.epoch import Allowance, Epoch
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.staging import Stage, random_stage
+from sealring.node.link.records import Kind
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import trace_pb2
 

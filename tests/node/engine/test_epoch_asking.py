@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from schedules import make_steps
 from stagering import Prompts, Ring, prompt_of, run, stages_of, whole
 
-from node.engine import params
-from node.engine.logprobs import TokenLogprobs
-from node.engine.params import RowParameters
+from sealring.node.engine import params
+from sealring.node.engine.logprobs import TokenLogprobs
+from sealring.node.engine.params import RowParameters
 from sealring.v1 import control_pb2 as control
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from schedules import make_steps
 from stagering import FAMILIES, combinations, expected, prompt_of, run
 
-from node.engine import params
-from node.engine.params import RowParameters
+from sealring.node.engine import params
+from sealring.node.engine.params import RowParameters
 from sealring.v1 import control_pb2 as control
 
 

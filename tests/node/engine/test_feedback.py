@@ -6,9 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mesh.composition import ResolvedStep
-from mesh.errors import DeadlineExceeded, EpochEnded
-from node.engine.feedback import LocalFeedback, RingFeedback
+from sealring.mesh.errors import DeadlineExceeded, EpochEnded
+from sealring.mesh.prompt.composition import ResolvedStep
+from sealring.node.engine.feedback import LocalFeedback, RingFeedback
 
 
 def step(number: int, *rows: int) -> ResolvedStep:

@@ -7,9 +7,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mesh.errors import InvalidInput, ModelError
-from node.engine import folder
-from node.engine.profile import digest
+from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.node.engine import folder
+from sealring.node.engine.profile import digest
 from sealring.v1 import engine_pb2 as engine
 
 Write = Callable[..., Path]

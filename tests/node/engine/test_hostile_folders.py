@@ -14,10 +14,10 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from mesh.errors import ModelError
-from node.engine import weights
-from node.engine.profile import digest, profile
-from node.engine.tokenizer import load_tokenizer
+from sealring.mesh.errors import ModelError
+from sealring.node.engine import weights
+from sealring.node.engine.profile import digest, profile
+from sealring.node.engine.text.tokenizer import load_tokenizer
 
 Write = Callable[..., Path]
 NAMES = ["model-2.safetensors", "config.json", "generation_config.json", "tokenizer.json", "notes"]

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCache
 
-from mesh.composition import Composition
-from mesh.errors import Internal
-from node.engine.lanes import Lanes, Row
-from node.engine.params import RowParameters
-from node.engine.sampling import Sampler
-from node.engine.staging import caches
+from sealring.mesh.errors import Internal
+from sealring.mesh.prompt.composition import Composition
+from sealring.node.engine.lanes import Lanes, Row
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.sampling import Sampler
+from sealring.node.engine.staging import caches
 from sealring.v1 import control_pb2 as control
 
 WINDOW = 6

@@ -7,12 +7,12 @@ from queue import Empty, SimpleQueue
 import mlx.core as mx
 import pytest
 
-from mesh.composition import ResolvedStep
-from mesh.errors import DeadlineExceeded, EpochEnded, Internal
-from mesh.records import Kind, RecordHeader
-from node.engine.links import LAUNCHES, Inbox, Intake, Outbox, StepTimes
-from node.engine.records import Incoming
-from node.engine.transfer import SharedDeparture
+from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal
+from sealring.mesh.prompt.composition import ResolvedStep
+from sealring.node.engine.links import LAUNCHES, Inbox, Intake, Outbox, StepTimes
+from sealring.node.engine.records import Incoming
+from sealring.node.engine.transfer import SharedDeparture
+from sealring.node.link.records import Kind, RecordHeader
 
 STEP = ResolvedStep(1, bytes(32), (), (), None, (), ())
 

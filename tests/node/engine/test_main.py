@@ -13,20 +13,21 @@ from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from knock import knocking
 
-from mesh.frames import FrameSocket
-from mesh.identity import SoftwareSigner, member_id
-from mesh.session import LinkParams, SessionKeys
-from mesh.sigma import EphemeralLedger, Initiator, Responder
-from mesh.suites import DEFAULT_SUITES
-from node.carrier.neighbours import PASS_BYTES
-from node.channel import create_channel
-from node.engine import main
-from node.engine.profile import digest
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.suites import DEFAULT_SUITES
+from sealring.node.carrier.neighbours import PASS_BYTES
+from sealring.node.engine import main
+from sealring.node.engine.profile import digest
+from sealring.node.ipc.channel import create_channel
+from sealring.node.ipc.frames import FrameSocket
+from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
+from sealring.node.link.keys import LinkParams, SessionKeys
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -55,7 +56,14 @@ class EngineProcess:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.handoff, handoff = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "node.engine.main", "--control-fd", str(theirs.fileno())]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "sealring.node.engine.main",
+            "--control-fd",
+            str(theirs.fileno()),
+        ]
         with theirs, handoff:
             self.process = subprocess.Popen(
                 [*command, "--handoff-fd", str(handoff.fileno())],
@@ -281,7 +289,14 @@ def handshake(signers: list[SoftwareSigner], low: int, high: int, sender: int) -
 class CarrierProcess:
     def __init__(self, descriptors: tuple[int, int, int, int], listener: socket.socket) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "node.carrier.main", "--control-fd", str(theirs.fileno())]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "sealring.node.carrier.main",
+            "--control-fd",
+            str(theirs.fileno()),
+        ]
         command += ["--channel-fds", ",".join(map(str, descriptors)), "--listen-fd", str(listener.fileno())]
         with theirs, listener:
             self.process = subprocess.Popen(
@@ -501,6 +516,44 @@ def test_an_engine_without_work_gives_memory_back_once(monkeypatch: pytest.Monke
             tested._tasks.put(sys.exit)
             thread.join(200)
     assert not thread.is_alive()
+
+
+def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    wired: list[int] = []
+    monkeypatch.setattr(main.device, "wire", wired.append)
+    monkeypatch.setattr(main, "Epoch", lambda *_, **__: None)
+    spec = SimpleNamespace(is_head=True, is_tail=True)
+    stage = SimpleNamespace(weight_bytes=1000, spec=spec)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        tested = main.Engine(FrameSocket(theirs), None)
+        tested._loaded = SimpleNamespace(stage=stage, front=None, kv_bytes=(1, 1))
+        tested._open_epoch(engine.OpenEngineEpoch(id=1, epoch=1, rank=0, size=1, kv_budget=500))
+    assert wired == [1500]
+
+
+def test_an_engine_that_measures_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+
+    class Engine:
+        def __init__(self, frames: FrameSocket, handoff: None) -> None:
+            self.frames = frames
+
+        def run(self) -> None:
+            self.frames.close()
+            done.append("runs")
+
+    monkeypatch.setattr(main, "forbid_core_files", lambda: None)
+    monkeypatch.setattr(main.logging, "configure", lambda name: None)
+    monkeypatch.setattr(main.sys, "setswitchinterval", lambda seconds: None)
+    monkeypatch.setattr(main.device.mx, "set_default_device", done.append)
+    monkeypatch.setattr(main, "Engine", Engine)
+    for arguments in ([], ["--cpu"]):
+        ours, theirs = socket.socketpair()
+        ours.close()
+        monkeypatch.setattr(sys, "argv", ["engine", "--control-fd", str(theirs.detach()), *arguments])
+        main.main()
+    assert done == ["runs", main.device.mx.cpu, "runs"]
 
 
 def test_shutdown_and_the_end_of_the_pipe_end_the_process(process: EngineProcess) -> None:

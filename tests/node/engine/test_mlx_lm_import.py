@@ -15,7 +15,10 @@ def run(code: str) -> str:
 def test_models_and_loading_without_the_text_side() -> None:
     code = """
 import sys
-from node.engine import mlx_lm_import, weights, staging, profile
+from sealring.node.engine import mlx_lm_import
+from sealring.node.engine import weights
+from sealring.node.engine import staging
+from sealring.node.engine import profile
 utils = mlx_lm_import.import_utils()
 import mlx_lm.models.llama, mlx_lm.models.cache
 assert utils.load_model and mlx_lm.models.llama.Model
@@ -26,7 +29,7 @@ print(sorted({"transformers", "huggingface_hub", "mlx_lm.generate", "numpy"} & s
 
 def test_the_real_package_on_demand() -> None:
     code = """
-from node.engine import mlx_lm_import
+from sealring.node.engine import mlx_lm_import
 light = mlx_lm_import.import_utils()
 from mlx_lm.models.llama import Model
 import mlx_lm
@@ -45,7 +48,7 @@ print(load.__module__)
 def test_an_imported_package_is_left_alone() -> None:
     code = """
 import mlx_lm
-from node.engine import mlx_lm_import
+from sealring.node.engine import mlx_lm_import
 mlx_lm_import.install()
 import mlx_lm.utils
 assert mlx_lm_import.import_utils() is mlx_lm.utils
@@ -57,7 +60,7 @@ print(mlx_lm.load.__module__)
 def test_a_release_that_asks_for_more_is_imported_whole() -> None:
     code = """
 from types import ModuleType
-from node.engine import mlx_lm_import
+from sealring.node.engine import mlx_lm_import
 empty = {name: ModuleType(name) for name in ("mlx_lm.tokenizer_utils", "huggingface_hub")}
 mlx_lm_import._stand_ins = lambda: empty
 utils = mlx_lm_import.import_utils()
@@ -75,7 +78,7 @@ def test_limits_on_open_files_stay_as_they_are() -> None:
 import resource
 real = resource.setrlimit
 real(resource.RLIMIT_NOFILE, (700, 3000))
-from node.engine import mlx_lm_import
+from sealring.node.engine import mlx_lm_import
 mlx_lm_import.import_utils()
 from mlx_lm import load
 assert resource.setrlimit is real

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.errors import InvalidInput
-from node.engine import params
-from node.engine.params import BLOCK, RowParameters
+from sealring.mesh.errors import InvalidInput
+from sealring.node.engine import params
+from sealring.node.engine.params import BLOCK, RowParameters
 from sealring.v1 import inference_pb2 as inference
 
 

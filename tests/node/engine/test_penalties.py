@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.engine.logprobs import unpack
-from node.engine.params import RowParameters
-from node.engine.sampling import Sampler
+from sealring.node.engine.logprobs import unpack
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.sampling import Sampler
 
 VOCABULARY = 23
 

@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from node.engine.profile import _eos, _hidden_size, digest, max_context, profile
-from node.engine.weights import load_stage
+from sealring.node.engine.profile import _eos, _hidden_size, digest, max_context, profile
+from sealring.node.engine.weights import load_stage
 
 Folder = Callable[..., Path]
 
@@ -148,7 +148,7 @@ def test_digest(llama: dict[str, Any], model_folder: Folder) -> None:
 
 def test_command(llama: dict[str, Any], model_folder: Folder, tmp_path: Path) -> None:
     def run(path: Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "node.engine.profile", str(path)]
+        command = [sys.executable, "-m", "sealring.node.engine.profile", str(path)]
         return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
     folder = model_folder(llama)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import QuantizedKVCache
 
-from mesh.errors import ModelError
-from node.engine.staging import caches, random_model, random_stage
-from node.engine.staging.quantization import CacheQuantization, cache_quantization
-from node.engine.staging.quantized import QuantizedBatchCache, QuantizedRowCache
+from sealring.mesh.errors import ModelError
+from sealring.node.engine.staging import caches, random_model, random_stage
+from sealring.node.engine.staging.quantization import CacheQuantization, cache_quantization
+from sealring.node.engine.staging.quantized import QuantizedBatchCache, QuantizedRowCache
 
 HEADS, WIDTH = 2, 64
 

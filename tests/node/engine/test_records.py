@@ -3,12 +3,12 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mesh.composition import Chunk, ResolvedStep
-from mesh.records import Kind
-from node.engine import records
-from node.engine.staging import StageSpec, TensorSpec
-from node.engine.staging.spec import TOKENS
-from node.engine.transfer import SharedDeparture
+from sealring.mesh.prompt.composition import Chunk, ResolvedStep
+from sealring.node.engine import records
+from sealring.node.engine.staging import StageSpec, TensorSpec
+from sealring.node.engine.staging.spec import TOKENS
+from sealring.node.engine.transfer import SharedDeparture
+from sealring.node.link.records import Kind
 
 HIDDEN = TensorSpec("hidden", "bfloat16", (3,))
 EXTRA = TensorSpec("extra", "float32", (2, 2))

@@ -10,10 +10,10 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from node.engine import relaying
-from node.engine.relaying import RelaidLinear, pays, relay
-from node.engine.staging import Stage, random_stage
-from node.engine.weights import load_stage
+from sealring.node.engine import relaying
+from sealring.node.engine.relaying import RelaidLinear, pays, relay
+from sealring.node.engine.staging import Stage, random_stage
+from sealring.node.engine.weights import load_stage
 
 Archs = dict[str, dict[str, Any]]
 

@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from mesh.errors import InvalidInput, ModelError
-from node.engine.staging import (
+from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.node.engine.staging import (
     Stage,
     TensorSpec,
     caches,
@@ -18,7 +18,7 @@ from node.engine.staging import (
     random_model,
     random_stage,
 )
-from node.engine.staging.anatomy import dissect
+from sealring.node.engine.staging.anatomy import dissect
 
 
 def greedy(stages: list[Stage], tokens: mx.array, cache: list[Any]) -> mx.array:

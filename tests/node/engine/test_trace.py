@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.engine.links import TRACE_LENGTH, StepTimes
-from node.engine.trace import engine_trace
-from node.timelog import TimeLog
+from sealring.node.engine.links import TRACE_LENGTH, StepTimes
+from sealring.node.engine.trace import engine_trace
+from sealring.node.ipc.timelog import TimeLog
 from sealring.v1 import trace_pb2
 
 SECOND = 1_000_000_000

@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from node.engine.staging import TensorSpec
-from node.engine.transfer import SharedDeparture, SharedTransfer, _copy_in, _copy_out, transfer
+from sealring.node.engine.staging import TensorSpec
+from sealring.node.engine.transfer import SharedDeparture, SharedTransfer, _copy_in, _copy_out, transfer
 
 TENSORS = (TensorSpec("hidden", "bfloat16", (4, 3)), TensorSpec("ids", "int32", ()))
 
@@ -91,7 +91,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
         return launch
 
     monkeypatch.setattr(mx.fast, "cuda_kernel", kernel)
-    monkeypatch.setattr("node.engine.transfer._kernels", {})
+    monkeypatch.setattr("sealring.node.engine.transfer._kernels", {})
     return found
 
 

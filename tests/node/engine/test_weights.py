@@ -9,10 +9,10 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from mesh.errors import ModelError
-from node.engine.check import check
-from node.engine.staging import random_model
-from node.engine.weights import load_stage
+from sealring.mesh.errors import ModelError
+from sealring.node.engine.check import check
+from sealring.node.engine.staging import random_model
+from sealring.node.engine.weights import load_stage
 
 Folder = Callable[..., Path]
 

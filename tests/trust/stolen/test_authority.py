@@ -11,9 +11,9 @@ import pytest
 from attackertest import attack_with, attacker, lines, nodes, serves_on
 from ringtest import CLUSTER, LIMIT_SECONDS, Ring, chat
 
-from mesh.certificates import ClusterCA, LeafKey
-from mesh.memberstate import load_member_state, save_tls
-from mesh.tls import TlsMaterial
+from sealring.mesh.member.state import load_member_state, save_tls
+from sealring.mesh.pki.certificates import ClusterCA, LeafKey
+from sealring.mesh.rpc.tls import TlsMaterial
 
 pytestmark = CLUSTER
 

@@ -15,16 +15,16 @@ import pytest_asyncio
 from attackertest import attack_with, attacker, lines, nodes, replaced, serves_on, targets
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Ring
 
-from cli.cluster import LocalCluster
-from mesh.bootstrap import JoinToken
-from mesh.certificates import ClusterCA, LeafKey, Role
-from mesh.enrolment import enrol
-from mesh.errors import SealringError
-from mesh.identity import SoftwareSigner
-from mesh.memberstate import IDENTITY_KEY, load_member_state, save_tls
-from mesh.renewal import renew_by_identity
-from mesh.suites import DEFAULT_SUITES
-from mesh.tls import TlsMaterial
+from sealring.cli.cluster import LocalCluster
+from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto.suites import DEFAULT_SUITES
+from sealring.mesh.errors import SealringError
+from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.member.enrolment import enrol
+from sealring.mesh.member.renewal import renew_by_identity
+from sealring.mesh.member.state import IDENTITY_KEY, load_member_state, save_tls
+from sealring.mesh.pki.certificates import ClusterCA, LeafKey, Role
+from sealring.mesh.rpc.tls import TlsMaterial
 from sealring.v1 import admin_pb2, membership_pb2
 
 pytestmark = CLUSTER
@@ -35,8 +35,7 @@ async def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[L
     """Another cluster: its coordinator is there, and the certificates of a node and a gateway."""
     folder = tmp_path_factory.mktemp("elsewhere") / "state"
     async with LocalCluster(folder, MODEL, nodes=1) as cluster:
-        cluster._choose_ports()
-        cluster._write_configs()
+        cluster.write_configs()
         await cluster._start_coordinator()
         await cluster._enrol_all()
         yield cluster

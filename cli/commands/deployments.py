@@ -1,0 +1,280 @@
+"""`sealring deploy`, `plan` and `deployments`: models and the rings that serve them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sealring.cli.commands.nodes import find_node
+from sealring.cli.operator import Admin, call_admin, run_admin
+from sealring.cli.output import moment, plain, print_json, print_table, progress, say, size
+from sealring.cli.settings_flags import settings_command
+from sealring.cli.waiting import wait_until_serving
+from sealring.cli.words import AsJson
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.deployment_limits import (
+    MAX_CONTEXT,
+    MAX_PREFILL_CHUNK,
+    MAX_REPLICAS,
+    MAX_ROWS,
+    MAX_STAGES,
+)
+from sealring.mesh.trust.levels import MAX_SCORE
+
+app = typer.Typer()
+listing = typer.Typer(name="deployments", help="The models that the cluster serves.", no_args_is_help=True)
+app.add_typer(listing)
+
+PLAN_SECONDS = 180.0
+"""A node that sees a large model for the first time reads the headers of all its weights."""
+
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="name in the nodes' model folders, path, or hub id")
+]
+Name = Annotated[str | None, typer.Option(help="what clients call it [default: the model's last part]")]
+Context = Annotated[int, typer.Option("--context", min=0, max=MAX_CONTEXT, help="tokens; 0: the model's own")]
+TrustFloor = Annotated[
+    int, typer.Option(min=0, max=MAX_SCORE, help="members that score below it are not used")
+]
+Replicas = Annotated[int, typer.Option(min=1, max=MAX_REPLICAS, help="rings")]
+MaxRows = Annotated[int, typer.Option(min=0, max=MAX_ROWS, help="sequences at once; 0 is what memory holds")]
+Stages = Annotated[int, typer.Option(min=0, max=MAX_STAGES, help="members per ring; 0 is as few as hold it")]
+Split = Annotated[str, typer.Option(metavar="A,B,...", help="layers per rank, by hand")]
+Members = Annotated[
+    list[str] | None, typer.Option("--member", metavar="NODE", help="use only this node; may be repeated")
+]
+KvBits = Annotated[
+    int, typer.Option("--kv-bits", help="keep the KV cache in 8 or 4 bits; 0 is the model's own precision")
+]
+SharePrefixes = Annotated[
+    bool,
+    typer.Option(
+        "--share-prefixes",
+        help="reuse work on equal beginnings of prompts across API keys, which can tell",
+    ),
+]
+PrefillChunk = Annotated[
+    int, typer.Option(min=0, max=MAX_PREFILL_CHUNK, help="tokens of a prompt at once; 0 is 256")
+]
+
+
+def make_spec(
+    model: ModelName,
+    name: Name = None,
+    tokens: Context = 0,
+    trust_floor: TrustFloor = 0,
+    replicas: Replicas = 1,
+    max_rows: MaxRows = 0,
+    stages: Stages = 0,
+    split: Split = "",
+    member: Members = None,
+    prefill_chunk: PrefillChunk = 0,
+    kv_bits: KvBits = 0,
+    share_prefixes: SharePrefixes = False,
+) -> Any:
+    """The deployment that the options describe. Raises InvalidInput (BAD_SPLIT)."""
+    from sealring.v1 import admin_pb2
+
+    path = Path(model).expanduser()
+    if path.is_dir() and (model.startswith((".", "~")) or "/" in model):
+        model = str(path.resolve())
+    return admin_pb2.DeploymentSpec(
+        name=name if name is not None else default_name(model),
+        model=model,
+        strategy="pipeline",
+        context=tokens,
+        trust_floor=trust_floor,
+        replicas=replicas,
+        max_rows=max_rows,
+        stages=stages,
+        split=parse_split(split),
+        members=member or [],
+        prefill_chunk=prefill_chunk,
+        kv_bits=kv_bits,
+        share_prefixes=share_prefixes,
+    )
+
+
+def describes_deployment(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of `make_spec` in the place of its parameter `spec`."""
+    options = inspect.signature(make_spec, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True)
+    context, _, *others = own.parameters.values()
+
+    @functools.wraps(command)
+    def described(context: typer.Context, **given: Any) -> None:
+        command(context, make_spec(**{name: given.pop(name) for name in options}), **given)
+
+    described.__signature__ = own.replace(parameters=[context, *options.values(), *others])  # type: ignore[attr-defined]
+    return described
+
+
+@app.command(cls=settings_command("cli"))
+@describes_deployment
+def deploy(
+    context: typer.Context,
+    spec: Any,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait until it serves")] = True,
+    wait_seconds: Annotated[float, typer.Option(min=1, max=86400, help="how long at most")] = 600,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a model with rings of nodes.
+
+    Plans it over the nodes, forms its rings and waits until they serve.
+    """
+    from sealring.v1 import admin_pb2
+
+    asked = False
+
+    async def work(admin: Admin) -> tuple[Any, int]:
+        nonlocal asked
+        await name_members(admin, spec)
+        with progress(f"planning {spec.name}") as shown:
+            asked = True
+            request = admin_pb2.CreateDeploymentRequest(spec=spec)
+            answer = await admin.call("CreateDeployment", request, seconds=PLAN_SECONDS)
+            if wait:
+                await wait_until_serving(admin, spec.name, seconds=wait_seconds, say=shown.update)
+        return answer.plan, await count_idle(admin, answer.plan)
+
+    try:
+        plan, idle = run_admin(context, work)
+    except KeyboardInterrupt:
+        if asked:
+            say(
+                f"the deployment goes on without this command (hint: sealring deployments list shows it, "
+                f"sealring deployments delete {spec.name} ends it)"
+            )
+        raise
+    if as_json:
+        print_json(plain(plan))
+        return
+    print_plan(plan)
+    say(f"{spec.name} is {'serving' if wait else 'on its way'}")
+    if idle and not (spec.stages or spec.split or spec.members):
+        say(f"as few nodes hold it as can: {idle} online hold none of it (hint: --stages N, --replicas N)")
+
+
+@app.command(cls=settings_command("cli"))
+@describes_deployment
+def plan(context: typer.Context, spec: Any, as_json: AsJson = False) -> None:
+    """Show what deploy would do, and do nothing."""
+    from sealring.v1 import admin_pb2
+
+    async def work(admin: Admin) -> Any:
+        await name_members(admin, spec)
+        request = admin_pb2.PlanDeploymentRequest(spec=spec)
+        return await admin.call("PlanDeployment", request, seconds=PLAN_SECONDS)
+
+    answer = run_admin(context, work)
+    if as_json:
+        print_json(plain(answer.plan))
+        return
+    print_plan(answer.plan)
+
+
+@listing.command("list", cls=settings_command("cli"))
+def list_deployments(context: typer.Context, as_json: AsJson = False) -> None:
+    """List deployments and the state of their rings."""
+    from sealring.v1 import admin_pb2
+
+    answer = call_admin(context, "ListDeployments", admin_pb2.ListDeploymentsRequest())
+    found = plain(answer)["deployments"]
+    if as_json:
+        print_json(found)
+        return
+    print_deployments(found)
+
+
+@listing.command(cls=settings_command("cli"))
+def delete(context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+    """End a deployment's rings and forget it."""
+    from sealring.v1 import admin_pb2
+
+    call_admin(context, "DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name=name))
+    say(f"deleted {name}")
+
+
+async def count_idle(admin: Admin, plan: Any) -> int:
+    """How many nodes are online and hold nothing, of this plan or another ring."""
+    from sealring.v1 import admin_pb2
+
+    answer = await admin.call("ListNodes", admin_pb2.ListNodesRequest())
+    used = {stage.member for ring in plan.rings for stage in ring.stages}
+    free = [node for node in answer.nodes if node.id not in used and not node.ring]
+    return sum(node.state == admin_pb2.NODE_STATE_ONLINE for node in free)
+
+
+async def name_members(admin: Admin, spec: Any) -> None:
+    """Puts ids where the spec has names of nodes. Raises NotFound, InvalidInput (AMBIGUOUS_NODE)."""
+    spec.members[:] = [await find_node(admin, node) for node in spec.members]
+
+
+def default_name(model: str) -> str:
+    """What clients call a model that nobody named: its last part, in the letters that names may have."""
+    last = model.rstrip("/").rsplit("/", 1)[-1].lower()
+    return re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:56].strip("-") or "model"
+
+
+def parse_split(text: str) -> list[int]:
+    """ "4,4,2" as layers per rank; nothing for "". Raises InvalidInput (BAD_SPLIT)."""
+    if not text:
+        return []
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 256 or not all(re.fullmatch(r"[1-9][0-9]{0,4}", part) for part in parts):
+        raise InvalidInput(
+            "the split is not layers per rank with commas between",
+            hint="for example --split 4,4,2",
+            reason="BAD_SPLIT",
+            param="split",
+        )
+    return [int(part) for part in parts]
+
+
+def print_plan(plan: Any) -> None:
+    """A plan as a table per ring."""
+    for ring in plan.rings:
+        rows = [
+            [
+                stage.rank,
+                stage.member_name or stage.member[:16],
+                f"{stage.first_layer}-{stage.end_layer - 1}",
+                size(stage.weight_bytes),
+                size(stage.kv_bytes),
+                size(stage.memory_usable),
+                stage.trust,
+            ]
+            for stage in ring.stages
+        ]
+        title = f"{plan.spec.name}: ring {ring.ring}, minimum trust {ring.min_trust}"
+        title += f", KV in {plan.spec.kv_bits} bits" if plan.spec.kv_bits else ""
+        columns = ["rank", "node", "layers", "weights", "KV per row", "usable", "trust"]
+        print_table(columns, rows, title=title)
+
+
+def print_deployments(found: list[dict[str, Any]]) -> None:
+    """Deployments and their rings as a table."""
+    rows = []
+    for one in found:
+        spec = one["plan"]["spec"]
+        for ring in one["rings"] or [{}]:
+            suites = sorted({link["suite"] for link in ring.get("links", [])})
+            rows.append(
+                [
+                    spec["name"],
+                    spec["model"],
+                    ring.get("ring", ""),
+                    ring.get("phase", ""),
+                    ring.get("epoch", ""),
+                    ", ".join(suites),
+                    moment(one["created"]),
+                    ring.get("reason", ""),
+                ]
+            )
+    print_table(["name", "model", "ring", "phase", "epoch", "suite", "created", "reason"], rows)

@@ -1,0 +1,153 @@
+"""`sealring operator`: who else may administer the cluster, and how far."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sealring.cli.operator import Admin, call_admin, read_bundle, run_admin
+from sealring.cli.output import moment, plain, print_data, print_json, print_table, say
+from sealring.cli.settings_flags import load_settings, settings_command
+from sealring.cli.words import AsJson, cannot_write
+from sealring.mesh.errors import AlreadyExists
+
+if TYPE_CHECKING:
+    from sealring.mesh.pki.certificates import LeafKey
+
+app = typer.Typer(
+    name="operator", help="Who may administer the cluster: a key, a name and a role.", no_args_is_help=True
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="as it stands in the audit log")]
+Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="where the bundle goes, mode 0700")]
+Days = Annotated[int, typer.Option(min=1, max=30, help="life of the certificate")]
+_DAY = 86400
+
+
+class OperatorRole(enum.StrEnum):
+    """Look, or look and change."""
+
+    READ = "read"
+    ADMIN = "admin"
+
+
+@app.command(cls=settings_command("cli"))
+def add(
+    context: typer.Context,
+    name: Name,
+    role: Annotated[OperatorRole, typer.Option(help="read: may look; admin: may do everything")],
+    out: Out,
+    days: Days = 30,
+    as_json: AsJson = False,
+) -> None:
+    """Make a bundle for another operator; hand it over by a way that nobody else reads."""
+    from sealring.mesh.pki.certificates import LeafKey
+    from sealring.v1 import admin_pb2
+
+    leaf = LeafKey()
+    number = admin_pb2.OperatorRole.Value(f"OPERATOR_ROLE_{role.name}")
+    request = admin_pb2.AddOperatorRequest(name=name, role=number, csr=leaf.csr(), ttl_seconds=days * _DAY)
+    _make_bundle(context, "AddOperator", request, leaf, out, as_json=as_json)
+    say(f"operator {name} may {role} for {days} days; use the bundle with --operator {out}")
+
+
+@app.command(cls=settings_command("cli"))
+def rotate(context: typer.Context, name: Name, out: Out, days: Days = 30, as_json: AsJson = False) -> None:
+    """Make a new bundle for an operator; the old one opens nothing from then on."""
+    from sealring.mesh.pki.certificates import LeafKey
+    from sealring.v1 import admin_pb2
+
+    leaf = LeafKey()
+    request = admin_pb2.RotateOperatorRequest(name=name, csr=leaf.csr(), ttl_seconds=days * _DAY)
+    _make_bundle(context, "RotateOperator", request, leaf, out, as_json=as_json)
+    say(f"operator {name} has a new bundle in {out}")
+
+
+@app.command(cls=settings_command("cli"))
+def revoke(context: typer.Context, name: Name) -> None:
+    """Refuse an operator from now on and end what it has running."""
+    from sealring.v1 import admin_pb2
+
+    call_admin(context, "RevokeOperator", admin_pb2.RevokeOperatorRequest(name=name))
+    say(f"revoked {name}")
+
+
+@app.command("list", cls=settings_command("cli"))
+def list_operators(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the operators; those who were revoked stand in the audit log."""
+    from sealring.v1 import admin_pb2
+
+    found = call_admin(context, "ListOperators", admin_pb2.ListOperatorsRequest()).operators
+    if as_json:
+        print_json([{**plain(one), "key_hash": one.key_hash.hex()} for one in found])
+        return
+    rows = []
+    for one in found:
+        role = admin_pb2.OperatorRole.Name(one.role).removeprefix("OPERATOR_ROLE_").lower()
+        rows.append([one.name, role, moment(one.added), moment(one.expires), one.key_hash.hex()[:16]])
+    print_table(["name", "role", "key since", "expires", "key"], rows)
+
+
+def _make_bundle(
+    context: typer.Context, method: str, request: Any, leaf: LeafKey, folder: Path, *, as_json: bool
+) -> None:
+    """Asks for a certificate and writes it with its key, which never leaves this machine.
+
+    Raises AlreadyExists (BUNDLE_EXISTS), InvalidInput (BAD_FILE) before anything is asked.
+    """
+    from sealring.mesh.member.state import (
+        MemberState,
+        is_enrolled,
+        load_member_state,
+        parse_pem_leaf,
+        save_member_state,
+    )
+    from sealring.mesh.pki.certificates import PeerIdentity, Role
+    from sealring.mesh.pki.root import decode_chain, verify_root_chain
+    from sealring.mesh.rpc.tls import TlsMaterial
+
+    if is_enrolled(folder):
+        raise AlreadyExists(
+            f"there is a bundle or an enrolment in {folder} already",
+            hint="name another folder",
+            reason="BUNDLE_EXISTS",
+        )
+    own = read_bundle(load_settings(context, "cli").settings.operator)
+
+    async def work(admin: Admin) -> tuple[Any, str]:
+        return await admin.call(method, request), admin.address
+
+    with _folder_for(folder):
+        answer, address = run_admin(context, work)
+    root = verify_root_chain(decode_chain(answer.root_metadata), own.root_sha256, now=time.time())
+    material = TlsMaterial(leaf.private_pem(), parse_pem_leaf(answer.certificate_chain), root.authorities)
+    peer = PeerIdentity(own.peer.cluster, Role.OPERATOR, request.name)
+    save_member_state(folder, MemberState(peer, request.name, address, own.root_sha256, root, material))
+    load_member_state(folder)
+    if as_json:
+        print_json({"name": request.name, "bundle": str(folder)})
+    else:
+        print_data(str(folder))
+
+
+@contextmanager
+def _folder_for(bundle: Path) -> Iterator[None]:
+    """The folder is there before anything is asked, and gone again when that is refused."""
+    made = [folder for folder in (bundle, *bundle.parents) if not folder.exists()]
+    try:
+        bundle.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(bundle, error) from None
+    try:
+        yield
+    except BaseException:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise

@@ -1,0 +1,154 @@
+"""`sealring up`: the first machine of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sealring.cli.output import Progress, moment, print_data, print_json, say
+from sealring.cli.settings_flags import config_file
+from sealring.cli.words import AsJson
+from sealring.mesh.system.paths import default_state_root
+
+if TYPE_CHECKING:
+    from sealring.cli.machines import FirstMachine
+    from sealring.cli.own_address import OwnAddress
+
+app = typer.Typer()
+
+TOKEN_USES = 16
+TOKEN_SECONDS = 3600
+_LOOK_SECONDS = 1.0
+
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="IP", help="where other machines reach this one [default: found, or asked for]"),
+]
+Name = Annotated[str | None, typer.Option(help="what people call this node [default: the host's name]")]
+Models = Annotated[
+    list[Path] | None,
+    typer.Option("--models", metavar="DIR", help="a folder with one model folder each inside; repeatable"),
+]
+Downloads = Annotated[
+    bool | None,
+    typer.Option("--downloads/--no-downloads", help="fetch a model that is not here from the hub"),
+]
+SoftwareIdentity = Annotated[
+    bool | None,
+    typer.Option(
+        "--software-identity-allowed/--no-software-identity-allowed",
+        help="identity keys in a file, trust level software [default: where this machine has no better]",
+    ),
+]
+
+
+@app.command()
+def up(
+    context: typer.Context,
+    address: Address = None,
+    name: Name = None,
+    models: Models = None,
+    downloads: Downloads = None,
+    software_identity_allowed: SoftwareIdentity = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make this the first machine of a cluster, and run it until Ctrl-C.
+
+    A coordinator, a gateway and a node as processes of their own, with their logs in files. Prints what to
+    type on the other machines. Started again, it is the same cluster.
+    """
+    from sealring.cli.choices import Wishes, choose_first
+    from sealring.cli.foreground import run_cluster, signals_as_exceptions
+    from sealring.mesh.system.lock import lock_state
+
+    wishes = Wishes(address, name, models or (), downloads, software_identity_allowed)
+    root = default_state_root()
+    signals_as_exceptions()
+    os.umask(0o077)
+    with lock_state(root):
+        choices = choose_first(root, config_file(context.find_root().params.get("config")), wishes, _ask)
+        for line in choices.said:
+            say(line)
+
+        def make(told: Callable[[str], None]) -> FirstMachine:
+            from sealring.cli.machines import FirstMachine
+
+            return FirstMachine(root, choices.settings, say=told)
+
+        async def work(machine: FirstMachine, shown: Progress) -> None:
+            await machine.start()
+            token = await machine.token(uses=TOKEN_USES, seconds=TOKEN_SECONDS)
+            shown.close()
+            if as_json:
+                print_json(_report(machine, token))
+            else:
+                _tell(machine, token)
+
+        run_cluster(make, work, what="starting the coordinator", meanwhile=_watch)
+
+
+def _ask(found: Sequence[OwnAddress]) -> OwnAddress:
+    """Which address others reach this machine at: the likeliest, where nobody can be asked."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return found[0]
+    for number, one in enumerate(found, 1):
+        say(f"  {number}  {one}")
+    number = 0
+    while not 1 <= number <= len(found):
+        question = "At which of its addresses do other machines reach this one?"
+        number = int(typer.prompt(question, default=1, type=int, err=True))
+    return found[number - 1]
+
+
+def _report(machine: FirstMachine, token: Any) -> dict[str, Any]:
+    return {
+        "join": f"sealring join {token.token}",
+        "token_id": token.token_id,
+        "expires": token.expires,
+        "coordinator": machine.coordinator_address,
+        "grpc": machine.grpc_address,
+        "http": machine.http_url,
+        "operator": str(machine.operator_bundle),
+        "logs": str(machine.state_dir / "logs"),
+        "processes": machine.processes,
+    }
+
+
+def _tell(machine: FirstMachine, token: Any) -> None:
+    say(f"coordinator at {machine.coordinator_address}, gateway at {machine.http_url}")
+    say(f"logs: {machine.state_dir / 'logs'}")
+    say(f"\nOn each other machine (up to {TOKEN_USES}, until {moment(token.expires)}) type:\n")
+    print_data(f"  sealring join {token.token}")
+    say("\nThen here, in another terminal: sealring deploy MODEL (demo is the bundled one), sealring chat")
+    say("Another token: sealring token create. Ctrl-C stops what runs on this machine.\n")
+
+
+async def _watch(machine: FirstMachine) -> None:
+    """Says what happens in the cluster, for as long as it runs."""
+    from sealring.cli.happenings import deployment_lines, deployment_states, node_lines
+    from sealring.mesh.errors import SealringError
+    from sealring.v1 import admin_pb2
+
+    nodes: dict[str, Any] | None = None
+    deployments: dict[str, str] = {}
+    while True:
+        try:
+            listed = await machine.admin.call("ListNodes", admin_pb2.ListNodesRequest())
+            answer = await machine.admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+        except SealringError:
+            pass  # it is busy, or ends, which is told elsewhere
+        else:
+            now, states = {one.id: one for one in listed.nodes}, deployment_states(answer.deployments)
+            for line in (
+                *node_lines(now if nodes is None else nodes, now),
+                *deployment_lines(deployments, states),
+            ):
+                say(line)
+            nodes, deployments = now, states
+        await asyncio.sleep(_LOOK_SECONDS)

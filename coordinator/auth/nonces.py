@@ -1,0 +1,77 @@
+"""What the coordinator has for callers who have not yet proved anything: few attempts, a nonce for each."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import struct
+from collections import OrderedDict
+from typing import Any
+
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.rpc.limits import Buckets, grpc_peer_name
+from sealring.mesh.trust.attestation import NONCE_BYTES
+from sealring.v1 import membership_pb2
+
+_TIME = struct.Struct(">d")
+_MAC_BYTES = 16
+_PER_SECOND = 10
+_AT_ONCE = 200
+
+
+class Nonces:
+    """Nonces that say themselves when they were handed out, under a MAC: nothing is kept of those that are
+    open, so nobody can use up the room for others. The newest that were used are known and refused; where
+    single use matters beyond that, it is the join token's.
+    """
+
+    _MAX_USED = 4096
+
+    def __init__(self, *, lifetime: float, clock: Clock) -> None:
+        self._lifetime = lifetime
+        self._clock = clock
+        self._key = secrets.token_bytes(_MAC_BYTES)
+        self._used: OrderedDict[bytes, None] = OrderedDict()
+
+    def issue(self) -> bytes:
+        """A fresh nonce."""
+        content = _TIME.pack(self._clock()) + secrets.token_bytes(NONCE_BYTES - _TIME.size - _MAC_BYTES)
+        return content + self._mac(content)
+
+    def use(self, nonce: bytes) -> bool:
+        """Whether this nonce was handed out here, within its life, and not used yet; it is now."""
+        content, mac = nonce[:-_MAC_BYTES], nonce[-_MAC_BYTES:]
+        if len(nonce) != NONCE_BYTES or not hmac.compare_digest(mac, self._mac(content)):
+            return False
+        (made,) = _TIME.unpack_from(content)
+        if nonce in self._used or self._clock() >= made + self._lifetime:
+            return False
+        self._used[nonce] = None
+        if len(self._used) > self._MAX_USED:
+            self._used.popitem(last=False)
+        return True
+
+    def _mac(self, content: bytes) -> bytes:
+        return hmac.digest(self._key, content, "sha256")[:_MAC_BYTES]
+
+
+class Attempts:
+    """The attempts of strangers at one service: so many from each network, each with a nonce."""
+
+    def __init__(self, *, lifetime: float, clock: Clock = monotonic_clock) -> None:
+        """`lifetime` is that of a nonce, in seconds."""
+        self._nonces = Nonces(lifetime=lifetime, clock=clock)
+        self._limit = Buckets(_PER_SECOND, _AT_ONCE, clock=clock)
+
+    def admit(self, context: Any) -> None:
+        """Count a call. Raises ResourceExhausted (RATE_LIMITED)."""
+        self._limit.check(grpc_peer_name(context.peer()))
+
+    def begin(self, context: Any) -> membership_pb2.GetNonceResponse:
+        """A fresh nonce for one attempt. Raises ResourceExhausted (RATE_LIMITED)."""
+        self.admit(context)
+        return membership_pb2.GetNonceResponse(nonce=self._nonces.issue())
+
+    def use(self, nonce: bytes) -> bool:
+        """As `Nonces.use`."""
+        return self._nonces.use(nonce)

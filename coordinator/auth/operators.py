@@ -1,0 +1,211 @@
+"""Operators: who may call the Admin service, and how far; asked anew at every call.
+
+A certificate alone opens nothing: the store has to know its name with this very key. So a revocation counts
+at once, and whoever holds the certificate authority's key without an operator's is refused as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import structlog
+
+from sealring.coordinator.auth.access import Access
+from sealring.coordinator.keys import OPERATOR_ID, ClusterKeys
+from sealring.coordinator.store import OperatorRole, Store, StoredOperator
+from sealring.mesh.clock import Clock
+from sealring.mesh.errors import AlreadyExists, InvalidInput, PermissionDenied, ResourceExhausted
+from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, key_hash
+from sealring.mesh.prompt.names import check_name
+from sealring.mesh.rpc.tls import AuthenticatedContext, peer_certificate
+
+MAX_OPERATORS = 100
+MAX_OPERATOR_SECONDS = 30 * 24 * 3600
+_MAX_NAME = 32
+_RESERVED = {OPERATOR_ID, "coordinator", "init"}
+_MAY = {
+    OperatorRole.READ: {OperatorRole.READ},
+    OperatorRole.ADMIN: {OperatorRole.READ, OperatorRole.ADMIN},
+}
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+log = structlog.get_logger()
+
+
+class OperatorAccess:
+    """Lets operators call, adds them and throws them out."""
+
+    def __init__(self, access: Access, store: Store, keys: ClusterKeys, *, clock: Clock) -> None:
+        self._access = access
+        self._store = store
+        self._keys = keys
+        self._clock = clock
+        self._running: dict[asyncio.Task[Any], str] = {}
+        self._cut: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def calling(self, context: AuthenticatedContext, needs: OperatorRole) -> AsyncIterator[str]:
+        """One call of an operator, by name; it ends with OPERATOR_REVOKED when its caller is thrown out.
+
+        Raises Unauthenticated (NO_CLIENT_CERTIFICATE, OTHER_CLUSTER), PermissionDenied (WRONG_ROLE,
+        OPERATOR_REVOKED, OPERATOR_EXPIRED, OPERATOR_ROLE).
+        """
+        name = self._require(context, needs)
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[task] = name
+        try:
+            yield name
+        except asyncio.CancelledError:
+            if task not in self._cut:
+                raise
+            task.uncancel()
+            raise _revoked() from None
+        finally:
+            del self._running[task]
+            self._cut.discard(task)
+
+    def add(self, name: str, role: OperatorRole, csr: bytes, seconds: int, actor: str) -> bytes:
+        """A new operator's certificate, DER.
+
+        Raises InvalidInput (BAD_NAME, BAD_TTL), AlreadyExists (OPERATOR_EXISTS), ResourceExhausted
+        (TOO_MANY_OPERATORS), CertificateError (BAD_CSR).
+        """
+        check_name(name, "operator")
+        if len(name) > _MAX_NAME or name in _RESERVED:
+            raise InvalidInput(
+                f"an operator is not called so: at most {_MAX_NAME} characters, and none of "
+                f"{', '.join(sorted(_RESERVED))}",
+                reason="BAD_NAME",
+                param="name",
+            )
+        known = self._store.operators.all()
+        if any(one.name == name for one in known):
+            raise AlreadyExists(
+                f"there is an operator {name} already",
+                hint="rotate its key, or revoke it first",
+                reason="OPERATOR_EXISTS",
+                param="name",
+            )
+        if len(known) >= MAX_OPERATORS:
+            raise ResourceExhausted(
+                f"there are {MAX_OPERATORS} operators already", hint="revoke one", reason="TOO_MANY_OPERATORS"
+            )
+        return self._issue("add_operator", name, role, csr, seconds, actor)
+
+    def rotate(self, name: str, csr: bytes, seconds: int, actor: str) -> bytes:
+        """A certificate for another key of an operator, DER; the old key is refused from now on.
+
+        Raises NotFound (UNKNOWN_OPERATOR), InvalidInput (OPERATOR_OF_THE_COORDINATOR, BAD_TTL),
+        CertificateError (BAD_CSR).
+        """
+        known = self._store.operators.get(name)
+        if name == OPERATOR_ID:
+            raise InvalidInput(
+                "the bundle in the coordinator's own folder is not rotated from afar",
+                hint="on its machine, with the coordinator stopped: sealring coordinator new-operator",
+                reason="OPERATOR_OF_THE_COORDINATOR",
+                param="name",
+            )
+        if known.role is None:
+            raise PermissionDenied(f"operator {name} has an unknown role", reason="OPERATOR_ROLE")
+        certificate = self._issue("rotate_operator", name, known.role, csr, seconds, actor)
+        self._end_calls(name)
+        return certificate
+
+    def revoke(self, name: str, actor: str) -> None:
+        """Refuse an operator from now on and end what it has running. Raises NotFound (UNKNOWN_OPERATOR)."""
+        known = self._store.operators.get(name)
+        with self._store.transaction():
+            self._store.operators.remove(name)
+            details = {"role": known.role, "key": known.key_hash.hex()}
+            self._store.audit.append(self._clock(), actor, "revoke_operator", name, details)
+        self._end_calls(name)
+
+    def _issue(
+        self, action: str, name: str, role: OperatorRole, csr: bytes, seconds: int, actor: str
+    ) -> bytes:
+        if seconds > MAX_OPERATOR_SECONDS:
+            raise InvalidInput(
+                f"an operator's certificate lives for at most {MAX_OPERATOR_SECONDS} s",
+                reason="BAD_TTL",
+                param="ttl_seconds",
+            )
+        now = self._clock()
+        peer = PeerIdentity(self._keys.root.cluster, Role.OPERATOR, name)
+        certificate = self._keys.ca.issue(csr, peer, lifetime=seconds or MAX_OPERATOR_SECONDS, now=now)
+        operator = stored_operator(name, role, certificate, now)
+        with self._store.transaction():
+            self._store.operators.save(operator)
+            details = {"role": role, "key": operator.key_hash.hex(), "expires": operator.expires}
+            self._store.audit.append(now, actor, action, name, details)
+        return certificate
+
+    def _require(self, context: AuthenticatedContext, needs: OperatorRole) -> str:
+        name = self._access.identify(context, Role.OPERATOR).id
+        certificate = peer_certificate(context)
+        known = self._store.operators.find(name)
+        if known is None or not hmac.compare_digest(known.key_hash, key_hash(certificate)):
+            log.warning("operator_refused", operator=name, why="revoked or another key")
+            raise _revoked()
+        if self._clock() >= min(known.expires, expires_at(certificate)):
+            raise PermissionDenied(
+                "the operator's certificate has expired",
+                hint="an operator of role admin makes another: sealring operator rotate",
+                reason="OPERATOR_EXPIRED",
+            )
+        if known.role is None or needs not in _MAY[known.role]:
+            log.warning("operator_refused", operator=name, role=known.role, needs=needs)
+            raise PermissionDenied(
+                f"operator {name} may not do this",
+                hint=f"it takes the role {needs}",
+                reason="OPERATOR_ROLE",
+            )
+        return name
+
+    def _end_calls(self, name: str) -> None:
+        current = asyncio.current_task()
+        for task in [task for task, owner in self._running.items() if owner == name and task is not current]:
+            self._cut.add(task)
+            task.cancel()
+
+
+def needs(
+    role: OperatorRole,
+) -> Callable[
+    [Callable[[Any, Request, str], Awaitable[Response]]],
+    Callable[[Any, Request, Any], Coroutine[Any, Any, Response]],
+]:
+    """Marks a handler of the Admin service with the role that it takes: it gets the caller's name instead of
+    gRPC's context."""
+
+    def wrap(
+        handler: Callable[[Any, Request, str], Awaitable[Response]],
+    ) -> Callable[[Any, Request, Any], Coroutine[Any, Any, Response]]:
+        @functools.wraps(handler)
+        async def guarded(self: Any, request: Request, context: Any) -> Response:
+            async with self.operators.calling(context, role) as actor:
+                return await handler(self, request, actor)
+
+        guarded.__dict__["needs"] = role
+        return guarded
+
+    return wrap
+
+
+def stored_operator(name: str, role: OperatorRole, certificate: bytes, now: float) -> StoredOperator:
+    """What the store keeps of an operator with this certificate (DER)."""
+    return StoredOperator(name, role, key_hash(certificate), int(now), int(expires_at(certificate)))
+
+
+def _revoked() -> PermissionDenied:
+    return PermissionDenied(
+        "caller is no operator of this cluster any more",
+        hint="it was revoked, or has another key by now",
+        reason="OPERATOR_REVOKED",
+    )

@@ -1,0 +1,1 @@
+"""Which members hold which layers of a model."""

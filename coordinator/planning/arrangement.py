@@ -1,0 +1,146 @@
+"""Who stands where in a ring: members dealt to rings, put in order, and given layers that they can hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, permutations
+
+from sealring.coordinator.planning.apportion import apportion
+from sealring.coordinator.planning.demand import Demand, capacity
+from sealring.v1 import admin_pb2
+
+_ALL_ORDERS = 5
+"""Groups up to this size are tried in every order."""
+
+_MOST_TRIES = 128
+"""So many orders that may fit are tried; more than all of a small group's."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A member as the planner sees it. `obstacle` says why it cannot serve now; empty when it can."""
+
+    id: str
+    name: str
+    memory_usable: int
+    trust: int
+    obstacle: str = ""
+
+
+Ring = list[tuple[Candidate, int]]
+"""Members in rank order, each with its number of layers."""
+
+
+def preferred_places(spec: admin_pb2.DeploymentSpec, members: list[Candidate]) -> dict[str, int]:
+    """The preferred order along a ring: as the operator named the members, else by name, 2 before 10."""
+    if spec.members:
+        return {member: place for place, member in enumerate(spec.members)}
+
+    def natural(member: Candidate) -> list[tuple[int, str]]:
+        parts = re.split(r"(\d+)", member.name)
+        return [(int(part), "") if part.isdecimal() else (0, part) for part in (*parts, member.id)]
+
+    return {member.id: place for place, member in enumerate(sorted(members, key=natural))}
+
+
+def deal(
+    demand: Demand, members: list[Candidate], count: int, replicas: int, places: dict[str, int]
+) -> list[Ring] | None:
+    rings = []
+    for group in snake(members, count, replicas):
+        ring = _arrange(demand, sorted(group, key=lambda member: places[member.id]))
+        if ring is None:
+            return None
+        rings.append(ring)
+    return rings
+
+
+def snake(members: list[Candidate], count: int, replicas: int) -> list[list[Candidate]]:
+    """The strongest members in as many groups as replicas, dealt to and fro so that the groups are alike."""
+    groups: list[list[Candidate]] = [[] for _ in range(replicas)]
+    for turn in range(count):
+        dealt = members[turn * replicas : (turn + 1) * replicas]
+        for group, member in zip(groups if turn % 2 == 0 else reversed(groups), dealt, strict=True):
+            group.append(member)
+    return groups
+
+
+def _arrange(demand: Demand, group: list[Candidate]) -> Ring | None:
+    """The members in an order in which the layers fit, or None."""
+    capacities = {member.id: capacity(member.memory_usable) for member in group}
+    if sum(capacities.values()) < demand.total(len(group)):
+        return None
+    extras = demand.extras(len(group))
+    for order in islice(_promising(demand, extras, group), _MOST_TRIES):
+        shares = apportion(demand.per_layer, extras, [capacities[member.id] for member in order])
+        if shares is not None:
+            return list(zip(order, shares, strict=True))
+    return None
+
+
+def _promising(demand: Demand, extras: Sequence[int], group: list[Candidate]) -> Iterator[list[Candidate]]:
+    """The orders in which the layers may fit: nearly always do, if layers are alike.
+
+    Every member but the ends holds at most its longest run of layers; the ends hold the first and the last
+    layers beside embedding and head, which is fewer. Whether any choice of ends will do is found first,
+    without trying each.
+    """
+    if len(group) == 1:
+        yield group
+        return
+    missing = len(demand.per_layer)
+    head, tail = {}, {}
+    for member in group:
+        room = capacity(member.memory_usable)
+        most = demand.longest_run(room)
+        head[member.id] = demand.first_layers(room - extras[0]) - most
+        tail[member.id] = demand.last_layers(room - extras[-1]) - most
+        missing -= most
+    heads, tails = (sorted(gains, key=lambda one: -gains[one])[:2] for gains in (head, tail))
+    if max(head[one] + tail[other] for one in heads for other in tails if one != other) < missing:
+        return
+    for order in _orders(group):
+        if head[order[0].id] + tail[order[-1].id] >= missing:
+            yield order
+
+
+def _orders(group: list[Candidate]) -> Iterator[list[Candidate]]:
+    """As given; then every order of few members, or every pair at the ends, where the extras are."""
+    if len(group) <= _ALL_ORDERS:
+        yield from map(list, permutations(group))
+        return
+    yield group
+    for head in group:
+        for tail in group:
+            if head is not tail:
+                yield [head, *[member for member in group if member not in (head, tail)], tail]
+
+
+def match(demand: Demand, split: Sequence[int], group: list[Candidate]) -> list[Candidate]:
+    """The members as given where that fits, else the strongest to the heaviest stage."""
+    if shortfall(demand, list(zip(group, split, strict=True))) is None:
+        return group
+    group = sorted(group, key=lambda member: -member.memory_usable)
+    needs = _needs(demand, split)
+    ranks = sorted(range(len(split)), key=lambda rank: (-needs[rank], rank))
+    placed = dict(zip(ranks, group, strict=True))
+    return [placed[rank] for rank in range(len(split))]
+
+
+def _needs(demand: Demand, split: Sequence[int]) -> list[int]:
+    needs, first = [], 0
+    for extra, layers in zip(demand.extras(len(split)), split, strict=True):
+        needs.append(extra + sum(demand.per_layer[first : first + layers]))
+        first += layers
+    return needs
+
+
+def shortfall(demand: Demand, ring: Ring) -> tuple[Candidate, int, int] | None:
+    """The first member that cannot hold its stage, its rank, and the bytes that the stage takes."""
+    needs = _needs(demand, [layers for _, layers in ring])
+    for rank, ((member, _), need) in enumerate(zip(ring, needs, strict=True)):
+        if need > capacity(member.memory_usable):
+            return member, rank, need
+    return None

@@ -1,0 +1,152 @@
+"""What a model asks of memory, in bytes: weights, the embedding and head, and one row's KV cache."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from sealring.mesh.errors import ModelError
+from sealring.mesh.prompt.deployment_limits import MAX_CONTEXT, MAX_LAYERS
+from sealring.v1 import model_pb2
+
+HEADROOM_PERCENT = 10
+"""Share of a member's usable memory that no plan touches: activations, allocator slack, prefill peaks."""
+
+_MAX_BYTES = 1 << 50
+_MAX_QUANTIZED = 8
+_MAX_WHY = 1000
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+
+
+def capacity(memory_usable: int) -> int:
+    """What a plan may use of a member: all but the headroom."""
+    return memory_usable - memory_usable * HEADROOM_PERCENT // 100
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A model at one context length: `weights` and `row` are bytes per layer, one row for the latter."""
+
+    weights: tuple[int, ...]
+    row: tuple[int, ...]
+    embedding: int
+    head: int
+    tied: bool
+
+    @classmethod
+    def of(cls, profile: model_pb2.ModelProfile, context: int, kv_bits: int = 0, chunk: int = 0) -> Demand:
+        """The demand of a checked profile; a windowed layer holds its window and a chunk of a prompt at most.
+
+        Raises ModelError (KV_BITS_UNSUPPORTED).
+        """
+        row = tuple(
+            per_token * (min(context, window + chunk) if window else context) + state
+            for per_token, window, state in zip(
+                kv_bytes_per_token(profile, kv_bits), profile.kv_max_tokens, profile.state_bytes, strict=True
+            )
+        )
+        return cls(tuple(profile.layer_bytes), row, profile.embed_bytes, profile.head_bytes, profile.tied)
+
+    @cached_property
+    def per_layer(self) -> list[int]:
+        """Weights and one row of each layer: what has to fit."""
+        return [weight + row for weight, row in zip(self.weights, self.row, strict=True)]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Bytes of the first 0, 1, 2, ... layers."""
+        return [0, *accumulate(self.per_layer)]
+
+    @cached_property
+    def _runs(self) -> dict[int, int]:
+        return {}
+
+    def longest_run(self, room: int) -> int:
+        """How many consecutive layers fit into so many bytes at best, wherever they begin."""
+        if room not in self._runs:
+            ends, start, longest = self._ends, 0, 0
+            for end in range(1, len(ends)):
+                while ends[end] - ends[start] > room:
+                    start += 1
+                longest = max(longest, end - start)
+            self._runs[room] = longest
+        return self._runs[room]
+
+    def first_layers(self, room: int) -> int:
+        """How many layers from the first on fit into so many bytes."""
+        return max(0, bisect_right(self._ends, room) - 1)
+
+    def last_layers(self, room: int) -> int:
+        """How many layers up to the last fit into so many bytes."""
+        return max(0, len(self._ends) - 1 - bisect_left(self._ends, self._ends[-1] - room))
+
+    def extras(self, stages: int) -> list[int]:
+        """Bytes besides layers per rank: embedding at rank 0; head, and a tied embedding, at the tail."""
+        if stages == 1:
+            return [self.embedding + self.head]
+        tail = self.head + (self.embedding if self.tied else 0)
+        return [self.embedding, *[0] * (stages - 2), tail]
+
+    def weight_bytes(self, first: int, end: int, rank: int, stages: int) -> int:
+        """Weights of layers [first, end) at this rank, with what comes besides."""
+        return sum(self.weights[first:end]) + self.extras(stages)[rank]
+
+    def row_bytes(self, first: int, end: int) -> int:
+        """One row's cache at the full context for layers [first, end)."""
+        return sum(self.row[first:end])
+
+    def total(self, stages: int) -> int:
+        """Everything that `stages` ranks hold together, one row included."""
+        return sum(self.per_layer) + sum(self.extras(stages))
+
+
+def kv_bytes_per_token(profile: model_pb2.ModelProfile, kv_bits: int) -> Sequence[int]:
+    """Per layer, with caches of so many bits (0: as they are). Raises ModelError (KV_BITS_UNSUPPORTED)."""
+    if not kv_bits:
+        return profile.kv_bytes_per_token
+    for one in profile.quantized:
+        if one.bits == kv_bits:
+            return one.kv_bytes_per_token
+    raise ModelError(
+        profile.not_quantizable or f"the nodes do not keep the model's KV cache in {kv_bits} bits",
+        hint="deploy it without kv_bits",
+        reason="KV_BITS_UNSUPPORTED",
+        param="kv_bits",
+    )
+
+
+def check_profile(profile: model_pb2.ModelProfile) -> None:
+    """Bound every number that a node reported. Raises ModelError (BAD_PROFILE)."""
+    if not 1 <= profile.layers <= MAX_LAYERS:
+        raise _bad("number of layers")
+    per_layer: list[tuple[str, Sequence[int]]] = [
+        ("layer sizes", profile.layer_bytes),
+        ("cache sizes", profile.kv_bytes_per_token),
+        ("cache windows", profile.kv_max_tokens),
+        ("state sizes", profile.state_bytes),
+    ]
+    if len(profile.quantized) > _MAX_QUANTIZED or len(profile.not_quantizable) > _MAX_WHY:
+        raise _bad("list of quantized cache sizes")
+    per_layer += [("quantized cache sizes", one.kv_bytes_per_token) for one in profile.quantized]
+    for what, values in per_layer:
+        if len(values) != profile.layers or any(value > _MAX_BYTES for value in values):
+            raise _bad(what)
+    if max(profile.embed_bytes, profile.head_bytes, profile.handoff_bytes_per_token) > _MAX_BYTES:
+        raise _bad("embedding or head size")
+    if profile.max_context > MAX_CONTEXT:
+        raise _bad("context")
+    if not _DIGEST.match(profile.digest) or not _WORD.match(profile.model_type):
+        raise _bad("digest or model type")
+
+
+def _bad(what: str) -> ModelError:
+    return ModelError(
+        f"a node's profile of the model has a bad {what}",
+        hint="run the same release on every node",
+        reason="BAD_PROFILE",
+    )

@@ -1,0 +1,234 @@
+"""Which members hold which layers. Pure: specification, profile and candidates in, plan or refusal out.
+
+How it chooses, when the operator leaves it open:
+- context first: the model's own context if any number of members holds it, else the largest that fits;
+- then as few members as hold the weights, and one row at that context, within 90 % of their usable memory;
+- the members with the most memory (then trust, then id), dealt out so that replicas are alike;
+- ranks in the order in which the operator named the members, else by their names, where that fits;
+- layers in proportion to what each member has left after embedding or head (see
+`coordinator/planning/apportion.py`). A member serves one ring at a time. The roundabout cases (a head or
+tail that is too small for the embedding) are met by trying other members at both ends of the ring.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+
+from sealring.coordinator.planning.arrangement import (
+    Candidate,
+    Ring,
+    deal,
+    match,
+    preferred_places,
+    shortfall,
+    snake,
+)
+from sealring.coordinator.planning.demand import Demand, capacity, check_profile
+from sealring.coordinator.planning.refusals import does_not_fit, split_does_not_fit, too_few_nodes, usable
+from sealring.coordinator.planning.specs import check_spec
+from sealring.mesh.crypto.encoding import canonical_json
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.names import ring_id
+from sealring.v1 import admin_pb2, model_pb2
+
+DEFAULT_CONTEXT = 4096
+"""Tokens, for models that name no context of their own."""
+
+CONTEXT_STEP = 256
+DEFAULT_MAX_ROWS = 64
+
+
+def plan(
+    spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, candidates: Sequence[Candidate]
+) -> admin_pb2.DeploymentPlan:
+    """The rings of a deployment, with every default of the specification filled in.
+
+    Raises InvalidInput (BAD_DEPLOYMENT), NotFound (UNKNOWN_NODE), ModelError (BAD_PROFILE,
+    KV_BITS_UNSUPPORTED), FailedPrecondition (NOT_ENOUGH_NODES, NODE_NOT_USABLE), ResourceExhausted
+    (DOES_NOT_FIT).
+    """
+    spec = check_spec(spec)
+    check_profile(profile)
+    members = usable(spec, candidates)
+    _check_shape(spec, profile)
+    if spec.split:
+        spec.context, rings = _by_hand(spec, profile, members, candidates)
+    else:
+        spec.context, rings = _by_memory(spec, profile, members, candidates)
+        spec.stages = len(rings[0])
+    return _finish(spec, profile, rings)
+
+
+def kv_budget(stage: admin_pb2.StagePlan) -> int:
+    """Bytes that a planned stage may spend on KV caches: usable memory less headroom and weights."""
+    return capacity(stage.memory_usable) - stage.weight_bytes
+
+
+def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile) -> None:
+    if profile.max_context and spec.context > profile.max_context:
+        raise InvalidInput(
+            f"context is {spec.context} and the model's own is {profile.max_context}",
+            hint="ask for at most the model's own context, or leave it out to take that",
+            reason="BAD_DEPLOYMENT",
+            param="context",
+        )
+    if spec.stages > profile.layers:
+        raise InvalidInput(
+            f"{spec.stages} stages are more than the model's {profile.layers} layers",
+            reason="BAD_DEPLOYMENT",
+            param="stages",
+        )
+    if spec.split and sum(spec.split) != profile.layers:
+        raise InvalidInput(
+            f"split adds up to {sum(spec.split)} and the model has {profile.layers} layers",
+            reason="BAD_DEPLOYMENT",
+            param="split",
+        )
+
+
+def _demand(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, context: int) -> Demand:
+    return Demand.of(profile, context, spec.kv_bits, spec.prefill_chunk)
+
+
+def _by_memory(
+    spec: admin_pb2.DeploymentSpec,
+    profile: model_pb2.ModelProfile,
+    members: list[Candidate],
+    candidates: Sequence[Candidate],
+) -> tuple[int, list[Ring]]:
+    most = min(len(members) // spec.replicas, profile.layers)
+    counts = [spec.stages] if spec.stages else list(range(1, most + 1))
+    if not counts or counts[0] > most:
+        raise too_few_nodes(spec, (spec.stages or 1) * spec.replicas, members, candidates)
+
+    places = preferred_places(spec, members)
+
+    def attempt(context: int) -> list[Ring] | None:
+        demand = _demand(spec, profile, context)
+        found = (deal(demand, members, count, spec.replicas, places) for count in counts)
+        return next((rings for rings in found if rings is not None), None)
+
+    wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
+    rings = attempt(wanted)
+    if rings is not None:
+        return wanted, rings
+    largest = _largest_context(wanted, lambda context: attempt(context) is not None)
+    if spec.context or not largest:
+        asked = members[: counts[-1] * spec.replicas]
+        raise does_not_fit(_demand(spec, profile, wanted), wanted, asked, spec.replicas, counts[-1], largest)
+    rings = attempt(largest)
+    if rings is None:
+        raise AssertionError("a context that fitted a moment ago does not")
+    return largest, rings
+
+
+def _by_hand(
+    spec: admin_pb2.DeploymentSpec,
+    profile: model_pb2.ModelProfile,
+    members: list[Candidate],
+    candidates: Sequence[Candidate],
+) -> tuple[int, list[Ring]]:
+    count = len(spec.split)
+    if len(members) < count * spec.replicas:
+        raise too_few_nodes(spec, count * spec.replicas, members, candidates)
+    wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
+    places = preferred_places(spec, members)
+
+    def rings_at(context: int) -> list[Ring]:
+        demand = _demand(spec, profile, context)
+        if spec.members:
+            by_id = {member.id: member for member in members}
+            order = [by_id[member] for member in spec.members]
+            groups = [order[index * count :][:count] for index in range(spec.replicas)]
+        else:
+            groups = [
+                match(demand, spec.split, sorted(group, key=lambda member: places[member.id]))
+                for group in snake(members, count, spec.replicas)
+            ]
+        return [list(zip(group, spec.split, strict=True)) for group in groups]
+
+    def fits(context: int) -> bool:
+        demand = _demand(spec, profile, context)
+        return all(shortfall(demand, ring) is None for ring in rings_at(context))
+
+    context = wanted if fits(wanted) else _largest_context(wanted, fits)
+    if not context or (spec.context and context != wanted):
+        demand = _demand(spec, profile, wanted)
+        missing = next(found for ring in rings_at(wanted) if (found := shortfall(demand, ring)) is not None)
+        raise split_does_not_fit(*missing, wanted, context)
+    return context, rings_at(context)
+
+
+def _largest_context(wanted: int, fits: Callable[[int], bool]) -> int:
+    """The largest multiple of CONTEXT_STEP below `wanted` that fits, 0 when none does."""
+    low, high = 0, (wanted - 1) // CONTEXT_STEP
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle * CONTEXT_STEP):
+            low = middle
+        else:
+            high = middle - 1
+    return low * CONTEXT_STEP
+
+
+def _finish(
+    spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, rings: list[Ring]
+) -> admin_pb2.DeploymentPlan:
+    demand = _demand(spec, profile, spec.context)
+    planned = [_ring_plan(ring_id(spec.name, index), demand, ring) for index, ring in enumerate(rings)]
+    rows = (kv_budget(stage) // max(1, stage.kv_bytes) for ring in planned for stage in ring.stages)
+    spec.max_rows = spec.max_rows or max(1, min(DEFAULT_MAX_ROWS, *rows))
+    return admin_pb2.DeploymentPlan(
+        spec=spec, profile=profile, rings=planned, plan_hash=plan_hash(spec, profile, planned)
+    )
+
+
+def _ring_plan(name: str, demand: Demand, ring: Ring) -> admin_pb2.RingPlan:
+    stages, first = [], 0
+    for rank, (member, layers) in enumerate(ring):
+        end = first + layers
+        stages.append(
+            admin_pb2.StagePlan(
+                member=member.id,
+                member_name=member.name,
+                rank=rank,
+                first_layer=first,
+                end_layer=end,
+                weight_bytes=demand.weight_bytes(first, end, rank, len(ring)),
+                kv_bytes=demand.row_bytes(first, end),
+                memory_usable=member.memory_usable,
+                trust=member.trust,
+            )
+        )
+        first = end
+    return admin_pb2.RingPlan(
+        ring=name,
+        stages=stages,
+        min_trust=min(stage.trust for stage in stages),
+        kv_budget=min(kv_budget(stage) for stage in stages),
+    )
+
+
+def plan_hash(
+    spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, rings: Iterable[admin_pb2.RingPlan]
+) -> str:
+    """SHA-256 in hex over the canonical JSON of what the members have to agree on."""
+    content = {
+        "deployment": spec.name,
+        "model": spec.model,
+        "digest": profile.digest,
+        "strategy": spec.strategy,
+        "context": spec.context,
+        "max_rows": spec.max_rows,
+        "prefill_chunk": spec.prefill_chunk,
+        "kv_bits": spec.kv_bits,
+        "rings": [
+            {
+                "ring": ring.ring,
+                "stages": [[stage.member, stage.first_layer, stage.end_layer] for stage in ring.stages],
+            }
+            for ring in rings
+        ],
+    }
+    return hashlib.sha256(canonical_json(content)).hexdigest()

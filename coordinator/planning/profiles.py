@@ -1,0 +1,74 @@
+"""Asks nodes what they measure of a model, and holds on to what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sealring.coordinator.planning.demand import check_profile
+from sealring.coordinator.streams.questions import Questions
+from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.mesh.errors import DeadlineExceeded, NotFound, SealringError
+from sealring.mesh.rpc.problem import from_problem
+from sealring.v1 import membership_pb2, model_pb2
+from sealring.v1.membership_pb2 import CoordinatorMessage
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A node's profile of a model, or why it has none."""
+
+    member: str
+    profile: model_pb2.ModelProfile | None
+    error: SealringError | None
+
+
+class Profiles:
+    """What nodes say of models."""
+
+    def __init__(self, sessions: Sessions, *, timeout: float) -> None:
+        self._timeout = timeout
+        self._questions: Questions[membership_pb2.ProfileResult] = Questions(sessions)
+
+    async def ask(self, model: str, members: Iterable[str]) -> dict[str, Answer]:
+        """The answer of each member, within the timeout; who is not there or silent gets an error."""
+        answers = await asyncio.gather(*(self._ask_one(model, member) for member in members))
+        return {answer.member: answer for answer in answers}
+
+    def answered(self, session: NodeSession, result: membership_pb2.ProfileResult) -> None:
+        """A node's answer has come."""
+        self._questions.answered(session, result.id, result)
+
+    def gone(self, session: NodeSession) -> None:
+        """A node's stream has ended."""
+        self._questions.gone(session)
+
+    async def _ask_one(self, model: str, member: str) -> Answer:
+        def question(number: int) -> CoordinatorMessage:
+            return CoordinatorMessage(profile=membership_pb2.ProfileRequest(id=number, model=model))
+
+        try:
+            async with asyncio.timeout(self._timeout):
+                result = await self._questions.ask(member, question)
+            if result.HasField("problem"):
+                return Answer(member, None, from_problem(result.problem))
+            check_profile(result.profile)
+        except TimeoutError:
+            return Answer(member, None, DeadlineExceeded(f"no answer in {self._timeout:g} s"))
+        except SealringError as error:
+            return Answer(member, None, error)
+        return Answer(member, result.profile, None)
+
+
+def unknown_model(model: str, answers: Iterable[Answer], names: dict[str, str]) -> NotFound:
+    """No node has the model; says what each of them answered."""
+    told = [f"{names.get(answer.member, answer.member)}: {answer.error}" for answer in answers]
+    return NotFound(
+        f"no node can serve the model {model[:256]!r} ({'; '.join(told[:_SHOWN])})",
+        hint="put the model into the nodes' model folders, or name it as they do",
+        reason="UNKNOWN_MODEL",
+        param="model",
+    )

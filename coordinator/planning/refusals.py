@@ -1,0 +1,167 @@
+"""Why a plan is refused: which nodes cannot serve, and the numbers of what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from sealring.coordinator.planning.demand import HEADROOM_PERCENT, Demand, capacity
+from sealring.mesh.errors import FailedPrecondition, NotFound, ResourceExhausted
+from sealring.v1 import admin_pb2
+
+_SHOWN = 8
+
+
+class Usable(Protocol):
+    """What a refusal tells of a member."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def memory_usable(self) -> int: ...
+    @property
+    def trust(self) -> int: ...
+    @property
+    def obstacle(self) -> str: ...
+
+
+Member = TypeVar("Member", bound=Usable)
+
+
+def usable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list[Member]:
+    """The members that this deployment may use, the strongest first.
+
+    Raises NotFound (UNKNOWN_NODE) for a named member that is none, FailedPrecondition (NODE_NOT_USABLE)
+    for one that cannot serve, (NOT_ENOUGH_NODES) when nobody can.
+    """
+    if spec.members:
+        candidates = _named(spec, candidates)
+    able = [member for member in candidates if not _obstacle(member, spec.trust_floor)]
+    if not able:
+        raise FailedPrecondition(
+            f"no node can serve{_unable(spec, candidates)}" if candidates else "no node has joined",
+            hint="start nodes, end what they serve, or lower the trust floor",
+            reason="NOT_ENOUGH_NODES",
+            available=0,
+        )
+    return sorted(able, key=lambda member: (-member.memory_usable, -member.trust, member.id))
+
+
+def _named(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list[Member]:
+    by_id = {member.id: member for member in candidates}
+    for identifier in spec.members:
+        member = by_id.get(identifier)
+        if member is None:
+            raise NotFound(
+                f"there is no node {identifier}",
+                hint="list the nodes",
+                reason="UNKNOWN_NODE",
+                param="members",
+            )
+        if obstacle := _obstacle(member, spec.trust_floor):
+            raise FailedPrecondition(
+                f"node {member.name} cannot serve: {obstacle}",
+                hint="leave it out, or put that right",
+                reason="NODE_NOT_USABLE",
+                param="members",
+                member=identifier,
+            )
+    return [by_id[identifier] for identifier in spec.members]
+
+
+def _obstacle(member: Usable, floor: int) -> str:
+    if member.obstacle:
+        return member.obstacle
+    if member.trust < max(1, floor):
+        return f"its trust {member.trust} is below the floor {max(1, floor)}"
+    if not member.memory_usable:
+        return "it reports no usable memory"
+    return ""
+
+
+def _unable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Usable]) -> str:
+    """Who cannot serve, and why."""
+    obstacles = ((member, _obstacle(member, spec.trust_floor)) for member in candidates)
+    told = [f"{member.name}: {obstacle}" for member, obstacle in obstacles if obstacle]
+    more = [f"and {len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
+    return f" ({'; '.join([*told[:_SHOWN], *more])})" if told else ""
+
+
+def too_few_nodes(
+    spec: admin_pb2.DeploymentSpec, needed: int, members: Sequence[Usable], candidates: Sequence[Usable]
+) -> FailedPrecondition:
+    """The deployment asks for more members than can serve; `candidates` are these and the others."""
+    unable = "" if spec.members else _unable(spec, candidates)
+    return FailedPrecondition(
+        f"the deployment needs {needed} nodes and {len(members)} can serve{unable}",
+        hint="add nodes, or ask for fewer stages or replicas",
+        reason="NOT_ENOUGH_NODES",
+        needed=needed,
+        available=len(members),
+    )
+
+
+def does_not_fit(
+    demand: Demand, context: int, members: Sequence[Usable], replicas: int, stages: int, largest: int
+) -> ResourceExhausted:
+    """No assignment fits. `largest` is the longest context that would, 0 when none does."""
+    needed = demand.total(stages) * replicas
+    available = sum(capacity(member.memory_usable) for member in members)
+    weights = sum(demand.weights) + sum(demand.extras(stages))
+    biggest = max(demand.per_layer)
+    message = (
+        f"the model needs {_size(needed)} ({_size(weights)} of weights and {_size(sum(demand.row))} for one "
+        f"sequence of {context} tokens" + (f", times {replicas} replicas" if replicas > 1 else "") + ") and "
+        f"{_nodes(len(members))} {_size(available)} to give"
+    )
+    if needed <= available:
+        message += f", but no cut into layers of up to {_size(biggest)} fits each node"
+    shown = ", ".join(
+        f"{member.name}: {_size(capacity(member.memory_usable))}" for member in members[:_SHOWN]
+    )
+    return ResourceExhausted(
+        message,
+        hint=_hint(largest),
+        reason="DOES_NOT_FIT",
+        needed_bytes=needed,
+        available_bytes=available,
+        headroom_percent=HEADROOM_PERCENT,
+        largest_context=largest,
+        nodes=shown,
+    )
+
+
+def split_does_not_fit(
+    member: Usable, rank: int, needed: int, context: int, largest: int
+) -> ResourceExhausted:
+    """One stage of a split by hand is too large for its member."""
+    available = capacity(member.memory_usable)
+    return ResourceExhausted(
+        f"stage {rank} needs {_size(needed)} with {context} tokens of context and node {member.name} "
+        f"has {_size(available)} to give",
+        hint=_hint(largest, "give this stage fewer layers"),
+        reason="DOES_NOT_FIT",
+        param="split",
+        rank=rank,
+        needed_bytes=needed,
+        available_bytes=available,
+        headroom_percent=HEADROOM_PERCENT,
+        largest_context=largest,
+    )
+
+
+def _hint(largest: int, other: str = "add nodes, or choose a smaller or more quantised model") -> str:
+    return f"a context of {largest} tokens fits; or {other}" if largest else other
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node has" if count == 1 else f"{count} nodes have"
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

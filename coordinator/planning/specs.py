@@ -1,0 +1,85 @@
+"""Deployment specifications as operators send them: bounded, consistent, and with the defaults filled in."""
+
+from __future__ import annotations
+
+from sealring.mesh.crypto.identity import check_member_id
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.deployment_limits import (
+    MAX_CONTEXT,
+    MAX_LAYERS,
+    MAX_PREFILL_CHUNK,
+    MAX_REPLICAS,
+    MAX_ROWS,
+    MAX_STAGES,
+)
+from sealring.mesh.prompt.names import check_deployment_name
+from sealring.mesh.trust.levels import MAX_SCORE
+from sealring.v1 import admin_pb2
+
+DEFAULT_PREFILL_CHUNK = 256
+KV_BITS = (8, 4)
+_MAX_MODEL = 256
+
+
+def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
+    """A copy with replicas, strategy and prefill chunk filled in; context, rows and stages are the planner's.
+
+    Raises InvalidInput; `param` in its metadata names the field.
+    """
+    checked = admin_pb2.DeploymentSpec()
+    checked.CopyFrom(spec)
+    check_deployment_name(spec.name)
+    if not 1 <= len(spec.model) <= _MAX_MODEL or any(ord(character) < 0x20 for character in spec.model):
+        raise _bad("model", f"model is empty, longer than {_MAX_MODEL} or has control characters")
+    checked.strategy = spec.strategy or "pipeline"
+    if checked.strategy != "pipeline":
+        raise _bad("strategy", "strategy is not one that is served", "use pipeline")
+    checked.replicas = spec.replicas or 1
+    checked.prefill_chunk = spec.prefill_chunk or DEFAULT_PREFILL_CHUNK
+    _at_most("context", spec.context, MAX_CONTEXT)
+    _at_most("trust_floor", spec.trust_floor, MAX_SCORE)
+    _at_most("replicas", spec.replicas, MAX_REPLICAS)
+    _at_most("max_rows", spec.max_rows, MAX_ROWS)
+    _at_most("stages", spec.stages, MAX_STAGES)
+    _at_most("prefill_chunk", spec.prefill_chunk, MAX_PREFILL_CHUNK)
+    if spec.kv_bits not in (0, *KV_BITS):
+        raise _bad("kv_bits", f"kv_bits is {spec.kv_bits}", "8, 4, or 0 for the model's own precision")
+    _check_split(checked)
+    _check_members(checked)
+    return checked
+
+
+def _check_split(spec: admin_pb2.DeploymentSpec) -> None:
+    if not spec.split:
+        return
+    if spec.stages:
+        raise _bad("split", "split and stages exclude each other", "leave stages out")
+    if len(spec.split) > MAX_STAGES or any(not 1 <= layers <= MAX_LAYERS for layers in spec.split):
+        raise _bad("split", f"split is not 1 to {MAX_STAGES} numbers of layers, each at least 1")
+
+
+def _check_members(spec: admin_pb2.DeploymentSpec) -> None:
+    if len(spec.members) > MAX_STAGES * MAX_REPLICAS:
+        raise _bad("members", "members are too many")
+    if len(set(spec.members)) != len(spec.members):
+        raise _bad("members", "members name one node twice")
+    for member in spec.members:
+        try:
+            check_member_id(member)
+        except InvalidInput as error:
+            error.metadata["param"] = "members"
+            raise
+    needed = len(spec.split) * spec.replicas
+    if spec.split and spec.members and len(spec.members) != needed:
+        raise _bad(
+            "members", f"split and replicas ask for {needed} members and {len(spec.members)} are named"
+        )
+
+
+def _at_most(param: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise _bad(param, f"{param} is {value}", f"at most {limit}")
+
+
+def _bad(param: str, message: str, hint: str = "") -> InvalidInput:
+    return InvalidInput(message, hint=hint, reason="BAD_DEPLOYMENT", param=param)

@@ -1,0 +1,160 @@
+"""Which nodes could serve a model now: who is here, free, and has the model; and the plan over them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Collection
+
+from sealring.coordinator.auth.standing import Standing
+from sealring.coordinator.planning.arrangement import Candidate
+from sealring.coordinator.planning.planner import plan
+from sealring.coordinator.planning.profiles import Answer, Profiles, unknown_model
+from sealring.coordinator.planning.refusals import usable
+from sealring.coordinator.planning.specs import check_spec
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store, StoredMember
+from sealring.coordinator.streams.sessions import Sessions
+from sealring.mesh.errors import Conflict, FailedPrecondition
+from sealring.mesh.pki.certificates import Role
+from sealring.v1 import admin_pb2, model_pb2
+
+_FIRST_BEAT_SECONDS = 5.0
+_TRIES = 3
+
+
+class Survey:
+    """Questions to the nodes, and plans from the answers. `freed` members count as free though they serve."""
+
+    def __init__(
+        self,
+        store: Store,
+        sessions: Sessions,
+        profiles: Profiles,
+        standing: Standing,
+        settings: CoordinatorSettings,
+    ) -> None:
+        self._standing = standing
+        self._store = store
+        self._sessions = sessions
+        self._profiles = profiles
+        self._settings = settings
+
+    def check(self, spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
+        """The checked specification; its floor is at least the cluster's. Raises InvalidInput."""
+        checked = check_spec(spec)
+        checked.trust_floor = max(checked.trust_floor, self._settings.trust_floor)
+        return checked
+
+    async def ask(self, spec: admin_pb2.DeploymentSpec, *, freed: Collection[str] = ()) -> dict[str, Answer]:
+        """What every node that might serve says about the model. Raises NotFound (UNKNOWN_MODEL)."""
+        await self._wait_for_beats()
+        serving = self._serving(freed)
+        able = [
+            member
+            for member in self._store.members.all(Role.MEMBER)
+            if not self._obstacle(member, serving) and (not spec.members or member.id in spec.members)
+        ]
+        answers = await self._profiles.ask(spec.model, [member.id for member in able])
+        if answers and not any(answer.profile for answer in answers.values()):
+            raise unknown_model(spec.model, answers.values(), {member.id: member.name for member in able})
+        return answers
+
+    async def plan(
+        self,
+        spec: admin_pb2.DeploymentSpec,
+        answers: dict[str, Answer],
+        *,
+        digest: str = "",
+        freed: Collection[str] = (),
+    ) -> admin_pb2.DeploymentPlan:
+        """The plan over the members that agree on the model; `digest` says which, else most memory decides.
+
+        Raises what `sealring.coordinator.planning.planner.plan` raises, and Conflict (NODES_CHANGED).
+        """
+        for _ in range(_TRIES):
+            profile, candidates = self._candidates(spec, answers, digest, freed)
+            made = await asyncio.to_thread(plan, spec, profile, candidates)  # seconds for hundreds of nodes
+            _, now = self._candidates(spec, answers, digest, freed)
+            able = {member.id for member in usable(spec, now)}
+            if able.issuperset(stage.member for ring in made.rings for stage in ring.stages):
+                return made
+        raise Conflict(
+            "nodes came and went while the plan was made", hint="try again", reason="NODES_CHANGED"
+        )
+
+    def _candidates(
+        self,
+        spec: admin_pb2.DeploymentSpec,
+        answers: dict[str, Answer],
+        digest: str,
+        freed: Collection[str],
+    ) -> tuple[model_pb2.ModelProfile, list[Candidate]]:
+        memory = {session.member: session.memory_usable for session in self._sessions}
+        groups: dict[str, dict[str, model_pb2.ModelProfile]] = defaultdict(dict)
+        for answer in answers.values():
+            if answer.profile is not None:
+                groups[answer.profile.digest][answer.member] = answer.profile
+        weight = {one: sum(memory.get(member, 0) for member in groups[one]) for one in groups}
+        digest = digest or max(weight, key=lambda one: (weight[one], one), default="")
+        agreeing = groups.get(digest, {})
+        serving = self._serving(freed)
+        candidates = [
+            Candidate(
+                member.id,
+                member.name,
+                memory.get(member.id, 0),
+                self._standing.trust(member),
+                self._obstacle(member, serving) or _model_obstacle(member.id, agreeing, answers),
+            )
+            for member in self._store.members.all(Role.MEMBER)
+        ]
+        able = usable(spec, candidates)
+        if not agreeing:
+            raise FailedPrecondition(
+                f"{able[0].name} became free while the others were asked",
+                hint="try again",
+                reason="NOT_ENOUGH_NODES",
+            )
+        return next(iter(agreeing.values())), candidates
+
+    def _obstacle(self, member: StoredMember, serving: dict[str, str]) -> str:
+        session = self._sessions.find(member.id)
+        if session is None:
+            return "it is offline"
+        if member.draining:
+            return "it is draining"
+        if member.id in serving:
+            return f"it serves ring {serving[member.id]}"
+        if session.heartbeat is None:
+            return "it has not reported its memory yet"
+        return ""
+
+    def _serving(self, freed: Collection[str]) -> dict[str, str]:
+        return {
+            stage.member: ring.ring
+            for deployment in self._store.deployments.all()
+            for ring in deployment.plan.rings
+            for stage in ring.stages
+            if stage.member not in freed
+        }
+
+    async def _wait_for_beats(self) -> None:
+        """Nodes that came a moment ago get the time to report their memory."""
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_BEAT_SECONDS):
+                while any(session.heartbeat is None for session in self._sessions):
+                    await self._sessions.next_beat()
+
+
+def _model_obstacle(member: str, agreeing: Collection[str], answers: dict[str, Answer]) -> str:
+    if member in agreeing:
+        return ""
+    answer = answers.get(member)
+    if answer is None:
+        return "it was not asked for the model"
+    if answer.profile is not None:
+        return "it has another version of the model"
+    return answer.error.message if answer.error else "it does not have the model"

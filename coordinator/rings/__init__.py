@@ -1,0 +1,1 @@
+"""The rings of the roster and the epochs of each."""

@@ -1,0 +1,299 @@
+"""The epochs of one ring: prepare, commit, serve, end, and when to try again. Pure; time is an argument.
+
+    WAITING --all online, back-off over--> PREPARING --all prepared--> COMMITTING --all up--> SERVING
+       ^------------------------ any fault, loss or deadline ends the epoch -----------------------|
+
+Every method takes the time in seconds of a monotonic clock and returns what is to be done, in order.
+Messages about any epoch but the current one change nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from sealring.mesh.errors import SealringError
+from sealring.mesh.rpc.backoff import Backoff
+from sealring.v1 import membership_pb2
+
+FIRST_BACKOFF = 0.2
+LAST_BACKOFF = 10.0
+STEADY_SECONDS = 10.0
+"""An epoch that served for this long was a good one: the next back-off starts anew."""
+
+
+RETRY_SECONDS = 1.0
+"""How long to wait when the number of the next epoch cannot be stored."""
+
+
+class Phase(enum.Enum):
+    """Where a ring stands."""
+
+    WAITING = "waiting"
+    PREPARING = "preparing"
+    COMMITTING = "committing"
+    SERVING = "serving"
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds: without progress while preparing, for the commit, and for a lost stream to return."""
+
+    prepare: float = 120.0
+    commit: float = 60.0
+    grace: float = 6.0
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Tell every member to prepare this epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Tell every member to commit it."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class End:
+    """Tell every member that it is over."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The phase is another one: tell who watches."""
+
+
+Action: TypeAlias = Prepare | Commit | End | Changed
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """Why an epoch ended. A root cause lies with who is named; others may only be what followed from it."""
+
+    epoch: int
+    text: str
+    root: bool
+
+
+@dataclass
+class _Epoch:
+    number: int
+    deadline: float
+    prepared: set[str] = field(default_factory=set)
+    up: set[str] = field(default_factory=set)
+    progress: dict[str, tuple[str, float]] = field(default_factory=dict)
+    links: dict[str, list[membership_pb2.LinkInfo]] = field(default_factory=dict)
+    serving_since: float = 0.0
+
+
+class RingEpochs:
+    """The machine of one ring. `next_epoch` gives numbers that rise and are never given twice; where it
+    raises an error of the tree, that is the ring's reason until a later try succeeds."""
+
+    def __init__(self, members: Mapping[str, str], next_epoch: Callable[[], int], timeouts: Timeouts) -> None:
+        """`members` are ids, by rank, with the names that people know them by."""
+        self.members = tuple(members)
+        self.phase = Phase.WAITING
+        self._names = dict(members)
+        self._cause = _Cause(0, "forming", root=True)
+        self._next_epoch = next_epoch
+        self._timeouts = timeouts
+        self._online: set[str] = set()
+        self._missing: dict[str, float] = {}
+        self._epoch: _Epoch | None = None
+        self._last_number = 0
+        self._not_before = 0.0
+        self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF, steady=STEADY_SECONDS, spread=0.0)
+
+    @property
+    def reason(self) -> str:
+        """Why it does not serve: who is missing, else what ended the last epoch. Empty while it serves."""
+        if self.phase is Phase.SERVING:
+            return ""
+        absent = [member for member in self.members if member not in self._online]
+        return self._offline(absent) if absent else self._cause.text
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, or the last one when there is none."""
+        return self._epoch.number if self._epoch else self._last_number
+
+    @property
+    def links(self) -> list[membership_pb2.LinkInfo]:
+        """What the members reported of the links of the current epoch, each link once."""
+        reported = self._epoch.links.values() if self._epoch else ()
+        unique = {(link.from_rank, link.to_rank): link for links in reported for link in links}
+        return [unique[edge] for edge in sorted(unique)]
+
+    @property
+    def progress(self) -> dict[str, tuple[str, float]]:
+        """What each member did last while the current epoch is being formed: words and a fraction."""
+        forming = self._epoch if self.phase in (Phase.PREPARING, Phase.COMMITTING) else None
+        return dict(forming.progress) if forming else {}
+
+    def deadline(self) -> float | None:
+        """When `tick` has something to do next, if ever."""
+        if self.phase is Phase.WAITING:
+            return self._not_before if self._all_here() else None
+        if self.phase is Phase.SERVING:
+            return min(self._missing.values(), default=None)
+        return self._epoch.deadline if self._epoch else None
+
+    def online(self, member: str, now: float) -> list[Action]:
+        """A member's stream is there (again)."""
+        if member not in self.members:
+            return []
+        self._online.add(member)
+        self._missing.pop(member, None)
+        return self.tick(now)
+
+    def lost(self, member: str, now: float) -> list[Action]:
+        """A member's stream broke. A serving ring gives it the grace period to return."""
+        if member not in self._online or member in self._missing:
+            return []
+        if self.phase is not Phase.SERVING:
+            return self.offline(member, now)
+        self._missing[member] = now + self._timeouts.grace
+        return []
+
+    def offline(self, member: str, now: float) -> list[Action]:
+        """A member is gone: it said goodbye, was silent for too long, or was thrown out."""
+        if member not in self.members:
+            return []
+        self._online.discard(member)
+        self._missing.pop(member, None)
+        if self._epoch is None:
+            return self._blame(_Cause(self._last_number, self._offline([member]), root=True))
+        return self._fail(self._offline([member]), now)
+
+    def advanced(self, member: str, epoch: int, what: str, fraction: float, now: float) -> list[Action]:
+        """A member reports progress; only a change counts against the deadline."""
+        current = self._current(member, epoch, Phase.PREPARING)
+        if current is not None and current.progress.get(member) != (what, fraction):
+            current.progress[member] = (what, fraction)
+            current.deadline = now + self._timeouts.prepare
+        return []
+
+    def prepared(
+        self, member: str, epoch: int, links: Sequence[membership_pb2.LinkInfo], now: float
+    ) -> list[Action]:
+        """A member is ready for the commit."""
+        current = self._current(member, epoch, Phase.PREPARING)
+        if current is None or member in current.prepared:
+            return []
+        current.prepared.add(member)
+        current.links[member] = list(links)
+        current.deadline = now + self._timeouts.prepare
+        if current.prepared != set(self.members):
+            return []
+        self.phase = Phase.COMMITTING
+        current.deadline = now + self._timeouts.commit
+        return [Commit(current.number), Changed()]
+
+    def up(self, member: str, epoch: int, now: float) -> list[Action]:
+        """A member's carrier has opened the confirmation records."""
+        current = self._current(member, epoch, Phase.COMMITTING)
+        if current is None:
+            return []
+        current.up.add(member)
+        if current.up != set(self.members):
+            return []
+        self.phase = Phase.SERVING
+        current.serving_since = now
+        return [Changed()]
+
+    def fault(self, member: str, epoch: int, reason: str, now: float, *, root: bool = True) -> list[Action]:
+        """A member says that the epoch cannot go on; not a `root` cause if it tells of what others did.
+
+        One end has many witnesses, and the neighbours of the culprit are often first: what is said of an
+        epoch that is over still replaces its reason, unless a root cause is known.
+        """
+        if member not in self.members:
+            return []
+        if self._epoch is None or epoch != self._epoch.number:
+            return self._blame(_Cause(epoch, reason, root))
+        return self._fail(reason, now, root=root)
+
+    def tick(self, now: float) -> list[Action]:
+        """Whatever is due: the next epoch, or the end of one that took too long or lost a member."""
+        if self.phase is Phase.WAITING:
+            return self._begin(now) if self._all_here() and now >= self._not_before else []
+        if self.phase is Phase.SERVING:
+            return self._drop_missing(now)
+        if self._epoch is not None and now >= self._epoch.deadline:
+            return self._fail(f"{self.phase.value} took too long: {self._late(self._epoch)}", now)
+        return []
+
+    def close(self, reason: str) -> list[Action]:
+        """The ring is no more: the current epoch ends and no other begins."""
+        self._online.clear()
+        self._missing.clear()
+        current, self._epoch, self.phase = self._epoch, None, Phase.WAITING
+        return [End(current.number, reason)] if current else []
+
+    def _all_here(self) -> bool:
+        return self._online.issuperset(self.members) and not self._missing
+
+    def _current(self, member: str, epoch: int, phase: Phase) -> _Epoch | None:
+        expected = self._epoch is not None and self._epoch.number == epoch and self.phase is phase
+        return self._epoch if expected and member in self.members else None
+
+    def _begin(self, now: float) -> list[Action]:
+        try:
+            number = self._next_epoch()
+        except SealringError as error:  # the number could not be stored
+            self._not_before = now + RETRY_SECONDS
+            text = f"the coordinator cannot begin an epoch: {error.message}"
+            known, self._cause = self._cause, _Cause(self._last_number, text, root=True)
+            return [Changed()] if self._cause != known else []
+        self._epoch = _Epoch(number, now + self._timeouts.prepare)
+        self._last_number = self._epoch.number
+        self.phase = Phase.PREPARING
+        return [Prepare(self._epoch.number), Changed()]
+
+    def _drop_missing(self, now: float) -> list[Action]:
+        for member, until in list(self._missing.items()):
+            if now >= until:
+                return self.offline(member, now)
+        return []
+
+    def _late(self, current: _Epoch) -> str:
+        done = current.prepared if self.phase is Phase.PREPARING else current.up
+        waited_for = [name for member, name in self._names.items() if member not in done]
+        return f"{', '.join(waited_for)} did not finish"
+
+    def _offline(self, members: Sequence[str]) -> str:
+        names = ", ".join(self._names[member] for member in members)
+        return f"{names} {'is' if len(members) == 1 else 'are'} offline"
+
+    def _blame(self, cause: _Cause) -> list[Action]:
+        """Take up what is learnt of the last epoch's end after it."""
+        ended = self.phase is not Phase.SERVING and cause.epoch == self._cause.epoch
+        if not ended or self._cause.root or not cause.root:
+            return []
+        self._cause = cause
+        return [Changed()]
+
+    def _fail(self, reason: str, now: float, *, root: bool = True) -> list[Action]:
+        current, self._epoch = self._epoch, None
+        if current is None:
+            return []
+        if self._missing and not root:
+            reason, root = self._offline(list(self._missing)), True
+        for member in self._missing:
+            self._online.discard(member)
+        self._missing.clear()
+        served = now - current.serving_since if self.phase is Phase.SERVING else 0.0
+        self._not_before = now + self._backoff.after(served)
+        self.phase, self._cause = Phase.WAITING, _Cause(current.number, reason, root)
+        return [End(current.number, reason), Changed()]

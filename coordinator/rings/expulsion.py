@@ -1,0 +1,60 @@
+"""Throwing a member or gateway out: its streams end, the next roster is without it, its ring moves."""
+
+from __future__ import annotations
+
+from sealring.coordinator.rings.moves import Moves
+from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.services.watchers import Watchers
+from sealring.coordinator.store import Revocation, Store, StoredMember
+from sealring.coordinator.streams.sessions import Sessions
+from sealring.mesh.clock import Clock
+from sealring.mesh.errors import PermissionDenied
+
+
+class Expulsion:
+    """Evicts, which a new join token undoes, and bans, which nothing does."""
+
+    def __init__(
+        self,
+        store: Store,
+        authority: Authority,
+        sessions: Sessions,
+        watchers: Watchers,
+        moves: Moves,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._authority = authority
+        self._sessions = sessions
+        self._watchers = watchers
+        self._moves = moves
+        self._clock = clock
+
+    def evict(self, who: StoredMember, actor: str, *, why: str = "") -> None:
+        """It may come back with a new token. `why` is a reason, for the audit log and for the machine."""
+        hint = f"it failed: {why}; " if why else ""
+        error = PermissionDenied(
+            "this machine was evicted",
+            hint=f"{hint}ask the operator for a new join token",
+            reason="EVICTED",
+        )
+        self._throw_out(Revocation.of(who, self._now(), banned=False), actor, error, why)
+
+    def ban(self, who: StoredMember | Revocation, actor: str) -> None:
+        """This identity never comes back, be it evicted already."""
+        error = PermissionDenied("this machine was banned", hint="ask the operator", reason="BANNED")
+        self._throw_out(Revocation.of(who, self._now(), banned=True), actor, error, "")
+
+    def _throw_out(self, revocation: Revocation, actor: str, error: PermissionDenied, why: str) -> None:
+        identifier = revocation.id
+        self._sessions.throw_out(identifier, error.reason.lower(), error)
+        self._watchers.throw_out(identifier, error)
+        action = "ban_node" if revocation.banned else "evict_node"
+        with self._authority.change():
+            self._store.members.revoke(revocation)
+            self._store.audit.append(revocation.at, actor, action, identifier, {"why": why} if why else {})
+        self._moves.evicted(identifier)
+
+    def _now(self) -> int:
+        return int(self._clock())

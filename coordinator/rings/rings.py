@@ -1,0 +1,354 @@
+"""The rings that the roster holds: runs the epoch machine of each, tells members and gateways."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Iterator
+
+import structlog
+
+from sealring.coordinator.rings.epochs import Action, Commit, End, Phase, Prepare, RingEpochs, Timeouts
+from sealring.coordinator.rings.running import RunningRing
+from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.services.watchers import Watchers, roster_event
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store
+from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
+from sealring.v1 import admin_pb2, membership_pb2
+from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, RingState, WatchResponse
+
+_MAX_REASON = 200
+_ORDERLY = "GATEWAY_LEFT"
+_OF_OTHERS = {
+    _ORDERLY,
+    "BROKEN_OFF",
+    "EPOCH_TIMEOUT",
+    "GATEWAY_ENDED",
+    "GATEWAY_GONE",
+    "HANDSHAKE_BROKEN_OFF",
+    "HANDSHAKE_TIMEOUT",
+    "LINK_POISONED",
+    "NO_CONFIRMATION",
+    "NO_SUCH_EPOCH",
+    "PEER_FROZEN",
+    "PEER_LOST",
+    "PEER_SILENT",
+    "PEER_UNREACHABLE",
+    "RECORD_LOST",
+    "RECORD_OVERDUE",
+    "REKEY_TIMEOUT",
+    "RING_FAILED",
+}
+"""What members say of an epoch's end when the fault lies with a neighbour, with the gateway, or between."""
+
+_SHOWN = 8
+log = structlog.get_logger()
+
+
+class Rings:
+    """Keeps the rings in step with the roster and with who is online."""
+
+    def __init__(
+        self,
+        store: Store,
+        authority: Authority,
+        sessions: Sessions,
+        watchers: Watchers,
+        settings: CoordinatorSettings,
+        *,
+        clock: Clock = monotonic_clock,
+    ) -> None:
+        self._store = store
+        self._authority = authority
+        self._sessions = sessions
+        self._watchers = watchers
+        self._timeouts = Timeouts(
+            settings.prepare_timeout, settings.commit_timeout, settings.heartbeat_timeout
+        )
+        self._clock = clock
+        self._running: dict[str, RunningRing] = {}
+        self._still_serving: set[str] = set()
+        self._not_moved: dict[str, str] = {}
+        self._wake = asyncio.Event()
+
+    # What the rings should be
+
+    def sync(self) -> None:
+        """Start, replace and end rings so that they are those of the newest roster."""
+        wanted = {ring.ring: (ring, deployment) for ring, deployment in self._wanted()}
+        planned = {
+            ring.ring for deployment in self._store.deployments.all() for ring in deployment.plan.rings
+        }
+        self._not_moved = {name: why for name, why in self._not_moved.items() if name in planned}
+        for name in list(self._running):
+            if name not in wanted:
+                self._end(name, gone=name not in planned)
+            elif wanted[name][0] != self._running[name].plan:
+                staying = {stage.member for stage in wanted[name][0].stages}
+                self._end(name, gone=False, staying=staying)
+        for name, (ring, plan) in wanted.items():
+            if name not in self._running:
+                self._start(ring, plan)
+        self._wake.set()
+
+    def keep_serving(self, member: str, keep: bool) -> None:
+        """While a member drains, its rings go on until this is taken back."""
+        (self._still_serving.add if keep else self._still_serving.discard)(member)
+
+    def not_moved(self, ring: str, why: str) -> None:
+        """A ring without one of its members found no others; told while it is out of service."""
+        self._not_moved[ring] = why
+
+    def _wanted(self) -> Iterator[tuple[admin_pb2.RingPlan, admin_pb2.DeploymentPlan]]:
+        draining = {member.id for member in self._store.members.all() if member.draining}
+        parked = draining - self._still_serving
+        for deployment in self._store.deployments.all():
+            for ring in deployment.plan.rings:
+                members = {stage.member for stage in ring.stages}
+                if self._authority.serves(ring.ring) and not members & parked:
+                    yield ring, deployment.plan
+
+    def _start(self, ring: admin_pb2.RingPlan, plan: admin_pb2.DeploymentPlan) -> None:
+        machine = RingEpochs(
+            {stage.member: stage.member_name for stage in ring.stages},
+            lambda: self._store.deployments.next_epoch(ring.ring),
+            self._timeouts,
+        )
+        self._not_moved.pop(ring.ring, None)
+        self._running[ring.ring] = RunningRing(
+            ring, plan.spec, plan.profile.digest, plan.profile.model_type, machine
+        )
+        self._watchers.tell(WatchResponse(ring=self._running[ring.ring].state()))
+        for stage in ring.stages:
+            if self._sessions.find(stage.member) is not None:
+                self._apply(ring.ring, machine.online(stage.member, self._clock()))
+
+    def _end(self, name: str, *, gone: bool, staying: Collection[str] = ()) -> None:
+        running = self._running[name]
+        reason = "the deployment was deleted" if gone else "its members are changing"
+        for action in running.machine.close(reason):
+            if isinstance(action, End):
+                self._tell_end(running, action, unload=True, staying=staying)
+        del self._running[name]
+        if gone:
+            self._watchers.tell(WatchResponse(gone=RingGone(ring=name)))
+        else:
+            self._watchers.tell(WatchResponse(ring=running.down(reason)))
+
+    # What the members say
+
+    def online(self, member: str) -> None:
+        """A node's stream is there."""
+        for name, running in self._of(member):
+            self._apply(name, running.machine.online(member, self._clock()))
+
+    def lost(self, member: str) -> None:
+        """A node's stream broke."""
+        for name, running in self._of(member):
+            self._apply(name, running.machine.lost(member, self._clock()))
+
+    def offline(self, member: str) -> None:
+        """A node is gone."""
+        for name, running in self._of(member):
+            self._apply(name, running.machine.offline(member, self._clock()))
+
+    def prepared(self, member: str, message: membership_pb2.EpochPrepared) -> None:
+        """A member finished phase one."""
+        running = self._running.get(message.ring)
+        if running is not None:
+            links = list(message.links)[: 2 * len(running.plan.stages)]
+            self._apply(message.ring, running.machine.prepared(member, message.epoch, links, self._clock()))
+
+    def progressed(self, member: str, message: membership_pb2.EpochProgress) -> None:
+        """A member is under way."""
+        running = self._running.get(message.ring)
+        if running is not None:
+            what = message.what[:64]
+            self._apply(
+                message.ring,
+                running.machine.advanced(member, message.epoch, what, message.fraction, self._clock()),
+            )
+
+    def up(self, member: str, message: membership_pb2.EpochUp) -> None:
+        """A member finished phase two."""
+        running = self._running.get(message.ring)
+        if running is not None:
+            self._apply(message.ring, running.machine.up(member, message.epoch, self._clock()))
+
+    def faulted(self, member: str, message: membership_pb2.EpochFault) -> None:
+        """A member cannot go on. What others say of the ring counts for nothing."""
+        running = self._running.get(message.ring)
+        if running is None or member not in running.machine.members:
+            return
+        problem = message.problem
+        tell = log.info if problem.reason == _ORDERLY else log.warning
+        tell("epoch_fault", ring=message.ring, epoch=message.epoch, member=member, why=problem.reason[:64])
+        reason = f"{running.name_of(member)}: {problem.message or problem.reason}"[:_MAX_REASON]
+        root = problem.reason not in _OF_OTHERS
+        actions = running.machine.fault(member, message.epoch, reason, self._clock(), root=root)
+        self._apply(message.ring, actions)
+
+    def first_heartbeat(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
+        """What a node says it runs when it comes (back) is compared with what it should run."""
+        reported = {health.ring: health.epoch for health in heartbeat.rings}
+        for name, running in self._of(session.member):
+            machine = running.machine
+            if machine.phase is Phase.SERVING and reported.get(name) != machine.epoch:
+                reason = f"{running.name_of(session.member)} was restarted"
+                self._apply(name, machine.fault(session.member, machine.epoch, reason, self._clock()))
+        for name, epoch in reported.items():
+            known = self._running.get(name)
+            if known is None or epoch != known.machine.epoch or known.machine.phase is Phase.WAITING:
+                end = membership_pb2.EndEpoch(
+                    ring=name, epoch=epoch, reason="the epoch is over", unload=known is None
+                )
+                session.send(CoordinatorMessage(end=end))
+
+    # What there is to tell
+
+    def snapshot(self) -> list[WatchResponse]:
+        """What a gateway that begins to watch has to know."""
+        rings = [running.state() for _, running in sorted(self._running.items())]
+        parked = [
+            RingState(
+                ring=ring.ring,
+                phase=membership_pb2.RING_PHASE_DOWN,
+                deployment=deployment.plan.spec.name,
+                reason=self._parked(ring, deployment.plan).reason,
+                model_type=deployment.plan.profile.model_type,
+            )
+            for deployment in self._store.deployments.all()
+            for ring in deployment.plan.rings
+            if ring.ring not in self._running
+        ]
+        told = [WatchResponse(ring=state) for state in (*rings, *parked)]
+        return [roster_event(self._authority.current), *told]
+
+    def statuses(self, plan: admin_pb2.DeploymentPlan) -> Iterable[admin_pb2.RingStatus]:
+        """The rings of a deployment as the operator sees them."""
+        for ring in plan.rings:
+            running = self._running.get(ring.ring)
+            yield self._parked(ring, plan) if running is None else running.status()
+
+    def _parked(self, ring: admin_pb2.RingPlan, plan: admin_pb2.DeploymentPlan) -> admin_pb2.RingStatus:
+        """A planned ring that cannot be in service: which of its members keep it from that."""
+        why = [
+            f"{stage.member_name} {obstacle}"
+            for stage in ring.stages
+            if (obstacle := self._obstacle(stage.member, plan.spec.trust_floor))
+        ]
+        if ring.ring in self._not_moved:
+            why.append(f"others could not take over: {self._not_moved[ring.ring]}")
+        return admin_pb2.RingStatus(
+            ring=ring.ring,
+            phase=membership_pb2.RING_PHASE_DOWN,
+            reason="; ".join(why) or "the newest roster does not hold it",
+        )
+
+    def _obstacle(self, identifier: str, floor: int) -> str:
+        member = self._store.members.find(identifier)
+        listed = self._authority.listed(identifier)
+        if member is None or listed is None:
+            return "was evicted"
+        if member.draining:
+            return "is draining"
+        return f"has trust {listed.trust}, below the floor {floor}" if listed.trust < floor else ""
+
+    def serving(self, name: str) -> RunningRing:
+        """The ring of that name, or the only one for "".
+
+        Raises NotFound (NO_SUCH_RING), InvalidInput (WHICH_RING), FailedPrecondition (RING_DOWN).
+        """
+        if not name and len(self._running) > 1:
+            raise InvalidInput(
+                "there are several rings",
+                hint=f"name one of: {', '.join(sorted(self._running)[:_SHOWN])}",
+                reason="WHICH_RING",
+                param="ring",
+            )
+        found = self._running.get(name) if name else next(iter(self._running.values()), None)
+        if found is None:
+            raise NotFound(
+                f"there is no ring {name[:64]!r}" if name else "there is no ring",
+                hint="see: sealring deployments list",
+                reason="NO_SUCH_RING",
+                param="ring",
+            )
+        if found.machine.phase is not Phase.SERVING:
+            raise FailedPrecondition(
+                f"ring {found.plan.ring} does not serve just now",
+                hint="see: sealring deployments list",
+                reason="RING_DOWN",
+            )
+        return found
+
+    async def run(self) -> None:
+        """Let time pass: deadlines, back-offs and grace periods. Runs until cancelled."""
+        while True:
+            self._wake.clear()
+            deadlines = [running.machine.deadline() for running in self._running.values()]
+            due = min((deadline for deadline in deadlines if deadline is not None), default=None)
+            wait = None if due is None else max(0.0, due - self._clock())
+            try:
+                async with asyncio.timeout(wait):  # wait_for may swallow a cancellation (cpython 86296)
+                    await self._wake.wait()
+            except TimeoutError:
+                for name, running in self._running.items():
+                    self._apply(name, running.machine.tick(self._clock()))
+
+    def model_of(self, member: str) -> bytes | None:
+        """The digest of the model that a member serves from just now."""
+        for _, running in self._of(member):
+            if running.machine.phase is Phase.SERVING:
+                return bytes.fromhex(running.digest)
+        return None
+
+    # How it is told
+
+    def _apply(self, name: str, actions: list[Action]) -> None:
+        running = self._running[name]
+        for action in actions:
+            if isinstance(action, Prepare):
+                self._tell_prepare(running, action)
+            elif isinstance(action, Commit):
+                commit = membership_pb2.CommitEpoch(ring=name, epoch=action.epoch)
+                self._tell(running, CoordinatorMessage(commit=commit))
+            elif isinstance(action, End):
+                self._tell_end(running, action, unload=False)
+            else:
+                self._report(name, running.machine)
+        self._wake.set()
+
+    def _report(self, name: str, machine: RingEpochs) -> None:
+        log.info(
+            "ring_changed", ring=name, epoch=machine.epoch, phase=machine.phase.value, why=machine.reason
+        )
+        self._watchers.tell(WatchResponse(ring=self._running[name].state()))
+
+    def _tell_prepare(self, running: RunningRing, action: Prepare) -> None:
+        for stage in running.plan.stages:
+            prepare = running.prepare(stage, action.epoch, self._authority.current)
+            self._sessions.send(stage.member, CoordinatorMessage(prepare=prepare))
+
+    def _tell_end(
+        self, running: RunningRing, action: End, *, unload: bool, staying: Collection[str] = ()
+    ) -> None:
+        for stage in running.plan.stages:
+            end = membership_pb2.EndEpoch(
+                ring=running.plan.ring,
+                epoch=action.epoch,
+                reason=action.reason,
+                unload=unload and stage.member not in staying,
+            )
+            self._sessions.send(stage.member, CoordinatorMessage(end=end))
+
+    def _tell(self, running: RunningRing, message: CoordinatorMessage) -> None:
+        for stage in running.plan.stages:
+            self._sessions.send(stage.member, message)
+
+    def _of(self, member: str) -> list[tuple[str, RunningRing]]:
+        return [
+            (name, running) for name, running in self._running.items() if member in running.machine.members
+        ]

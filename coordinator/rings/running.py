@@ -1,0 +1,85 @@
+"""One ring that the roster holds, with its epoch machine, and the messages that tell of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sealring.coordinator.planning.planner import kv_budget
+from sealring.coordinator.rings.epochs import Phase, RingEpochs
+from sealring.coordinator.store import StoredRoster
+from sealring.v1 import admin_pb2, membership_pb2
+from sealring.v1.membership_pb2 import EpochProgress, PrepareEpoch, RingState
+
+_PHASES = {
+    Phase.WAITING: membership_pb2.RING_PHASE_DOWN,
+    Phase.PREPARING: membership_pb2.RING_PHASE_FORMING,
+    Phase.COMMITTING: membership_pb2.RING_PHASE_FORMING,
+    Phase.SERVING: membership_pb2.RING_PHASE_SERVING,
+}
+
+
+@dataclass
+class RunningRing:
+    """`spec`, `digest` (hex) and `model_type` are the deployment's, with every default filled in."""
+
+    plan: admin_pb2.RingPlan
+    spec: admin_pb2.DeploymentSpec
+    digest: str
+    model_type: str
+    machine: RingEpochs
+
+    def state(self) -> RingState:
+        """As gateways see it."""
+        return RingState(
+            ring=self.plan.ring,
+            epoch=self.machine.epoch,
+            phase=_PHASES[self.machine.phase],
+            deployment=self.spec.name,
+            reason=self.machine.reason,
+            max_rows=self.spec.max_rows,
+            context=self.spec.context,
+            prefill_chunk=self.spec.prefill_chunk,
+            model_type=self.model_type,
+            share_prefixes=self.spec.share_prefixes,
+        )
+
+    def down(self, reason: str) -> RingState:
+        """As gateways see it when it is out of service until its members have changed."""
+        state = self.state()
+        state.phase, state.reason = membership_pb2.RING_PHASE_DOWN, reason
+        return state
+
+    def status(self) -> admin_pb2.RingStatus:
+        """As operators see it."""
+        machine = self.machine
+        return admin_pb2.RingStatus(
+            ring=self.plan.ring,
+            epoch=machine.epoch,
+            phase=_PHASES[machine.phase],
+            reason=machine.reason,
+            links=machine.links,
+            progress=[
+                EpochProgress(ring=self.plan.ring, epoch=machine.epoch, what=what, fraction=fraction)
+                for what, fraction in machine.progress.values()
+            ],
+        )
+
+    def prepare(self, stage: admin_pb2.StagePlan, epoch: int, roster: StoredRoster) -> PrepareEpoch:
+        """Phase one for the member of a stage, under the newest roster."""
+        return PrepareEpoch(
+            ring=self.plan.ring,
+            epoch=epoch,
+            roster_version=roster.version,
+            roster_hash=roster.hash,
+            model=self.spec.model,
+            model_digest=self.digest,
+            context=self.spec.context,
+            max_rows=self.spec.max_rows,
+            kv_budget=kv_budget(stage),
+            prefill_chunk=self.spec.prefill_chunk,
+            kv_bits=self.spec.kv_bits,
+        )
+
+    def name_of(self, member: str) -> str:
+        """What people call a member of the ring."""
+        return next(stage.member_name for stage in self.plan.stages if stage.member == member)

@@ -1,0 +1,190 @@
+"""The roster authority: what the store says becomes a signed roster, stored before anybody sees it.
+
+Versions rise by one and are never reused: a roster is on disk, durably, before it is published, so that after
+a crash the next one follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from sealring.coordinator.auth.standing import Standing
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.roster.audit_head import AuditSeal
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store, StoredMember, StoredRoster
+from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
+from sealring.mesh.crypto.suites import DEFAULT_SUITES
+from sealring.mesh.errors import FailedPrecondition, SealringError
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.roster.codec import (
+    complete_roster,
+    encode_roster,
+    roster_hash,
+    sign_roster,
+)
+from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Revoked, Ring, RingMember, Roster, RosterMember
+from sealring.v1 import admin_pb2
+
+_MAX_REVOKED = 100
+_LOOK_SECONDS = 5.0
+_RETRY_SECONDS = 0.5
+log = structlog.get_logger()
+
+
+class Authority:
+    """Signs rosters. `listeners` are told of every new one, after it was stored."""
+
+    def __init__(
+        self, store: Store, keys: ClusterKeys, settings: CoordinatorSettings, *, clock: Clock
+    ) -> None:
+        self._standing = Standing(settings, clock=clock)
+        self.audit_seal = AuditSeal(store, keys, clock=clock)
+        self.listeners: list[Callable[[StoredRoster], None]] = []
+        self._store = store
+        self._keys = keys
+        self._settings = settings
+        self._clock = clock
+        self._current: StoredRoster | None = None
+        self._roster: Roster | None = None
+        self._signed_at = monotonic_clock()
+
+    @property
+    def current(self) -> StoredRoster:
+        """The newest signed roster. Raises FailedPrecondition (NO_ROSTER) before the first `publish`."""
+        if self._current is None:
+            raise FailedPrecondition("no roster was signed yet", reason="NO_ROSTER")
+        return self._current
+
+    def serves(self, ring: str) -> bool:
+        """Whether the newest roster holds this ring: a ring with a member that is gone or below its floor
+        stands in none."""
+        return self._roster is not None and any(entry.id == ring for entry in self._roster.rings)
+
+    def listed(self, identifier: str) -> RosterMember | None:
+        """A member as the newest roster states it."""
+        members = self._roster.members if self._roster is not None else ()
+        return next((member for member in members if member.id == identifier), None)
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Change the store and sign the roster that follows from it: both are stored, or neither.
+
+        The listeners are told when it is done, and what they fail at is not the caller's failure. Raises
+        RosterError if no valid roster follows, Unavailable (STATE_UNWRITABLE).
+        """
+        with self._store.transaction():
+            yield
+            draft, stored = self._sign()
+            self.audit_seal.renew()
+        self._current, self._roster, self._signed_at = stored, draft, monotonic_clock()
+        log.info(
+            "roster_published",
+            version=stored.version,
+            members=len(draft.members),
+            rings=len(draft.rings),
+            min_trust=draft.min_trust,
+        )
+        for listener in self.listeners:
+            try:
+                listener(stored)
+            except Exception:  # what was asked for is done, and whoever asked is to be told so
+                log.exception("roster_listener_failed", version=stored.version)
+
+    def publish(self) -> None:
+        """Sign the next version of the roster as it stands."""
+        with self.change():
+            pass
+
+    async def renew_forever(self) -> None:
+        """Publish the next version at half of the newest one's life; what fails is tried again."""
+        half = self._settings.roster_lifetime / 2
+        while True:
+            elapsed = monotonic_clock() - self._signed_at
+            if self._roster is not None:  # whichever clock is ahead: one stops in sleep, one may be set back
+                elapsed = max(elapsed, self._clock() - self._roster.issued)
+            if elapsed >= half:
+                try:
+                    self.publish()
+                    continue
+                except SealringError as error:
+                    log.error("roster_not_renewed", reason=error.reason, why=error.message)
+            await asyncio.sleep(min(max(half - elapsed, _RETRY_SECONDS), _LOOK_SECONDS))
+
+    def _sign(self) -> tuple[Roster, StoredRoster]:
+        draft = complete_roster(self._draft(self._store.rosters.latest()))
+        envelope = sign_roster(draft, self._keys.rosters)
+        stored = StoredRoster(draft.version, roster_hash(encode_roster(draft)), envelope)
+        self._store.rosters.add(stored)
+        return draft, stored
+
+    def _draft(self, latest: StoredRoster | None) -> Roster:
+        now = int(self._clock())
+        members = [self._member(member) for member in self._store.members.all(Role.MEMBER)]
+        gateways = self._store.members.all(Role.GATEWAY)
+        since = now - self._settings.certificate_lifetime - SKEW_SECONDS
+        revocations = self._store.members.revocations(since=since, limit=_MAX_REVOKED)
+        return Roster(
+            cluster=self._keys.root.cluster,
+            root_version=self._keys.root.version,
+            version=self._store.rosters.next_version(),
+            previous=latest.hash if latest else NO_PREVIOUS,
+            issued=now,
+            expires=now + self._settings.roster_lifetime,
+            suites=DEFAULT_SUITES,
+            trust_floor=self._settings.trust_floor,
+            min_trust=0,
+            members=tuple(members),
+            rings=tuple(self._rings({member.id: member.trust for member in members})),
+            gateways=tuple(Gateway(gateway.id, gateway.identity_key) for gateway in gateways),
+            revoked=tuple(Revoked(entry.id, entry.identity_key, entry.at) for entry in revocations),
+        )
+
+    def _rings(self, trust: dict[str, int]) -> Iterator[Ring]:
+        """The planned rings whose members are all enrolled and good enough."""
+        for deployment in self._store.deployments.all():
+            floor = max(deployment.plan.spec.trust_floor, self._settings.trust_floor)
+            for ring in deployment.plan.rings:
+                if min(trust.get(stage.member, 0) for stage in ring.stages) >= floor:
+                    yield _ring(deployment.plan, ring)
+                else:
+                    log.warning("ring_left_out", ring=ring.ring, why="a member is gone or below the floor")
+
+    def _member(self, member: StoredMember) -> RosterMember:
+        return RosterMember(
+            id=member.id,
+            identity_key=member.identity_key,
+            key_type=member.key_type,
+            sealing_key=member.sealing_key,
+            level=member.level,
+            trust=self._standing.trust(member),
+            attestation_hash=member.attestation_hash,
+            attested_at=member.attested_at,
+            challenged_at=member.challenged_at,
+            manifest_hash=member.manifest_hash,
+            addresses=member.addresses,
+        )
+
+
+def _ring(plan: admin_pb2.DeploymentPlan, ring: admin_pb2.RingPlan) -> Ring:
+    return Ring(
+        id=ring.ring,
+        deployment=plan.spec.name,
+        replica=int(ring.ring.rpartition("-")[2]),
+        model=plan.spec.model,
+        model_digest=bytes.fromhex(plan.profile.digest),
+        strategy=plan.spec.strategy,
+        context=plan.spec.context,
+        total_layers=plan.profile.layers,
+        plan_hash=bytes.fromhex(plan.plan_hash),
+        trust_floor=plan.spec.trust_floor,
+        min_trust=0,
+        members=tuple(
+            RingMember(stage.member, stage.rank, (stage.first_layer, stage.end_layer))
+            for stage in ring.stages
+        ),
+    )

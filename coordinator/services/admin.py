@@ -1,0 +1,344 @@
+"""The Admin service: everything that an operator does, each change with an entry in the audit log."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from sealring.coordinator.auth.operators import OperatorAccess, needs
+from sealring.coordinator.auth.standing import Standing
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.rings.expulsion import Expulsion
+from sealring.coordinator.rings.moves import Moves
+from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.services.deployments import DeploymentService
+from sealring.coordinator.services.nodes import describe_node
+from sealring.coordinator.services.traces import Traces
+from sealring.coordinator.services.watchers import Watchers
+from sealring.coordinator.store import OperatorRole, Store, StoredToken
+from sealring.coordinator.streams.sessions import Sessions
+from sealring.mesh.clock import Clock
+from sealring.mesh.crypto.identity import check_member_id
+from sealring.mesh.errors import InvalidInput, ResourceExhausted
+from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.pki.certificates import Role, to_pem
+from sealring.mesh.pki.roles import PROTO_ROLES, ROLES
+from sealring.v1 import admin_pb2, admin_pb2_grpc
+
+DEFAULT_TOKEN_SECONDS = 600
+MAX_TOKEN_SECONDS = 3600
+MAX_OPEN_TOKENS = 1000
+MAX_TOKEN_USES = 64
+DEFAULT_AUDIT_ENTRIES = 100
+MAX_AUDIT_ENTRIES = 1000
+MAX_REVOKED_SHOWN = 1000
+_MAX_NOTE = 200
+_PROTO_OPERATOR_ROLES: dict[OperatorRole | None, admin_pb2.OperatorRole.ValueType] = {
+    OperatorRole.READ: admin_pb2.OPERATOR_ROLE_READ,
+    OperatorRole.ADMIN: admin_pb2.OPERATOR_ROLE_ADMIN,
+}
+_OPERATOR_ROLES = {number: role for role, number in _PROTO_OPERATOR_ROLES.items()}
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """Role operator, and of the operators those whose own role a handler `needs`."""
+
+    def __init__(
+        self,
+        operators: OperatorAccess,
+        store: Store,
+        keys: ClusterKeys,
+        authority: Authority,
+        sessions: Sessions,
+        watchers: Watchers,
+        standing: Standing,
+        expulsion: Expulsion,
+        deployments: DeploymentService,
+        moves: Moves,
+        traces: Traces,
+        *,
+        join_addresses: Callable[[], Sequence[str]],
+        clock: Clock,
+    ) -> None:
+        """`join_addresses` are told to machines that join: host:port, the best first."""
+        self._join_addresses = join_addresses
+        self.operators = operators
+        self._store = store
+        self._keys = keys
+        self._authority = authority
+        self._sessions = sessions
+        self._watchers = watchers
+        self._standing = standing
+        self._expulsion = expulsion
+        self._deployments = deployments
+        self._moves = moves
+        self._traces = traces
+        self._clock = clock
+
+    # Join tokens
+
+    @needs(OperatorRole.ADMIN)
+    async def CreateJoinToken(  # noqa: N802
+        self, request: admin_pb2.CreateJoinTokenRequest, actor: str
+    ) -> admin_pb2.CreateJoinTokenResponse:
+        """Raises InvalidInput (BAD_ROLE, BAD_TTL, BAD_NOTE, BAD_USES) and ResourceExhausted
+        (TOO_MANY_TOKENS)."""
+        role = ROLES.get(request.role)
+        if role is None:
+            raise _bad("role", "role is neither node nor gateway", "BAD_ROLE")
+        if request.ttl_seconds > MAX_TOKEN_SECONDS:
+            raise _bad("ttl_seconds", f"a token lives for at most {MAX_TOKEN_SECONDS} s", "BAD_TTL")
+        if len(request.note) > _MAX_NOTE or not request.note.isprintable():
+            raise _bad("note", f"note is longer than {_MAX_NOTE} or not printable", "BAD_NOTE")
+        if request.uses > MAX_TOKEN_USES:
+            raise _bad("uses", f"a token enrols at most {MAX_TOKEN_USES} machines", "BAD_USES")
+        now = int(self._clock())
+        if len(self._store.tokens.open(now=now)) >= MAX_OPEN_TOKENS:
+            raise ResourceExhausted(
+                f"there are {MAX_OPEN_TOKENS} open join tokens already",
+                hint="revoke some, or wait until they expire",
+                reason="TOO_MANY_TOKENS",
+            )
+        token = JoinToken.generate(self._keys.pin, self._join_addresses())
+        expires = now + (request.ttl_seconds or DEFAULT_TOKEN_SECONDS)
+        with self._store.transaction():
+            stored = StoredToken(token.token_id, role, now, expires, request.note, request.uses or 1)
+            self._store.tokens.add(stored, token.secret)
+            details = {"role": role, "expires": expires, "note": request.note, "uses": stored.uses}
+            self._store.audit.append(now, actor, "create_join_token", token.token_id, details)
+        return admin_pb2.CreateJoinTokenResponse(
+            token=token.format(), token_id=token.token_id, expires=expires
+        )
+
+    @needs(OperatorRole.READ)
+    async def ListJoinTokens(  # noqa: N802
+        self, request: admin_pb2.ListJoinTokensRequest, actor: str
+    ) -> admin_pb2.ListJoinTokensResponse:
+        """Those that can still be used; never their secrets."""
+        return admin_pb2.ListJoinTokensResponse(
+            tokens=[
+                admin_pb2.JoinTokenInfo(
+                    token_id=token.id,
+                    role=PROTO_ROLES[token.role],
+                    created=token.created,
+                    expires=token.expires,
+                    note=token.note,
+                    uses=token.uses,
+                )
+                for token in self._store.tokens.open(now=self._clock())
+            ]
+        )
+
+    @needs(OperatorRole.ADMIN)
+    async def RevokeJoinToken(  # noqa: N802
+        self, request: admin_pb2.RevokeJoinTokenRequest, actor: str
+    ) -> admin_pb2.RevokeJoinTokenResponse:
+        """Raises NotFound (UNKNOWN_TOKEN)."""
+        with self._store.transaction():
+            self._store.tokens.revoke(request.token_id)
+            self._store.audit.append(self._clock(), actor, "revoke_join_token", request.token_id, {})
+        return admin_pb2.RevokeJoinTokenResponse()
+
+    # Nodes
+
+    @needs(OperatorRole.READ)
+    async def ListNodes(  # noqa: N802
+        self, request: admin_pb2.ListNodesRequest, actor: str
+    ) -> admin_pb2.ListNodesResponse:
+        """Every enrolled node and gateway, online or not, by name; and who was thrown out."""
+        places = {
+            stage.member: (ring.ring, stage)
+            for deployment in self._store.deployments.all()
+            for ring in deployment.plan.rings
+            for stage in ring.stages
+        }
+        return admin_pb2.ListNodesResponse(
+            nodes=[
+                describe_node(
+                    member,
+                    self._sessions.find(member.id),
+                    places.get(member.id),
+                    self._standing.trust(member),
+                    self._clock(),
+                    self._sessions.trouble(member.id),
+                )
+                for member in sorted(self._store.members.all(Role.MEMBER), key=lambda one: one.name)
+            ],
+            gateways=[
+                admin_pb2.Gateway(
+                    id=gateway.id,
+                    name=gateway.name,
+                    watching=self._watchers.watches(gateway.id),
+                    enrolled=gateway.enrolled_at,
+                    trouble=self._sessions.trouble(gateway.id),
+                )
+                for gateway in sorted(self._store.members.all(Role.GATEWAY), key=lambda one: one.name)
+            ],
+            revoked=[
+                admin_pb2.RevokedIdentity(
+                    id=one.id, name=one.name, role=PROTO_ROLES[one.role], at=one.at, banned=one.banned
+                )
+                for one in self._store.members.revocations(since=0, limit=MAX_REVOKED_SHOWN)
+            ],
+        )
+
+    @needs(OperatorRole.ADMIN)
+    async def DrainNode(  # noqa: N802
+        self, request: admin_pb2.DrainNodeRequest, actor: str
+    ) -> admin_pb2.DrainNodeResponse:
+        """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
+        member = self._store.members.get(_member_id(request.id))
+        if member.role is not Role.MEMBER:
+            raise _bad("id", "a gateway cannot be drained", "NOT_A_NODE")
+        if member.draining != request.undo:
+            return admin_pb2.DrainNodeResponse()
+        (self._moves.staying if request.undo else self._moves.draining)(member.id)
+        with self._authority.change():
+            self._store.members.save(dataclasses.replace(member, draining=not request.undo))
+            action = "undo_drain_node" if request.undo else "drain_node"
+            self._store.audit.append(self._clock(), actor, action, member.id, {"name": member.name})
+        return admin_pb2.DrainNodeResponse()
+
+    @needs(OperatorRole.ADMIN)
+    async def EvictNode(  # noqa: N802
+        self, request: admin_pb2.EvictNodeRequest, actor: str
+    ) -> admin_pb2.EvictNodeResponse:
+        """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
+        self._expulsion.evict(self._store.members.get(_member_id(request.id)), actor)
+        return admin_pb2.EvictNodeResponse()
+
+    @needs(OperatorRole.ADMIN)
+    async def BanNode(  # noqa: N802
+        self, request: admin_pb2.BanNodeRequest, actor: str
+    ) -> admin_pb2.BanNodeResponse:
+        """Also one that was evicted. Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
+        identifier = _member_id(request.id)
+        members = self._store.members
+        self._expulsion.ban(members.find_revocation(identifier) or members.get(identifier), actor)
+        return admin_pb2.BanNodeResponse()
+
+    # Deployments
+
+    @needs(OperatorRole.ADMIN)
+    async def CreateDeployment(  # noqa: N802
+        self, request: admin_pb2.CreateDeploymentRequest, actor: str
+    ) -> admin_pb2.CreateDeploymentResponse:
+        """Raises what `DeploymentService.create` raises."""
+        made = await self._deployments.create(request.spec, actor)
+        return admin_pb2.CreateDeploymentResponse(plan=made)
+
+    @needs(OperatorRole.ADMIN)
+    async def PlanDeployment(  # noqa: N802
+        self, request: admin_pb2.PlanDeploymentRequest, actor: str
+    ) -> admin_pb2.PlanDeploymentResponse:
+        """Raises what `DeploymentService.plan` raises."""
+        return admin_pb2.PlanDeploymentResponse(plan=await self._deployments.plan(request.spec))
+
+    @needs(OperatorRole.READ)
+    async def ListDeployments(  # noqa: N802
+        self, request: admin_pb2.ListDeploymentsRequest, actor: str
+    ) -> admin_pb2.ListDeploymentsResponse:
+        """With the state of every ring."""
+        return admin_pb2.ListDeploymentsResponse(deployments=self._deployments.list())
+
+    @needs(OperatorRole.ADMIN)
+    async def DeleteDeployment(  # noqa: N802
+        self, request: admin_pb2.DeleteDeploymentRequest, actor: str
+    ) -> admin_pb2.DeleteDeploymentResponse:
+        """Raises NotFound (UNKNOWN_DEPLOYMENT)."""
+        await self._deployments.delete(request.name, actor)
+        return admin_pb2.DeleteDeploymentResponse()
+
+    @needs(OperatorRole.READ)
+    async def TraceRing(  # noqa: N802
+        self, request: admin_pb2.TraceRingRequest, actor: str
+    ) -> admin_pb2.TraceRingResponse:
+        """Raises what `Traces.trace` raises."""
+        return await self._traces.trace(request.ring, request.milliseconds)
+
+    # What can be verified
+
+    @needs(OperatorRole.READ)
+    async def GetRoster(  # noqa: N802
+        self, request: admin_pb2.GetAdminRosterRequest, actor: str
+    ) -> admin_pb2.GetAdminRosterResponse:
+        """The newest signed roster and the chain of root metadata."""
+        return admin_pb2.GetAdminRosterResponse(
+            roster=self._authority.current.envelope, root_metadata=self._keys.root_chain
+        )
+
+    @needs(OperatorRole.READ)
+    async def ListAuditLog(  # noqa: N802
+        self, request: admin_pb2.ListAuditLogRequest, actor: str
+    ) -> admin_pb2.ListAuditLogResponse:
+        """Raises InvalidInput (BAD_LIMIT)."""
+        if request.limit > MAX_AUDIT_ENTRIES or request.after >= 1 << 63:
+            raise _bad("limit", f"limit is above {MAX_AUDIT_ENTRIES}, or after is no number", "BAD_LIMIT")
+        limit = request.limit or DEFAULT_AUDIT_ENTRIES
+        return admin_pb2.ListAuditLogResponse(
+            entries=self._store.audit.entries(after=request.after, limit=limit, newest=request.newest),
+            signed_head=self._authority.audit_seal.envelope,
+        )
+
+    # Operators
+
+    @needs(OperatorRole.READ)
+    async def ListOperators(  # noqa: N802
+        self, request: admin_pb2.ListOperatorsRequest, actor: str
+    ) -> admin_pb2.ListOperatorsResponse:
+        """By name; those who were revoked stand in the audit log alone."""
+        return admin_pb2.ListOperatorsResponse(
+            operators=[
+                admin_pb2.Operator(
+                    name=one.name,
+                    role=_PROTO_OPERATOR_ROLES.get(one.role, admin_pb2.OPERATOR_ROLE_UNSPECIFIED),
+                    added=one.added,
+                    expires=one.expires,
+                    key_hash=one.key_hash,
+                )
+                for one in self._store.operators.all()
+            ]
+        )
+
+    @needs(OperatorRole.ADMIN)
+    async def AddOperator(  # noqa: N802
+        self, request: admin_pb2.AddOperatorRequest, actor: str
+    ) -> admin_pb2.AddOperatorResponse:
+        """Raises InvalidInput (BAD_ROLE), and what `OperatorAccess.add` raises."""
+        role = _OPERATOR_ROLES.get(request.role)
+        if role is None:
+            raise _bad("role", "role is neither read nor admin", "BAD_ROLE")
+        certificate = self.operators.add(request.name, role, request.csr, request.ttl_seconds, actor)
+        return admin_pb2.AddOperatorResponse(
+            certificate_chain=to_pem(certificate), root_metadata=self._keys.root_chain
+        )
+
+    @needs(OperatorRole.ADMIN)
+    async def RotateOperator(  # noqa: N802
+        self, request: admin_pb2.RotateOperatorRequest, actor: str
+    ) -> admin_pb2.RotateOperatorResponse:
+        """Raises what `OperatorAccess.rotate` raises."""
+        certificate = self.operators.rotate(request.name, request.csr, request.ttl_seconds, actor)
+        return admin_pb2.RotateOperatorResponse(
+            certificate_chain=to_pem(certificate), root_metadata=self._keys.root_chain
+        )
+
+    @needs(OperatorRole.ADMIN)
+    async def RevokeOperator(  # noqa: N802
+        self, request: admin_pb2.RevokeOperatorRequest, actor: str
+    ) -> admin_pb2.RevokeOperatorResponse:
+        """Also itself, and the coordinator's own. Raises NotFound (UNKNOWN_OPERATOR)."""
+        self.operators.revoke(request.name, actor)
+        return admin_pb2.RevokeOperatorResponse()
+
+
+def _member_id(identifier: str) -> str:
+    try:
+        return check_member_id(identifier)
+    except InvalidInput as error:
+        error.metadata["param"] = "id"
+        raise
+
+
+def _bad(param: str, message: str, reason: str) -> InvalidInput:
+    return InvalidInput(message, reason=reason, param=param)

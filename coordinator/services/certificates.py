@@ -1,0 +1,147 @@
+"""The Certificates and Renewal services: a new mTLS certificate for the caller's own identity alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from sealring.coordinator.auth.access import Access
+from sealring.coordinator.auth.nonces import Attempts
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store, StoredMember
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.crypto.identity import Label, member_id, verify
+from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
+from sealring.mesh.member.proof import by_roster_keys, renewal
+from sealring.mesh.member.renewal import renewal_content
+from sealring.mesh.pki.certificates import MAX_CSR_BYTES, PeerIdentity, Role, key_hash, to_pem
+from sealring.v1 import membership_pb2, membership_pb2_grpc
+
+_NONCE_SECONDS = 30
+log = structlog.get_logger()
+
+
+class Issuer:
+    """Issues what members and gateways renew; the operator's certificate is renewed in its bundle."""
+
+    def __init__(self, keys: ClusterKeys, settings: CoordinatorSettings, *, clock: Clock) -> None:
+        self._keys = keys
+        self._sign = by_roster_keys(keys.rosters, Label.RENEWAL)
+        self._settings = settings
+        self._clock = clock
+
+    def renew(self, member: StoredMember, csr: bytes, *, by: str) -> membership_pb2.RenewResponse:
+        """A certificate for the key in `csr`, and the proof that it comes from here.
+
+        Raises CertificateError (BAD_CSR).
+        """
+        root = self._keys.root_chain
+        certificate = self._keys.ca.issue(
+            csr,
+            PeerIdentity(self._keys.root.cluster, member.role, member.id),
+            lifetime=self._settings.certificate_lifetime,
+            now=self._clock(),
+        )
+        log.info("certificate_renewed", member=member.id, role=member.role, by=by)
+        chain = to_pem(certificate)
+        return membership_pb2.RenewResponse(
+            certificate_chain=chain, root_metadata=root, proof=self._sign(renewal(csr, chain, root))
+        )
+
+
+class CertificatesService(membership_pb2_grpc.CertificatesServicer):
+    """Over mTLS, for certificates that are still valid."""
+
+    def __init__(self, access: Access, store: Store, issuer: Issuer) -> None:
+        self._access = access
+        self._store = store
+        self._issuer = issuer
+
+    async def Renew(  # noqa: N802
+        self, request: membership_pb2.RenewRequest, context: Any
+    ) -> membership_pb2.RenewResponse:
+        """Raises Unauthenticated (BAD_SIGNATURE) unless the caller's identity key signed the request."""
+        peer = self._access.require(context, Role.MEMBER, Role.GATEWAY)
+        _check_form(request.csr)
+        member = self._store.members.get(peer.id)
+        verify(member.identity_key, Label.CSR, request.csr, request.signature)
+        return self._issuer.renew(member, request.csr, by="mtls")
+
+
+class RenewalService(membership_pb2_grpc.RenewalServicer):
+    """Without a client certificate, for machines whose own has ended: the identity key is all that counts.
+
+    Who does not hold the identity key of an enrolled machine learns nothing, not even who is enrolled.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        store: Store,
+        issuer: Issuer,
+        own_certificate: Callable[[], bytes],
+        *,
+        clock: Clock = monotonic_clock,
+    ) -> None:
+        """`own_certificate` gives what the coordinator's servers show now, DER."""
+        self._cluster = cluster
+        self._store = store
+        self._issuer = issuer
+        self._own_certificate = own_certificate
+        self._attempts = Attempts(lifetime=_NONCE_SECONDS, clock=clock)
+
+    async def GetNonce(  # noqa: N802
+        self, request: membership_pb2.GetNonceRequest, context: Any
+    ) -> membership_pb2.GetNonceResponse:
+        """A fresh nonce for one attempt. Raises ResourceExhausted (RATE_LIMITED)."""
+        return self._attempts.begin(context)
+
+    async def RenewByIdentity(  # noqa: N802
+        self, request: membership_pb2.RenewByIdentityRequest, context: Any
+    ) -> membership_pb2.RenewResponse:
+        """Raises ResourceExhausted (RATE_LIMITED), InvalidInput (BAD_CSR), PermissionDenied
+        (RENEWAL_REFUSED), and to the holder of the signing key CertificateError (BAD_CSR),
+        PermissionDenied (NOT_ENROLLED).
+        """
+        self._attempts.admit(context)
+        _check_form(request.csr)
+        content = renewal_content(
+            cluster=self._cluster,
+            nonce=request.nonce,
+            server_key=key_hash(self._own_certificate()),
+            identity_key=request.identity_key,
+            csr=request.csr,
+        )
+        try:
+            verify(request.identity_key, Label.CSR_BY_IDENTITY, content, request.signature)
+        except SealringError as error:
+            raise _refused(error.reason) from None
+        identifier = member_id(request.identity_key)
+        member = self._store.members.find(identifier)
+        if member is None:
+            log.warning("renewal_refused", member=identifier, why="NOT_ENROLLED")
+            raise PermissionDenied(
+                "this machine is not enrolled any more",
+                hint="it was evicted or banned; ask the operator for a new join token",
+                reason="NOT_ENROLLED",
+            )
+        if not self._attempts.use(request.nonce):  # after the rest: strangers do not crowd out used ones
+            raise _refused("NONCE")
+        return self._issuer.renew(member, request.csr, by="identity")
+
+
+def _check_form(csr: bytes) -> None:
+    if not 1 <= len(csr) <= MAX_CSR_BYTES:
+        raise InvalidInput("signing request has a wrong length", reason="BAD_CSR", param="csr")
+
+
+def _refused(why: str) -> PermissionDenied:
+    log.warning("renewal_refused", why=why)
+    return PermissionDenied(
+        "the renewal was refused",
+        hint="the coordinator's log says why; another attempt begins with a new nonce",
+        reason="RENEWAL_REFUSED",
+    )

@@ -1,0 +1,220 @@
+"""Challenges: every node proves anew, when it comes and every few minutes, who it is and what it runs.
+
+A node that lost a protection or runs other software is out at once; one that fails three challenges in a row,
+by silence or with evidence that does not hold, is out then. Evidence that grows old lowers the score
+(`coordinator/auth/standing.py`). Whoever is out comes back with a new token and into a new epoch only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import secrets
+
+import structlog
+
+from sealring.coordinator.auth.standing import Standing
+from sealring.coordinator.rings.expulsion import Expulsion
+from sealring.coordinator.rings.rings import Rings
+from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store, StoredMember
+from sealring.coordinator.streams.sessions import Sessions
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.crypto.identity import MAX_SIGNATURE_BYTES, Label
+from sealring.mesh.errors import AttestationError, InvalidInput, SealringError
+from sealring.mesh.trust.apple import APPLE_ROOT, Device, verify_device
+from sealring.mesh.trust.attestation import (
+    MAX_STATEMENT_BYTES,
+    NONCE_BYTES,
+    Expected,
+    Verdict,
+    check_continuity,
+    decode_statement,
+    verify_statement,
+)
+from sealring.v1 import membership_pb2
+from sealring.v1.membership_pb2 import CoordinatorMessage
+
+MAX_FAILURES = 3
+_LOOKS = 6
+_MAX_TICK_SECONDS = 1.0
+_OUT_AT_ONCE = ("PROTECTION_LOST", "MANIFEST_CHANGED")
+log = structlog.get_logger()
+
+
+@dataclasses.dataclass
+class _Open:
+    """A challenge that was sent. Looks are counted: nobody is late because this process stood still."""
+
+    nonce: bytes
+    looks: int = 0
+
+
+class Challenges:
+    """A listener of the sessions. `clock` is the wall clock; `device_root` is what device chains lead to."""
+
+    def __init__(
+        self,
+        cluster: str,
+        store: Store,
+        authority: Authority,
+        sessions: Sessions,
+        rings: Rings,
+        expulsion: Expulsion,
+        standing: Standing,
+        settings: CoordinatorSettings,
+        *,
+        clock: Clock,
+        device_root: bytes = APPLE_ROOT,
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._authority = authority
+        self._sessions = sessions
+        self._rings = rings
+        self._expulsion = expulsion
+        self._standing = standing
+        self._interval = settings.challenge_interval
+        self._clock = clock
+        self._device_root = device_root
+        self._tick = min(settings.challenge_timeout / _LOOKS, _MAX_TICK_SECONDS)
+        self._patience = math.ceil(settings.challenge_timeout / self._tick)
+        self._open: dict[str, _Open] = {}
+        self._due: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
+
+    # Sessions
+
+    def online(self, member: str) -> None:
+        """A node's stream is there: it begins with a challenge."""
+        self._send(member)
+
+    def lost(self, member: str) -> None:
+        """A node's stream broke; its failures are remembered, and its evidence grows old."""
+        self._open.pop(member, None)
+        self._due.pop(member, None)
+
+    offline = lost
+
+    # Time
+
+    async def run(self) -> None:
+        """Send what is due and count who stays silent. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(self._tick)
+            for member, challenge in list(self._open.items()):
+                challenge.looks += 1
+                if challenge.looks > self._patience:
+                    self._guarded(member, "SILENT")
+            now = monotonic_clock()
+            for member, due in list(self._due.items()):
+                if now >= due and member not in self._open:
+                    self._send(member)
+
+    def _guarded(self, member: str, why: str) -> None:
+        self._open.pop(member, None)
+        try:
+            self._failed(member, why)
+        except SealringError as error:  # the database cannot be written: the next challenge decides
+            log.error("challenge_not_recorded", member=member, reason=error.reason)
+
+    def _send(self, member: str) -> None:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self._open[member] = _Open(nonce)
+        self._due[member] = monotonic_clock() + self._interval
+        challenge = membership_pb2.Challenge(nonce=nonce)
+        self._sessions.send(member, CoordinatorMessage(challenge=challenge))
+
+    # Answers
+
+    def answered(self, identifier: str, answer: membership_pb2.ChallengeAnswer) -> None:
+        """Judge an answer; one that comes too late changes nothing. Raises InvalidInput (BAD_MESSAGE)."""
+        sizes = (len(answer.statement) <= MAX_STATEMENT_BYTES, len(answer.signature) <= MAX_SIGNATURE_BYTES)
+        if not all(sizes):
+            raise InvalidInput("an answer to a challenge is too large", reason="BAD_MESSAGE")
+        challenge = self._open.get(identifier)
+        member = self._store.members.find(identifier)
+        try:
+            nonce = decode_statement(answer.statement).nonce
+            if challenge is None or member is None or nonce != challenge.nonce:
+                log.info("challenge_answered_late", member=identifier)
+                return
+            del self._open[identifier]
+            verdict = self._judge(member, challenge.nonce, answer)
+        except AttestationError as error:
+            self._open.pop(identifier, None)
+            if member is not None and error.reason in _OUT_AT_ONCE:
+                self._throw_out(member, error.reason)
+            else:
+                self._failed(identifier, error.reason)
+            return
+        self._passed(member, verdict)
+
+    def _judge(self, member: StoredMember, nonce: bytes, answer: membership_pb2.ChallengeAnswer) -> Verdict:
+        expected = Expected(
+            cluster=self._cluster,
+            nonce=nonce,
+            identity_key=member.identity_key,
+            key_type=member.key_type,
+            sealing_key=member.sealing_key,
+        )
+        verdict = verify_statement(
+            answer.statement,
+            answer.signature,
+            expected,
+            now=self._clock(),
+            label=Label.CHALLENGE,
+            device=self._device(member),
+        )
+        check_continuity(decode_statement(member.evidence), verdict.statement)
+        model = self._rings.model_of(member.id)
+        models = verdict.statement.models
+        if model is not None and models and model not in models:
+            raise AttestationError("the model's files have changed", reason="MANIFEST_CHANGED")
+        return verdict
+
+    def _device(self, member: StoredMember) -> Device | None:
+        """What the chain that it brought says, while the chain holds."""
+        if not member.device_chain:
+            return None
+        try:
+            return verify_device(
+                member.device_chain, member.identity_key, now=self._clock(), root=self._device_root
+            )
+        except AttestationError as error:
+            log.warning("device_chain_refused", member=member.id, why=error.reason)
+            return None
+
+    def _passed(self, member: StoredMember, verdict: Verdict) -> None:
+        self._failures.pop(member.id, None)
+        changed = dataclasses.replace(
+            member,
+            level=verdict.level,
+            trust=verdict.trust,
+            evidence=verdict.data,
+            challenged_at=int(self._clock()),
+        )
+        score = self._standing.trust(changed)
+        listed = self._authority.listed(member.id)
+        if listed is not None and (listed.level, listed.trust) == (changed.level, score):
+            self._store.members.save(changed)
+            return
+        log.warning("trust_changed", member=member.id, level=changed.level, trust=score)
+        with self._authority.change():
+            self._store.members.save(changed)
+            details = {"level": changed.level, "trust": score}
+            self._store.audit.append(self._clock(), "coordinator", "trust_changed", member.id, details)
+
+    def _failed(self, identifier: str, why: str) -> None:
+        failures = self._failures[identifier] = self._failures.get(identifier, 0) + 1
+        log.warning("challenge_failed", member=identifier, why=why, failures=failures)
+        member = self._store.members.find(identifier)
+        if failures >= MAX_FAILURES and member is not None:
+            self._throw_out(member, why)
+
+    def _throw_out(self, member: StoredMember, why: str) -> None:
+        log.error("member_failed_challenge", member=member.id, name=member.name, why=why)
+        self._expulsion.evict(member, "coordinator", why=why)
+        self._failures.pop(member.id, None)

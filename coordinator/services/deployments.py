@@ -1,0 +1,82 @@
+"""Deployments: asked, measured, planned, signed into the roster, deleted. One change at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sealring.coordinator.planning.survey import Survey
+from sealring.coordinator.rings.rings import Rings
+from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.store import Store, StoredDeployment
+from sealring.mesh.clock import Clock
+from sealring.mesh.errors import AlreadyExists
+from sealring.v1 import admin_pb2
+
+
+class DeploymentService:
+    """What operators do with deployments. `changing` is held while plans turn into rosters."""
+
+    def __init__(
+        self, store: Store, authority: Authority, survey: Survey, rings: Rings, *, clock: Clock
+    ) -> None:
+        self.changing = asyncio.Lock()
+        self._store = store
+        self._authority = authority
+        self._survey = survey
+        self._rings = rings
+        self._clock = clock
+
+    async def plan(self, spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentPlan:
+        """The plan that `create` would follow now.
+
+        Raises AlreadyExists (NAME_TAKEN), NotFound (UNKNOWN_MODEL), and what the planner raises.
+        """
+        checked = self._survey.check(spec)
+        self._store.deployments.check_free(checked.name)
+        answers = await self._survey.ask(checked)
+        return await self._survey.plan(checked, answers)
+
+    async def create(self, spec: admin_pb2.DeploymentSpec, actor: str) -> admin_pb2.DeploymentPlan:
+        """Plan, store, sign; the rings form by themselves. Raises what `plan` raises."""
+        checked = self._survey.check(spec)
+        self._store.deployments.check_free(checked.name)
+        answers = await self._survey.ask(checked)
+        async with self.changing:
+            made = await self._survey.plan(checked, answers)
+            self._check_ring_names(made)
+            now = self._clock()
+            details = {"model": spec.model, "rings": len(made.rings), "plan_hash": made.plan_hash}
+            with self._authority.change():
+                self._store.deployments.add(StoredDeployment(spec, made, int(now)))
+                self._store.audit.append(now, actor, "create_deployment", spec.name, details)
+        return made
+
+    async def delete(self, name: str, actor: str) -> None:
+        """Its rings end and its members are free. Raises NotFound (UNKNOWN_DEPLOYMENT)."""
+        async with self.changing:
+            self._store.deployments.get(name)
+            with self._authority.change():
+                self._store.deployments.remove(name)
+                self._store.audit.append(self._clock(), actor, "delete_deployment", name, {})
+
+    def list(self) -> list[admin_pb2.Deployment]:
+        """Every deployment with the state of its rings."""
+        return [
+            admin_pb2.Deployment(
+                plan=deployment.plan,
+                rings=self._rings.statuses(deployment.plan),
+                created=deployment.created,
+            )
+            for deployment in self._store.deployments.all()
+        ]
+
+    def _check_ring_names(self, made: admin_pb2.DeploymentPlan) -> None:
+        taken = {ring.ring for other in self._store.deployments.all() for ring in other.plan.rings}
+        for ring in made.rings:
+            if ring.ring in taken:
+                raise AlreadyExists(
+                    f"there is a ring {ring.ring} already",
+                    hint="choose another name",
+                    reason="NAME_TAKEN",
+                    param="name",
+                )

@@ -1,0 +1,280 @@
+"""The Enrolment service: whoever brings a good token, a good signature and good evidence becomes a member.
+
+A refused join tells which check failed to the holder of a good token only; the coordinator's log always does.
+Sizes and forms, which the caller knows anyway, are answered clearly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from sealring.coordinator.auth.nonces import Attempts
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store, StoredMember
+from sealring.mesh.clock import Clock
+from sealring.mesh.crypto.encoding import FormatError, decode_base32
+from sealring.mesh.crypto.identity import MAX_SIGNATURE_BYTES, PUBLIC_KEY_BYTES, Label, member_id, verify
+from sealring.mesh.errors import AttestationError, InvalidInput, PermissionDenied, SealringError
+from sealring.mesh.member.bootstrap import TOKEN_SECRET_BYTES
+from sealring.mesh.member.enrolment import join_content
+from sealring.mesh.pki.certificates import MAX_CSR_BYTES, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.roles import ROLES
+from sealring.mesh.prompt.names import check_name
+from sealring.mesh.roster.codec import SEALING_KEY_SIZES
+from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.trust.apple import APPLE_ROOT, MAX_CERTIFICATE_BYTES, MAX_CHAIN, verify_device
+from sealring.mesh.trust.attestation import (
+    MAX_STATEMENT_BYTES,
+    NONCE_BYTES,
+    Expected,
+    Verdict,
+    verify_statement,
+)
+from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.v1 import membership_pb2, membership_pb2_grpc
+
+MAX_ADDRESSES = 8
+_NONCE_SECONDS = 60
+_WHY_REFUSED = "the join token is wrong, used or expired; ask the operator for a new one"
+log = structlog.get_logger()
+
+
+class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
+    """Spends join tokens. `main_address` is where members are told to go."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: ClusterKeys,
+        authority: Authority,
+        settings: CoordinatorSettings,
+        main_address: Callable[[], str],
+        *,
+        clock: Clock,
+        device_root: bytes = APPLE_ROOT,
+    ) -> None:
+        self._device_root = device_root
+        self._store = store
+        self._keys = keys
+        self._authority = authority
+        self._settings = settings
+        self._main_address = main_address
+        self._clock = clock
+        self._attempts = Attempts(lifetime=_NONCE_SECONDS)
+
+    async def GetNonce(  # noqa: N802
+        self, request: membership_pb2.GetNonceRequest, context: Any
+    ) -> membership_pb2.GetNonceResponse:
+        """A fresh nonce for one attempt. Raises ResourceExhausted (RATE_LIMITED)."""
+        return self._attempts.begin(context)
+
+    async def Enrol(  # noqa: N802
+        self, request: membership_pb2.EnrolRequest, context: Any
+    ) -> membership_pb2.EnrolResponse:
+        """Raises InvalidInput for malformed requests, PermissionDenied (JOIN_REFUSED) for all else."""
+        self._attempts.admit(context)
+        role = _check_form(request)
+        try:
+            member = self._admit(request, role)
+            certificate = self._keys.ca.issue(
+                request.csr,
+                PeerIdentity(self._keys.root.cluster, role, member.id),
+                lifetime=self._settings.certificate_lifetime,
+                now=self._clock(),
+            )
+            self._spend(request, role, member)
+        except SealringError as error:
+            log.warning(
+                "join_refused",
+                token_id=request.token_id,
+                role=role,
+                why=error.reason,
+                detail=error.message,
+                hint=error.hint,
+            )
+            raise self._join_refused(request, error) from None
+        log.info("member_enrolled", member=member.id, name=member.name, role=role, level=member.level)
+        return membership_pb2.EnrolResponse(
+            member_id=member.id,
+            cluster=self._keys.root.cluster,
+            certificate_chain=to_pem(certificate),
+            root_metadata=self._keys.root_chain,
+            roster=self._authority.current.envelope,
+            coordinator_address=self._main_address(),
+        )
+
+    def _join_refused(self, request: membership_pb2.EnrolRequest, why: SealringError) -> PermissionDenied:
+        """Who holds a good token is told the cause; to everybody else all causes look the same."""
+        try:
+            secret = decode_base32(request.token_secret, size=TOKEN_SECRET_BYTES)
+        except FormatError:
+            secret = b""
+        if self._store.tokens.holds(request.token_id, secret, now=self._clock()):
+            return PermissionDenied(
+                f"the join was refused: {why.message}", hint=why.hint, reason="JOIN_REFUSED", cause=why.reason
+            )
+        return PermissionDenied("the join was refused", hint=_WHY_REFUSED, reason="JOIN_REFUSED")
+
+    def _admit(self, request: membership_pb2.EnrolRequest, role: Role) -> StoredMember:
+        """Everything but the token. The nonce is used up whatever comes of it."""
+        if not self._attempts.use(request.nonce):
+            raise _refused("NONCE", "it took too long, or was sent twice", "join again")
+        content = join_content(
+            cluster=self._keys.root.cluster,
+            token_id=request.token_id,
+            role=role,
+            nonce=request.nonce,
+            identity_key=request.identity_key,
+            csr=request.csr,
+            sealing_key=request.sealing_key,
+            name=request.name,
+            addresses=request.addresses,
+        )
+        verify(request.identity_key, Label.JOIN, content, request.signature)
+        identifier = member_id(request.identity_key)
+        if self._store.members.banned(identifier):
+            raise _refused("BANNED", "this identity is banned from the cluster")
+        known = self._store.members.find(identifier)
+        if known is not None and known.role is not role:
+            raise _refused("OTHER_ROLE", f"this identity is enrolled as a {known.role}")
+        now = int(self._clock())
+        if role is Role.GATEWAY:
+            return StoredMember(
+                identifier, role, request.name, request.identity_key, KeyType(request.key_type), now
+            )
+        verdict = self._attest(request, now)
+        return StoredMember(
+            id=identifier,
+            role=role,
+            name=request.name,
+            identity_key=request.identity_key,
+            key_type=KeyType(request.key_type),
+            enrolled_at=now,
+            sealing_key=request.sealing_key,
+            level=verdict.level,
+            trust=verdict.trust,
+            attestation=request.attestation,
+            attested_at=now,
+            challenged_at=now,
+            manifest_hash=verdict.statement.manifest_hash,
+            addresses=tuple(request.addresses),
+            evidence=request.attestation,
+            device_chain=tuple(request.device_chain),
+        )
+
+    def _attest(self, request: membership_pb2.EnrolRequest, now: int) -> Verdict:
+        expected = Expected(
+            cluster=self._keys.root.cluster,
+            nonce=request.nonce,
+            identity_key=request.identity_key,
+            key_type=request.key_type,
+            sealing_key=request.sealing_key,
+        )
+        device = None
+        if request.device_chain:
+            device = verify_device(
+                request.device_chain, request.identity_key, now=now, root=self._device_root
+            )
+        verdict = verify_statement(
+            request.attestation, request.attestation_signature, expected, now=now, device=device
+        )
+        if verdict.level is TrustLevel.SOFTWARE and not self._settings.software_identity_allowed:
+            raise AttestationError(
+                "the evidence is of level software, which this coordinator does not take",
+                hint="set the coordinator's software_identity_allowed",
+                reason="SOFTWARE_NOT_ALLOWED",
+            )
+        if verdict.trust < self._settings.trust_floor:
+            raise AttestationError(
+                f"the evidence is worth {verdict.trust}, below the trust_floor", reason="BELOW_FLOOR"
+            )
+        return verdict
+
+    def _spend(self, request: membership_pb2.EnrolRequest, role: Role, member: StoredMember) -> None:
+        """Token, member, audit entry and roster: all of them or none."""
+        secret = _secret(request.token_secret)
+        with self._authority.change():
+            now = self._clock()
+            if not self._store.tokens.spend(request.token_id, secret, role, now=now):
+                raise _refused("TOKEN", "the token is of another role", f"make one for a {role}")
+            self._store.members.enrol(member)
+            self._store.audit.append(
+                now,
+                member.id,
+                "enrol",
+                member.id,
+                {"role": role, "name": member.name, "level": member.level, "token_id": request.token_id},
+            )
+
+
+def check_addresses(addresses: list[str]) -> tuple[str, ...]:
+    """A daemon's addresses, bounded. Raises InvalidInput (BAD_ADDRESS)."""
+    if not 1 <= len(addresses) <= MAX_ADDRESSES:
+        raise InvalidInput(f"addresses are not 1 to {MAX_ADDRESSES}", reason="BAD_ADDRESS", param="addresses")
+    for address in addresses:
+        try:
+            port = parse_address(address)[1]
+        except InvalidInput as error:
+            error.metadata["param"] = "addresses"
+            raise
+        if port == 0:
+            raise InvalidInput("address has port 0", reason="BAD_ADDRESS", param="addresses")
+    return tuple(addresses)
+
+
+def _check_form(request: membership_pb2.EnrolRequest) -> Role:
+    role = ROLES.get(request.role)
+    if role is None:
+        raise _malformed("role")
+    sizes = (
+        ("token_id", len(request.token_id), 1, 64),
+        ("token_secret", len(request.token_secret), 1, 128),
+        ("identity_key", len(request.identity_key), PUBLIC_KEY_BYTES, PUBLIC_KEY_BYTES),
+        ("csr", len(request.csr), 1, MAX_CSR_BYTES),
+        ("nonce", len(request.nonce), NONCE_BYTES, NONCE_BYTES),
+        ("signature", len(request.signature), 1, MAX_SIGNATURE_BYTES),
+        ("attestation", len(request.attestation), 0, MAX_STATEMENT_BYTES),
+        ("attestation_signature", len(request.attestation_signature), 0, MAX_SIGNATURE_BYTES),
+    )
+    for param, size, low, high in sizes:
+        if not low <= size <= high:
+            raise _malformed(param)
+    if request.key_type not in set(KeyType):
+        raise _malformed("key_type")
+    check_name(request.name, "name")
+    if len(request.device_chain) > MAX_CHAIN or any(
+        len(der) > MAX_CERTIFICATE_BYTES for der in request.device_chain
+    ):
+        raise _malformed("device_chain")
+    if role is Role.MEMBER:
+        check_addresses(list(request.addresses))
+        if len(request.sealing_key) not in SEALING_KEY_SIZES:
+            raise _malformed("sealing_key")
+    elif request.addresses or request.sealing_key or request.attestation or request.device_chain:
+        raise _malformed("sealing_key")
+    return role
+
+
+def _secret(text: str) -> bytes:
+    try:
+        return decode_base32(text, size=TOKEN_SECRET_BYTES)
+    except FormatError:
+        raise _refused("TOKEN", "the token's secret is malformed") from None
+
+
+def _malformed(param: str) -> InvalidInput:
+    return InvalidInput(
+        f"field {param} of the join is missing or has a wrong length",
+        hint="run the same release everywhere",
+        reason="BAD_JOIN",
+        param=param,
+    )
+
+
+def _refused(check: str, what: str, hint: str = "") -> PermissionDenied:
+    return PermissionDenied(what, hint=hint, reason=check)

@@ -1,0 +1,48 @@
+"""A node as operators see it: what is stored of it, what it reported last, and where it serves."""
+
+from __future__ import annotations
+
+from sealring.coordinator.store import StoredMember
+from sealring.coordinator.streams.sessions import NodeSession
+from sealring.mesh.clock import monotonic_clock
+from sealring.v1 import admin_pb2
+
+
+def describe_node(
+    member: StoredMember,
+    session: NodeSession | None,
+    place: tuple[str, admin_pb2.StagePlan] | None,
+    trust: int,
+    now: float,
+    trouble: str,
+) -> admin_pb2.Node:
+    """`place` is the ring and stage that the node is planned into, if any; `trust` is its score now;
+    `trouble` says why it does not come online."""
+    node = admin_pb2.Node(
+        id=member.id,
+        name=member.name,
+        state=_state(member, session),
+        addresses=member.addresses,
+        level=member.level,
+        trust=trust,
+        software_version=member.software_version,
+    )
+    node.trouble = trouble
+    if session is not None:
+        node.last_seen = int(now - (monotonic_clock() - session.last_seen))
+    if session is not None and session.heartbeat is not None:
+        node.memory_total = session.heartbeat.memory_total
+        node.memory_usable = session.heartbeat.memory_usable
+        node.memory_used = session.heartbeat.memory_used
+        node.load = session.heartbeat.load
+    if place is not None:
+        ring, stage = place
+        node.ring, node.rank = ring, stage.rank
+        node.first_layer, node.end_layer = stage.first_layer, stage.end_layer
+    return node
+
+
+def _state(member: StoredMember, session: NodeSession | None) -> admin_pb2.NodeState.ValueType:
+    if session is None:
+        return admin_pb2.NODE_STATE_OFFLINE
+    return admin_pb2.NODE_STATE_DRAINING if member.draining else admin_pb2.NODE_STATE_ONLINE

@@ -1,0 +1,1 @@
+"""The streams of nodes, and questions and answers over them."""

@@ -1,0 +1,211 @@
+"""The streams of the nodes that are here: one per member, the newest wins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import structlog
+
+from sealring.coordinator.store import StoredRoster
+from sealring.coordinator.streams.outbox import Outbox
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.errors import SealringError, Unavailable
+from sealring.v1.membership_pb2 import CoordinatorMessage, Goodbye, Heartbeat, RosterUpdate
+
+_LOOKS = 6
+_REPLACED = 8
+_TROUBLE_SECONDS = 60.0
+log = structlog.get_logger()
+
+
+class NodeSession:
+    """One node's stream."""
+
+    def __init__(self, member: str, instance: bytes, *, clock: Clock) -> None:
+        """`instance` is what the node's process, and no other, is known by."""
+        self.member = member
+        self.instance = instance
+        self.outbox: Outbox[CoordinatorMessage] = Outbox()
+        self.heartbeat: Heartbeat | None = None
+        self.said_goodbye = False
+        self.steps: dict[str, int] = {}
+        self.idle: set[str] = set()
+        self._clock = clock
+        self.last_seen = clock()
+        self.silent_looks = 0
+
+    def send(self, message: CoordinatorMessage) -> None:
+        """Queue a message for the node."""
+        self.outbox.put(message)
+
+    def close(self, reason: str, error: SealringError | None = None) -> None:
+        """End the stream with a goodbye that says why."""
+        self.outbox.close(error, last=CoordinatorMessage(goodbye=Goodbye(reason=reason)))
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Take in a heartbeat; a ring whose steps did not change since the one before is idle."""
+        self.heartbeat = heartbeat
+        steps = {health.ring: health.steps for health in heartbeat.rings}
+        self.idle = {ring for ring, count in steps.items() if self.steps.get(ring) == count}
+        self.steps = steps
+
+    @property
+    def memory_usable(self) -> int:
+        """Bytes that the node's engine may use, as it last reported; 0 before it has."""
+        return self.heartbeat.memory_usable if self.heartbeat else 0
+
+    def seen(self) -> None:
+        """The node said something."""
+        self.last_seen = self._clock()
+        self.silent_looks = 0
+
+
+class SessionListener(Protocol):
+    """Who has to know when nodes come and go."""
+
+    def online(self, member: str) -> None:
+        """A node's stream is there."""
+
+    def lost(self, member: str) -> None:
+        """A node's stream broke; the node may come back at once."""
+
+    def offline(self, member: str) -> None:
+        """A node is gone: it said goodbye, fell silent, or was thrown out."""
+
+
+class Sessions:
+    """Every open stream, by member id."""
+
+    def __init__(self, *, clock: Clock = monotonic_clock) -> None:
+        self._clock = clock
+        self._refused: dict[str, tuple[str, float]] = {}
+        self._replaced: dict[str, deque[bytes]] = defaultdict(lambda: deque(maxlen=_REPLACED))
+        self.listeners: list[SessionListener] = []
+        self._open: dict[str, NodeSession] = {}
+        self._arriving: dict[asyncio.Timeout, str] = {}
+        self._beat = asyncio.Event()
+
+    def __iter__(self) -> Iterator[NodeSession]:
+        return iter(list(self._open.values()))
+
+    def find(self, member: str) -> NodeSession | None:
+        """The stream of a member, if it is online."""
+        return self._open.get(member)
+
+    def refused(self, member: str, why: str) -> None:
+        """A member's stream came to nothing; known as its trouble while it goes on trying."""
+        self._refused[member] = (why, self._clock())
+
+    def trouble(self, member: str) -> str:
+        """Why a member's newest attempt to come online was refused; empty once that is a while ago."""
+        why, at = self._refused.get(member, ("", 0.0))
+        return why if why and self._clock() - at < _TROUBLE_SECONDS else ""
+
+    def is_double(self, member: str, instance: bytes) -> bool:
+        """Whether a stream of this process would be a second one beside another process that is online.
+
+        A process that starts takes the place of what was there; one that comes back after that shows that two
+        of them run.
+        """
+        current = self._open.get(member)
+        return (
+            current is not None
+            and current.instance != instance
+            and instance in self._replaced.get(member, ())
+        )
+
+    def open(self, session: NodeSession) -> None:
+        """Take up a stream; an older one of the same member ends."""
+        older = self._open.get(session.member)
+        if older is not None:
+            if older.instance != session.instance:
+                self._replaced[session.member].append(older.instance)
+            self.closed(older)
+            older.close("replaced by a newer stream")
+        self._open[session.member] = session
+        for listener in self.listeners:
+            listener.online(session.member)
+
+    def closed(self, session: NodeSession) -> None:
+        """A stream has ended, or is treated as if it had."""
+        if self._open.get(session.member) is not session:
+            return
+        del self._open[session.member]
+        self._beat.set()
+        log.info("node_session_ended", member=session.member, goodbye=session.said_goodbye)
+        for listener in self.listeners:
+            if session.said_goodbye:
+                listener.offline(session.member)
+            else:
+                listener.lost(session.member)
+
+    @contextmanager
+    def arriving(self, member: str, limit: asyncio.Timeout) -> Iterator[None]:
+        """Within the block a stream has not said hello: `limit` expires when its member is thrown out."""
+        self._arriving[limit] = member
+        try:
+            yield
+        finally:
+            del self._arriving[limit]
+
+    def throw_out(self, member: str, reason: str, error: SealringError) -> None:
+        """End a member's streams for good."""
+        for limit, arriving in self._arriving.items():
+            if arriving == member and not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
+        session = self._open.get(member)
+        if session is None:
+            return
+        session.said_goodbye = True
+        self.closed(session)
+        session.close(reason, error)
+
+    def send(self, member: str, message: CoordinatorMessage) -> None:
+        """Send to a member if it is online."""
+        session = self._open.get(member)
+        if session is not None:
+            session.send(message)
+
+    async def watch(self, silence: float) -> None:
+        """Ends sessions that are silent for that many seconds. Runs until cancelled.
+
+        Counts looks instead of comparing times: when this process itself stood still (a slow disk, a laptop
+        asleep), what nodes have said meanwhile is read before the next look, and nobody is silent for it.
+        """
+        while True:
+            await asyncio.sleep(silence / _LOOKS)
+            for session in self:
+                session.silent_looks += 1
+                if session.silent_looks > _LOOKS:
+                    log.warning("node_silent", member=session.member, seconds=silence)
+                    error = Unavailable("no heartbeat came in time", hint="connect again", reason="SILENT")
+                    self.throw_out(session.member, "no heartbeat", error)
+
+    def roster_published(self, roster: StoredRoster) -> None:
+        """Push a new roster to everybody."""
+        message = roster_message(roster)
+        for session in self:
+            session.send(message)
+
+    def beaten(self) -> None:
+        """Some node sent a heartbeat: wake who waits for one."""
+        self._beat.set()
+
+    async def next_beat(self) -> None:
+        """Wait for the next heartbeat of anybody, or for somebody to go."""
+        self._beat.clear()
+        await self._beat.wait()
+
+    def close_all(self, reason: str) -> None:
+        """Say goodbye to everybody."""
+        for session in self:
+            session.close(reason)
+
+
+def roster_message(roster: StoredRoster) -> CoordinatorMessage:
+    """A roster as it goes down a node's stream."""
+    return CoordinatorMessage(roster=RosterUpdate(envelope=roster.envelope))

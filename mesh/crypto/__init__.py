@@ -1,0 +1,1 @@
+"""Encodings, labels, keys, signed envelopes and link suites."""

@@ -1,0 +1,1 @@
+"""What an enrolled machine does and keeps: joining, its state, its proofs, roster and certificate."""

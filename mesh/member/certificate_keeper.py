@@ -1,0 +1,155 @@
+"""Keeps an enrolled machine's mTLS certificate fresh: renewed at half life, while streams go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import structlog
+from cryptography import x509
+
+from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.crypto.identity import Label, Signer
+from sealring.mesh.errors import CertificateError, SealringError
+from sealring.mesh.member.proof import check_proof, of_coordinator, renewal
+from sealring.mesh.member.renewal import renew_by_identity
+from sealring.mesh.member.state import MemberState, parse_pem_leaf, save_root, save_tls
+from sealring.mesh.pki.certificates import LeafKey, check_issued_by, expires_at, load_certificate, renewal_due
+from sealring.mesh.pki.root import RootMetadata, decode_chain, verify_root_chain
+from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore
+from sealring.mesh.system.files import unwritable
+from sealring.v1 import membership_pb2, membership_pb2_grpc
+
+log = structlog.get_logger()
+
+_LOOK_SECONDS = 30.0
+_ENDED_LOOK_SECONDS = 2.0
+_LAST_LOOK_SECONDS = 300.0
+_RENEW_SECONDS = 30.0
+
+
+class CertificateKeeper:
+    """Renews through the coordinator and stores what came, so that a crash leaves a matching pair.
+
+    A certificate that is still valid renews over mTLS; one that has ended, by the identity key alone
+    (`mesh/member/renewal.py`).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        state: MemberState,
+        store: TlsStore,
+        signer: Signer,
+        channel: PeerChannel,
+        on_root: Callable[[RootMetadata], None],
+        *,
+        clock: Clock = wall_clock,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._folder = folder
+        self._state = state
+        self._store = store
+        self._signer = signer
+        self._channel = channel
+        self._on_root = on_root
+        self._clock = clock
+        self._sleep = sleep
+        self._turn = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Renews whenever half of the certificate's life is over; what fails is tried again.
+
+        It looks at the clock every 30 s, since sleep does not count while a machine is suspended, and every
+        2 s once the certificate has ended: that keeps the machine away from everybody. Who was thrown out is
+        not in a hurry, up to 5 min: it goes on asking, because nobody has signed that it is to stop.
+        """
+        thrown_out = Backoff(_ENDED_LOOK_SECONDS, _LAST_LOOK_SECONDS)
+        while True:
+            pause = 0.0
+            if self._clock() >= renewal_due(self._certificate):
+                try:
+                    await self.renew()
+                except SealringError as error:
+                    if error.reason == "NOT_ENROLLED":
+                        pause = thrown_out.after(0.0)
+                    log.warning(
+                        "certificate not renewed",
+                        reason=error.reason,
+                        why=error.message,
+                        hint=error.hint,
+                        again_in=round(pause) or None,
+                    )
+                else:
+                    thrown_out = Backoff(_ENDED_LOOK_SECONDS, _LAST_LOOK_SECONDS)
+            certificate, now = self._certificate, self._clock()
+            next_time = (
+                renewal_due(certificate) if now < renewal_due(certificate) else expires_at(certificate)
+            )
+            await self._sleep(max(pause, min(_LOOK_SECONDS, max(_ENDED_LOOK_SECONDS, next_time - now))))
+
+    async def renew(self) -> None:
+        """Gets, verifies, stores and uses a new certificate, and newer root metadata if there is any.
+
+        Raises CertificateError, RosterError, Unauthenticated (BAD_PROOF), PermissionDenied, Unavailable,
+        FailedPrecondition (NO_JOIN_ADDRESS), ConfigError (STATE_UNWRITABLE).
+        """
+        async with self._turn:
+            leaf = LeafKey()
+            csr = leaf.csr()
+            valid = self._clock() < expires_at(self._certificate)
+            answer = await (self._over_mtls(csr) if valid else self._by_identity(csr))
+            root, material = self._verify(answer, leaf, csr)
+            await asyncio.to_thread(self._keep, root, material)
+            self._store.replace(material)
+            self._state = replace(self._state, root=root, tls=material)
+            self._on_root(root)
+            log.info("certificate renewed", by_identity=not valid)
+
+    @property
+    def _certificate(self) -> bytes:
+        return self._store.current()[1].certificate
+
+    async def _over_mtls(self, csr: bytes) -> membership_pb2.RenewResponse:
+        signature = await asyncio.to_thread(self._signer.sign, Label.CSR, csr)
+        stub = membership_pb2_grpc.CertificatesStub(self._channel.get())
+        request = membership_pb2.RenewRequest(csr=csr, signature=signature)
+        try:
+            return await stub.Renew(request, timeout=_RENEW_SECONDS)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    async def _by_identity(self, csr: bytes) -> membership_pb2.RenewResponse:
+        state = self._state
+        return await renew_by_identity(state.join, state.root_sha256, self._signer, csr, clock=self._clock)
+
+    def _verify(
+        self, answer: membership_pb2.RenewResponse, leaf: LeafKey, csr: bytes
+    ) -> tuple[RootMetadata, TlsMaterial]:
+        now = self._clock()
+        root = verify_root_chain(decode_chain(answer.root_metadata), self._state.root_sha256, now=now)
+        if root.version < self._state.root.version:
+            raise CertificateError("coordinator sent older root metadata", reason="ROOT_ROLLBACK")
+        said = renewal(csr, answer.certificate_chain, answer.root_metadata)
+        check_proof(said, answer.proof, of_coordinator(root, Label.RENEWAL))
+        try:
+            der = parse_pem_leaf(answer.certificate_chain)
+        except ValueError:
+            raise CertificateError("certificate is malformed", reason="BAD_CERTIFICATE") from None
+        certificate = load_certificate(der)
+        same_key = certificate.public_key() == x509.load_der_x509_csr(csr).public_key()
+        if check_issued_by(certificate, root.authorities, now=now) != self._state.peer or not same_key:
+            raise CertificateError("certificate is not for this machine", reason="BAD_CERTIFICATE")
+        return root, TlsMaterial(leaf.private_pem(), der, root.authorities)
+
+    def _keep(self, root: RootMetadata, material: TlsMaterial) -> None:
+        try:
+            save_root(self._folder, root)
+            save_tls(self._folder, material)
+        except OSError as error:
+            raise unwritable(self._folder, error) from None

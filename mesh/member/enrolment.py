@@ -1,0 +1,228 @@
+"""Joining a cluster with a token: everything is verified before it is used, and nothing is half written.
+
+Root metadata is fetched and checked against the token's pin before anything is sent. The join signature by
+the identity key covers the coordinator's nonce and all that the answer will bind to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from cryptography import x509
+
+from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.crypto.encoding import encode_base32, pack_fields
+from sealring.mesh.crypto.identity import Label, Signer, member_id
+from sealring.mesh.errors import CertificateError, PermissionDenied
+from sealring.mesh.member.bootstrap import JoinToken, find_coordinator
+from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MemberState, parse_pem_leaf, save_member_state
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, check_issued_by, load_certificate
+from sealring.mesh.pki.roles import PROTO_ROLES
+from sealring.mesh.pki.root import RootMetadata, decode_chain, verify_root_chain
+from sealring.mesh.prompt.names import check_name
+from sealring.mesh.roster.memory import RosterStateFile
+from sealring.mesh.roster.model import Roster
+from sealring.mesh.roster.reader import RosterReader, check_roster
+from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc.tls import TlsMaterial, joining_channel
+from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.files import write_atomic
+from sealring.mesh.trust.attestation import NONCE_BYTES, UNKNOWN_POSTURE, Posture, Statement, sign_statement
+from sealring.mesh.trust.levels import KeyType
+from sealring.v1 import membership_pb2, membership_pb2_grpc
+
+_CONTENT = b"sealring join v1"
+
+
+@dataclass(frozen=True)
+class NodeEvidence:
+    """What a node brings besides its identity: HPKE public key, manifest hash, facts of its machine.
+
+    `device_chain` is Apple's attestation of the machine, DER, leaf first, if there is one.
+    """
+
+    sealing_key: bytes
+    manifest_hash: bytes
+    addresses: tuple[str, ...]
+    posture: Posture = UNKNOWN_POSTURE
+    device_chain: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A finished join; the state folder holds it all."""
+
+    state: MemberState
+    roster: Roster
+
+
+def join_content(
+    *,
+    cluster: str,
+    token_id: str,
+    role: Role,
+    nonce: bytes,
+    identity_key: bytes,
+    csr: bytes,
+    sealing_key: bytes,
+    name: str,
+    addresses: Sequence[str],
+) -> bytes:
+    """What the join signature covers, under the label `join`: injective, lengths before every field."""
+    return pack_fields(
+        _CONTENT,
+        cluster.encode(),
+        token_id.encode(),
+        role.encode(),
+        nonce,
+        identity_key,
+        hashlib.sha256(csr).digest(),
+        sealing_key,
+        name.encode(),
+        *(address.encode() for address in addresses),
+    )
+
+
+async def enrol(
+    *,
+    token: str,
+    role: Role,
+    signer: Signer,
+    state_dir: Path,
+    name: str,
+    evidence: NodeEvidence | None = None,
+    deadline: float = 30.0,
+    clock: Clock = wall_clock,
+) -> Enrolled:
+    """Join the cluster of the token at the first of its addresses that answers, and keep the result.
+
+    Nodes bring `evidence`, gateways none. `signer` is the identity that lives (or refers to what lives) in
+    `state_dir`. Raises InvalidInput (BAD_TOKEN, BAD_NAME), RosterError and CertificateError when
+    the coordinator is not who the token pins, PermissionDenied (JOIN_REFUSED), Unavailable.
+    """
+    pinned = JoinToken.parse(token)
+    check_name(name, "name")
+    coordinator, root = await find_coordinator(pinned, deadline=deadline, clock=clock)
+    leaf = LeafKey()
+    async with joining_channel(coordinator, root.authorities) as channel:
+        stub = membership_pb2_grpc.EnrolmentStub(channel)
+        try:
+            nonce = (await stub.GetNonce(membership_pb2.GetNonceRequest(), timeout=deadline)).nonce
+            request = _request(pinned, role, signer, name, leaf.csr(), nonce, root.cluster, evidence, clock())
+            answer = await stub.Enrol(request, timeout=deadline)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+    peer = PeerIdentity(root.cluster, role, member_id(signer.public_key))
+    return _keep(answer, peer, pinned, leaf, root, state_dir, name, coordinator, clock)
+
+
+def _request(
+    token: JoinToken,
+    role: Role,
+    signer: Signer,
+    name: str,
+    csr: bytes,
+    nonce: bytes,
+    cluster: str,
+    evidence: NodeEvidence | None,
+    now: float,
+) -> membership_pb2.EnrolRequest:
+    if len(nonce) != NONCE_BYTES:
+        raise _bad_answer("its nonce has a wrong length")
+    sealing_key = evidence.sealing_key if evidence else b""
+    addresses = evidence.addresses if evidence else ()
+    content = join_content(
+        cluster=cluster,
+        token_id=token.token_id,
+        role=role,
+        nonce=nonce,
+        identity_key=signer.public_key,
+        csr=csr,
+        sealing_key=sealing_key,
+        name=name,
+        addresses=addresses,
+    )
+    request = membership_pb2.EnrolRequest(
+        token_id=token.token_id,
+        token_secret=encode_base32(token.secret),
+        role=PROTO_ROLES[role],
+        identity_key=signer.public_key,
+        key_type=signer.key_type,
+        csr=csr,
+        nonce=nonce,
+        signature=signer.sign(Label.JOIN, content),
+        sealing_key=sealing_key,
+        addresses=addresses,
+        name=name,
+    )
+    if evidence is not None:
+        statement = Statement(
+            cluster=cluster,
+            nonce=nonce,
+            timestamp=int(now),
+            identity_key=signer.public_key,
+            key_type=KeyType(signer.key_type),
+            sealing_key=sealing_key,
+            manifest_hash=evidence.manifest_hash,
+            posture=evidence.posture,
+        )
+        request.attestation, request.attestation_signature = sign_statement(signer, statement)
+        request.device_chain.extend(evidence.device_chain)
+    return request
+
+
+def _keep(
+    answer: membership_pb2.EnrolResponse,
+    peer: PeerIdentity,
+    token: JoinToken,
+    leaf: LeafKey,
+    fetched: RootMetadata,
+    state_dir: Path,
+    name: str,
+    join: str,
+    clock: Clock,
+) -> Enrolled:
+    """Verify the whole answer, then write it; the rollback memory starts with its roster."""
+    now = clock()
+    root = verify_root_chain(decode_chain(answer.root_metadata), token.root_sha256, now=now)
+    if root.version < fetched.version:
+        raise _bad_answer("its root metadata is older than the one in its certificate")
+    if (answer.member_id, answer.cluster) != (peer.id, peer.cluster):
+        raise _bad_answer("it names another member or cluster")
+    parse_address(answer.coordinator_address)
+    material = TlsMaterial(leaf.private_pem(), _own_leaf(answer, peer, leaf, root, now), root.authorities)
+    check_roster(answer.roster, root, now=now)
+    state = MemberState(peer, name, answer.coordinator_address, token.root_sha256, root, material, join)
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    RosterStateFile(state_dir / ROSTER_STATE).create(peer.cluster)
+    roster = RosterReader(root, state_dir / ROSTER_STATE, peer.id, clock=clock).accept(answer.roster)
+    write_atomic(state_dir / ROSTER, answer.roster)
+    save_member_state(state_dir, state)
+    return Enrolled(state, roster)
+
+
+def _own_leaf(
+    answer: membership_pb2.EnrolResponse, peer: PeerIdentity, leaf: LeafKey, root: RootMetadata, now: float
+) -> bytes:
+    try:
+        der = parse_pem_leaf(answer.certificate_chain)
+    except ValueError:
+        raise CertificateError("coordinator sent a malformed certificate", reason="BAD_CERTIFICATE") from None
+    certificate = load_certificate(der)
+    asked = x509.load_der_x509_csr(leaf.csr()).public_key()
+    if check_issued_by(certificate, root.authorities, now=now) != peer or certificate.public_key() != asked:
+        raise CertificateError("coordinator's certificate is not for us", reason="BAD_CERTIFICATE")
+    return der
+
+
+def _bad_answer(what: str) -> PermissionDenied:
+    return PermissionDenied(
+        f"the coordinator's answer is refused: {what}",
+        hint="run the same release everywhere, and check the coordinator's log",
+        reason="BAD_ANSWER",
+    )

@@ -1,0 +1,122 @@
+"""How who opens a stream and who answers it come to believe each other at its start: the caller's part."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.errors import DeadlineExceeded
+from sealring.mesh.member.proof import (
+    PROOF_SECONDS,
+    CallerProof,
+    Connection,
+    Identity,
+    Purpose,
+    VerifyProof,
+    no_proof,
+    of_coordinator,
+)
+from sealring.mesh.pki.root import RootMetadata, check_root_times
+from sealring.mesh.rpc.tls import PeerChannel
+from sealring.v1 import proof_pb2
+
+
+class Introduction:
+    """The caller's part of the proof towards the coordinator, for one kind of stream."""
+
+    def __init__(
+        self,
+        purpose: Purpose,
+        identity: Identity,
+        channel: PeerChannel,
+        root: Callable[[], RootMetadata],
+        newer_root: Callable[[], Awaitable[None]],
+        *,
+        clock: Clock = wall_clock,
+    ) -> None:
+        """`newer_root` fetches root metadata, when the coordinator goes by newer than `root` gives."""
+        self._purpose = purpose
+        self._identity = identity
+        self._channel = channel
+        self._root = root
+        self._newer_root = newer_root
+        self._clock = clock
+
+    async def exchange(self, call: Any, message: Callable[..., Any]) -> Introduced:
+        """Has the coordinator prove itself, then shows it who calls.
+
+        `call` was just opened on what `channel.get` gives; `message` makes what the caller writes on it of a
+        field `offer` or `proof`. Nothing that the other end says counts before this returns. Raises
+        Unauthenticated (NO_PROOF, BAD_PROOF), FailedPrecondition, DeadlineExceeded, RosterError
+        (ROOT_EXPIRED), what `newer_root` raises, and RpcError.
+        """
+        own = self._identity
+        try:
+            async with asyncio.timeout(PROOF_SECONDS):
+                return await introduce(call, message, self._purpose, "", own, self._channel, self._verifier)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "the coordinator did not prove itself in time", reason="NO_PROOF"
+            ) from None
+
+    async def _verifier(self, answer: proof_pb2.ProofAnswer) -> VerifyProof:
+        if answer.root_version > self._root().version:
+            await self._newer_root()
+        check_root_times(self._root(), now=self._clock())
+        return of_coordinator(self._root())
+
+
+@dataclass(frozen=True)
+class Introduced:
+    """A stream whose ends believe each other, as its caller has it."""
+
+    _proof: CallerProof
+    _own: Identity
+    _certificates: AsyncIterator[bytes]
+
+    async def renewals(self) -> AsyncIterator[proof_pb2.ProofRenewal]:
+        """What the caller has to say on the stream whenever its certificate was renewed.
+
+        Raises what signing raises: the stream then ends with the certificate before.
+        """
+        async for certificate in self._certificates:
+            yield await self._proof.renew(certificate, self._own.sign)
+
+
+async def introduce(
+    call: Any,
+    message: Callable[..., Any],
+    purpose: Purpose,
+    called: str,
+    own: Identity,
+    channel: PeerChannel,
+    verifier: Callable[[proof_pb2.ProofAnswer], Awaitable[VerifyProof]],
+) -> Introduced:
+    """The caller's part of a proof: the called end proves itself to `verifier`, then the caller does to it.
+
+    `call` was just opened on what `channel.get` gives; `called` is the id of a member, empty for the
+    coordinator. Raises Unauthenticated (NO_PROOF, BAD_PROOF), FailedPrecondition (ROSTER_EQUIVOCATION), what
+    `verifier` raises, and RpcError.
+    """
+    proof = CallerProof(Connection(purpose, own.cluster, own.id, called, channel.key_hash), own.roster())
+    introduced = Introduced(proof, own, channel.renewed())
+    await write_first(call, message(offer=proof.offer))
+    answer = await call.read()
+    if answer is grpc.aio.EOF or not answer.HasField("proof"):
+        raise no_proof()
+    proof.check(answer.proof, await verifier(answer.proof))
+    await write_first(call, message(proof=await proof.finish(own.sign)))
+    return introduced
+
+
+async def write_first(call: Any, message: Any) -> None:
+    """Writes one of the messages that a stream begins with; if the stream is over, reading tells why."""
+    with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+        await call.write(message)

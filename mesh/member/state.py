@@ -1,0 +1,188 @@
+"""What an enrolled machine keeps: one folder, written so that a crash never leaves a half-made identity.
+
+`tls.key tls.pem ca.pem root.dsse member.json`, and for members and gateways `identity.key roster.dsse
+roster-state.json` too. `member.json` is written last and is what makes the folder an enrolled one.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from sealring.mesh.crypto.encoding import Fields, FormatError, canonical_json, parse_json_object
+from sealring.mesh.errors import AlreadyExists, ConfigError, SealringError
+from sealring.mesh.pki.certificates import PeerIdentity, Role, to_pem
+from sealring.mesh.pki.root import RootMetadata, decode_chain, encode_chain, follow_chain
+from sealring.mesh.rpc.tls import TlsMaterial
+from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.files import read_bounded, read_secret, write_atomic
+
+IDENTITY_KEY = "identity.key"
+ROSTER = "roster.dsse"
+ROSTER_STATE = "roster-state.json"
+_MEMBER = "member.json"
+_TLS_KEY = "tls.key"
+_NEXT_TLS_KEY = "tls.key.next"
+_TLS_CERTIFICATE = "tls.pem"
+_AUTHORITIES = "ca.pem"
+_ROOT = "root.dsse"
+_NAMES = ("member_id", "cluster", "role", "name", "coordinator", "join", "root_sha256")
+_MAX_BYTES = 1 << 17
+
+
+@dataclass(frozen=True)
+class MemberState:
+    """An enrolment: who this machine is, in which cluster, and where the coordinator is (main address).
+
+    `join` is the join address that it enrolled at, where it renews a certificate that has ended; empty for
+    operators, and where an older release enrolled it.
+    """
+
+    peer: PeerIdentity
+    name: str
+    coordinator: str
+    root_sha256: bytes
+    root: RootMetadata
+    tls: TlsMaterial
+    join: str = ""
+
+
+def is_enrolled(folder: Path) -> bool:
+    """Whether a join was finished in this folder."""
+    return (folder / _MEMBER).exists()
+
+
+def check_may_join(folder: Path, root_sha256: bytes) -> None:
+    """Whether a token with this pin may be used here: enrolling anew in the same cluster is what it is for.
+
+    Raises AlreadyExists (ALREADY_ENROLLED).
+    """
+    if not is_enrolled(folder):
+        return
+    try:
+        held = load_member_state(folder).root_sha256
+    except SealringError:
+        held = b""
+    if held != root_sha256:
+        raise AlreadyExists(
+            f"{folder} holds an enrolment in another cluster",
+            hint="name another state folder, or give it up: sealring node leave, sealring gateway leave",
+            reason="ALREADY_ENROLLED",
+        )
+
+
+def forget_enrolment(folder: Path) -> None:
+    """Remove an enrolment and the memory of its rosters; the identity key stays. Raises OSError."""
+    tls = (_TLS_KEY, _NEXT_TLS_KEY, _TLS_CERTIFICATE, _AUTHORITIES)
+    for name in (_MEMBER, *tls, _ROOT, ROSTER, ROSTER_STATE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def save_member_state(folder: Path, state: MemberState) -> None:
+    """Write an enrolment; an earlier one in the folder stops counting before anything is replaced."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    (folder / _MEMBER).unlink(missing_ok=True)
+    save_root(folder, state.root)
+    save_tls(folder, state.tls)
+    save_description(folder, state.peer, state.name, state.coordinator, state.root_sha256, join=state.join)
+
+
+def save_description(
+    folder: Path, peer: PeerIdentity, name: str, coordinator: str, root_sha256: bytes, *, join: str = ""
+) -> None:
+    """Replace `member.json`."""
+    content = {
+        "member_id": peer.id,
+        "cluster": peer.cluster,
+        "role": peer.role,
+        "name": name,
+        "coordinator": coordinator,
+        "join": join,
+        "root_sha256": root_sha256.hex(),
+    }
+    write_atomic(folder / _MEMBER, canonical_json(content) + b"\n")
+
+
+def save_root(folder: Path, root: RootMetadata) -> None:
+    """Replace the root metadata and the authorities that it names."""
+    write_atomic(folder / _AUTHORITIES, to_pem(*root.authorities))
+    write_atomic(folder / _ROOT, encode_chain(root.chain))
+
+
+def save_tls(folder: Path, material: TlsMaterial) -> None:
+    """Replace key and certificate so that after a crash at any point a matching pair is found."""
+    write_atomic(folder / _NEXT_TLS_KEY, material.private_key)
+    write_atomic(folder / _TLS_CERTIFICATE, to_pem(material.certificate))
+    os.replace(folder / _NEXT_TLS_KEY, folder / _TLS_KEY)
+
+
+def load_member_state(folder: Path) -> MemberState:
+    """The enrolment in `folder`, its root metadata verified against the pin.
+
+    It may have expired while the machine was off: whoever goes by it looks at its times. Raises ConfigError
+    (NOT_ENROLLED, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), RosterError (ROOT_*).
+    """
+    if not is_enrolled(folder):
+        raise ConfigError(
+            f"there is no enrolment in {folder}", hint="join a cluster first", reason="NOT_ENROLLED"
+        )
+    try:
+        described = parse_json_object(read_secret(folder / _MEMBER), max_bytes=_MAX_BYTES)
+        fields = Fields({"join": "", **described}, _NAMES)
+        peer = PeerIdentity(fields.text("cluster"), Role(fields.text("role")), fields.text("member_id"))
+        coordinator = fields.text("coordinator", max_length=300)
+        parse_address(coordinator)
+        join = fields.text("join", min_length=0, max_length=300)
+        if join:
+            parse_address(join)
+        root_sha256 = bytes.fromhex(fields.text("root_sha256", min_length=64, max_length=64))
+        chain = decode_chain(read_bounded(folder / _ROOT, max_bytes=_MAX_BYTES))
+        private_key, certificate = _load_pair(folder)
+        name = fields.text("name")
+    except (OSError, ValueError, UnsupportedAlgorithm, SealringError) as error:
+        if isinstance(error, SealringError) and error.reason == "SECRET_FILE_UNSAFE":
+            raise
+        raise ConfigError(
+            f"the enrolment in {folder} is corrupt",
+            hint="restore it from a backup, or join again after: sealring node leave, sealring gateway leave",
+            reason="MEMBER_STATE_CORRUPT",
+        ) from error
+    root = follow_chain(chain, root_sha256)
+    material = TlsMaterial(private_key, certificate, root.authorities)
+    return MemberState(peer, name, coordinator, root_sha256, root, material, join)
+
+
+def parse_pem_leaf(pem: bytes) -> bytes:
+    """The first certificate of a PEM chain as DER. Raises ValueError."""
+    if len(pem) > _MAX_BYTES:
+        raise FormatError("certificate chain is too large")
+    try:
+        return x509.load_pem_x509_certificates(pem)[0].public_bytes(Encoding.DER)
+    except x509.InvalidVersion as error:
+        raise FormatError("certificate has an unknown version") from error
+
+
+def _load_pair(folder: Path) -> tuple[bytes, bytes]:
+    """The TLS key that belongs to the certificate: the next one, when a crash came between the two."""
+    certificate = parse_pem_leaf(read_bounded(folder / _TLS_CERTIFICATE, max_bytes=_MAX_BYTES))
+    wanted = _spki(x509.load_der_x509_certificate(certificate).public_key())
+    for name in (_NEXT_TLS_KEY, _TLS_KEY):
+        path = folder / name
+        if not path.exists():
+            continue
+        key = read_secret(path)
+        if _spki(load_pem_private_key(key, password=None).public_key()) == wanted:
+            return key, certificate
+    raise FormatError("no key belongs to the certificate")
+
+
+def _spki(key: object) -> bytes:
+    public_bytes = getattr(key, "public_bytes")  # noqa: B009 - every public key type has it, no base class says so
+    spki: bytes = public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return spki

@@ -1,0 +1,1 @@
+"""Prompts: validation, sealing, which rows are where, prefixes and routing by them."""

@@ -1,0 +1,52 @@
+"""Names of machines and clusters; of deployments, which clients choose freely within bounds; ids of rings."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.errors import InvalidInput
+
+_DEPLOYMENT = re.compile(r"[A-Za-z0-9._/-]{1,128}\Z")
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
+_PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,54}[a-z0-9])?\Z")
+_SLUG_CHARACTERS = 40
+_HASH_CHARACTERS = 12
+
+
+def is_label(text: str) -> bool:
+    """Whether `text` is a DNS label in lower case."""
+    return _LABEL.match(text) is not None
+
+
+def check_name(name: str, what: str) -> str:
+    """`name` if it is a DNS label. Raises InvalidInput (BAD_NAME)."""
+    if not is_label(name):
+        raise InvalidInput(
+            f"{what} name is not 1 to 63 of a-z, 0-9 and inner hyphens", reason="BAD_NAME", param=what
+        )
+    return name
+
+
+def check_deployment_name(name: str) -> str:
+    """`name` if clients may call a deployment so. Raises InvalidInput (BAD_NAME)."""
+    if _DEPLOYMENT.match(name) is None:
+        raise InvalidInput(
+            "deployment name is not 1 to 128 of A-Z, a-z, 0-9, dot, underscore, slash and hyphen",
+            reason="BAD_NAME",
+            param="name",
+        )
+    return name
+
+
+def ring_id(deployment: str, replica: int) -> str:
+    """The id of a replica's ring, a DNS label: `demo-0` for demo, `qwen2-5-<hash>-0` for Qwen2.5.
+
+    A name that is no label itself gets a part of its SHA-256 (60 bits), so that no two names share a ring.
+    """
+    if _PLAIN.match(deployment) is not None:
+        return f"{deployment}-{replica}"
+    slug = re.sub(r"[^a-z0-9]+", "-", deployment.lower()).strip("-")[:_SLUG_CHARACTERS].strip("-")
+    digest = encode_base32(hashlib.sha256(deployment.encode()).digest())[:_HASH_CHARACTERS]
+    return f"{slug or 'ring'}-{digest}-{replica}"

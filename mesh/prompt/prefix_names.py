@@ -1,0 +1,100 @@
+"""Prefixes of prompts as head and gateway speak of them: at which lengths, and under which names.
+
+A prefix is named by a hash that the head makes under a key of its own, new in every epoch. Equal names mean
+equal tokens in the same scope; a name says nothing else to who does not have the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterator
+
+from sealring.mesh.errors import InvalidInput
+
+BLOCK = 64
+"""The shortest prefix, in tokens, and the distance between boundaries."""
+
+NAME_BYTES = 16
+KEY_BYTES = 32
+MAX_SCOPE_BYTES = 512
+MAX_SALT_BYTES = 64
+
+_STEPS_PER_OCTAVE = 64
+
+
+def boundaries(tokens: int, after: int = 0) -> Iterator[int]:
+    """The lengths at which prefixes of `tokens` tokens are named, rising, above `after`.
+
+    Multiples of BLOCK up to 8,192; from there 64 in each octave, so that their number grows with the
+    logarithm of the length.
+    """
+    at = step = BLOCK
+    while at <= tokens:
+        if at > after:
+            yield at
+        if at >= 2 * _STEPS_PER_OCTAVE * step:
+            step *= 2
+        at += step
+
+
+def split(names: bytes, tokens: int, after: int = 0) -> tuple[tuple[int, bytes], ...]:
+    """(length, name) pairs from names strung together; none from none.
+
+    Raises InvalidInput (BAD_PREFIXES) where their number is not that of the boundaries.
+    """
+    lengths = list(boundaries(tokens, after))
+    if names and len(names) != NAME_BYTES * len(lengths):
+        raise InvalidInput(
+            "the names of a row's prefixes do not fit its length",
+            reason="BAD_PREFIXES",
+            hint="gateway and head must run the same version",
+        )
+    starts = range(0, len(names), NAME_BYTES)
+    return tuple((length, names[at : at + NAME_BYTES]) for length, at in zip(lengths, starts, strict=False))
+
+
+def clear_scope(scope: str) -> bytes:
+    """Of prompts in clear, by what the gateway says of who asks. Raises InvalidInput (BAD_PREFIX_SCOPE)."""
+    encoded = scope.encode()
+    if len(encoded) >= MAX_SCOPE_BYTES:
+        raise InvalidInput("the scope of prefixes is too long", reason="BAD_PREFIX_SCOPE")
+    return b"c" + encoded
+
+
+def sealed_scope(salt: bytes) -> bytes:
+    """Of sealed prompts, by a salt that only the client and the head know; none without one.
+
+    A gateway could otherwise ask for guesses in the client's name and see whether their names are equal.
+    Raises InvalidInput (BAD_PREFIX_SCOPE).
+    """
+    if len(salt) > MAX_SALT_BYTES:
+        raise InvalidInput("the salt of prefixes is too long", reason="BAD_PREFIX_SCOPE", param="prefix_salt")
+    return b"s" + salt if salt else b""
+
+
+class PrefixNames:
+    """The names of one sequence's prefixes, while it grows. HMAC-SHA256 (RFC 2104), cut to 16 bytes.
+
+    The scope goes in first, behind its length, so that equal tokens of different scopes have different names.
+    """
+
+    def __init__(self, key: bytes, scope: bytes) -> None:
+        if len(key) != KEY_BYTES or not 0 < len(scope) <= MAX_SCOPE_BYTES:
+            raise ValueError("a prefix key has 32 bytes and a scope 1 to 512")
+        self.tokens = 0
+        self.names: dict[int, bytes] = {}
+        self._hash = hmac.new(key, len(scope).to_bytes(2, "big") + scope, hashlib.sha256)
+
+    def extend(self, tokens: bytes) -> bytes:
+        """Goes on by these tokens, 4 bytes each; returns the names of the boundaries that they reach."""
+        start, at, found = self.tokens, 0, []
+        self.tokens += len(tokens) // 4
+        for length in boundaries(self.tokens, start):
+            end = 4 * (length - start)
+            self._hash.update(tokens[at:end])
+            at = end
+            name = self.names[length] = self._hash.copy().digest()[:NAME_BYTES]
+            found.append(name)
+        self._hash.update(tokens[at:])
+        return b"".join(found)

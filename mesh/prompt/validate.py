@@ -1,0 +1,237 @@
+"""What a prompt may look like: checked at the gateway's edge where it can be read, and by the head always.
+
+No message of an error here holds any content: fields are named by their place (`messages[3].content`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.composition import MAX_CHOICES
+from sealring.v1 import inference_pb2 as inference
+
+ROLES = ("system", "user", "assistant")
+MAX_MESSAGES = 4096
+MAX_CONTENT_BYTES = 4 << 20
+"""UTF-8 bytes of all contents of one prompt together."""
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_TEMPERATURE = 2.0
+MAX_TOP_K = 1 << 20
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.1, 10.0
+MAX_REPETITION_CONTEXT_SIZE = 4096
+MAX_PENALTY = 2.0
+"""Of presence and frequency, either way."""
+
+MAX_LOGIT_BIASES = 300
+MAX_BIAS = 100.0
+MAX_TOKEN_ID = (1 << 31) - 1
+MAX_LOGPROBS = 20
+MAX_TOKENS = (1 << 31) - 1
+MAX_ENVELOPE_BYTES = 8 << 20
+
+MAX_PRIORITY = 10
+MAX_DEADLINE_MS = 24 * 3600 * 1000
+MAX_PROMPT_CACHE_KEY = 256
+"""Characters."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+def validate_prompt(prompt: inference.Prompt) -> None:
+    """Checks everything that can be checked without the model.
+
+    Raises InvalidInput with `param` in its metadata: EMPTY_PROMPT, TOO_MANY_MESSAGES, BAD_ROLE,
+    CONTENT_TOO_LONG, BAD_SAMPLING, BAD_STOP.
+    """
+    kind = prompt.WhichOneof("input")
+    if kind == "chat":
+        _check_messages(prompt.chat)
+    elif kind == "text" and prompt.text:
+        _check_length(len(prompt.text.encode()), "prompt")
+    else:
+        raise InvalidInput("the prompt is empty", reason="EMPTY_PROMPT", param="prompt")
+    _check_sampling(prompt.sampling)
+    _check_stops(prompt.stop)
+
+
+def validate_request_id(request_id: str) -> None:
+    """Raises InvalidInput (BAD_REQUEST_ID) unless it is 1 to 64 of [A-Za-z0-9_-]."""
+    if _REQUEST_ID.match(request_id) is None:
+        raise InvalidInput(
+            "the request id is malformed",
+            hint="use 1 to 64 of A-Z, a-z, 0-9, _ and -",
+            reason="BAD_REQUEST_ID",
+            param="request_id",
+        )
+
+
+def validate_request(request: inference.GenerateRequest) -> None:
+    """Checks a request as a gateway may see it: clear prompts wholly, sealed ones by their size.
+
+    Raises InvalidInput: BAD_REQUEST_ID, EMPTY_ENVELOPE, ENVELOPE_TOO_LONG, BAD_MAX_TOKENS, BAD_PRIORITY,
+    BAD_DEADLINE, BAD_CHOICES, BAD_PROMPT_CACHE_KEY, and those of `validate_prompt`. An empty request id and
+    an empty model name pass.
+    """
+    if request.request_id:
+        validate_request_id(request.request_id)
+    if request.max_tokens > MAX_TOKENS:
+        raise InvalidInput(
+            f"max_tokens is above {MAX_TOKENS}", reason="BAD_MAX_TOKENS", param="max_tokens", limit=MAX_TOKENS
+        )
+    if abs(request.priority) > MAX_PRIORITY:
+        raise InvalidInput(
+            f"priority is not in [-{MAX_PRIORITY}, {MAX_PRIORITY}]", reason="BAD_PRIORITY", param="priority"
+        )
+    if request.deadline_ms > MAX_DEADLINE_MS:
+        raise InvalidInput(
+            f"deadline_ms is above {MAX_DEADLINE_MS}", reason="BAD_DEADLINE", param="deadline_ms"
+        )
+    if request.choices > MAX_CHOICES:
+        raise InvalidInput(
+            f"more than {MAX_CHOICES} answers",
+            reason="BAD_CHOICES",
+            param="n",
+            limit=MAX_CHOICES,
+        )
+    kind = request.envelope.WhichOneof("content")
+    validate_prompt_cache_key(request.prompt_cache_key, sealed=kind == "sealed")
+    if kind == "clear":
+        validate_prompt(request.envelope.clear)
+    elif not request.envelope.sealed:
+        raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE", param="envelope")
+    elif len(request.envelope.sealed) > MAX_ENVELOPE_BYTES:
+        raise InvalidInput(
+            f"the envelope is longer than {MAX_ENVELOPE_BYTES} bytes",
+            reason="ENVELOPE_TOO_LONG",
+            param="envelope",
+            limit=MAX_ENVELOPE_BYTES,
+        )
+
+
+def validate_prompt_cache_key(key: str, *, sealed: bool = False) -> None:
+    """Raises InvalidInput (BAD_PROMPT_CACHE_KEY). Nobody needs to tell a gateway one with a sealed prompt."""
+    if key and sealed:
+        raise InvalidInput(
+            "a sealed prompt goes to the ring that it names, and a key beside it would only tell more",
+            hint="leave prompt_cache_key out",
+            reason="BAD_PROMPT_CACHE_KEY",
+            param="prompt_cache_key",
+        )
+    if len(key) > MAX_PROMPT_CACHE_KEY:
+        raise InvalidInput(
+            f"prompt_cache_key is longer than {MAX_PROMPT_CACHE_KEY} characters",
+            reason="BAD_PROMPT_CACHE_KEY",
+            param="prompt_cache_key",
+            limit=MAX_PROMPT_CACHE_KEY,
+        )
+
+
+def _check_messages(chat: inference.Chat) -> None:
+    if not chat.messages:
+        raise InvalidInput(
+            "there are no messages",
+            hint="send at least one message with role user",
+            reason="EMPTY_PROMPT",
+            param="messages",
+        )
+    if len(chat.messages) > MAX_MESSAGES:
+        raise InvalidInput(
+            f"there are more than {MAX_MESSAGES} messages",
+            reason="TOO_MANY_MESSAGES",
+            param="messages",
+            limit=MAX_MESSAGES,
+        )
+    total = 0
+    for index, message in enumerate(chat.messages):
+        if message.role not in ROLES:
+            raise InvalidInput(
+                "a message has an unknown role",
+                hint=f"use one of {', '.join(ROLES)}",
+                reason="BAD_ROLE",
+                param=f"messages[{index}].role",
+            )
+        total += len(message.content.encode())
+        _check_length(total, f"messages[{index}].content")
+    if not total:
+        raise InvalidInput("every message is empty", reason="EMPTY_PROMPT", param="messages")
+
+
+def _check_length(total: int, param: str) -> None:
+    if total > MAX_CONTENT_BYTES:
+        raise InvalidInput(
+            f"the prompt is longer than {MAX_CONTENT_BYTES} bytes",
+            hint="send a shorter prompt",
+            reason="CONTENT_TOO_LONG",
+            param=param,
+            limit=MAX_CONTENT_BYTES,
+        )
+
+
+def _check_sampling(sampling: inference.Sampling) -> None:
+    if not 0.0 <= sampling.temperature <= MAX_TEMPERATURE:  # NaN fails every comparison
+        raise _bad_sampling("temperature", f"from 0 to {MAX_TEMPERATURE:g}")
+    if sampling.HasField("top_p") and not 0.0 < sampling.top_p <= 1.0:
+        raise _bad_sampling("top_p", "above 0 and at most 1")
+    if sampling.HasField("min_p") and not 0.0 <= sampling.min_p <= 1.0:
+        raise _bad_sampling("min_p", "from 0 to 1")
+    if sampling.HasField("top_k") and sampling.top_k > MAX_TOP_K:
+        raise _bad_sampling("top_k", f"from 0 to {MAX_TOP_K}")
+    if sampling.HasField("logprobs") and sampling.logprobs > MAX_LOGPROBS:
+        raise _bad_sampling("logprobs", f"from 0 to {MAX_LOGPROBS}")
+    _check_penalties(sampling)
+    _check_biases(sampling)
+
+
+def _check_penalties(sampling: inference.Sampling) -> None:
+    if sampling.HasField("repetition_penalty") and not (
+        MIN_REPETITION_PENALTY <= sampling.repetition_penalty <= MAX_REPETITION_PENALTY
+    ):
+        allowed = f"from {MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}"
+        raise _bad_sampling("repetition_penalty", allowed)
+    if sampling.HasField("repetition_context_size") and not (
+        1 <= sampling.repetition_context_size <= MAX_REPETITION_CONTEXT_SIZE
+    ):
+        raise _bad_sampling("repetition_context_size", f"from 1 to {MAX_REPETITION_CONTEXT_SIZE}")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not abs(getattr(sampling, name)) <= MAX_PENALTY:
+            raise _bad_sampling(name, f"from -{MAX_PENALTY:g} to {MAX_PENALTY:g}")
+
+
+def _check_biases(sampling: inference.Sampling) -> None:
+    biases = sampling.logit_bias
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise InvalidInput(
+            f"logit_bias has more than {MAX_LOGIT_BIASES} entries",
+            reason="BAD_SAMPLING",
+            param="logit_bias",
+            limit=MAX_LOGIT_BIASES,
+        )
+    if not all(abs(bias) <= MAX_BIAS for bias in biases.values()):
+        raise _bad_sampling("logit_bias", f"from -{MAX_BIAS:g} to {MAX_BIAS:g} for each token")
+    if max(biases, default=0) > MAX_TOKEN_ID:
+        raise _bad_sampling("logit_bias", f"from 0 to {MAX_TOKEN_ID} as a token id")
+
+
+def _bad_sampling(param: str, allowed: str) -> InvalidInput:
+    return InvalidInput(
+        f"{param} is out of bounds", hint=f"use a number {allowed}", reason="BAD_SAMPLING", param=param
+    )
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise InvalidInput(
+            f"there are more than {MAX_STOPS} stop strings", reason="BAD_STOP", param="stop", limit=MAX_STOPS
+        )
+    for index, stop in enumerate(stops):
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidInput(
+                f"a stop string has not 1 to {MAX_STOP_CHARACTERS} characters",
+                reason="BAD_STOP",
+                param=f"stop[{index}]",
+                limit=MAX_STOP_CHARACTERS,
+            )

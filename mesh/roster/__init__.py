@@ -1,0 +1,1 @@
+"""The roster: its model, bytes, rules, reader, and the memory against older ones."""

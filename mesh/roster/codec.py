@@ -1,0 +1,337 @@
+"""Rosters as bytes: one canonical payload and strict parsing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sealring.mesh.crypto.dsse import EnvelopeSigner, seal_envelope
+from sealring.mesh.crypto.encoding import (
+    Fields,
+    FormatError,
+    Json,
+    canonical_json,
+    encode_base64,
+    parse_json_object,
+)
+from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES
+from sealring.mesh.crypto.suites import parse_suites
+from sealring.mesh.errors import RosterError, SealringError
+from sealring.mesh.prompt.names import check_deployment_name, check_name
+from sealring.mesh.roster.model import (
+    Gateway,
+    Revoked,
+    Ring,
+    RingMember,
+    Roster,
+    RosterMember,
+    cluster_min_trust,
+    ring_min_trust,
+)
+from sealring.mesh.roster.rules import check_lifetime, check_structure, check_trust
+from sealring.mesh.trust.levels import MAX_SCORE, KeyType, TrustLevel, parse_level
+
+PAYLOAD_TYPE = "application/vnd.sealring.roster+json"
+SPEC_VERSION = 1
+MAX_MEMBERS = 1000
+BYTES_PER_HUNDRED = 64 << 10
+HASH_BYTES = 32
+SEALING_KEY_SIZES = (32, 1216)
+_MAX_ADDRESSES = 8
+_MAX_LAYERS = 10_000
+_MAX_CONTEXT = 1 << 24
+_STRATEGIES = ("pipeline", "tensor")
+_HEADER = ("type", "spec_version", "cluster", "root_version", "version", "previous", "issued", "expires")
+_BODY = ("suites", "trust_floor", "min_trust", "members", "rings", "gateways", "revoked")
+
+
+def size_cap(members: int) -> int:
+    """The largest payload of a roster with this many members, in bytes: 64 KiB per hundred begun."""
+    return BYTES_PER_HUNDRED * (members // 100 + 1)
+
+
+MAX_PAYLOAD_BYTES = size_cap(MAX_MEMBERS)
+
+
+def sign_roster(roster: Roster, signers: Iterable[EnvelopeSigner]) -> bytes:
+    """Encode and sign a roster. A roster that no reader would take is not signed.
+
+    Raises RosterError with the reason that a reader would give.
+    """
+    payload = encode_roster(roster)
+    header = parse_header(payload)
+    check_lifetime(header.issued, header.expires)
+    complete = parse_body(header)
+    check_structure(complete)
+    check_trust(complete)
+    return seal_envelope(PAYLOAD_TYPE, payload, signers)
+
+
+def roster_hash(payload: bytes) -> bytes:
+    """The hash by which rosters name each other and handshakes compare them: SHA-256 of the payload bytes."""
+    return hashlib.sha256(payload).digest()
+
+
+class RosterHeader:
+    """The first part of a payload, typed, with the rest still to be read."""
+
+    def __init__(self, fields: Fields, payload: bytes) -> None:
+        self.fields = fields
+        self.payload = payload
+        self.cluster = fields.text("cluster", max_length=63)
+        self.root_version = fields.integer("root_version", low=1)
+        self.version = fields.integer("version", low=1)
+        self.previous = fields.binary("previous", sizes=(HASH_BYTES,))
+        self.issued = fields.integer("issued")
+        self.expires = fields.integer("expires")
+        self.hash = roster_hash(payload)
+
+
+def parse_header(payload: bytes) -> RosterHeader:
+    """Parse a payload whose signatures were verified, as far as type, cluster, versions and times.
+
+    Raises RosterError (ROSTER_MALFORMED, ROSTER_TYPE).
+    """
+    try:
+        document = parse_json_object(payload, max_bytes=MAX_PAYLOAD_BYTES)
+        spec_version = document.get("spec_version")
+        if document.get("type") != "roster" or spec_version is True or spec_version != SPEC_VERSION:
+            raise RosterError(
+                "document is no roster of this specification",
+                reason="ROSTER_TYPE",
+                hint="run the same release everywhere",
+            )
+        return RosterHeader(Fields(document, _HEADER + _BODY), payload)
+    except FormatError as error:
+        raise RosterError(f"roster is malformed: {error}", reason="ROSTER_MALFORMED") from None
+
+
+def parse_body(header: RosterHeader) -> Roster:
+    """The whole roster behind a header, typed but its rules not yet checked.
+
+    Raises RosterError (ROSTER_MALFORMED, ROSTER_TOO_LARGE, ROSTER_TRUST).
+    """
+    fields = header.fields
+    try:
+        members = fields.items("members", max_items=MAX_MEMBERS)
+        if len(header.payload) > size_cap(len(members)):
+            raise RosterError("roster is too large for its members", reason="ROSTER_TOO_LARGE")
+        return Roster(
+            cluster=header.cluster,
+            root_version=header.root_version,
+            version=header.version,
+            previous=header.previous,
+            issued=header.issued,
+            expires=header.expires,
+            suites=parse_suites(_texts(fields, "suites", 8)),
+            trust_floor=fields.integer("trust_floor", high=MAX_SCORE),
+            min_trust=fields.integer("min_trust", high=MAX_SCORE),
+            members=tuple(_member(item) for item in members),
+            rings=tuple(_ring(item) for item in fields.items("rings", max_items=MAX_MEMBERS)),
+            gateways=tuple(_gateway(item) for item in fields.items("gateways", max_items=100)),
+            revoked=tuple(_revoked(item) for item in fields.items("revoked", max_items=MAX_MEMBERS)),
+            hash=header.hash,
+        )
+    except RosterError:
+        raise
+    except (FormatError, SealringError, ValueError) as error:
+        raise RosterError(f"roster is malformed: {error}", reason="ROSTER_MALFORMED") from None
+
+
+def encode_roster(roster: Roster) -> bytes:
+    """The canonical payload of a roster. Raises RosterError (ROSTER_TOO_LARGE)."""
+    payload = canonical_json(
+        {
+            "type": "roster",
+            "spec_version": SPEC_VERSION,
+            "cluster": roster.cluster,
+            "root_version": roster.root_version,
+            "version": roster.version,
+            "previous": encode_base64(roster.previous),
+            "issued": roster.issued,
+            "expires": roster.expires,
+            "suites": list(roster.suites),
+            "trust_floor": roster.trust_floor,
+            "min_trust": roster.min_trust,
+            "members": [_encode_member(member) for member in roster.members],
+            "rings": [_encode_ring(ring) for ring in roster.rings],
+            "gateways": [_encode_party(gateway) for gateway in roster.gateways],
+            "revoked": [{**_encode_party(entry), "at": entry.at} for entry in roster.revoked],
+        }
+    )
+    if len(payload) > size_cap(len(roster.members)):
+        raise RosterError(
+            "roster is too large for its members",
+            reason="ROSTER_TOO_LARGE",
+            hint="use X25519 sealing keys, or fewer addresses and revoked entries",
+            size=len(payload),
+            limit=size_cap(len(roster.members)),
+        )
+    return payload
+
+
+def complete_roster(draft: Roster) -> Roster:
+    """A draft with everything sorted and every trust minimum computed, ready for `sign_roster`."""
+    members = tuple(sorted(draft.members, key=lambda member: member.id))
+    rings = tuple(
+        replace(
+            ring,
+            members=tuple(sorted(ring.members, key=lambda member: member.rank)),
+            min_trust=ring_min_trust(ring.members, members),
+        )
+        for ring in sorted(draft.rings, key=lambda ring: ring.id)
+    )
+    return replace(
+        draft,
+        members=members,
+        rings=rings,
+        min_trust=cluster_min_trust(rings, members),
+        gateways=tuple(sorted(draft.gateways, key=lambda gateway: gateway.id)),
+        revoked=tuple(sorted(draft.revoked, key=lambda entry: entry.id)),
+    )
+
+
+def _member(item: Json) -> RosterMember:
+    names = (
+        "id",
+        "identity_key",
+        "key_type",
+        "sealing_key",
+        "level",
+        "trust",
+        "attestation_hash",
+        "attested_at",
+        "challenged_at",
+        "manifest_hash",
+        "addresses",
+    )
+    fields = Fields(item, names)
+    return RosterMember(
+        id=fields.text("id", max_length=52),
+        identity_key=fields.binary("identity_key", sizes=(PUBLIC_KEY_BYTES,)),
+        key_type=KeyType(fields.text("key_type")),
+        sealing_key=fields.binary("sealing_key", sizes=SEALING_KEY_SIZES),
+        level=_level(fields.text("level")),
+        trust=fields.integer("trust", high=MAX_SCORE),
+        attestation_hash=fields.binary("attestation_hash", sizes=(HASH_BYTES,)),
+        attested_at=fields.integer("attested_at"),
+        challenged_at=fields.integer("challenged_at"),
+        manifest_hash=fields.binary("manifest_hash", sizes=(HASH_BYTES,)),
+        addresses=tuple(_address(text) for text in _texts(fields, "addresses", _MAX_ADDRESSES)),
+    )
+
+
+def _ring(item: Json) -> Ring:
+    names = (
+        "id",
+        "deployment",
+        "replica",
+        "model",
+        "model_digest",
+        "strategy",
+        "context",
+        "total_layers",
+        "plan_hash",
+        "trust_floor",
+        "min_trust",
+        "members",
+    )
+    fields = Fields(item, names)
+    strategy = fields.text("strategy")
+    if strategy not in _STRATEGIES:
+        raise FormatError("strategy is unknown")
+    return Ring(
+        id=check_name(fields.text("id"), "ring"),
+        deployment=check_deployment_name(fields.text("deployment")),
+        replica=fields.integer("replica", high=MAX_MEMBERS),
+        model=fields.text("model"),
+        model_digest=fields.binary("model_digest", sizes=(HASH_BYTES,)),
+        strategy=strategy,
+        context=fields.integer("context", low=1, high=_MAX_CONTEXT),
+        total_layers=fields.integer("total_layers", low=1, high=_MAX_LAYERS),
+        plan_hash=fields.binary("plan_hash", sizes=(HASH_BYTES,)),
+        trust_floor=fields.integer("trust_floor", high=MAX_SCORE),
+        min_trust=fields.integer("min_trust", high=MAX_SCORE),
+        members=tuple(_ring_member(entry) for entry in fields.items("members", max_items=MAX_MEMBERS)),
+    )
+
+
+def _ring_member(item: Json) -> RingMember:
+    fields = Fields(item, ("id", "rank", "layers"))
+    edges = fields.items("layers", min_items=2, max_items=2)
+    low, high = (Fields({"edge": edge}, ("edge",)).integer("edge", high=_MAX_LAYERS) for edge in edges)
+    return RingMember(fields.text("id", max_length=52), fields.integer("rank", high=MAX_MEMBERS), (low, high))
+
+
+def _gateway(item: Json) -> Gateway:
+    fields = Fields(item, ("id", "identity_key"))
+    return Gateway(fields.text("id"), fields.binary("identity_key", sizes=(PUBLIC_KEY_BYTES,)))
+
+
+def _revoked(item: Json) -> Revoked:
+    fields = Fields(item, ("id", "identity_key", "at"))
+    key = fields.binary("identity_key", sizes=(PUBLIC_KEY_BYTES,))
+    return Revoked(fields.text("id"), key, fields.integer("at"))
+
+
+def _level(name: str) -> TrustLevel:
+    try:
+        return parse_level(name)
+    except SealringError:
+        raise RosterError(
+            "a trust level is unknown", reason="ROSTER_TRUST", hint="run the same release everywhere"
+        ) from None
+
+
+def _texts(fields: Fields, name: str, max_items: int) -> list[str]:
+    return [
+        Fields({"item": item}, ("item",)).text("item", max_length=260)
+        for item in fields.items(name, max_items=max_items)
+    ]
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
+        raise FormatError("address is not host:port")
+    return text
+
+
+def _encode_party(party: Gateway | Revoked) -> dict[str, object]:
+    return {"id": party.id, "identity_key": encode_base64(party.identity_key)}
+
+
+def _encode_member(member: RosterMember) -> dict[str, object]:
+    return {
+        "id": member.id,
+        "identity_key": encode_base64(member.identity_key),
+        "key_type": member.key_type,
+        "sealing_key": encode_base64(member.sealing_key),
+        "level": member.level,
+        "trust": member.trust,
+        "attestation_hash": encode_base64(member.attestation_hash),
+        "attested_at": member.attested_at,
+        "challenged_at": member.challenged_at,
+        "manifest_hash": encode_base64(member.manifest_hash),
+        "addresses": list(member.addresses),
+    }
+
+
+def _encode_ring(ring: Ring) -> dict[str, object]:
+    return {
+        "id": ring.id,
+        "deployment": ring.deployment,
+        "replica": ring.replica,
+        "model": ring.model,
+        "model_digest": encode_base64(ring.model_digest),
+        "strategy": ring.strategy,
+        "context": ring.context,
+        "total_layers": ring.total_layers,
+        "plan_hash": encode_base64(ring.plan_hash),
+        "trust_floor": ring.trust_floor,
+        "min_trust": ring.min_trust,
+        "members": [
+            {"id": member.id, "rank": member.rank, "layers": list(member.layers)} for member in ring.members
+        ],
+    }

@@ -1,0 +1,164 @@
+"""The roster: who is in a cluster, which rings they form, and how well each is attested.
+
+Frozen values only. `mesh/roster/codec.py` turns them into bytes and back, `mesh/roster/rules.py` holds the
+rules of a well-formed roster, and `mesh/roster/reader.py` decides whether to believe one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sealring.mesh.clock import SKEW_SECONDS
+from sealring.mesh.crypto.suites import Suite
+from sealring.mesh.errors import NotFound
+from sealring.mesh.trust.levels import KeyType, TrustLevel
+
+MAX_LIFETIME_SECONDS = 15 * 60
+NO_PREVIOUS = bytes(32)
+
+
+@dataclass(frozen=True)
+class RosterMember:
+    """An enrolled node. Hashes are SHA-256, times seconds since 1970, addresses `host:port`."""
+
+    id: str
+    identity_key: bytes
+    key_type: KeyType
+    sealing_key: bytes
+    level: TrustLevel
+    trust: int
+    attestation_hash: bytes
+    attested_at: int
+    challenged_at: int
+    manifest_hash: bytes
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RingMember:
+    """A member's place in a ring: its rank, and its layers as [first, end)."""
+
+    id: str
+    rank: int
+    layers: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """One replica of a deployment; `members` stand in the order of their ranks."""
+
+    id: str
+    deployment: str
+    replica: int
+    model: str
+    model_digest: bytes
+    strategy: str
+    context: int
+    total_layers: int
+    plan_hash: bytes
+    trust_floor: int
+    min_trust: int
+    members: tuple[RingMember, ...]
+
+    def member(self, identifier: str) -> RingMember:
+        """The ring member with this id. Raises NotFound (NOT_IN_RING)."""
+        for member in self.members:
+            if member.id == identifier:
+                return member
+        raise NotFound("member is not in the ring", reason="NOT_IN_RING", ring=self.id)
+
+    def link_peers(self, rank: int) -> tuple[RingMember, RingMember]:
+        """The members before and after `rank` on the ring (upstream, downstream); itself in a ring of one."""
+        if not 0 <= rank < len(self.members):
+            raise NotFound("rank is not in the ring", reason="NOT_IN_RING", ring=self.id)
+        return self.members[rank - 1], self.members[(rank + 1) % len(self.members)]
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A gateway that may schedule. Its key is a P-256 identity key, its id the hash of that."""
+
+    id: str
+    identity_key: bytes
+
+
+@dataclass(frozen=True)
+class Revoked:
+    """A member or gateway that was thrown out, and when (seconds since 1970)."""
+
+    id: str
+    identity_key: bytes
+    at: int
+
+
+@dataclass(frozen=True)
+class Roster:
+    """One version of a cluster's roster.
+
+    `root_version` is the version of the root metadata whose roster keys signed it. `previous` is the hash of
+    the roster before (zeros before the first), `hash` that of this one's payload bytes (empty in a draft).
+    """
+
+    cluster: str
+    root_version: int
+    version: int
+    previous: bytes
+    issued: int
+    expires: int
+    suites: tuple[Suite, ...]
+    trust_floor: int
+    min_trust: int
+    members: tuple[RosterMember, ...] = ()
+    rings: tuple[Ring, ...] = ()
+    gateways: tuple[Gateway, ...] = ()
+    revoked: tuple[Revoked, ...] = ()
+    hash: bytes = b""
+
+    def member(self, identifier: str) -> RosterMember:
+        """The member with this id. Raises NotFound (NOT_IN_ROSTER)."""
+        for member in self.members:
+            if member.id == identifier:
+                return member
+        raise NotFound("member is not in the roster", reason="NOT_IN_ROSTER", member=identifier)
+
+    def ring(self, identifier: str) -> Ring:
+        """The ring with this id. Raises NotFound (NO_SUCH_RING)."""
+        for ring in self.rings:
+            if ring.id == identifier:
+                return ring
+        raise NotFound("ring is not in the roster", reason="NO_SUCH_RING", ring=identifier)
+
+    def ring_of(self, identifier: str) -> Ring | None:
+        """The one ring that a member serves in, if any."""
+        for ring in self.rings:
+            if any(member.id == identifier for member in ring.members):
+                return ring
+        return None
+
+    def gateway(self, identifier: str) -> Gateway:
+        """The gateway with this id. Raises NotFound (NOT_IN_ROSTER)."""
+        for gateway in self.gateways:
+            if gateway.id == identifier:
+                return gateway
+        raise NotFound("gateway is not in the roster", reason="NOT_IN_ROSTER", gateway=identifier)
+
+    def is_revoked(self, identifier: str) -> bool:
+        """Whether this id was thrown out."""
+        return any(entry.id == identifier for entry in self.revoked)
+
+    def expired(self, now: float) -> bool:
+        """Whether its life, with the skew allowance, is over."""
+        return now >= self.expires + SKEW_SECONDS
+
+
+def ring_min_trust(ring_members: Iterable[RingMember], members: Iterable[RosterMember]) -> int:
+    """The lowest trust among a ring's members; 0 for one that is not in the roster."""
+    trust = {member.id: member.trust for member in members}
+    return min((trust.get(member.id, 0) for member in ring_members), default=0)
+
+
+def cluster_min_trust(rings: Iterable[Ring], members: Iterable[RosterMember]) -> int:
+    """The lowest trust among all members that serve in a ring; 0 when none does."""
+    members = tuple(members)
+    return min((ring_min_trust(ring.members, members) for ring in rings), default=0)

@@ -1,0 +1,226 @@
+"""Whether to believe a roster: the checks of the reader, in their order, each with a reason of its own.
+
+size -> threshold of signatures over the raw bytes -> type, cluster, root version -> version -> previous hash
+-> times against one clock reading -> ids, keys, ranks, layers -> own key -> trust recomputed -> persisted
+-> used.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from sealring.mesh.clock import SKEW_SECONDS, Clock, wall_clock
+from sealring.mesh.crypto.dsse import check_threshold, open_envelope
+from sealring.mesh.errors import FailedPrecondition, RosterError
+from sealring.mesh.pki.root import RootMetadata, check_root_times, follow_root
+from sealring.mesh.roster.codec import (
+    MAX_PAYLOAD_BYTES,
+    PAYLOAD_TYPE,
+    RosterHeader,
+    parse_body,
+    parse_header,
+)
+from sealring.mesh.roster.memory import RosterMemory, RosterState, RosterStateFile
+from sealring.mesh.roster.model import Roster
+from sealring.mesh.roster.rules import check_lifetime, check_structure, check_trust
+
+MAX_VERSION_JUMP = 1 << 32
+"""A newer roster may skip versions (the machine was away), but not so far that versions could run out."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Equivocation:
+    """Proof that the roster keys signed two histories: the version and both hashes."""
+
+    cluster: str
+    version: int
+    known: bytes
+    seen: bytes
+
+
+class RosterReader:
+    """Verifies rosters for one machine and remembers the newest. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        root: RootMetadata,
+        state: Path | RosterMemory,
+        own_id: str | None = None,
+        *,
+        clock: Clock = wall_clock,
+        on_equivocation: Callable[[Equivocation], None] | None = None,
+    ) -> None:
+        """`state` is the file that `RosterStateFile.create` has made, or the memory of this process alone.
+
+        Raises RosterError (ROSTER_STATE_*) if the machine has no usable memory of earlier rosters.
+        """
+        self._lock = threading.RLock()
+        self._root = root
+        self._own_id = own_id
+        self._clock = clock
+        self._latest = clock()
+        self._on_equivocation = on_equivocation
+        self._memory = state if isinstance(state, RosterMemory) else RosterStateFile(state)
+        self._state = self._memory.load()
+        self._current: Roster | None = None
+        if self._state.cluster != root.cluster:
+            raise RosterError("roster state is of another cluster", reason="ROSTER_STATE_CLUSTER")
+        if self._state.root_version > root.version:
+            raise RosterError("root metadata is older than one used before", reason="ROOT_ROLLBACK")
+
+    @property
+    def root(self) -> RootMetadata:
+        """The root metadata in use."""
+        return self._root
+
+    @property
+    def current(self) -> Roster:
+        """The roster in use. Raises FailedPrecondition (NO_ROSTER, ROSTER_EXPIRED)."""
+        roster = self._current
+        if roster is None:
+            raise FailedPrecondition("no roster is in use", reason="NO_ROSTER")
+        if self.expired():
+            raise FailedPrecondition(
+                "roster has expired", reason="ROSTER_EXPIRED", hint="is the coordinator reachable"
+            )
+        return roster
+
+    def expired(self, now: float | None = None) -> bool:
+        """Whether no roster is in use that is still alive; then handshakes stop and open links close.
+
+        A clock that was moved back does not bring an expired roster to life again.
+        """
+        self._latest = max(self._latest, self._clock() if now is None else now)
+        return self._current is None or self._current.expired(self._latest)
+
+    def accept(self, envelope: bytes) -> Roster:
+        """Verify a roster and use it. The one in use already is accepted again.
+
+        Raises RosterError with the reason of the first check that failed; then nothing has changed, except
+        that a newer roster without this machine's own key (ROSTER_SELF_ABSENT) takes the old one out of use.
+        """
+        with self._lock:
+            now = self._clock()
+            self._latest = max(self._latest, now)
+            header = _check_header(envelope, self._root, now)
+            _check_history(header, self._state, self._raise_alarm)
+            roster = _check_content(header, now)
+            self._check_own_key(roster)
+            check_trust(roster)
+            state = RosterState(
+                roster.cluster, roster.root_version, roster.version, roster.hash, roster.issued
+            )
+            if state != self._state:
+                self._memory.save(state)
+                self._state = state
+            self._current = roster
+            return roster
+
+    def update_root(self, *envelopes: bytes) -> RootMetadata:
+        """Follow the root's rotation, of which the last step has to be valid now.
+
+        Raises RosterError (ROOT_*, THRESHOLD_NOT_MET, ...).
+        """
+        with self._lock:
+            root = self._root
+            for envelope in envelopes:
+                root = follow_root(envelope, root)
+            check_root_times(root, now=self._clock())
+            self._root = root
+            return root
+
+    def _check_own_key(self, roster: Roster) -> None:
+        if self._own_id is None:
+            return
+        ids = {member.id for member in roster.members} | {gateway.id for gateway in roster.gateways}
+        if self._own_id not in ids:
+            self._current = None
+            raise RosterError(
+                "roster does not hold this machine",
+                reason="ROSTER_SELF_ABSENT",
+                hint="it was evicted, banned or not yet admitted: ask the operator",
+            )
+
+    def _raise_alarm(self, equivocation: Equivocation) -> None:
+        _log.error(
+            "roster_equivocation",
+            cluster=equivocation.cluster,
+            version=equivocation.version,
+            known=equivocation.known.hex(),
+            seen=equivocation.seen.hex(),
+        )
+        if self._on_equivocation is not None:
+            self._on_equivocation(equivocation)
+
+
+def check_roster(envelope: bytes, root: RootMetadata, *, now: float) -> Roster:
+    """The checks that need no memory, for tools and one-off clients. `root` must have been verified.
+
+    Raises RosterError (ENVELOPE_*, DUPLICATE_KEY_ID, BAD_SIGNATURE, THRESHOLD_NOT_MET, ROSTER_*, ROOT_*).
+    """
+    roster = _check_content(_check_header(envelope, root, now), now)
+    check_trust(roster)
+    return roster
+
+
+def _check_header(envelope: bytes, root: RootMetadata, now: float) -> RosterHeader:
+    opened = open_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+    check_root_times(root, now=now)
+    check_threshold(opened, root.roster_keys, root.roster_threshold)
+    header = parse_header(opened.payload)
+    if header.cluster != root.cluster:
+        raise RosterError("roster is of another cluster", reason="ROSTER_CLUSTER")
+    if header.root_version != root.version:
+        raise RosterError(
+            "roster was made under another root version",
+            reason="ROSTER_ROOT_VERSION",
+            hint="fetch the newest root metadata",
+        )
+    return header
+
+
+def _check_content(header: RosterHeader, now: float) -> Roster:
+    _check_times(header, now)
+    roster = parse_body(header)
+    check_structure(roster)
+    return roster
+
+
+def _check_history(header: RosterHeader, stored: RosterState, alarm: Callable[[Equivocation], None]) -> None:
+    if header.version < stored.version:
+        raise RosterError("roster is older than one used before", reason="ROSTER_ROLLBACK")
+    if header.version == stored.version:
+        if header.hash != stored.hash:
+            alarm(Equivocation(header.cluster, header.version, stored.hash, header.hash))
+            raise RosterError(
+                "two different rosters have one version",
+                reason="ROSTER_EQUIVOCATION",
+                hint="the roster keys may be stolen: compare with other members and rotate them",
+            )
+        return
+    if stored.version and header.version - stored.version > MAX_VERSION_JUMP:
+        raise RosterError("roster's version is absurdly far ahead", reason="ROSTER_VERSION_JUMP")
+    if header.version == stored.version + 1 and header.previous != stored.hash:
+        alarm(Equivocation(header.cluster, stored.version, stored.hash, header.previous))
+        raise RosterError(
+            "roster does not follow the one used before",
+            reason="ROSTER_PREVIOUS",
+            hint="the roster keys may be stolen: compare with other members and rotate them",
+        )
+
+
+def _check_times(header: RosterHeader, now: float) -> None:
+    check_lifetime(header.issued, header.expires)
+    if header.issued > now + SKEW_SECONDS:
+        raise RosterError(
+            "roster is from the future", reason="ROSTER_NOT_YET_VALID", hint="compare the clocks"
+        )
+    if now >= header.expires + SKEW_SECONDS:
+        raise RosterError("roster has expired", reason="ROSTER_EXPIRED", hint="compare the clocks")

@@ -1,0 +1,1 @@
+"""gRPC as all processes use it: servers, mTLS, status, problems, bounds on what comes in."""

@@ -1,0 +1,221 @@
+"""The outermost server interceptor: decodes requests, and turns errors into rich status or masks them.
+
+grpc.aio would send the text of an unknown exception to the peer, and that of a decoder too. gRPC looks at a
+certificate once, when a connection is made: here a connection is of no more use once the caller's has
+expired, and streams that are open then end, unless their caller has proved a later one
+(`mesh/member/tenure.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+import structlog
+from cryptography import x509
+from google.protobuf.message import DecodeError
+from grpc_status import rpc_status
+
+from sealring.mesh.clock import SKEW_SECONDS
+from sealring.mesh.errors import Internal, InvalidInput, SealringError, Unauthenticated
+from sealring.mesh.rpc.status import to_status
+from sealring.mesh.rpc.wire import check_fields
+
+log = structlog.get_logger()
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Decoder: TypeAlias = Callable[[bytes], Any]
+
+_FIRST_SECONDS = 5.0
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every handler. Handlers read requests from their iterator, not with `context.read`.
+
+    With `counting`, a request of more fields than `mesh/rpc/wire.py` takes is refused before it is decoded.
+    """
+
+    def __init__(self, *, counting: bool = False) -> None:
+        self._counting = counting
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """The wrapped handler, or None when nobody serves the method."""
+        found: Any = await continuation(handler_call_details)
+        if found is None:
+            return None
+        method = handler_call_details.method
+        kind = f"{_arity(found.request_streaming)}_{_arity(found.response_streaming)}"
+        decode = _decoder(
+            found.request_deserializer, streaming=found.request_streaming, counting=self._counting
+        )
+        guard = _guard_stream if found.response_streaming else _guard_call
+        make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
+        guarded = guard(getattr(found, kind), decode, method)
+        return make(guarded, request_deserializer=None, response_serializer=found.response_serializer)
+
+
+def _arity(streaming: bool) -> str:
+    return "stream" if streaming else "unary"
+
+
+def _decoder(decode: Decoder | None, *, streaming: bool, counting: bool) -> Callable[[Any], Any]:
+    if decode is None:
+        return lambda as_it_came: as_it_came
+
+    kind = decode.__self__.DESCRIPTOR if counting else None  # type: ignore[attr-defined]
+
+    def one(data: bytes) -> Any:
+        if kind is not None:
+            check_fields(data, kind)
+        try:
+            return decode(data)
+        except DecodeError:
+            raise InvalidInput(
+                "the request cannot be decoded",
+                hint="strings have to be UTF-8; use the protos of this release",
+                reason="BAD_MESSAGE",
+            ) from None
+
+    async def many(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in requests:
+            yield one(data)
+
+    return many if streaming else one
+
+
+def _guard_call(
+    call: Callable[..., Awaitable[Any]], decode: Callable[[Any], Any], method: str
+) -> Callable[[Any, Context], Awaitable[Any]]:
+    async def guarded(request: Any, context: Context) -> Any:
+        try:
+            _certificate_ends(context)
+            return await call(decode(request), context)
+        except Exception as error:
+            await _abort(error, context, method)
+
+    return guarded
+
+
+class _Requests:
+    """A stream's requests, and whether anybody has asked for the first."""
+
+    def __init__(self, requests: AsyncIterator[bytes]) -> None:
+        self._requests = requests  # without aiter(): gRPC makes a generator then, and warns if it is not run
+        self._asked = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        self._asked = True
+        return await anext(self._requests)
+
+    async def hear_first(self) -> None:
+        """Waits, for a while, until the caller has written its first request, unless that was read.
+
+        A caller of grpc.aio whose write meets the end of its stream reads INTERNAL and not the status that
+        the stream ended with. Only for callers with a certificate: from others nothing is received before
+        they are let in.
+        """
+        if not self._asked:
+            with contextlib.suppress(TimeoutError, StopAsyncIteration):
+                async with asyncio.timeout(_FIRST_SECONDS):
+                    await anext(self)
+
+
+def _guard_stream(
+    call: Callable[..., Any], decode: Callable[[Any], Any], method: str
+) -> Callable[[Any, Context], AsyncIterator[Any]]:
+    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+        requests = _Requests(request) if isinstance(request, AsyncIterator) else None
+        try:
+            ends = _certificate_ends(context)
+            async with asyncio.timeout(None) as limit:
+                _lease.set(Lease(limit, ends))
+                responses = call(decode(requests or request), context)
+                if inspect.isawaitable(responses):  # it writes its responses to the context itself
+                    await responses
+                    return
+                async with aclosing(responses):
+                    async for response in responses:
+                        yield response
+        except Exception as error:
+            if requests is not None and _certificates(context):
+                await requests.hear_first()
+            expired = isinstance(error, TimeoutError) and limit.expired()
+            await _abort(_expired() if expired else error, context, method)
+
+    return guarded
+
+
+class Lease:
+    """How long a stream may go on, in seconds since 1970: until its caller's certificate has expired."""
+
+    def __init__(self, limit: asyncio.Timeout, ends: float) -> None:
+        self._limit = limit
+        self.ends = -math.inf
+        self.extend(ends)
+
+    def extend(self, ends: float) -> None:
+        """Not before then; a stream that is ending already ends."""
+        if ends <= self.ends or self._limit.expired():
+            return
+        self.ends = ends
+        left = ends + SKEW_SECONDS - time.time()
+        self._limit.reschedule(None if math.isinf(ends) else asyncio.get_running_loop().time() + left)
+
+
+_lease: ContextVar[Lease] = ContextVar("lease")
+
+
+def current_lease() -> Lease:
+    """That of the stream which is handled in this task, or by who started it."""
+    return _lease.get()
+
+
+def _certificate_ends(context: Context) -> float:
+    """When the caller's certificate ends, in seconds since 1970; never where callers have none.
+
+    Raises Unauthenticated (CERTIFICATE_EXPIRED).
+    """
+    found = [x509.load_pem_x509_certificate(pem) for pem in _certificates(context)]
+    ends = min((one.not_valid_after_utc.timestamp() for one in found), default=math.inf)
+    if ends + SKEW_SECONDS <= time.time():
+        raise _expired()
+    return ends
+
+
+def _certificates(context: Context) -> list[bytes]:
+    """The caller's, in PEM; none where callers have none."""
+    return list(context.auth_context().get("x509_pem_cert", []))
+
+
+def _expired() -> Unauthenticated:
+    return Unauthenticated(
+        "the caller's certificate has expired",
+        hint="connect anew with a certificate that is valid",
+        reason="CERTIFICATE_EXPIRED",
+    )
+
+
+async def _abort(error: Exception, context: Context, method: str) -> None:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, SealringError):
+        log.error("unexpected error in a handler", method=method, exc_info=error)
+        error = Internal("an internal error", hint="see the server's log")
+    await context.abort_with_status(rpc_status.to_status(to_status(error)))

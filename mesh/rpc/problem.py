@@ -1,0 +1,72 @@
+"""Errors as `Problem` messages, for the streams on which a gRPC status cannot travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+from sealring.mesh import errors
+from sealring.mesh.errors import Internal, SealringError
+from sealring.v1 import membership_pb2
+
+MAX_MESSAGE = 1200
+"""Characters: a status travels twice in the trailers, which peers cap at 8 KiB."""
+
+MAX_METADATA = 24
+MAX_VALUE = 80
+
+
+def to_problem(error: BaseException) -> membership_pb2.Problem:
+    """The problem that tells of an error; anything that is not of our own tree is masked."""
+    if not isinstance(error, SealringError):
+        error = Internal("an internal error", hint="see the log of this process")
+    return membership_pb2.Problem(
+        code=error.code,
+        reason=error.reason,
+        message=error.message,
+        hint=error.hint,
+        metadata=error.metadata,
+    )
+
+
+_BY_CODE: dict[str, type[SealringError]] = {
+    "INVALID_ARGUMENT": errors.InvalidInput,
+    "NOT_FOUND": errors.NotFound,
+    "ALREADY_EXISTS": errors.AlreadyExists,
+    "UNAUTHENTICATED": errors.Unauthenticated,
+    "PERMISSION_DENIED": errors.PermissionDenied,
+    "FAILED_PRECONDITION": errors.FailedPrecondition,
+    "ABORTED": errors.Conflict,
+    "RESOURCE_EXHAUSTED": errors.ResourceExhausted,
+    "UNAVAILABLE": errors.Unavailable,
+    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
+    "CANCELLED": errors.Cancelled,
+}
+
+
+def from_parts(
+    code: str, reason: str, message: str, hint: str, metadata: dict[str, str] | None = None
+) -> SealringError:
+    """The error of the tree with this canonical code; Internal when the code is unknown."""
+    error = _BY_CODE.get(code, Internal)(message, hint=hint, reason=reason or None)
+    error.metadata.update(metadata or {})
+    return error
+
+
+def from_problem(problem: membership_pb2.Problem) -> SealringError:
+    """The error of the tree that a problem stands for, no larger than one's own.
+
+    Whoever says it may say anything, and it ends in logs, in what operators list, and in answers.
+    """
+    return from_parts(
+        problem.code,
+        problem.reason[:MAX_VALUE],
+        problem.message[:MAX_MESSAGE],
+        problem.hint[:MAX_MESSAGE],
+        bounded(problem.metadata),
+    )
+
+
+def bounded(metadata: Mapping[str, str]) -> dict[str, str]:
+    """As much of an error's metadata as is passed on."""
+    return {name[:MAX_VALUE]: value[:MAX_VALUE] for name, value in islice(metadata.items(), MAX_METADATA)}

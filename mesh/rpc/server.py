@@ -1,0 +1,176 @@
+"""gRPC servers and clients as all of sealring's processes use them.
+
+`mesh/rpc/status.py` maps the exception tree to gRPC status and back; `mesh/rpc/interceptor.py` applies it
+to every handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from sealring.mesh.errors import DeadlineExceeded
+from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES
+from sealring.mesh.rpc.interceptor import ErrorInterceptor
+from sealring.mesh.rpc.status import from_rpc_error, to_status
+from sealring.mesh.system.addresses import listen_error, parse_address, require_loopback
+
+__all__ = [
+    "CHANNEL_OPTIONS",
+    "INFERENCE",
+    "JOINING",
+    "SERVER_OPTIONS",
+    "Port",
+    "Server",
+    "from_rpc_error",
+    "to_status",
+    "with_deadline",
+]
+
+T = TypeVar("T")
+
+MAX_MESSAGE = 16 << 20
+
+
+@dataclass(frozen=True)
+class Port:
+    """What a server's port takes of those who connect, whoever they are.
+
+    `connections` of all together, `streams` of each connection at once, `message` bytes at most, and with
+    `counting` no more fields in one than `mesh/rpc/wire.py` says. Clients keep to the number of streams by
+    themselves: what is more waits in the client.
+    """
+
+    connections: int = 2048
+    streams: int = 32
+    message: int = MAX_MESSAGE
+    counting: bool = False
+
+
+JOINING = Port(connections=256, streams=4, message=1 << 18, counting=True)
+"""Open to whoever can reach it."""
+
+INFERENCE = Port(connections=4096, streams=256, message=MAX_ENVELOPE_BYTES + (1 << 16), counting=True)
+"""For clients with many requests at once."""
+
+SERVER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.http2.settings_timeout", 10_000),
+    ("grpc.max_metadata_size", 2048),
+    ("grpc.absolute_max_metadata_size", 4096),  # of each of the frames that one head may come in
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 8),
+]
+"""Clients ping every two seconds, and once more where they measure the bandwidth of what they receive: eight
+pings that come too soon, with nothing sent meanwhile, are no client of ours."""
+
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+]
+
+
+class Server:
+    """A grpc.aio server with health, reflection and masked errors.
+
+    `services` are (add_to_server function, servicer, full service name).
+    """
+
+    def __init__(
+        self,
+        services: Sequence[tuple[Callable[[Any, Any], None], Any, str]],
+        *,
+        port: Port = Port(),
+        options: Sequence[tuple[str, Any]] = (),
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        limits = [
+            ("grpc.max_allowed_incoming_connections", port.connections),
+            ("grpc.max_concurrent_streams", port.streams),
+            ("grpc.max_receive_message_length", port.message),
+        ]
+        self._server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(counting=port.counting), *interceptors],
+            options=[*SERVER_OPTIONS, *limits, *options],
+        )
+        self._health = health.aio.HealthServicer()
+        names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+        for add, servicer, name in services:
+            add(servicer, self._server)
+            names.append(name)
+        self._names = names[2:]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(names, self._server)
+
+    def listen(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
+        """Binds and returns the port; without credentials on loopback only.
+
+        Raises InvalidInput (BAD_ADDRESS), ConfigError (CANNOT_LISTEN, LOOPBACK_ONLY).
+        """
+        parse_address(address)
+        if credentials is None:
+            require_loopback(address)
+        try:
+            if credentials is None:
+                return self._server.add_insecure_port(address)
+            return self._server.add_secure_port(address, credentials)
+        except RuntimeError:
+            raise listen_error(address) from None
+
+    async def start(self) -> None:
+        """Starts to answer, and says so in its health. Cancelled meanwhile, it has not started."""
+        starting = asyncio.ensure_future(self._server.start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:  # which grpc.aio does not take before it has begun
+            await starting
+            await self._server.stop(None)
+            raise
+        await self.set_serving(True)
+
+    async def set_serving(self, serving: bool) -> None:
+        """Sets the health of the server and of each of its services."""
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in ["", *self._names]:
+            await self._health.set(name, status)
+
+    async def stop(self, grace: float) -> None:
+        """NOT_SERVING first; streams must have been told goodbye by their own handlers."""
+        await self.set_serving(False)
+        await self._server.stop(grace)
+
+    async def wait(self) -> None:
+        """Returns when the server has stopped."""
+        await self._server.wait_for_termination()
+
+
+async def with_deadline(awaitable: Awaitable[T], seconds: float, what: str) -> T:
+    """Raises DeadlineExceeded naming `what` when it takes longer."""
+    try:
+        async with asyncio.timeout(seconds):  # wait_for may swallow a cancellation (cpython 86296)
+            return await awaitable
+    except TimeoutError:
+        raise DeadlineExceeded(f"{what} took longer than {seconds:g} s", hint="try again") from None

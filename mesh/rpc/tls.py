@@ -1,0 +1,248 @@
+"""mTLS for gRPC: credentials that follow rotation, channel options, and who is at the other end.
+
+A `TlsStore` holds the current key, certificate and authorities. Servers read it at every handshake; clients
+get a new channel from `PeerChannel` after it changed, while streams on the old channel live on until they
+end: the called end lets them go on for as long as they are proved anew (`mesh/member/tenure.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+import grpc.aio
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealring.mesh.errors import Unauthenticated
+from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, key_hash, role_server_name, to_pem
+from sealring.mesh.rpc.server import CHANNEL_OPTIONS
+
+_UNTIL_THEY_END = 10 * 365 * 24 * 3600.0
+"""Grace, in seconds, of a channel whose streams end otherwise."""
+
+MAX_CONNECTION_AGE_MILLISECONDS = 3600 * 1000
+"""A server asks clients to connect anew after an hour, so that trust that was taken away ends there too."""
+
+
+@dataclass(frozen=True)
+class TlsMaterial:
+    """A leaf key (PEM), its certificate (DER) and the authorities to trust (DER)."""
+
+    private_key: bytes
+    certificate: bytes
+    authorities: tuple[bytes, ...]
+
+    def __repr__(self) -> str:
+        return f"TlsMaterial(expires={expires_at(self.certificate):.0f})"
+
+
+class TlsStore:
+    """The material in use, replaced as a whole when a certificate or an authority rotates."""
+
+    def __init__(self, material: TlsMaterial) -> None:
+        self._lock = threading.Lock()
+        self._material = material
+        self._generation = 0
+        self._replaced = asyncio.Event()
+
+    def replace(self, material: TlsMaterial) -> None:
+        """Use `material` for every handshake from now on; only from the event loop that waits for it."""
+        with self._lock:
+            self._material = material
+            self._generation += 1
+        self._replaced.set()
+        self._replaced = asyncio.Event()
+
+    async def newer(self, generation: int) -> tuple[int, TlsMaterial]:
+        """As `current`, once the number is above `generation`."""
+        while self._generation <= generation:
+            await self._replaced.wait()
+        return self.current()
+
+    def current(self) -> tuple[int, TlsMaterial]:
+        """A number that grows with every replacement, and the material."""
+        with self._lock:
+            return self._generation, self._material
+
+
+def server_credentials(store: TlsStore, *, require_client: bool = True) -> grpc.ServerCredentials:
+    """Server credentials that take up rotated material at the next handshake.
+
+    `require_client=False` is for the joining port alone: a node that joins has no certificate yet.
+    """
+    served = _Served(store, require_client)
+    return grpc.dynamic_ssl_server_credentials(
+        served.newest(),
+        served,  # type: ignore[arg-type]  # None means unchanged, which the stubs leave out
+        require_client_authentication=require_client,
+    )
+
+
+class _Served:
+    """What a server's handshakes use; gRPC asks before each of them, from a thread of its own."""
+
+    def __init__(self, store: TlsStore, require_client: bool) -> None:
+        self._store = store
+        self._require_client = require_client
+        self._generation = -1
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        return None if self._store.current()[0] == self._generation else self.newest()
+
+    def newest(self) -> grpc.ServerCertificateConfiguration:
+        self._generation, material = self._store.current()
+        return _server_configuration(material, self._require_client)
+
+
+def channel_credentials(material: TlsMaterial) -> grpc.ChannelCredentials:
+    """Client credentials that present the material's certificate."""
+    return grpc.ssl_channel_credentials(
+        root_certificates=to_pem(*material.authorities),
+        private_key=material.private_key,
+        certificate_chain=to_pem(material.certificate),
+    )
+
+
+def joining_channel(address: str, authorities: tuple[bytes, ...]) -> grpc.aio.Channel:
+    """A channel to the coordinator's joining port, which trusts `authorities` and presents no certificate."""
+    credentials = grpc.ssl_channel_credentials(root_certificates=to_pem(*authorities))
+    name = role_server_name(Role.COORDINATOR)
+    return grpc.aio.secure_channel(address, credentials, options=channel_options(name))
+
+
+def channel_options(server_name: str) -> list[tuple[str, int | str]]:
+    """Client options for a peer that has to prove `server_name`, whatever its address is."""
+    return [
+        *CHANNEL_OPTIONS,
+        ("grpc.ssl_target_name_override", server_name),
+        ("grpc.default_authority", server_name),
+        ("grpc.enable_retries", 0),
+    ]
+
+
+class PeerChannel:
+    """A client channel to one peer that swaps itself when the certificate rotates.
+
+    Call `get` for every RPC and do not keep what it returns. Use it from one event loop only.
+    """
+
+    def __init__(self, address: str, store: TlsStore, server_name: str) -> None:
+        self.address = address
+        self._store = store
+        self._server_name = server_name
+        self._generation = -1
+        self._channel: grpc.aio.Channel | None = None
+        self.key_hash = b""
+        """Of the key that the channel proves (`sealring.mesh.pki.certificates.key_hash`), once `get` has
+        given one."""
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def get(self) -> grpc.aio.Channel:
+        """The channel to use now."""
+        generation, material = self._store.current()
+        if self._channel is None or generation != self._generation:
+            self._retire()
+            self._generation = generation
+            self.key_hash = key_hash(material.certificate)
+            self._channel = grpc.aio.secure_channel(
+                self.address, channel_credentials(material), options=channel_options(self._server_name)
+            )
+        return self._channel
+
+    def renewed(self) -> AsyncIterator[bytes]:
+        """Every certificate (DER) that comes after that of the channel which `get` gave last."""
+        return self._renewed_after(self._generation)
+
+    async def _renewed_after(self, generation: int) -> AsyncIterator[bytes]:
+        while True:
+            generation, material = await self._store.newer(generation)
+            yield material.certificate
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long before another attempt, or until there is a newer certificate to try it with."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._store.newer(self._generation)
+
+    async def close(self, grace: float | None = None) -> None:
+        """Close this and every retired channel, giving streams `grace` seconds to end."""
+        channel, self._channel = self._channel, None
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
+        if channel is not None:
+            await channel.close(grace)
+
+    def _retire(self) -> None:
+        if self._channel is not None:
+            task = asyncio.get_running_loop().create_task(_close(self._channel, _UNTIL_THEY_END))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+
+
+def is_own_cancellation() -> bool:
+    """Of a CancelledError that was caught: whether the running task is cancelled, and not the call it is at.
+
+    Calls are cancelled with their channel, when whoever owns it closes it.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+class AuthenticatedContext(Protocol):
+    """The part of a gRPC servicer context that `peer_identity` reads."""
+
+    def auth_context(self) -> Mapping[str, list[bytes]]:
+        """The properties of the connection that gRPC verified."""
+
+
+def peer_identity(context: AuthenticatedContext) -> PeerIdentity:
+    """Who is calling, from the URI SAN of the verified client certificate.
+
+    Raises Unauthenticated (NO_CLIENT_CERTIFICATE), CertificateError (BAD_PEER_URI).
+    """
+    properties = context.auth_context()
+    uris = properties.get("peer_uri", [])
+    if list(properties.get("transport_security_type", [])) != [b"ssl"] or len(uris) != 1:
+        raise Unauthenticated(
+            "caller presented no certificate of this cluster",
+            reason="NO_CLIENT_CERTIFICATE",
+            hint="connect with mTLS",
+        )
+    return PeerIdentity.parse(uris[0].decode("ascii", errors="replace"))
+
+
+def peer_certificate(context: AuthenticatedContext) -> bytes:
+    """The caller's verified client certificate, DER.
+
+    Raises Unauthenticated (NO_CLIENT_CERTIFICATE).
+    """
+    found = list(context.auth_context().get("x509_pem_cert", []))
+    try:
+        (pem,) = found
+        certificate = x509.load_pem_x509_certificate(pem)
+    except (ValueError, x509.InvalidVersion):
+        raise Unauthenticated(
+            "caller presented no certificate of this cluster", reason="NO_CLIENT_CERTIFICATE"
+        ) from None
+    return certificate.public_bytes(Encoding.DER)
+
+
+async def _close(channel: grpc.aio.Channel, grace: float) -> None:
+    try:
+        await channel.close(grace)
+    except asyncio.CancelledError:
+        await channel.close(None)
+        raise
+
+
+def _server_configuration(material: TlsMaterial, require_client: bool) -> grpc.ServerCertificateConfiguration:
+    pair = (material.private_key, to_pem(material.certificate))
+    roots = to_pem(*material.authorities) if require_client else None
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)

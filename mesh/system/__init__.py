@@ -1,0 +1,1 @@
+"""The machine below: files, locks, folders, processes, logs, addresses, settings."""

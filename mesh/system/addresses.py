@@ -1,0 +1,91 @@
+"""host:port strings from outside: parsed, bounded, and kept on loopback where no credentials guard them."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import os
+import re
+import socket
+
+from sealring.mesh.errors import ConfigError, InvalidInput
+
+_HOST = re.compile(r"^[A-Za-z0-9._-]{1,253}\Z")
+_PORT = re.compile(r"^[0-9]{1,5}\Z")
+
+_LOWEST, _PORTS, _APART = 15000, 17000, 10507  # the golden section keeps near process ids far apart
+_choices = itertools.count(os.getpid() * _APART)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Splits "host:port" or "[v6]:port". Raises InvalidInput with reason BAD_ADDRESS."""
+    host, separator, port = address.rpartition(":")
+    literal = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if literal else host
+    if not separator or not _PORT.match(port) or int(port) > 65535:
+        raise _bad(address)
+    if literal:
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise _bad(address) from None
+    elif not _HOST.match(host):
+        raise _bad(address)
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """The "host:port" or "[v6]:port" that `parse_address` splits."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the host is this machine's own loopback, by its name or its number."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def require_loopback(address: str) -> None:
+    """Raises ConfigError unless the address is loopback: nothing unauthenticated listens elsewhere."""
+    if not is_loopback(parse_address(address)[0]):
+        raise ConfigError(
+            f"{address} is not a loopback address and nothing authenticates its callers",
+            hint="listen on 127.0.0.1, or set up TLS and keys",
+            reason="LOOPBACK_ONLY",
+        )
+
+
+def listen_error(address: str) -> ConfigError:
+    """The error for an address that cannot be bound."""
+    return ConfigError(
+        f"cannot listen on {address}: the port is in use or the address is not of this machine",
+        hint="stop the other process or choose another port",
+        reason="CANNOT_LISTEN",
+        address=address,
+    )
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that was free a moment ago, below those that systems give to outgoing connections.
+
+    It may be bound only seconds later, so one process chooses one after the other, and others elsewhere.
+    """
+    while True:
+        port = _LOWEST + next(_choices) % _PORTS
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+
+
+def _bad(address: str) -> InvalidInput:
+    shown = address[:80]
+    return InvalidInput(
+        f"{shown!r} is not host:port", hint="for example 127.0.0.1:7700", reason="BAD_ADDRESS"
+    )

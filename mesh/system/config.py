@@ -1,0 +1,223 @@
+"""Settings from a TOML file, then the environment, then flags, each value with where it came from.
+
+A file has one table per section; an environment variable is `SEALRING_<SECTION>_<FIELD>`. What nobody
+knows is refused with the nearest name that somebody does, so that a typo never means the default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from sealring.mesh.errors import ConfigError, SealringError
+from sealring.mesh.system.files import read_bounded
+
+SECTIONS = ("coordinator", "node", "gateway", "cli")
+PREFIX = "SEALRING"
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[M]):
+    """Validated settings; `origin[field]` is "default", "file:PATH", "env:NAME" or "flag --NAME"."""
+
+    settings: M
+    origin: Mapping[str, str]
+
+
+def load(
+    model: type[M],
+    section: str,
+    *,
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Loaded[M]:
+    """The settings of `section`: file, overridden by the environment, overridden by flags that are not None.
+
+    Raises ConfigError: CONFIG_FILE_MISSING, BAD_CONFIG_FILE, UNKNOWN_SETTING, BAD_SETTING, MISSING_SETTING.
+    """
+    values: dict[str, Any] = {}
+    origin = dict.fromkeys(model.model_fields, "default")
+    sources = (
+        _from_file(model, section, file),
+        _from_environment(model, section, os.environ if environment is None else environment),
+        {
+            name: (value, f"flag {flag_name(name)}")
+            for name, value in (flags or {}).items()
+            if value is not None
+        },
+    )
+    for source in sources:
+        for name, (value, where) in source.items():
+            values[name] = value
+            origin[name] = where
+    try:
+        settings = model.model_validate(values)
+    except ValidationError as error:
+        raise _bad_setting(error, model, section, origin) from None
+    except SealringError as error:
+        raise ConfigError(
+            f"section [{section}]: {error.message}", hint=error.hint, reason=error.reason, **error.metadata
+        ) from None
+    return Loaded(settings, origin)
+
+
+def read_toml(file: Path) -> dict[str, dict[str, Any]]:
+    """The tables of a settings file, all of known sections.
+
+    Raises ConfigError: CONFIG_FILE_MISSING, BAD_CONFIG_FILE, UNKNOWN_SETTING.
+    """
+    try:
+        text = read_bounded(file).decode("utf-8")
+        tables = tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file {file}", reason="CONFIG_FILE_MISSING") from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the config file {file}: {error.strerror}", reason="BAD_CONFIG_FILE"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"the config file {file} is not UTF-8 text", reason="BAD_CONFIG_FILE") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"the config file {file} is not TOML: {_lower_first(str(error))}", reason="BAD_CONFIG_FILE"
+        ) from None
+    except (ValueError, RecursionError):
+        raise ConfigError(
+            f"the config file {file} has too long a number or is nested too deeply", reason="BAD_CONFIG_FILE"
+        ) from None
+    for name, table in tables.items():
+        if name not in SECTIONS:
+            raise unknown(f"section [{name[:40]}] in {file}", name, SECTIONS)
+        if not isinstance(table, dict):
+            raise ConfigError(f"[{name}] in {file} is not a table", reason="BAD_CONFIG_FILE")
+    return tables
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The error for a name that nobody knows, with the nearest one that somebody does."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(names)}"
+    return ConfigError(f"unknown {what}", hint=hint, reason="UNKNOWN_SETTING", name=name[:80])
+
+
+def environment_name(section: str, field: str) -> str:
+    """The environment variable of a setting."""
+    return f"{PREFIX}_{section}_{field}".upper()
+
+
+def flag_name(field: str) -> str:
+    """The command-line flag of a setting."""
+    return f"--{field.replace('_', '-')}"
+
+
+def _from_file(model: type[BaseModel], section: str, file: Path | None) -> dict[str, tuple[Any, str]]:
+    if file is None:
+        return {}
+    table = read_toml(file).get(section, {})
+    for name in table:
+        if name not in model.model_fields:
+            raise unknown(f"setting {name[:40]!r} in section [{section}] of {file}", name, model.model_fields)
+    return {name: (_expand(model, name, value), f"file:{file}") for name, value in table.items()}
+
+
+def _from_environment(
+    model: type[BaseModel], section: str, environment: Mapping[str, str]
+) -> dict[str, tuple[Any, str]]:
+    known = {environment_name(section, name): name for name in model.model_fields}
+    prefix = environment_name(section, "")
+    found: dict[str, tuple[Any, str]] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(prefix):
+            continue
+        if variable not in known:
+            raise unknown(f"environment variable {variable[:80]}", variable, known)
+        name = known[variable]
+        found[name] = (_expand(model, name, _parse_text(model, name, variable, text)), f"env:{variable}")
+    return found
+
+
+def _parse_text(model: type[BaseModel], name: str, variable: str, text: str) -> Any:
+    """Lists are JSON or separated by commas, tables are JSON; the rest is left to the model's own parser."""
+    kinds = kinds_of(model.model_fields[name].annotation)
+    structured = any(_is_structured(kind) for kind in kinds)
+    if not structured:
+        return text
+    if text.lstrip().startswith(("[", "{")):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise ConfigError(f"environment variable {variable} is not JSON", reason="BAD_SETTING") from None
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _is_structured(kind: Any) -> bool:
+    return kind in (list, tuple, set, frozenset, dict) or (
+        isinstance(kind, type) and issubclass(kind, BaseModel)
+    )
+
+
+def _expand(model: type[BaseModel], name: str, value: Any) -> Any:
+    """`~/` in a path means the home folder; in a file or the environment no shell has replaced it."""
+    if Path not in kinds_of(model.model_fields[name].annotation):
+        return value
+    if isinstance(value, str) and value.startswith("~/"):
+        return Path(value).expanduser()
+    if isinstance(value, list):
+        return [Path(one).expanduser() if isinstance(one, str) and one[:2] == "~/" else one for one in value]
+    return value
+
+
+def kinds_of(annotation: Any) -> set[Any]:
+    """Every plain type that an annotation mentions."""
+    origin = typing.get_origin(annotation)
+    if origin is None:
+        return {annotation}
+    found = set() if origin in (typing.Union, types.UnionType, typing.Annotated) else {origin}
+    return found.union(*(kinds_of(part) for part in typing.get_args(annotation)))
+
+
+def _bad_setting(
+    error: ValidationError, model: type[BaseModel], section: str, origin: Mapping[str, str]
+) -> ConfigError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    name = str(first["loc"][0]) if first["loc"] else ""
+    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing" and len(first["loc"]) == 1:
+        return ConfigError(
+            f"setting {name!r} of section [{section}] is missing",
+            hint=f"set {flag_name(name)}, {environment_name(section, name)}, or {name} in the config file",
+            reason="MISSING_SETTING",
+            param=name,
+        )
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        return unknown(f"setting {name!r} of section [{section}]", name, model.model_fields)
+    said = _lower_first(first["msg"].removeprefix("Value error, "))
+    return ConfigError(
+        f"setting {path!r} of section [{section}], from {origin.get(name, 'default')}, is refused: {said}",
+        hint=_describe(model, name),
+        reason="BAD_SETTING",
+        param=name,
+    )
+
+
+def _describe(model: type[BaseModel], name: str) -> str:
+    field = model.model_fields.get(name)
+    return field.description if field is not None and field.description else ""
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]

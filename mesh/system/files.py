@@ -1,0 +1,129 @@
+"""Small files that must never be half written, and secrets that only their owner may read."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from sealring.mesh.errors import ConfigError
+
+MAX_STATE_BYTES = 1 << 20
+_NO_FULL_SYNC = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY)
+UNWRITABLE_HINT = "check free space and permissions of the state folder"
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Replace `path` by `data` so that a crash leaves either the old or the new content, durably.
+
+    Writes a temporary file beside it, fsyncs, renames, and fsyncs the folder. Raises OSError.
+    """
+    temporary = _write_temporary(path, data, mode)
+    try:
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def create_exclusive(path: Path, data: bytes, *, mode: int = 0o600) -> bool:
+    """Create `path` with all of `data`, or leave an existing file alone and return False. Raises OSError."""
+    temporary = _write_temporary(path, data, mode)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+    return True
+
+
+def read_secret(path: Path, *, max_bytes: int = 1 << 16) -> bytes:
+    """Read a secret that only its owner can read.
+
+    Raises FileNotFoundError, and ConfigError (SECRET_FILE_UNSAFE) for a link, another owner, a mode wider
+    than 0600 or an absurd size.
+    """
+    descriptor = _open_no_follow(path)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise _unsafe(path, "is not a regular file of this user")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise _unsafe(path, "can be read by others")
+        if status.st_size > max_bytes:
+            raise _unsafe(path, "is too large")
+        return file.read(max_bytes + 1)
+
+
+def read_bounded(path: Path, *, max_bytes: int = MAX_STATE_BYTES) -> bytes:
+    """Read a whole file of at most `max_bytes`. Raises OSError, and ConfigError (FILE_TOO_LARGE)."""
+    with path.open("rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ConfigError(f"file {path.name} is larger than {max_bytes} bytes", reason="FILE_TOO_LARGE")
+    return data
+
+
+def unwritable(path: Path, error: OSError) -> ConfigError:
+    """What is said (STATE_UNWRITABLE) when the disk takes nothing: full, read-only, without rights."""
+    return ConfigError(
+        f"cannot write to {path}: {error.strerror}", hint=UNWRITABLE_HINT, reason="STATE_UNWRITABLE"
+    )
+
+
+def _write_temporary(path: Path, data: bytes, mode: int) -> Path:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            _sync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    full_sync: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:  # macOS: fsync alone stops at the drive's own cache
+        try:
+            fcntl.fcntl(descriptor, full_sync)
+            return
+        except OSError as error:  # SMB, exFAT and some NFS have no such thing
+            if error.errno not in _NO_FULL_SYNC:
+                raise
+    os.fsync(descriptor)
+
+
+def _open_no_follow(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _unsafe(path, "cannot be opened") from error
+
+
+def _unsafe(path: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"secret file {path} {what}",
+        reason="SECRET_FILE_UNSAFE",
+        hint="it has to be a regular file of this user with mode 0600",
+    )

@@ -1,0 +1,34 @@
+"""One process per state folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sealring.mesh.errors import Conflict
+
+
+@contextmanager
+def lock_state(folder: Path) -> Iterator[None]:
+    """Holds the folder until the end of the block; the lock goes with the process, however it ends.
+
+    Makes the folder with mode 0700. Raises Conflict (STATE_IN_USE).
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise Conflict(
+            f"another process uses the state folder {folder}",
+            hint="stop it, or name another folder",
+            reason="STATE_IN_USE",
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)

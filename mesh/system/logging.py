@@ -1,0 +1,216 @@
+"""Logs of every process: structlog events, JSON when nobody watches, with content kept out of them.
+
+Nothing that a log call is handed is trusted to be free of content: fields with telling names are dropped,
+bytes become lengths, objects become type names, and an exception is told by its type and its frames; only
+errors of our own tree, whose messages hold no content by rule, are told in words.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor
+
+from sealring.mesh.errors import ConfigError, SealringError
+from sealring.mesh.system.logtargets import FileTarget, StreamTarget
+
+LEVELS = ("debug", "info", "warning", "error")
+SENSITIVE = frozenset(
+    {"prompt", "prompts", "text", "texts", "message", "messages", "content", "contents", "token", "tokens"}
+    | {"secret", "secrets", "key", "keys", "password", "passwords", "authorization", "envelope", "plaintext"}
+    | {"input", "output", "outputs", "completion", "logits", "ids", "payload", "body", "delta", "stop", "pem"}
+)
+"""A field is dropped when a word of its name is one of these."""
+
+_HARMLESS: Mapping[str, type] = {
+    "prompt_tokens": int,
+    "completion_tokens": int,
+    "max_tokens": int,
+    "token_id": str,
+    "key_type": str,
+    "key_id": str,
+}
+"""Names with a telling word that are counts, or ids of join tokens and keys, when of this type."""
+
+_OURS = "sealring"
+"""The standard library's logger that our own events go through."""
+
+_KEPT_OF_LIBRARIES = ("exc_info", "_record", "_from_structlog")
+_MAX_STRING = 500
+_MAX_ITEMS = 8
+_MAX_FRAMES = 20
+
+
+def configure(
+    component: str, *, level: str = "info", stream: TextIO | None = None, file: Path | None = None
+) -> None:
+    """Sends every log of this process to `stream` (standard error) or to `file`, which may be rotated.
+
+    Lines are JSON unless the stream is a terminal. Also takes over the standard library's logging and the
+    hooks for uncaught exceptions, whose own output would hold messages that nobody checked.
+    Raises ConfigError (BAD_LOG_LEVEL, BAD_LOG_FILE).
+    """
+    if level not in LEVELS:
+        raise ConfigError(
+            f"log level {level[:20]!r} is unknown", hint=f"one of {', '.join(LEVELS)}", reason="BAD_LOG_LEVEL"
+        )
+    number = getattr(logging, level.upper())
+    out = stream if stream is not None else sys.stderr
+    target = StreamTarget(out) if file is None else FileTarget(file)
+    common, renderer = _processors(component, terminal=file is None and out.isatty())
+    target.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            foreign_pre_chain=[_quote_library, *common],
+            use_get_message=False,
+        )
+    )
+    structlog.configure(
+        processors=[*common, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=lambda *_: logging.getLogger(_OURS),
+        cache_logger_on_first_use=False,
+    )
+    _take_over_standard_logging(target, number)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.unraisablehook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """A structlog processor: drops fields with telling names and everything that could hold content.
+
+    `exc_info` passes; `describe_exception` has to come next.
+    """
+    return {
+        name: value if name == "exc_info" else _plain(value)
+        for name, value in event.items()
+        if not _tells(name, value)
+    }
+
+
+def describe_exception(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """A structlog processor: `exc_info` becomes `error`, with the frames if it is not one of ours."""
+    info = event.pop("exc_info", None)
+    error = _exception_of(info)
+    if error is not None:
+        event["error"] = _error_name(error)
+        if not isinstance(error, SealringError):
+            event["exception"] = _frames(error)
+    return event
+
+
+def _quote_library(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Libraries' own logs: the first line of what they say, without its arguments."""
+    lines = str(event["event"]).splitlines() or [""]
+    quoted = {"event": "library log", "library": event["_record"].name, "says": lines[0][:200]}
+    return {**{name: event[name] for name in _KEPT_OF_LIBRARIES if name in event}, **quoted}
+
+
+def _processors(component: str, *, terminal: bool) -> tuple[list[Processor], Processor]:
+    """What is done to every event, and what makes a line of it."""
+
+    def add_component(_logger: Any, _method: str, event: EventDict) -> EventDict:
+        return {"component": component, "pid": os.getpid(), **event}
+
+    common: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        redact,
+        describe_exception,
+        structlog.processors.add_log_level,
+    ]
+    if terminal:
+        short = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
+        return [*common, short], structlog.dev.ConsoleRenderer()
+    common += [add_component, structlog.processors.TimeStamper(fmt="iso", utc=True)]
+    return common, structlog.processors.JSONRenderer(default=_type_name)
+
+
+def _take_over_standard_logging(target: logging.Handler, level: int) -> None:
+    root = logging.getLogger()
+    for handler in [one for one in root.handlers if isinstance(one, StreamTarget | FileTarget)]:
+        root.removeHandler(handler)
+        handler.close()
+    root.addHandler(target)
+    root.setLevel(max(level, logging.WARNING))
+    logging.getLogger(_OURS).setLevel(level)
+    logging.captureWarnings(True)
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException | None, _traceback: TracebackType | None
+) -> None:
+    if issubclass(kind, SystemExit | KeyboardInterrupt):
+        return
+    structlog.get_logger().error("uncaught exception", exc_info=error if error is not None else kind())
+
+
+def _tells(name: str, value: object) -> bool:
+    harmless = _HARMLESS.get(name)
+    if harmless is not None and isinstance(value, harmless):
+        return False
+    return any(word in SENSITIVE for word in name.lower().split("_"))
+
+
+def _plain(value: object, depth: int = 0) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, depth + 1)
+    if isinstance(value, str | Path):
+        shown = str(value)
+        return shown if len(shown) <= _MAX_STRING else f"{shown[:_MAX_STRING]}..."
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, BaseException):
+        return _error_name(value)
+    if depth < 3 and isinstance(value, Mapping):
+        return {
+            str(name): _plain(item, depth + 1) for name, item in value.items() if not _tells(str(name), item)
+        }
+    if depth < 3 and isinstance(value, list | tuple | set | frozenset):
+        if len(value) > _MAX_ITEMS:
+            return f"<{len(value)} items>"
+        return [_plain(item, depth + 1) for item in value]
+    return _type_name(value)
+
+
+def _type_name(value: object) -> str:
+    return f"<{type(value).__name__}>"
+
+
+def _error_name(error: BaseException) -> str:
+    if isinstance(error, SealringError):
+        return f"{error.reason}: {error}"[:_MAX_STRING]
+    number = f" errno {error.errno}" if isinstance(error, OSError) and error.errno is not None else ""
+    return f"{type(error).__name__}{number}"
+
+
+def _exception_of(info: object) -> BaseException | None:
+    if isinstance(info, BaseException):
+        return info
+    if isinstance(info, tuple) and len(info) == 3 and isinstance(info[1], BaseException):
+        return info[1]
+    return sys.exc_info()[1] if info else None
+
+
+def _frames(error: BaseException) -> list[str]:
+    """Where it happened, innermost last, through the chain of causes: file, line and function only."""
+    lines: list[str] = []
+    link: BaseException | None = error
+    while link is not None and len(lines) < _MAX_FRAMES:
+        frames = traceback.extract_tb(link.__traceback__)[-10:]
+        lines.append(_error_name(link))
+        lines.extend(f"  {frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return lines[:_MAX_FRAMES]

@@ -1,0 +1,1 @@
+"""Trust levels and the evidence for them: attestation statements, Apple's device attestation."""

@@ -1,0 +1,178 @@
+"""Apple's managed device attestation: a certificate chain that says which Mac a member's identity lives on.
+
+Apple issues it through the owner's device management (DeviceInformation with DeviceAttestationNonce, "Managed
+Device Attestation" in Apple's Platform Deployment guide). The nonce that the owner asks for is
+`device_nonce(identity key)`, so that a chain is good for one identity key only; Apple puts it into the leaf.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+
+from sealring.mesh.clock import SKEW_SECONDS
+from sealring.mesh.errors import AttestationError
+
+MAX_CHAIN = 4
+MAX_CERTIFICATE_BYTES = 4096
+
+APPLE_ROOT = base64.b64decode(
+    "MIICJDCCAamgAwIBAgIUQsDCuyxyfFxeq/bxpm8frF15hzcwCgYIKoZIzj0EAwMwUTEtMCsGA1UEAwwkQXBwbGUgRW50ZXJwcmlz"
+    "ZSBBdHRlc3RhdGlvbiBSb290IENBMRMwEQYDVQQKDApBcHBsZSBJbmMuMQswCQYDVQQGEwJVUzAeFw0yMjAyMTYxOTAxMjRaFw00"
+    "NzAyMjAwMDAwMDBaMFExLTArBgNVBAMMJEFwcGxlIEVudGVycHJpc2UgQXR0ZXN0YXRpb24gUm9vdCBDQTETMBEGA1UECgwKQXBw"
+    "bGUgSW5jLjELMAkGA1UEBhMCVVMwdjAQBgcqhkjOPQIBBgUrgQQAIgNiAAT6Jigq+Ps9Q4CoT8t8q+UnOe2poT9nRaUfGhBTbgvq"
+    "SGXPjVkbYlIWYO+1zPk2Sz9hQ5ozzmLrPmTBgEWRcHjA2/y77GEicps9wn2tj+G89l3INNDKETdxSPPIZpPj8VmjQjBAMA8GA1Ud"
+    "EwEB/wQFMAMBAf8wHQYDVR0OBBYEFPNqTQGd8muBpV5du+UIbVbi+d66MA4GA1UdDwEB/wQEAwIBBjAKBggqhkjOPQQDAwNpADBm"
+    "AjEA1xpWmTLSpr1VH4f8Ypk8f3jMUKYz4QPG8mL58m9sX/b2+eXpTv2pH4RZgJjucnbcAjEA4ZSB6S45FlPuS/u4pTnzoz632rA+"
+    "xW/TZwFEh9bhKjJ+5VQ9/Do1os0u3LEkgN/r"
+)
+"""Apple Enterprise Attestation Root CA (DER), which apple.com/certificateauthority publishes."""
+
+APPLE_ROOT_SHA256 = "ccf59ef8fcb3017d97f8b5fa6fa90e7a3f9283f76b55ac6cf6eda8b8b949f05b"
+
+_ARC = "1.2.840.113635.100.8"
+SERIAL, UDID = f"{_ARC}.9.1", f"{_ARC}.9.2"
+OS_VERSION, ENCLAVE_VERSION, BOOTLOADER_VERSION = f"{_ARC}.10.1", f"{_ARC}.10.2", f"{_ARC}.10.3"
+FRESHNESS = f"{_ARC}.11.1"
+SIP_STATUS, SECURE_BOOT_STATUS = f"{_ARC}.13.1", f"{_ARC}.13.2"
+_UTF8_STRING, _OCTET_STRING, _TRUE = 0x0C, 0x04, b"\x01\x01\xff"
+_MAX_TEXT = 64
+
+
+@dataclass(frozen=True)
+class Device:
+    """The Mac that a verified chain names."""
+
+    serial: str
+    udid: str | None = None
+    os_version: str | None = None
+    enclave_version: str | None = None
+    bootloader_version: str | None = None
+
+
+def device_nonce(identity_key: bytes) -> bytes:
+    """The DeviceAttestationNonce to ask for, which comes back in the leaf: 32 bytes for one identity key."""
+    return hashlib.sha256(b"sealring/v1 device\x00" + identity_key).digest()
+
+
+def verify_device(
+    chain: Sequence[bytes], identity_key: bytes, *, now: float, root: bytes = APPLE_ROOT
+) -> Device:
+    """The device behind a chain (DER, leaf first, without the root) that was made for this identity key.
+
+    Raises AttestationError (DEVICE_CHAIN, DEVICE_FRESHNESS, DEVICE_POSTURE).
+    """
+    certificates = _load(chain)
+    _check_chain([*certificates, _certificate(root)], now)
+    leaf = certificates[0]
+    freshness = _value(leaf, FRESHNESS)
+    if freshness is None or not hmac.compare_digest(
+        _unwrap(freshness, _OCTET_STRING), device_nonce(identity_key)
+    ):
+        raise AttestationError(
+            "device attestation was not made for this identity key",
+            hint="ask for one with the nonce of this identity",
+            reason="DEVICE_FRESHNESS",
+        )
+    for oid in (SIP_STATUS, SECURE_BOOT_STATUS):
+        if _value(leaf, oid) not in (None, _TRUE):
+            raise AttestationError(
+                "device attestation says that the machine is not protected", reason="DEVICE_POSTURE"
+            )
+    serial = _text(leaf, SERIAL)
+    if serial is None:
+        raise _bad_chain("it names no serial number")
+    return Device(
+        serial,
+        _text(leaf, UDID),
+        _text(leaf, OS_VERSION),
+        _text(leaf, ENCLAVE_VERSION),
+        _text(leaf, BOOTLOADER_VERSION),
+    )
+
+
+def _load(chain: Sequence[bytes]) -> list[x509.Certificate]:
+    if not 1 <= len(chain) <= MAX_CHAIN or any(len(der) > MAX_CERTIFICATE_BYTES for der in chain):
+        raise _bad_chain("it is empty or too long")
+    return [_certificate(der) for der in chain]
+
+
+def _certificate(der: bytes) -> x509.Certificate:
+    try:
+        return x509.load_der_x509_certificate(der)
+    except (ValueError, x509.InvalidVersion):
+        raise _bad_chain("a certificate is malformed") from None
+
+
+def _check_chain(certificates: list[x509.Certificate], now: float) -> None:
+    """Each is signed by the next, every issuer is an authority and the leaf is none; all are valid now."""
+    try:
+        for depth, certificate in enumerate(certificates):
+            start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+            if not start.timestamp() - SKEW_SECONDS <= now <= end.timestamp():
+                raise _bad_chain("a certificate is not valid now")
+            if depth + 1 < len(certificates):
+                certificate.verify_directly_issued_by(certificates[depth + 1])
+            if _is_authority(certificate, below=max(0, depth - 1)) != (depth > 0):
+                raise _bad_chain("an issuer is no authority, or the leaf is one")
+    except (InvalidSignature, UnsupportedAlgorithm, x509.DuplicateExtension, ValueError, TypeError):
+        raise _bad_chain("it does not lead to the pinned root") from None
+
+
+def _is_authority(certificate: x509.Certificate, *, below: int) -> bool:
+    """Whether it says so. Raises AttestationError if it does and may not have `below` authorities below it.
+
+    RFC 5280 sections 4.2.1.3 and 4.2.1.9.
+    """
+    try:
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except x509.ExtensionNotFound:
+        return False
+    if not constraints.ca:
+        return False
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
+    except x509.ExtensionNotFound:
+        raise _bad_chain("an authority may not sign certificates") from None
+    if not usage.key_cert_sign or (constraints.path_length is not None and below > constraints.path_length):
+        raise _bad_chain("an authority signed what it may not")
+    return True
+
+
+def _value(leaf: x509.Certificate, oid: str) -> bytes | None:
+    for extension in _unrecognized(leaf.extensions):
+        if extension.oid.dotted_string == oid:
+            return extension.value
+    return None
+
+
+def _unrecognized(extensions: x509.Extensions) -> Iterable[x509.UnrecognizedExtension]:
+    return (one.value for one in extensions if isinstance(one.value, x509.UnrecognizedExtension))
+
+
+def _text(leaf: x509.Certificate, oid: str) -> str | None:
+    """An extension's text: printable ASCII, bare or as a UTF8String; Apple has used both."""
+    value = _value(leaf, oid)
+    if value is None:
+        return None
+    raw = _unwrap(value, _UTF8_STRING)
+    if not 0 < len(raw) <= _MAX_TEXT or not raw.isascii() or not raw.decode("ascii").isprintable():
+        raise _bad_chain("a device property is malformed")
+    return raw.decode("ascii")
+
+
+def _unwrap(value: bytes, tag: int) -> bytes:
+    """What a short DER value of this tag holds; anything else is taken as it is."""
+    if len(value) >= 2 and value[0] == tag and value[1] < 0x80 and value[1] == len(value) - 2:
+        return value[2:]
+    return value
+
+
+def _bad_chain(why: str) -> AttestationError:
+    return AttestationError(f"device attestation is refused: {why}", reason="DEVICE_CHAIN")

@@ -1,0 +1,295 @@
+"""What a member says about itself, signed by its identity key, and what a verifier makes of it.
+
+The statement is canonical JSON. Whatever the machine does not know is null, never true. The verifier derives
+the trust level from evidence; the member's own claims never raise it above what they can prove.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import asdict, dataclass, fields
+
+from sealring.mesh.crypto.encoding import (
+    Fields,
+    FormatError,
+    Json,
+    JsonObject,
+    canonical_json,
+    encode_base64,
+    pack_fields,
+    parse_json_object,
+)
+from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES, Label, Signer, verify
+from sealring.mesh.errors import AttestationError, SealringError
+from sealring.mesh.roster.codec import SEALING_KEY_SIZES
+from sealring.mesh.trust.apple import Device
+from sealring.mesh.trust.levels import KeyType, TrustLevel, ceiling
+
+STATEMENT_VERSION = 1
+MAX_STATEMENT_BYTES = 8192
+NONCE_BYTES = 32
+MAX_AGE_SECONDS = 120
+"""How far the statement's clock may stand from the verifier's, either way."""
+
+MAX_MODELS = 8
+_HASH_BYTES = 32
+_MAX_TEXT = 128
+_NAMES = (
+    "type",
+    "version",
+    "cluster",
+    "nonce",
+    "timestamp",
+    "identity_key",
+    "key_type",
+    "sealing_key",
+    "manifest_hash",
+    "models",
+    "posture",
+)
+
+
+@dataclass(frozen=True)
+class Posture:
+    """Facts about the machine; None where it does not know."""
+
+    hardware_model: str | None = None
+    chip: str | None = None
+    os_version: str | None = None
+    boot_session: str | None = None
+    serial: str | None = None
+    sip: bool | None = None
+    secure_boot: bool | None = None
+    authenticated_root: bool | None = None
+    filevault: bool | None = None
+
+    @property
+    def complete_and_good(self) -> bool:
+        """Whether everything but the serial is known and every protection is on."""
+        known = (self.hardware_model, self.chip, self.os_version, self.boot_session)
+        protections = (self.sip, self.secure_boot, self.authenticated_root, self.filevault)
+        return all(known) and all(protection is True for protection in protections)
+
+
+UNKNOWN_POSTURE = Posture()
+"""A machine that knows nothing about itself."""
+
+_FLAGS = ("sip", "secure_boot", "authenticated_root", "filevault")
+_POSTURE_NAMES = tuple(field.name for field in fields(Posture))
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One attestation. `nonce` is the verifier's, `timestamp` in seconds since 1970.
+
+    `manifest_hash` is over the software that is installed, `models` are the digests of the model files that
+    are served from now: together they are the runtime's manifest.
+    """
+
+    cluster: str
+    nonce: bytes
+    timestamp: int
+    identity_key: bytes
+    key_type: KeyType
+    sealing_key: bytes
+    manifest_hash: bytes
+    posture: Posture = UNKNOWN_POSTURE
+    models: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the verifier knows by itself and the statement has to agree with."""
+
+    cluster: str
+    nonce: bytes
+    identity_key: bytes
+    key_type: str
+    sealing_key: bytes
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verified statement, its bytes, and the trust that its evidence earns."""
+
+    statement: Statement
+    level: TrustLevel
+    trust: int
+    data: bytes
+
+
+def encode_statement(statement: Statement) -> bytes:
+    """The canonical bytes that the identity key signs."""
+    return canonical_json(
+        {
+            "type": "attestation",
+            "version": STATEMENT_VERSION,
+            "cluster": statement.cluster,
+            "nonce": encode_base64(statement.nonce),
+            "timestamp": statement.timestamp,
+            "identity_key": encode_base64(statement.identity_key),
+            "key_type": statement.key_type,
+            "sealing_key": encode_base64(statement.sealing_key),
+            "manifest_hash": encode_base64(statement.manifest_hash),
+            "models": [encode_base64(digest) for digest in statement.models],
+            "posture": asdict(statement.posture),
+        }
+    )
+
+
+def decode_statement(data: bytes) -> Statement:
+    """Parse strictly: one canonical encoding only. Raises AttestationError (STATEMENT_MALFORMED)."""
+    try:
+        document = Fields(parse_json_object(data, max_bytes=MAX_STATEMENT_BYTES), _NAMES)
+        if document.text("type") != "attestation" or document.integer("version") != STATEMENT_VERSION:
+            raise FormatError("it is of another type or version")
+        statement = Statement(
+            cluster=document.text("cluster", max_length=63),
+            nonce=document.binary("nonce", sizes=(NONCE_BYTES,)),
+            timestamp=document.integer("timestamp"),
+            identity_key=document.binary("identity_key", sizes=(PUBLIC_KEY_BYTES,)),
+            key_type=KeyType(document.text("key_type")),
+            sealing_key=document.binary("sealing_key", sizes=SEALING_KEY_SIZES),
+            manifest_hash=document.binary("manifest_hash", sizes=(_HASH_BYTES,)),
+            models=tuple(_digest(item) for item in document.items("models", max_items=MAX_MODELS)),
+            posture=_posture(parse_json_object(data, max_bytes=MAX_STATEMENT_BYTES)["posture"]),
+        )
+        if encode_statement(statement) != data:
+            raise FormatError("it is not in canonical form")
+    except ValueError as error:  # FormatError, and a key type that nobody knows
+        raise AttestationError(
+            f"attestation statement is malformed: {error}", reason="STATEMENT_MALFORMED"
+        ) from None
+    return statement
+
+
+def sign_statement(
+    signer: Signer, statement: Statement, label: Label = Label.ATTESTATION
+) -> tuple[bytes, bytes]:
+    """The encoded statement and the identity key's signature over it; the answer to a challenge has its own
+    label."""
+    data = encode_statement(statement)
+    return data, signer.sign(label, data)
+
+
+def verify_statement(
+    data: bytes,
+    signature: bytes,
+    expected: Expected,
+    *,
+    now: float,
+    label: Label = Label.ATTESTATION,
+    device: Device | None = None,
+) -> Verdict:
+    """Check signature, agreement with what is expected, and freshness; then derive the level.
+
+    `device` is what a verified chain says of the identity key's machine. Raises AttestationError
+    (STATEMENT_SIGNATURE, STATEMENT_MALFORMED, STATEMENT_MISMATCH, STATEMENT_STALE, STATEMENT_FROM_FUTURE).
+    """
+    if len(data) > MAX_STATEMENT_BYTES:
+        raise AttestationError("attestation statement is too large", reason="STATEMENT_MALFORMED")
+    try:
+        verify(expected.identity_key, label, data, signature)
+    except SealringError:
+        raise AttestationError(
+            "attestation is not signed by the identity key", reason="STATEMENT_SIGNATURE"
+        ) from None
+    statement = decode_statement(data)
+    agrees = (
+        statement.cluster == expected.cluster
+        and hmac.compare_digest(statement.nonce, expected.nonce)
+        and statement.identity_key == expected.identity_key
+        and statement.key_type == expected.key_type
+        and statement.sealing_key == expected.sealing_key
+    )
+    if not agrees:
+        raise AttestationError("attestation is about something else", reason="STATEMENT_MISMATCH")
+    if statement.timestamp > now + MAX_AGE_SECONDS:
+        raise AttestationError(
+            "attestation is from the future", reason="STATEMENT_FROM_FUTURE", hint="compare the clocks"
+        )
+    if statement.timestamp < now - MAX_AGE_SECONDS:
+        raise AttestationError("attestation is stale", reason="STATEMENT_STALE", hint="compare the clocks")
+    level = derive_level(statement, device)
+    return Verdict(statement, level, ceiling(level, statement.key_type), data)
+
+
+def derive_level(statement: Statement, device: Device | None = None) -> TrustLevel:
+    """The level that a verified, fresh statement proves, with what a verified chain says of the device.
+
+    Each level needs what the one below it needs. Without a chain it is `self_signed` at most; a chain counts
+    only for a key in the enclave, on the machine whose serial number the statement gives.
+    """
+    if statement.key_type is not KeyType.SECURE_ENCLAVE or not statement.posture.complete_and_good:
+        return TrustLevel.SOFTWARE
+    if device is None or statement.posture.serial is None or device.serial != statement.posture.serial:
+        return TrustLevel.SELF_SIGNED
+    return TrustLevel.HARDWARE
+
+
+def check_continuity(before: Statement, after: Statement) -> None:
+    """Require that a machine runs what it ran before and has lost no protection.
+
+    Raises AttestationError (PROTECTION_LOST, MANIFEST_CHANGED).
+    """
+    for name in ("sip", "secure_boot"):
+        if getattr(before.posture, name) is True and getattr(after.posture, name) is not True:
+            raise AttestationError(f"the machine has lost {name}", reason="PROTECTION_LOST", protection=name)
+    if after.manifest_hash != before.manifest_hash:
+        raise AttestationError(
+            "the installed software has changed since the node was attested",
+            hint="after an update a node joins anew, with a new token",
+            reason="MANIFEST_CHANGED",
+        )
+
+
+def sign_sealing_key(signer: Signer, cluster: str, sealing_key: bytes) -> bytes:
+    """The signature for `Hello`: binds a fresh sealing key to the identity between two attestations."""
+    return signer.sign(Label.ATTESTATION, _sealing_content(cluster, sealing_key))
+
+
+def verify_sealing_key(identity_key: bytes, cluster: str, sealing_key: bytes, signature: bytes) -> None:
+    """Raises AttestationError (SEALING_KEY_SIGNATURE)."""
+    try:
+        if len(sealing_key) not in SEALING_KEY_SIZES:
+            raise AttestationError("sealing key has a wrong length", reason="SEALING_KEY_SIGNATURE")
+        verify(identity_key, Label.ATTESTATION, _sealing_content(cluster, sealing_key), signature)
+    except SealringError:
+        raise AttestationError(
+            "sealing key is not signed by the identity key", reason="SEALING_KEY_SIGNATURE"
+        ) from None
+
+
+def _sealing_content(cluster: str, sealing_key: bytes) -> bytes:
+    """Never a statement: those begin with a brace."""
+    return pack_fields(b"sealring sealing key v1", cluster.encode(), sealing_key)
+
+
+def statement_hash(data: bytes) -> bytes:
+    """How rosters name a statement: SHA-256 of its bytes."""
+    return hashlib.sha256(data).digest()
+
+
+def _posture(value: Json) -> Posture:
+    document = Fields(value, _POSTURE_NAMES)
+    known: JsonObject = value if isinstance(value, dict) else {}
+    values: dict[str, str | bool | None] = {}
+    for name in _POSTURE_NAMES:
+        if known[name] is None:
+            values[name] = None
+        elif name in _FLAGS:
+            values[name] = _flag(known[name])
+        else:
+            values[name] = document.text(name, max_length=_MAX_TEXT)
+    return Posture(**values)  # type: ignore[arg-type]
+
+
+def _digest(item: Json) -> bytes:
+    return Fields({"digest": item}, ("digest",)).binary("digest", sizes=(_HASH_BYTES,))
+
+
+def _flag(value: Json) -> bool:
+    if not isinstance(value, bool):
+        raise FormatError("a posture flag is neither true, false nor null")
+    return value

@@ -1,0 +1,66 @@
+"""Trust levels, their scores, and the minimum over members that a cluster or ring may claim."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from sealring.mesh.errors import AttestationError
+
+
+class TrustLevel(enum.StrEnum):
+    """How well a member is attested, weakest first."""
+
+    NONE = "none"
+    SOFTWARE = "software"
+    SELF_SIGNED = "self_signed"
+    HARDWARE = "hardware"
+
+
+class KeyType(enum.StrEnum):
+    """Where a member keeps its identity key."""
+
+    SOFTWARE = "software"
+    SECURE_ENCLAVE = "secure_enclave"
+
+
+SCORES: Mapping[TrustLevel, int] = MappingProxyType(
+    {
+        TrustLevel.NONE: 0,
+        TrustLevel.SOFTWARE: 10,
+        TrustLevel.SELF_SIGNED: 20,
+        TrustLevel.HARDWARE: 30,
+    }
+)
+MAX_SCORE = max(SCORES.values())
+
+
+def parse_level(name: str) -> TrustLevel:
+    """The level called `name`; an unknown level is refused, never read as the lowest.
+
+    Raises AttestationError (UNKNOWN_TRUST_LEVEL).
+    """
+    try:
+        return TrustLevel(name)
+    except ValueError:
+        raise AttestationError(
+            "trust level is unknown", reason="UNKNOWN_TRUST_LEVEL", hint="run the same release everywhere"
+        ) from None
+
+
+def score(level: str) -> int:
+    """The score of a level. Raises AttestationError for an unknown level."""
+    return SCORES[parse_level(level)]
+
+
+def ceiling(level: TrustLevel, key_type: KeyType) -> int:
+    """The highest score that evidence of `level` by a key of `key_type` may reach."""
+    if key_type is KeyType.SOFTWARE:
+        return min(SCORES[level], SCORES[TrustLevel.SOFTWARE])
+    return SCORES[level]
+
+
+def min_trust(levels: Iterable[str]) -> int:
+    """The lowest score among `levels`, 0 when there are none. Raises AttestationError for an unknown one."""
+    return min((score(level) for level in levels), default=0)

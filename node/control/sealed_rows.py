@@ -1,0 +1,252 @@
+"""Sealed prompts at the head: opened on their way to the engine, the answers sealed on their way back.
+
+The engine never knows. A prompt is opened only for the ring that its sender verified, and what a row that was
+opened sealed brings leaves the daemon sealed or not at all, whatever a gateway does with row numbers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.errors import (
+    EnvelopeError,
+    FailedPrecondition,
+    InvalidInput,
+    ResourceExhausted,
+    Unavailable,
+)
+from sealring.mesh.prompt.sealed import ReplayGuard, ReplySealer, RequestInfo, SealingKey
+from sealring.mesh.roster.model import RingMember, Roster
+from sealring.node.daemon.plan import EpochPlan
+from sealring.v1 import control_pb2, engine_pb2, inference_pb2
+
+CHUNK_BYTES = 64
+"""The body of a chunk is padded to a multiple of this, and of as much again for each log-probability in it:
+else its length would tell the tokens'."""
+
+MAX_ROSTERS = 256
+MAX_ROWS = 8192
+"""Rows that may be open on one control stream once one of them is sealed."""
+
+
+@dataclass(frozen=True)
+class _View:
+    """What one roster says of this node and its ring."""
+
+    ring: str
+    members: tuple[RingMember, ...]
+    min_trust: int
+    sealing_key: bytes
+    roster: Roster
+
+
+class Unsealer:
+    """Opens sealed prompts; one per daemon, because request ids are single use at the head."""
+
+    def __init__(self, key: SealingKey, own_id: str, *, clock: Clock = wall_clock) -> None:
+        self._key = key
+        self._own_id = own_id
+        self._clock = clock
+        self._guard = ReplayGuard(clock=clock)
+        self._views: OrderedDict[bytes, _View] = OrderedDict()
+
+    def learn(self, roster: Roster) -> None:
+        """Takes the newest verified roster as one by which clients may seal from now on."""
+        ring = roster.ring_of(self._own_id)
+        if ring is None:
+            self._views.clear()
+            return
+        key = roster.member(self._own_id).sealing_key
+        self._views[roster.hash] = _View(ring.id, ring.members, ring.min_trust, key, roster)
+        self._views.move_to_end(roster.hash)
+        while len(self._views) > MAX_ROSTERS:
+            self._views.popitem(last=False)
+
+    def open(
+        self, open_row: control_pb2.OpenRow, plan: EpochPlan
+    ) -> tuple[inference_pb2.SealedPrompt, SealedReply]:
+        """What was sealed, and what seals its answer.
+
+        Raises Unavailable (SEALED_BY_OTHER_ROSTER), EnvelopeError (ENVELOPE_*), ResourceExhausted
+        (REPLAY_GUARD_FULL), FailedPrecondition (TRUST_BELOW_FLOOR), InvalidInput (BAD_REQUEST_INFO).
+        """
+        to = open_row.envelope.sealed_for
+        info = RequestInfo(plan.deployment, to.request_id, to.expires, to.roster_hash)
+        trust = self._current_trust(info.roster_hash, plan)
+        opened = self._key.open_request(open_row.envelope.sealed, info, self._guard, epoch=plan.epoch)
+        try:
+            body = inference_pb2.SealedPrompt.FromString(opened.body)
+        except DecodeError:
+            raise EnvelopeError("sealed request holds no prompt") from None
+        if body.max_tokens != open_row.max_tokens:
+            raise EnvelopeError("max_tokens is not what the client sealed", reason="ENVELOPE_CHANGED")
+        if (body.choices or 1) != (open_row.choices or 1):
+            raise EnvelopeError(
+                "the number of choices is not what the client sealed", reason="ENVELOPE_CHANGED"
+            )
+        if trust < body.min_trust:
+            raise FailedPrecondition(
+                f"the request demands a trust of {body.min_trust} and the ring has {trust}",
+                hint="lower min_trust, or ask for a model that better attested members serve",
+                reason="TRUST_BELOW_FLOOR",
+                param="min_trust",
+                min_trust=trust,
+            )
+        return body, SealedReply(opened.reply, open_row.row, open_row.choices or 1)
+
+    def _current_trust(self, roster_hash: bytes, plan: EpochPlan) -> int:
+        """The ring's trust by the newest roster, if those who serve are those of whom the sender knew."""
+        named = self._views.get(roster_hash)
+        if named is None or named.roster.expired(self._clock()):
+            raise _other_roster()
+        newest = next(reversed(self._views.values()))
+        same = (
+            named.ring == newest.ring == plan.ring
+            and named.members == newest.members == plan.members
+            and named.sealing_key == self._key.public_key
+            and named.min_trust <= newest.min_trust
+        )
+        if not same:
+            raise _other_roster()
+        return newest.min_trust
+
+
+class SealedReply:
+    """The reply to one sealed prompt: the answers of as many rows as it has choices, from `row` on."""
+
+    def __init__(self, sealer: ReplySealer, row: int, choices: int) -> None:
+        self.prompt_tokens = 0
+        self._row = row
+        self._unfinished = choices
+        self._sealer = sealer
+
+    def seal(self, output: control_pb2.RowOutput) -> None:
+        """Replaces what an output tells by the next chunk; nothing stays where there is nothing to tell."""
+        delta = inference_pb2.SealedDelta(text=output.text, tokens=output.tokens, logprobs=output.logprobs)
+        _clear(output)
+        if not delta.text and not delta.logprobs and not output.finish:
+            return
+        delta.choice = output.row - self._row
+        if output.finish:
+            delta.finish, delta.prompt_tokens = output.finish, self.prompt_tokens
+            self._unfinished -= 1
+        output.sealed = self._sealer.seal(_padded(delta), last=not self._unfinished)
+
+
+@dataclass(slots=True, eq=False)
+class _Opened:
+    """What was opened at once: `begun` when it has brought something, and each row leaves by itself."""
+
+    rows: range
+    reply: SealedReply | None
+    begun: bool = False
+
+
+class SealedRows:
+    """The open rows of one control stream, as far as they have to be told apart: sealed, clear, gone.
+
+    Rows before the first sealed one are clear. Of later ones, a row that is not known any more says nothing.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._first_sealed = 0
+        self._rows: dict[int, _Opened] = {}
+        self._leaving: deque[tuple[int, int]] = deque()
+
+    def check(self, row: int, choices: int = 1) -> None:
+        """Requires that so many row numbers are new. Raises InvalidInput (BAD_MESSAGE)."""
+        if row <= self._last:
+            raise InvalidInput("row numbers do not rise", reason="BAD_MESSAGE")
+        self._last = row + choices - 1
+
+    def add(self, row: int, reply: SealedReply | None, choices: int = 1) -> None:
+        """Rows on their way to the engine; `reply` None for those in clear. Raises ResourceExhausted."""
+        if reply is not None and not self._first_sealed:
+            self._first_sealed = row
+        if self._first_sealed:
+            if len(self._rows) + choices > MAX_ROWS:
+                raise ResourceExhausted("too many rows are open", reason="TOO_MANY_ROWS")
+            opened = _Opened(range(row, row + choices), reply)
+            self._rows.update(dict.fromkeys(opened.rows, opened))
+
+    def discard(self, row: int) -> None:
+        """No step will name the row. Whatever it brings all the same is not told."""
+        opened = self._rows.pop(row, None)
+        if opened is not None and not opened.begun:
+            for other in opened.rows:
+                self._rows.pop(other, None)
+
+    def evict(self, step: control_pb2.Step) -> None:
+        """Rows that leave with a step; what steps before it bring is still on its way."""
+        if self._rows:
+            for change in step.changes:
+                if change.WhichOneof("change") == "evict":
+                    self._leaving.append((step.number, change.evict.row))
+
+    def seal(self, event: bytes) -> bytes:
+        """A serialized EngineEvent of rows as it may leave; the very same until a sealed row was opened."""
+        if not self._first_sealed:
+            return event
+        parsed = engine_pb2.EngineEvent.FromString(event)
+        kind = parsed.WhichOneof("event")
+        if kind == "done":
+            self._done(parsed.done)
+            return parsed.SerializeToString()
+        if kind == "opened" and (opened := self._rows.get(parsed.opened.row)) is not None:
+            if opened.reply is not None:
+                opened.reply.prompt_tokens = parsed.opened.prompt_tokens
+        elif kind == "refused":
+            self.discard(parsed.refused.row)
+        return event
+
+    def _done(self, done: control_pb2.StepDone) -> None:
+        for output in done.outputs:
+            if output.row < self._first_sealed:
+                continue
+            opened = self._rows.get(output.row)
+            if opened is None:
+                _clear(output)
+                continue
+            opened.begun = True
+            if opened.reply is not None:
+                opened.reply.seal(output)
+        while self._leaving and self._leaving[0][0] <= done.step:
+            self.discard(self._leaving.popleft()[1])
+
+
+def _clear(output: control_pb2.RowOutput) -> None:
+    output.ClearField("content")
+    output.ClearField("logprobs")
+
+
+def _padded(delta: inference_pb2.SealedDelta) -> bytes:
+    """The delta as bytes, their number a multiple of its unit."""
+    unit = CHUNK_BYTES * (1 + sum(1 + len(one.top) for one in delta.logprobs))
+    missing = -delta.ByteSize() % unit
+    if missing:
+        while (length := _field_length(missing)) is None:
+            missing += unit
+        delta.padding = bytes(length)
+    return delta.SerializeToString()
+
+
+def _field_length(size: int) -> int | None:
+    """The length of a bytes field that takes `size` bytes with its tag and its length; None for none."""
+    for prefix in (1, 2, 3):
+        length = size - 1 - prefix
+        if length > 0 and -(-length.bit_length() // 7) == prefix:
+            return length
+    return None
+
+
+def _other_roster() -> Unavailable:
+    return Unavailable(
+        "the prompt was sealed by another roster than the ring goes by",
+        hint="fetch the roster and seal again",
+        reason="SEALED_BY_OTHER_ROSTER",
+    )

@@ -1,0 +1,353 @@
+"""The Control service: a gateway's steps to the engine, the engine's answers back.
+
+One step passes about 300 times a second, so a message is not built anew where its frame is all that changes:
+in ScheduleRequest and EngineCommand, and in EngineEvent and ScheduleResponse, the same inner message stands
+under two field numbers, and all that has to be exchanged is the first byte. What comes from outside is parsed
+all the same (1 us), so that malformed bytes end an epoch and not an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+
+from sealring.mesh.errors import (
+    DeadlineExceeded,
+    EpochEnded,
+    InvalidInput,
+    PermissionDenied,
+    ResourceExhausted,
+    SealringError,
+)
+from sealring.mesh.member.proof import CalledProof, Connection, Identity, Purpose, no_proof, of_identity
+from sealring.mesh.member.tenure import Tenure
+from sealring.mesh.pki.certificates import Role, key_hash
+from sealring.mesh.prompt.composition import MAX_CHANGES, MAX_CHOICES
+from sealring.mesh.prompt.prefix_names import clear_scope, sealed_scope
+from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.tls import peer_certificate, peer_identity
+from sealring.node.control.sealed_rows import SealedReply, SealedRows, Unsealer
+from sealring.node.daemon.epoch import Epoch
+from sealring.v1 import control_pb2, engine_pb2, membership_pb2
+
+log = structlog.get_logger()
+
+SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
+ATTACH_SECONDS = 10.0
+MAX_WAITING = 8192
+"""Answers that a gateway may be behind in reading before the epoch ends."""
+
+_REQUEST_STEP = b"\x22"
+_COMMAND_STEP, _COMMAND_DISCARD = b"\x3a", b"\x32"
+"""EngineCommand.step (7) and .discard (6); ScheduleRequest has them as 4 and 3."""
+
+_REASON = re.compile(r"[A-Z][A-Z0-9_]{0,39}")
+
+_RESPONSE_OF_EVENT = {0x32: b"\x12", 0x3A: b"\x1a", 0x42: b"\x22"}
+"""EngineEvent.opened (6) -> ScheduleResponse.opened (2); .refused (7) -> (3); .done (8) -> (4)."""
+
+
+class Schedules(Protocol):
+    """What the service needs of the daemon."""
+
+    def gateway_key(self, cluster: str, identifier: str) -> bytes:
+        """The gateway's identity key. Raises PermissionDenied unless the roster in use lets it schedule."""
+
+    def authorities(self) -> tuple[bytes, ...]:
+        """Whose certificates count, DER."""
+
+    @property
+    def identity(self) -> Identity:
+        """What this member proves itself with."""
+
+    def serving_epoch(self, ring: str, epoch: int) -> Epoch:
+        """Raises FailedPrecondition (EPOCH_NOT_SERVING)."""
+
+    @property
+    def unsealer(self) -> Unsealer:
+        """Opens sealed prompts."""
+
+
+def reframe(message: bytes, tag: bytes) -> bytes:
+    """The one inner message of `message` under another field number, byte for byte.
+
+    Raises InvalidInput (BAD_MESSAGE) unless the first field is all that there is: what follows it would be
+    taken for a command of the engine's own protocol.
+    """
+    length, shift, position = 0, 0, 1
+    while position < len(message) and shift < 35:
+        byte = message[position]
+        position += 1
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            if position + length == len(message):
+                return tag + message[1:]
+            break
+    raise InvalidInput("a schedule message is malformed", reason="BAD_MESSAGE")
+
+
+class GatewayStream:
+    """One gateway's stream: in to the engine, out to the gateway. Belongs to one epoch."""
+
+    def __init__(self, identifier: str, epoch: Epoch, unsealer: Unsealer, tenure: Tenure) -> None:
+        self.id = identifier
+        self.used = False
+        self.goodbye = ""
+        self._unsealer = unsealer
+        self._tenure = tenure
+        self._sealed = SealedRows()
+        self._epoch = epoch
+        self._head = epoch.plan.rank == 0
+        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._looking: asyncio.Task[None] | None = None
+        self._over = False
+
+    def row_event(self, event: bytes) -> None:
+        """Queues what the engine said of a row or step."""
+        try:
+            event = self._sealed.seal(event)
+        except SealringError as error:
+            self._epoch.fault(error)
+            return
+        self._put(_RESPONSE_OF_EVENT[event[0]] + event[1:])
+
+    def epoch_over(self, problem: membership_pb2.Problem) -> None:
+        """Queues the fault as the stream's last message."""
+        plan = self._epoch.plan
+        fault = membership_pb2.EpochFault(ring=plan.ring, epoch=plan.epoch, problem=problem)
+        self._finish(control_pb2.ScheduleResponse(fault=fault))
+
+    def close(self) -> None:
+        """Nothing more is answered."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def say_goodbye(self, reason: str) -> None:
+        """Queues a goodbye as the stream's last message."""
+        self._finish(control_pb2.ScheduleResponse(goodbye=membership_pb2.Goodbye(reason=reason)))
+
+    async def answer(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Writes everything that is queued, until the stream is finished."""
+        while (message := await self._waiting.get()) is not None:
+            await write(message)
+
+    async def read(self, requests: AsyncIterator[bytes]) -> None:
+        """Takes requests until the gateway ends its stream; whatever is wrong with one ends the epoch."""
+        try:
+            async for request in requests:
+                if request[:1] == _REQUEST_STEP:
+                    await self._epoch.gate.pass_step()
+                if not self._take(request):
+                    break
+                engine = self._epoch.engine
+                if engine is not None:
+                    await engine.drained()
+        except Exception as error:
+            self._epoch.fault(error)
+        self._waiting.put_nowait(None)
+
+    def _take(self, request: bytes) -> bool:
+        """One request; False when it was the last."""
+        message = parse_request(request)
+        what = message.WhichOneof("message")
+        if what == "step":
+            if len(message.step.changes) > MAX_CHANGES:
+                raise InvalidInput("a step has too many changes", reason="BAD_MESSAGE")
+            self._sealed.evict(message.step)
+            self._work(reframe(request, _COMMAND_STEP))
+            self._epoch.gate.passed(message.step.number)
+        elif what == "discard" and self._head:
+            self._sealed.discard(message.discard.row)
+            self._work(reframe(request, _COMMAND_DISCARD))
+        elif what == "ping":
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.get_running_loop().create_task(self._pong(message.ping))
+        elif what == "open" and self._head:
+            self._open(message.open)
+        elif what == "renewal":
+            self._tenure.renew(message.renewal)
+        elif what == "goodbye":
+            reason = message.goodbye.reason
+            self.goodbye = reason if _REASON.fullmatch(reason) else "UNKNOWN"
+            return False
+        else:
+            raise InvalidInput("a schedule message is not allowed here", reason="BAD_MESSAGE")
+        return True
+
+    def _work(self, command: bytes) -> None:
+        engine = self._epoch.engine
+        if engine is None:
+            raise EpochEnded("the epoch is over")
+        self.used = True
+        engine.send_work(command)
+
+    def _open(self, open_row: control_pb2.OpenRow) -> None:
+        self._sealed.check(open_row.row, open_row.choices or 1)
+        try:
+            command, reply = self._command(open_row)
+            self._sealed.add(open_row.row, reply, open_row.choices or 1)
+        except SealringError as error:
+            refused = control_pb2.RowRefused(row=open_row.row, problem=to_problem(error))
+            self._put(control_pb2.ScheduleResponse(refused=refused).SerializeToString())
+            return
+        self._work(engine_pb2.EngineCommand(open_row=command).SerializeToString())
+
+    def _command(self, open_row: control_pb2.OpenRow) -> tuple[engine_pb2.OpenEngineRow, SealedReply | None]:
+        if open_row.deployment != self._epoch.plan.deployment:
+            raise InvalidInput("the request is for another deployment", reason="WRONG_DEPLOYMENT")
+        content = open_row.envelope.WhichOneof("content")
+        if content is None:
+            raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE")
+        if open_row.choices > MAX_CHOICES:
+            raise InvalidInput(f"more than {MAX_CHOICES} choices", reason="BAD_CHOICES", param="n")
+        command = engine_pb2.OpenEngineRow(
+            row=open_row.row, max_tokens=open_row.max_tokens, choices=open_row.choices
+        )
+        if content == "clear":
+            command.prompt.CopyFrom(open_row.envelope.clear)
+            command.prefix_scope = clear_scope(open_row.prefix_scope)
+            return command, None
+        body, reply = self._unsealer.open(open_row, self._epoch.plan)
+        command.prompt.CopyFrom(body.prompt)
+        command.prefix_scope = sealed_scope(body.prefix_salt)
+        return command, reply
+
+    async def _pong(self, ping: control_pb2.Ping) -> None:
+        try:
+            links = await self._epoch.look()
+        except EpochEnded:
+            return
+        engine = self._epoch.engine
+        if engine is not None:
+            pong = control_pb2.Pong(
+                sequence=ping.sequence,
+                steps=engine.figures.steps,
+                engine_memory=engine.figures.memory,
+                records_sent=links.sent,
+                records_received=links.received,
+                waiting_ms=links.waiting_ms,
+            )
+            self._put(control_pb2.ScheduleResponse(pong=pong).SerializeToString())
+
+    def _put(self, message: bytes) -> None:
+        if self._over:
+            return
+        if self._waiting.qsize() >= MAX_WAITING:
+            self._epoch.fault(ResourceExhausted("the gateway is behind in reading", reason="GATEWAY_SLOW"))
+            return
+        self._waiting.put_nowait(message)
+
+    def _finish(self, last: control_pb2.ScheduleResponse) -> None:
+        if not self._over:
+            self._over = True
+            self._waiting.put_nowait(last.SerializeToString())
+            self._waiting.put_nowait(None)
+
+
+class ControlService:
+    """`Control.Schedule` over serialized messages."""
+
+    def __init__(self, schedules: Schedules) -> None:
+        self._schedules = schedules
+
+    async def schedule(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        """One stream, which writes its answers itself: generators within generators cost every step.
+
+        Raises Unauthenticated, PermissionDenied, InvalidInput, FailedPrecondition, Conflict.
+        """
+        caller = peer_identity(context)
+        if caller.role is not Role.GATEWAY:
+            raise PermissionDenied("only a gateway may schedule", reason="NOT_A_GATEWAY")
+        self._schedules.gateway_key(caller.cluster, caller.id)
+        own = self._schedules.identity
+        connection = Connection(
+            Purpose.SCHEDULE, caller.cluster, caller.id, own.id, key_hash(peer_certificate(context))
+        )
+        proof = CalledProof(connection, (await _message(requests, "offer")).offer, own.roster())
+        proven = control_pb2.ScheduleResponse(proof=await proof.answer(own.sign))
+        await context.write(proven.SerializeToString())
+        finish = await _message(requests, "proof")
+        attach = (await _message(requests, "attach")).attach  # read before it may be refused
+        key = self._schedules.gateway_key(caller.cluster, caller.id)  # it may have been thrown out meanwhile
+        proof.check(finish.proof, of_identity(key))
+        epoch = self._schedules.serving_epoch(attach.ring, attach.epoch)
+        tenure = Tenure(
+            proof,
+            caller,
+            lambda: self._schedules.gateway_key(caller.cluster, caller.id),
+            self._schedules.authorities,
+        )
+        stream = GatewayStream(caller.id, epoch, self._schedules.unsealer, tenure)
+        epoch.attach(stream)
+        log.info("gateway attached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
+        reader: asyncio.Task[None] | None = None
+        try:
+            await context.write(control_pb2.ScheduleResponse(attached=_attached(epoch)).SerializeToString())
+            reader = asyncio.get_running_loop().create_task(stream.read(requests))
+            await stream.answer(context.write)
+        finally:
+            epoch.detach(stream)
+            stream.close()
+            if reader is not None:
+                reader.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await reader
+            log.info("gateway detached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
+
+
+def add_control_to_server(service: ControlService, server: Any) -> None:
+    """Registers the service with serialized messages instead of decoded ones."""
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(service.schedule)
+    server.add_registered_method_handlers(SERVICE, {"Schedule": handler})
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Schedule": handler}),))
+
+
+def parse_request(request: bytes) -> control_pb2.ScheduleRequest:
+    """Raises InvalidInput (BAD_MESSAGE)."""
+    try:
+        return control_pb2.ScheduleRequest.FromString(request)
+    except DecodeError:
+        raise InvalidInput("a schedule message is malformed", reason="BAD_MESSAGE") from None
+
+
+async def _message(requests: AsyncIterator[bytes], kind: str) -> control_pb2.ScheduleRequest:
+    """The next of the messages that a stream begins with. Raises InvalidInput, Unauthenticated (NO_PROOF)."""
+    try:
+        async with asyncio.timeout(ATTACH_SECONDS):
+            first = await anext(requests)
+    except TimeoutError:
+        raise DeadlineExceeded("the gateway did not attach in time", reason="NO_ATTACH") from None
+    except StopAsyncIteration:
+        raise InvalidInput("the stream ended before it attached", reason="NO_ATTACH") from None
+    message = parse_request(first)
+    if message.WhichOneof("message") == kind:
+        return message
+    if kind == "attach":
+        raise InvalidInput("the message after the proof is not an attach", reason="NO_ATTACH")
+    raise no_proof()
+
+
+def _attached(epoch: Epoch) -> control_pb2.Attached:
+    plan, engine = epoch.plan, epoch.engine
+    loaded = engine.loaded if engine is not None else None
+    if loaded is None:
+        raise EpochEnded("the epoch is over")
+    return control_pb2.Attached(
+        ring=plan.ring,
+        epoch=plan.epoch,
+        rank=plan.rank,
+        kv_bytes_per_token=loaded.kv_bytes_per_token,
+        kv_bytes_per_row=loaded.kv_bytes_per_row,
+        kv_budget=plan.kv_budget,
+        prefixes=loaded.prefixes,
+        rows_in_turn=loaded.rows_in_turn,
+    )

@@ -1,0 +1,1 @@
+"""The node daemon: its session, its epochs and the child processes that it watches."""

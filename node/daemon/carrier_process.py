@@ -1,0 +1,276 @@
+"""The daemon's side of a carrier process: one epoch, one life."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sealring.mesh.errors import DeadlineExceeded, EpochEnded, SealringError
+from sealring.mesh.rpc.problem import from_problem
+from sealring.node.daemon.supervisor import Child, Liveness, child_ended, within
+from sealring.node.networks import network_of
+from sealring.v1 import control_pb2, engine_pb2, trace_pb2
+
+log = structlog.get_logger()
+
+CARRIER_MODULE = "sealring.node.carrier.main"
+
+_TIMEOUT = "CARRIER_TIMEOUT"
+_START_SECONDS = 30.0
+_UP_GRACE_SECONDS = 2.0
+_PING_INTERVAL = 2.0
+_PING_DEADLINE = 8.0
+_INSTALL_SECONDS = 5.0
+_KNOCK_SECONDS = 10.0
+_KNOCK_PAUSE = 0.005
+_TRACE_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
+_OWN_PINGS = 1 << 32
+"""Above every number that liveness gives its pings."""
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    """Records sent (begun at least) and received in this epoch, and for how long no byte has come of one
+    that is waited for, in milliseconds: 0 while none is, or while the carrier does not say."""
+
+    sent: int = 0
+    received: int = 0
+    waiting_ms: int = 0
+
+
+class Carrier:
+    """One carrier process. Any fault of it is told once, to `on_fault`."""
+
+    def __init__(self, on_fault: Callable[[SealringError], None]) -> None:
+        self._on_fault: Callable[[SealringError], None] | None = on_fault
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._up: asyncio.Future[None] = loop.create_future()
+        self._rekey_outgoing, self._rekey_incoming = asyncio.Event(), asyncio.Event()
+        self._answers: dict[int, asyncio.Future[None]] = {}
+        self._traces: dict[int, asyncio.Future[trace_pb2.ProcessTrace]] = {}
+        self._pings = 0
+        self._figures = LinkFigures()
+        self._knocking: asyncio.Task[None] | None = None
+        self._asked = 0
+        self._child: Child | None = None
+        self._liveness: Liveness | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        channel: tuple[int, ...],
+        listener: socket.socket,
+        *,
+        folder: Path,
+        on_fault: Callable[[SealringError], None],
+    ) -> Carrier:
+        """Spawns a carrier with its ends of the data channel and waits until it is ready.
+
+        `listener` is the socket on which the previous member is awaited. The caller closes its own copies.
+        `folder` takes the carrier's temporary files. Raises EpochEnded, DeadlineExceeded, OSError.
+        """
+        carrier = cls(on_fault)
+        network = network_of(listener.getsockname()[0])
+        try:
+            carrier._child = await Child.spawn(
+                "carrier",
+                [
+                    *("-m", CARRIER_MODULE),
+                    *("--channel-fds", ",".join(map(str, channel))),
+                    *("--listen-fd", str(listener.fileno())),
+                    *(("--network", str(network)) if network is not None else ()),
+                ],
+                on_message=carrier._message,
+                on_end=carrier._ended,
+                descriptors=(*channel, listener.fileno()),
+                environment={"TMPDIR": str(folder)},
+            )
+            await within(carrier._ready, _START_SECONDS, "the start of a carrier", _TIMEOUT)
+        except BaseException:
+            await carrier.stop()
+            raise
+        return carrier
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid if self._child is not None else 0
+
+    def give(self, start: engine_pb2.StartCarrier) -> None:
+        """Hands over rank, address and link keys; the caller forgets the keys. Raises EpochEnded.
+
+        Given again before the group is formed, what is set replaces what was given before.
+        """
+        self._send(engine_pb2.CarrierCommand(start=start))
+
+    async def form(self, seconds: float) -> None:
+        """Forms the MLX group and confirms both links; while it does, the carrier cannot answer pings.
+
+        Raises EpochEnded, DeadlineExceeded, or what the carrier says.
+        """
+        self._send(engine_pb2.CarrierCommand(form=engine_pb2.FormGroup()))
+        try:
+            await within(self._up, seconds + _UP_GRACE_SECONDS, "the forming of the ring", _TIMEOUT)
+        finally:
+            if self._knocking is not None:
+                self._knocking.cancel()
+        assert self._child is not None
+        self._liveness = Liveness(self._child, _ping, self._frozen)
+        self._liveness.watch(interval=_PING_INTERVAL, deadline=_PING_DEADLINE)
+
+    def rekey_wanted(self, *, outgoing: bool) -> asyncio.Event:
+        """Set when the carrier has used the keys of a link much."""
+        return self._rekey_outgoing if outgoing else self._rekey_incoming
+
+    async def install(self, keys: bytes, *, outgoing: bool, at_step: int) -> None:
+        """Hands over a link's next keys; returns when the carrier has them. Raises EpochEnded."""
+        install = engine_pb2.InstallKeys(outgoing=outgoing, keys=keys, at_step=at_step)
+        self._send(engine_pb2.CarrierCommand(install=install))
+        # commands are executed in order, so the answer to a ping is an answer to both
+        await self._answered_ping(_INSTALL_SECONDS, "the taking over of keys")
+
+    async def look(self) -> LinkFigures:
+        """The figures as they are now; if the carrier is slow to tell, counts as of before and no waiting.
+
+        Raises EpochEnded.
+        """
+        try:
+            await self._answered_ping(_LOOK_SECONDS, "a look at the links")
+        except DeadlineExceeded:
+            return dataclasses.replace(self._figures, waiting_ms=0)
+        return self._figures
+
+    async def _answered_ping(self, seconds: float, what: str) -> None:
+        self._pings += 1
+        sequence = _OWN_PINGS + self._pings
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answers[sequence] = answered
+        try:
+            self._send_raw(_ping(sequence))
+            await within(answered, seconds, what, _TIMEOUT)
+        finally:
+            del self._answers[sequence]
+
+    async def trace(self, since: int) -> trace_pb2.ProcessTrace:
+        """What the carrier did since then. Raises EpochEnded, DeadlineExceeded."""
+        self._asked += 1
+        number = self._asked
+        taken: asyncio.Future[trace_pb2.ProcessTrace] = asyncio.get_running_loop().create_future()
+        self._traces[number] = taken
+        try:
+            self._send(engine_pb2.CarrierCommand(trace=engine_pb2.TakeTrace(id=number, since=since)))
+            return await within(taken, _TRACE_SECONDS, "the trace of a carrier", _TIMEOUT)
+        finally:
+            del self._traces[number]
+
+    async def stop(self) -> None:
+        """Kills the process, whatever it does, and reaps it; safe to call again."""
+        self._on_fault = None
+        if self._liveness is not None:
+            self._liveness.stop()
+        if self._knocking is not None:
+            self._knocking.cancel()
+        for future in (self._ready, self._up):
+            if not future.done():
+                future.cancel()
+        if self._child is not None:
+            self._child.kill()
+            await self._child.stop()
+
+    def _send(self, command: engine_pb2.CarrierCommand) -> None:
+        self._send_raw(command.SerializeToString())
+
+    def _send_raw(self, command: bytes) -> None:
+        if self._child is None:
+            raise child_ended("carrier")
+        self._child.send(command)
+
+    def _message(self, body: bytes) -> None:
+        event = engine_pb2.CarrierEvent.FromString(body)
+        kind = event.WhichOneof("event")
+        if kind == "ready":
+            _resolve(self._ready)
+        elif kind == "up":
+            _resolve(self._up)
+        elif kind == "fault":
+            self._fault(from_problem(event.fault.problem))
+        elif kind == "pong":
+            self._pong(event.pong)
+        elif kind == "knock" and self._knocking is None:
+            self._knocking = asyncio.get_running_loop().create_task(_knock(event.knock.port))
+        elif kind == "trace":
+            taken = self._traces.get(event.trace.id)
+            if taken is not None and not taken.done():
+                taken.set_result(event.trace.trace)
+        elif kind == "rekey":
+            self.rekey_wanted(outgoing=event.rekey.outgoing).set()
+
+    def _pong(self, pong: engine_pb2.CarrierPong) -> None:
+        self._figures = LinkFigures(pong.records_sealed, pong.records_opened, pong.waiting_ms)
+        if pong.sequence in self._answers:
+            _resolve(self._answers[pong.sequence])
+
+    def _frozen(self) -> None:
+        self._fault(
+            EpochEnded(
+                "the carrier process does not answer",
+                hint="see the node's log; the ring is formed anew",
+                reason="CARRIER_FROZEN",
+            )
+        )
+
+    def _ended(self) -> None:
+        self._fault(child_ended("carrier"))
+
+    def _fault(self, error: SealringError) -> None:
+        on_fault, self._on_fault = self._on_fault, None
+        waiting: list[asyncio.Future[Any]] = [self._ready, self._up]
+        for future in (*waiting, *self._answers.values(), *self._traces.values()):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # whether or not somebody waits
+        if on_fault is not None:
+            on_fault(error)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _knock(port: int) -> None:
+    """Connects to a port of loopback as soon as somebody listens there, and stays until it is cancelled.
+
+    The carrier holds the port before MLX listens. To a caller who comes meanwhile Linux answers with a reset;
+    macOS drops what it sent, and the caller's next try comes a second later. So no attempt is waited for: on
+    loopback a connection is there at once or not at all.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _KNOCK_SECONDS
+    while 0 < port < 65536 and loop.time() < until:
+        with socket.socket() as visitor:
+            visitor.setblocking(False)
+            visitor.connect_ex(("127.0.0.1", port))
+            await asyncio.sleep(_KNOCK_PAUSE)
+            if _is_connected(visitor):
+                await loop.create_future()
+
+
+def _is_connected(connection: socket.socket) -> bool:
+    try:
+        connection.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def _ping(sequence: int) -> bytes:
+    return engine_pb2.CarrierCommand(ping=control_pb2.Ping(sequence=sequence)).SerializeToString()

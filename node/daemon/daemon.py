@@ -1,0 +1,483 @@
+"""The node daemon: one enrolled member, its session with the coordinator, its engine and its epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sealring.mesh.crypto.identity import Signer
+from sealring.mesh.errors import (
+    Conflict,
+    EpochEnded,
+    FailedPrecondition,
+    ModelError,
+    NotFound,
+    SealringError,
+    Unavailable,
+)
+from sealring.mesh.member.certificate_keeper import CertificateKeeper
+from sealring.mesh.member.introduction import Introduction
+from sealring.mesh.member.proof import Identity, Purpose, by_identity
+from sealring.mesh.member.roster_keeper import RosterKeeper, removed
+from sealring.mesh.member.state import MemberState
+from sealring.mesh.pki.certificates import Role, role_server_name
+from sealring.mesh.prompt.sealed import SealingKey
+from sealring.mesh.roster.model import Roster
+from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.protocol import software_version
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore
+from sealring.mesh.system.addresses import listen_error
+from sealring.mesh.system.files import unwritable
+from sealring.mesh.trust.attestation import sign_sealing_key
+from sealring.node.awake import Awake
+from sealring.node.control.sealed_rows import Unsealer
+from sealring.node.daemon.carrier_process import Carrier
+from sealring.node.daemon.engine_process import Engine, StageKey
+from sealring.node.daemon.engines import EngineKeeper
+from sealring.node.daemon.epoch import Epoch, LinkSecrets, Phase
+from sealring.node.daemon.memory import MemoryMeter
+from sealring.node.daemon.plan import EpochPlan, LinkPlan, plan_epoch
+from sealring.node.daemon.session import CoordinatorSession
+from sealring.node.identity.challenge import Prover
+from sealring.node.ipc.channel import ChannelEnds, create_channel
+from sealring.node.ipc.timelog import now
+from sealring.node.link.exchange import Links
+from sealring.node.link.keys import LinkParams
+from sealring.node.link.rotation import KeyTaker, Rotation, StepGate
+from sealring.node.link.setup import LinkSetup
+from sealring.node.settings import NodeSettings
+from sealring.v1 import membership_pb2
+
+log = structlog.get_logger()
+
+_LOOK_SECONDS = 2.0
+_RING_BACKLOG = 128
+
+
+class Daemon:
+    """What `node/main.py` runs. Implements the interfaces of session, control service and epoch."""
+
+    def __init__(self, settings: NodeSettings, state: MemberState, signer: Signer) -> None:
+        """Raises RosterError when the memory of earlier rosters is not usable."""
+        self.store = TlsStore(state.tls)
+        self._settings = settings
+        self._own_id = state.peer.id
+        self._cluster = state.peer.cluster
+        self._signer = signer
+        self._sealing_key = SealingKey(hybrid=settings.hybrid_sealing_key)
+        self._addresses: tuple[str, ...] = ()
+        self._epoch: Epoch | None = None
+        self._newest_epoch: dict[str, int] = {}
+        self._folders: dict[EpochPlan, Path] = {}
+        self._listeners: dict[EpochPlan, tuple[socket.socket, str]] = {}
+        self._setups: dict[EpochPlan, LinkSetup] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._removed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._run_folder = settings.state_dir / "run"
+        self._instance = secrets.token_bytes(16)
+        self._unsaved: tuple[bytes, SealringError] | None = None
+        self._awake = Awake()
+        self._meter = MemoryMeter(settings.memory_limit)
+        self._engines = EngineKeeper(settings.models, self._meter, allow_downloads=settings.allow_downloads)
+        self._rosters = RosterKeeper(settings.state_dir, state)
+        self.links = Links(state.peer.cluster, signer, self.store, revoked=self._rosters.revoked)
+        self.unsealer = Unsealer(self._sealing_key, self._own_id)
+        name = role_server_name(Role.COORDINATOR)
+        self._channel = PeerChannel(state.coordinator, self.store, name)
+        self._prover = Prover(
+            self._cluster,
+            signer,
+            self._sealing_key.public_key,
+            self._served_models,
+            serial=settings.device_attestation is not None,
+        )
+        self._certificates = CertificateKeeper(
+            settings.state_dir, state, self.store, signer, self._channel, self._rosters.follow_root
+        )
+        self.identity = Identity(self._cluster, self._own_id, by_identity(signer), lambda: self._rosters.held)
+        introduction = Introduction(
+            Purpose.SESSION,
+            self.identity,
+            self._channel,
+            lambda: self._rosters.root,
+            self._certificates.renew,
+        )
+        self._session = CoordinatorSession(self._channel, introduction, self)
+
+    async def run(self, addresses: tuple[str, ...], stop: asyncio.Event) -> None:
+        """Works until `stop` is set. Raises PermissionDenied (REMOVED) once the node is out of the roster.
+
+        Either way nothing is left when it returns: no process, no file, and the coordinator knows.
+        """
+        self._addresses = addresses
+        shutil.rmtree(self._run_folder, ignore_errors=True)
+        self._rosters.load()
+        loop = asyncio.get_running_loop()
+        work: list[asyncio.Future[Any]] = [
+            loop.create_task(self._session.run()),
+            loop.create_task(self._certificates.run()),
+            loop.create_task(self._look()),
+            self._removed,
+        ]
+        stopped = loop.create_task(stop.wait())
+        try:
+            await asyncio.wait((stopped, *work), return_when=asyncio.FIRST_COMPLETED)
+            for task in work:
+                if task.done():
+                    task.result()
+        finally:
+            await self._stop("removed" if self._removed.done() else "stopping")
+            for task in (stopped, *work):
+                task.cancel()
+            await asyncio.wait((stopped, *work))
+            await self._channel.close()
+
+    # Session: what is said to the coordinator
+
+    def hello(self) -> membership_pb2.Hello:
+        key = self._sealing_key.public_key
+        return membership_pb2.Hello(
+            software_version=software_version(),
+            instance=self._instance,
+            addresses=self._addresses,
+            sealing_key=key,
+            sealing_key_signature=sign_sealing_key(self._signer, self._cluster, key),
+            roster_version=self._rosters.version,
+        )
+
+    def heartbeat(self) -> membership_pb2.Heartbeat:
+        report = self._meter.measure()
+        return membership_pb2.Heartbeat(
+            memory_total=report.total,
+            memory_usable=report.usable,
+            memory_used=self._engines.memory_used,
+            load=report.load,
+            rings=self._ring_health(),
+        )
+
+    def report(self, message: membership_pb2.MemberMessage) -> None:
+        """Queues what an epoch has to say; progress is of interest only while somebody listens."""
+        if self._session.connected or message.WhichOneof("message") != "progress":
+            self._session.send(message)
+
+    # Session: what the coordinator says
+
+    async def from_coordinator(self, message: membership_pb2.CoordinatorMessage) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "roster":
+            await self._take_roster(message.roster.envelope)
+        elif kind == "profile":
+            self._go(self._profile(message.profile))
+        elif kind == "challenge":
+            self._go(self._prove(message.challenge))
+        elif kind == "trace":
+            self._trace(message.trace)
+        elif kind == "prepare":
+            self._prepare(message.prepare)
+        elif kind == "commit":
+            self._commit(message.commit)
+        elif kind == "end":
+            self._end(message.end)
+        elif kind == "goodbye":
+            log.info("coordinator says goodbye", reason=message.goodbye.reason[:80])
+
+    def thrown_out(self) -> None:
+        """The coordinator does not know this node any more."""
+        if not self._removed.done():
+            self._removed.set_exception(removed())
+
+    async def _take_roster(self, envelope: bytes) -> None:
+        try:
+            roster = await self._rosters.accept(envelope, self._certificates.renew)
+        except SealringError as error:
+            if error.reason == "REMOVED":
+                self.thrown_out()
+            elif error.reason == "ROSTER_STATE_UNWRITABLE":
+                self._unsaved = envelope, error
+            self._report_equivocation()
+            raise
+        self._unsaved = None
+        self.unsealer.learn(roster)
+        self.links.close_revoked()
+        seen = membership_pb2.RosterSeen(version=roster.version, hash=roster.hash)
+        self._session.send(membership_pb2.MemberMessage(roster_seen=seen))
+        self._check_epoch(roster)
+        await self._awake.hold(roster.ring_of(self._own_id) is not None)
+
+    def _report_equivocation(self) -> None:
+        """Tells the coordinator which roster this node holds of a version that was signed twice."""
+        found = self._rosters.equivocation
+        if found is not None:
+            seen = membership_pb2.RosterSeen(version=found.version, hash=found.known)
+            self._session.send(membership_pb2.MemberMessage(roster_seen=seen))
+
+    def _check_epoch(self, roster: Roster) -> None:
+        """A newer roster may have taken away the ring, one of its members, or its gateway."""
+        epoch = self._epoch
+        if epoch is None:
+            return
+        ring = roster.ring_of(self._own_id)
+        gateway = epoch.gateway
+        if ring is None or ring.id != epoch.plan.ring:
+            epoch.end("the ring is not in the roster any more")
+            self._go(self._drop_engine(epoch))
+        elif ring.members != epoch.plan.members:
+            epoch.fault(EpochEnded("the ring's members are others now", reason="RING_CHANGED"))
+        elif gateway is not None and all(gateway.id != one.id for one in roster.gateways):
+            epoch.fault(EpochEnded("the gateway is not in the roster any more", reason="GATEWAY_REMOVED"))
+
+    async def _profile(self, request: membership_pb2.ProfileRequest) -> None:
+        result = membership_pb2.ProfileResult(id=request.id)
+        try:
+            result.profile.CopyFrom(await self._engines.profile(request.model))
+        except SealringError as error:
+            result.problem.CopyFrom(to_problem(error))
+        except Exception as error:
+            log.error("profile failed", exc_info=error)
+            result.problem.CopyFrom(to_problem(error))
+        self._session.send(membership_pb2.MemberMessage(profile=result))
+
+    async def _prove(self, challenge: membership_pb2.Challenge) -> None:
+        answer = await self._prover.answer(challenge)
+        if answer is not None:
+            self._session.send(answer)
+
+    async def _served_models(self) -> tuple[bytes, ...]:
+        """The digest of the model that it serves, by its files as they are now; zeros if they are gone."""
+        epoch, stage = self._epoch, self._engines.stage
+        if epoch is None or epoch.phase is not Phase.UP or stage is None:
+            return ()
+        try:
+            return (bytes.fromhex((await self._engines.profile(stage.path)).digest),)
+        except (NotFound, ModelError):
+            return (bytes(32),)
+
+    def _trace(self, question: membership_pb2.TraceQuestion) -> None:
+        """A question with no window is one about the clock, and answered at once."""
+        answer = membership_pb2.TraceAnswer(id=question.id, asked=now())
+        if question.window:
+            self._go(self._collect_trace(question, answer))
+        else:
+            self._send_trace(answer)
+
+    async def _collect_trace(
+        self, question: membership_pb2.TraceQuestion, answer: membership_pb2.TraceAnswer
+    ) -> None:
+        try:
+            epoch = self.serving_epoch(question.ring, question.epoch)
+            answer.processes.extend(await epoch.trace(max(0, answer.asked - question.window)))
+        except SealringError as error:
+            answer.problem.CopyFrom(to_problem(error))
+        self._send_trace(answer)
+
+    def _send_trace(self, answer: membership_pb2.TraceAnswer) -> None:
+        answer.answered = now()
+        self._session.send(membership_pb2.MemberMessage(trace=answer))
+
+    def _prepare(self, prepare: membership_pb2.PrepareEpoch) -> None:
+        try:
+            if self._unsaved is not None:
+                raise self._unsaved[1]
+            if prepare.epoch <= self._newest_epoch.get(prepare.ring, 0):
+                raise Conflict("the epoch is not newer than the last", reason="STALE_EPOCH")
+            plan = plan_epoch(prepare, self._rosters.current, self._own_id)
+        except SealringError as error:
+            self._refuse(prepare.ring, prepare.epoch, error)
+            return
+        self._newest_epoch = {plan.ring: plan.epoch}
+        previous = self._epoch
+        if previous is not None:
+            previous.end("superseded")
+        self._epoch = Epoch(plan, self, after=previous)
+        self._epoch.prepare()
+
+    def _commit(self, commit: membership_pb2.CommitEpoch) -> None:
+        epoch = self._named(commit.ring, commit.epoch)
+        if epoch is not None:
+            epoch.commit()
+        else:
+            self._refuse(commit.ring, commit.epoch, NotFound("no such epoch", reason="NO_SUCH_EPOCH"))
+
+    def _end(self, end: membership_pb2.EndEpoch) -> None:
+        epoch = self._named(end.ring, end.epoch)
+        if epoch is None:
+            return
+        epoch.end(end.reason[:80])
+        if end.unload:
+            self._go(self._drop_engine(epoch))
+
+    def _named(self, ring: str, number: int) -> Epoch | None:
+        epoch = self._epoch
+        if epoch is not None and (epoch.plan.ring, epoch.plan.epoch) == (ring, number):
+            return epoch
+        return None
+
+    def _refuse(self, ring: str, number: int, error: SealringError) -> None:
+        log.warning("epoch refused", ring=ring[:64], epoch=number, reason=error.reason)
+        fault = membership_pb2.EpochFault(ring=ring, epoch=number, problem=to_problem(error))
+        self._session.send(membership_pb2.MemberMessage(fault=fault))
+
+    # Control service
+
+    def gateway_key(self, cluster: str, identifier: str) -> bytes:
+        return self._rosters.gateway_key(cluster, identifier)
+
+    def authorities(self) -> tuple[bytes, ...]:
+        return self._rosters.root.authorities
+
+    def serving_epoch(self, ring: str, epoch: int) -> Epoch:
+        found = self._named(ring, epoch)
+        if found is None:
+            raise FailedPrecondition(
+                "this node does not serve that epoch",
+                hint="attach to the current epoch",
+                reason="EPOCH_NOT_SERVING",
+            )
+        return found
+
+    # Parts of an epoch
+
+    async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> Engine:
+        path = await self._engines.find(plan.model)
+        stage = StageKey(
+            str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, plan.prefill_chunk
+        )
+        return await self._engines.with_stage(stage, progress)
+
+    def channel(self) -> ChannelEnds:
+        return create_channel()
+
+    async def carrier(
+        self, plan: EpochPlan, channel: tuple[int, ...], on_fault: Callable[[SealringError], None]
+    ) -> Carrier:
+        try:
+            self._run_folder.mkdir(mode=0o700, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix="carrier-", dir=self._run_folder))
+        except OSError as error:
+            raise unwritable(self._run_folder, error) from None
+        self._folders[plan] = folder
+        listener, _ = self._listener(plan)
+        carrier = await Carrier.start(channel, listener, folder=folder, on_fault=on_fault)
+        listener.close()  # the carrier's own is the one that counts
+        return carrier
+
+    def _listener(self, plan: EpochPlan) -> tuple[socket.socket, str]:
+        """Where the ring's previous member is awaited, and the address; drawn anew for every epoch.
+
+        Raises ConfigError (CANNOT_LISTEN).
+        """
+        if plan not in self._listeners:
+            host = self._settings.ring_host
+            try:
+                listener = socket.create_server((host, 0), backlog=_RING_BACKLOG)
+            except OSError:
+                raise listen_error(f"{host}:0") from None
+            self._listeners[plan] = listener, f"{host}:{listener.getsockname()[1]}"
+        return self._listeners[plan]
+
+    async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
+        _, address = self._listener(plan)
+        self._setups[plan] = LinkSetup(self.links, plan, address, again)
+        return await self._setups[plan].establish()
+
+    def settled(self, plan: EpochPlan) -> None:
+        setup = self._setups.pop(plan, None)
+        if setup is not None:
+            setup.close()
+
+    async def rotate(self, plan: EpochPlan, gate: StepGate, carrier: KeyTaker) -> None:
+        def params(link: LinkPlan) -> LinkParams:
+            now = link.params
+            return LinkParams.from_roster(
+                self._rosters.current, now.ring, now.epoch, now.from_rank, self._own_id
+            )
+
+        await Rotation(plan, self.links, gate, carrier, params).run()
+
+    def release(self, plan: EpochPlan) -> None:
+        self.settled(plan)
+        if plan in self._listeners:
+            self._listeners.pop(plan)[0].close()
+        folder = self._folders.pop(plan, None)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # The daemon's own
+
+    async def _look(self) -> None:
+        """An expired roster closes open links, also while the coordinator is away."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            await self._take_unsaved()
+            epoch = self._epoch
+            if epoch is not None and epoch.phase is not Phase.ENDED and self._rosters.expired:
+                epoch.fault(self._unsaved[1] if self._unsaved is not None else _expired())
+
+    async def _take_unsaved(self) -> None:
+        """The disk may have room by now for the roster that could not be remembered, so is not used yet."""
+        if self._unsaved is not None:
+            with contextlib.suppress(SealringError):
+                await self._take_roster(self._unsaved[0])
+
+    def _ring_health(self) -> list[membership_pb2.RingHealth]:
+        epoch = self._epoch
+        if epoch is None or epoch.engine is None or epoch.phase is Phase.ENDED:
+            return []
+        figures = epoch.engine.figures
+        return [
+            membership_pb2.RingHealth(
+                ring=epoch.plan.ring,
+                epoch=epoch.plan.epoch,
+                steps=figures.steps,
+                engine_memory=figures.memory,
+            )
+        ]
+
+    async def _drop_engine(self, epoch: Epoch) -> None:
+        """Frees the weights, unless another epoch wants them by now."""
+        await epoch.closed()
+        if self._epoch is epoch:
+            self._epoch = None
+            await self._engines.drop()
+
+    async def _stop(self, reason: str) -> None:
+        epoch = self._epoch
+        if epoch is not None:
+            if epoch.gateway is not None:
+                epoch.gateway.say_goodbye(reason)
+            epoch.fault(Unavailable("the node stops", reason="NODE_STOPPING"))
+            await epoch.closed()
+        await self._session.goodbye(reason)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._engines.stop()
+        await self._awake.hold(False)
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self._run_folder, ignore_errors=True)
+
+    def _go(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._gone)
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the daemon failed", exc_info=error)
+
+
+def _expired() -> FailedPrecondition:
+    return FailedPrecondition(
+        "the roster has expired", hint="is the coordinator reachable", reason="ROSTER_EXPIRED"
+    )

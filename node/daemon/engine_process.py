@@ -1,0 +1,343 @@
+"""The daemon's side of an engine process: commands with answers, and the row events of an epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, cast
+
+import structlog
+
+from sealring.mesh.errors import EpochEnded, SealringError
+from sealring.mesh.rpc.problem import from_problem
+from sealring.node.daemon.supervisor import Child, Liveness, child_ended, within
+from sealring.node.sockets import socket_pair
+from sealring.v1 import control_pb2, engine_pb2, model_pb2, trace_pb2
+
+log = structlog.get_logger()
+
+ENGINE_MODULE = "sealring.node.engine.main"
+
+_TIMEOUT = "ENGINE_TIMEOUT"
+_START_SECONDS = 60.0
+_PROFILE_SECONDS = 120.0
+_LOAD_SECONDS = 1800.0
+_EPOCH_SECONDS = 30.0
+_CLOSE_SECONDS = 30.0
+_STOP_SECONDS = 2.0
+_TRACE_SECONDS = 5.0
+
+_BUSY = (1.0, 8.0)  # ping interval and deadline in seconds, while steps are coming
+_QUIET = (5.0, 8.0)
+_LOADING = (10.0, 120.0)
+
+_ROW_EVENTS = frozenset({0x32, 0x3A, 0x42})
+"""First bytes of an EngineEvent that holds opened (6), refused (7) or done (8)."""
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class StageKey:
+    """What an engine has loaded, or is to load."""
+
+    path: str
+    digest: str
+    lo: int
+    hi: int
+    context: int
+    kv_bits: int = 0
+    prefill_chunk: int = 0
+
+
+@dataclass(frozen=True)
+class EngineFigures:
+    """The newest figures of an engine: steps executed in its epoch, and bytes active and at most."""
+
+    steps: int = 0
+    memory: int = 0
+    peak_memory: int = 0
+
+
+class EngineSink(Protocol):
+    """The epoch that an engine serves."""
+
+    def row_event(self, event: bytes) -> None:
+        """A serialized EngineEvent that holds RowOpened, RowRefused or StepDone."""
+
+    def engine_fault(self, error: SealringError) -> None:
+        """The epoch cannot go on."""
+
+
+class Engine:
+    """One engine process. Once it has loaded a stage it serves this stage only."""
+
+    def __init__(self, on_end: Callable[[Engine], None]) -> None:
+        self.memory_limit = 0
+        self.figures = EngineFigures()
+        self.stage: StageKey | None = None
+        self.loaded: engine_pb2.StageLoaded | None = None
+        self._on_end = on_end
+        self._sink: EngineSink | None = None
+        self._waiting: dict[int, asyncio.Future[engine_pb2.EngineEvent]] = {}
+        self._next_id = 0
+        self._busy = False
+        self._worked = False
+        self._progress: Callable[[float], None] | None = None
+        self._load: asyncio.Task[engine_pb2.StageLoaded] | None = None
+        self._ready = asyncio.get_running_loop().create_future()
+        self._child: Child | None = None
+        self._handoff: socket.socket | None = None
+        self._liveness: Liveness | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        *,
+        on_end: Callable[[Engine], None],
+        environment: Mapping[str, str] | None = None,
+        cpu: bool = False,
+    ) -> Engine:
+        """Spawns an engine and waits until it is ready. With `cpu` it leaves the GPU alone.
+
+        Raises EpochEnded, DeadlineExceeded, OSError.
+        """
+        engine = cls(on_end)
+        ours, theirs = socket_pair()
+        engine._handoff = ours
+        try:
+            with theirs:
+                engine._child = await Child.spawn(
+                    "engine",
+                    ["-m", ENGINE_MODULE, "--handoff-fd", str(theirs.fileno()), *(["--cpu"] if cpu else [])],
+                    on_message=engine._message,
+                    on_end=engine._ended,
+                    descriptors=(theirs.fileno(),),
+                    environment=environment,
+                )
+            await within(engine._ready, _START_SECONDS, "the start of an engine", _TIMEOUT)
+        except BaseException:
+            await engine.stop()
+            raise
+        engine._liveness = Liveness(engine._child, _ping, engine._frozen)
+        log.info("engine ready", pid=engine._child.pid, memory_limit=engine.memory_limit)
+        return engine
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None and not self._child.ended
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid if self._child is not None else 0
+
+    async def profile(self, path: str) -> model_pb2.ModelProfile:
+        """Measures a model folder. Raises ModelError, NotFound, EpochEnded, DeadlineExceeded."""
+        number = self._number()
+        command = engine_pb2.EngineCommand(profile=engine_pb2.ProfileModel(id=number, path=path))
+        event = await self._ask(number, command, _PROFILE_SECONDS, "the profile of a model")
+        return event.profiled.profile
+
+    async def load(self, stage: StageKey, progress: Callable[[float], None]) -> engine_pb2.StageLoaded:
+        """Loads a stage, or joins the load of the same stage that is under way.
+
+        A caller that gives up leaves the load running: the next epoch wants it. Raises ModelError,
+        ResourceExhausted, EpochEnded, DeadlineExceeded; the engine is of no use afterwards.
+        """
+        if self.stage not in (None, stage):
+            raise ValueError("an engine loads one stage in its life")
+        self._progress = progress
+        if self._load is None:
+            self.stage = stage
+            self._load = asyncio.get_running_loop().create_task(self._do_load(stage))
+        return await asyncio.shield(self._load)
+
+    async def open_epoch(
+        self, command: engine_pb2.OpenEngineEpoch, descriptors: tuple[int, ...], sink: EngineSink
+    ) -> None:
+        """Opens an epoch; `descriptors` are the engine's ends of its data channel, empty in a ring of one.
+
+        The caller closes its own copies. Raises EpochEnded, DeadlineExceeded, or what the engine says.
+        """
+        command.id = self._number()
+        self.figures = EngineFigures(memory=self.figures.memory, peak_memory=self.figures.peak_memory)
+        if descriptors:
+            self._hand_over(command.epoch, descriptors)
+        self._sink = sink
+        opening = engine_pb2.EngineCommand(open_epoch=command)
+        await self._ask(command.id, opening, _EPOCH_SECONDS, "the opening of an epoch")
+        self._set_busy(False)
+
+    async def close_epoch(self) -> None:
+        """Ends the open epoch and keeps the weights. Raises EpochEnded, DeadlineExceeded."""
+        self._sink = None
+        self._busy = False
+        if self._liveness is not None:
+            self._liveness.stop()
+        number = self._number()
+        command = engine_pb2.EngineCommand(close_epoch=engine_pb2.CloseEngineEpoch(id=number))
+        await self._ask(number, command, _CLOSE_SECONDS, "the close of an epoch")
+
+    async def trace(self, since: int) -> trace_pb2.ProcessTrace:
+        """What the engine did in its epoch since then. Raises EpochEnded, DeadlineExceeded."""
+        number = self._number()
+        command = engine_pb2.EngineCommand(trace=engine_pb2.TakeTrace(id=number, since=since))
+        event = await self._ask(number, command, _TRACE_SECONDS, "the trace of an engine")
+        return event.trace.trace
+
+    def send_work(self, command: bytes) -> None:
+        """Queues one serialized EngineCommand of the open epoch. Raises EpochEnded (CHILD_ENDED)."""
+        self._send(command)
+        self._worked = True
+        if not self._busy:
+            self._set_busy(True)
+
+    async def drained(self) -> None:
+        if self._child is not None:
+            await self._child.drained()
+
+    async def stop(self) -> None:
+        """Ends the process and frees everything; safe to call again."""
+        if self._liveness is not None:
+            self._liveness.stop()
+        self._sink = None
+        try:
+            if self._child is not None:
+                farewell = engine_pb2.EngineCommand(shutdown=engine_pb2.Shutdown()).SerializeToString()
+                await self._child.stop(farewell, grace=_STOP_SECONDS)
+        finally:  # the child's end goes on, whoever waited for it
+            self._release()
+
+    def kill(self) -> None:
+        """Ends the process at once; `stop` reaps it."""
+        if self._child is not None:
+            self._child.kill()
+
+    def _send(self, command: bytes) -> None:
+        if self._child is None:
+            raise child_ended("engine")
+        self._child.send(command)
+
+    def _set_busy(self, busy: bool) -> None:
+        """Pings every second while there is work, seldom when there is none."""
+        self._busy = busy
+        if self._liveness is not None:
+            interval, deadline = _BUSY if busy else _QUIET
+            self._liveness.watch(interval=interval, deadline=deadline)
+
+    async def _do_load(self, stage: StageKey) -> engine_pb2.StageLoaded:
+        number = self._number()
+        load = engine_pb2.LoadStage(
+            id=number,
+            path=stage.path,
+            lo=stage.lo,
+            hi=stage.hi,
+            context=stage.context,
+            digest=stage.digest,
+            kv_bits=stage.kv_bits,
+            prefill_chunk=stage.prefill_chunk,
+        )
+        if self._liveness is not None:
+            self._liveness.watch(interval=_LOADING[0], deadline=_LOADING[1])
+        try:
+            event = await self._ask(
+                number, engine_pb2.EngineCommand(load=load), _LOAD_SECONDS, "the loading of a stage"
+            )
+        finally:
+            self._progress = None
+            if self._liveness is not None:
+                self._liveness.stop()
+        self.loaded = event.loaded
+        return event.loaded
+
+    def _number(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def _ask(
+        self, number: int, command: engine_pb2.EngineCommand, seconds: float, what: str
+    ) -> asyncio.Future[engine_pb2.EngineEvent]:
+        """Sends at once; the answer is awaited with a deadline."""
+        future: asyncio.Future[engine_pb2.EngineEvent] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        future.add_done_callback(lambda _: self._waiting.pop(number, None))
+        try:
+            self._send(command.SerializeToString())
+        except EpochEnded as error:
+            future.set_exception(error)
+        return asyncio.ensure_future(within(future, seconds, what, _TIMEOUT))
+
+    def _hand_over(self, epoch: int, descriptors: tuple[int, ...]) -> None:
+        assert self._handoff is not None
+        socket.send_fds(self._handoff, [str(epoch).encode("ascii")], list(descriptors))
+
+    def _message(self, body: bytes) -> None:
+        if body and body[0] in _ROW_EVENTS:
+            if self._sink is not None:
+                self._sink.row_event(body)
+            return
+        event = engine_pb2.EngineEvent.FromString(body)
+        kind = event.WhichOneof("event")
+        if kind == "pong":
+            self._pong(event.pong)
+        elif kind == "ready":
+            self.memory_limit = event.ready.memory_limit
+            if not self._ready.done():
+                self._ready.set_result(None)
+        elif kind == "progress":
+            if self._progress is not None:
+                self._progress(event.progress.fraction)
+        elif kind == "fault":
+            self._fault(from_problem(event.fault.problem))
+        elif kind in ("profiled", "loaded", "problem", "epoch_opened", "epoch_closed", "trace"):
+            self._answer(kind, event)
+
+    def _pong(self, pong: engine_pb2.EnginePong) -> None:
+        self.figures = EngineFigures(pong.steps, pong.memory, pong.peak_memory)
+        if self._busy and not self._worked:
+            self._set_busy(False)
+        self._worked = False
+
+    def _answer(self, kind: str, event: engine_pb2.EngineEvent) -> None:
+        future = self._waiting.get(getattr(event, kind).id)
+        if future is None or future.done():
+            return
+        if kind == "problem":
+            future.set_exception(from_problem(event.problem.problem))
+        else:
+            future.set_result(event)
+
+    def _fault(self, error: SealringError) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.engine_fault(error)
+
+    def _frozen(self) -> None:
+        self._fault(
+            EpochEnded(
+                "the engine process does not answer",
+                hint="see the node's log; the ring is formed anew",
+                reason="ENGINE_FROZEN",
+            )
+        )
+        self.kill()
+
+    def _ended(self) -> None:
+        error = child_ended("engine")
+        for future in [*self._waiting.values(), cast("asyncio.Future[engine_pb2.EngineEvent]", self._ready)]:
+            if not future.done():
+                future.set_exception(error)
+        self._fault(error)
+        self._release()
+        self._on_end(self)
+
+    def _release(self) -> None:
+        if self._handoff is not None:
+            self._handoff.close()
+            self._handoff = None
+
+
+def _ping(sequence: int) -> bytes:
+    return engine_pb2.EngineCommand(ping=control_pb2.Ping(sequence=sequence)).SerializeToString()

@@ -1,0 +1,224 @@
+"""The node's engine process: started when first needed, kept while it is of use, never two with weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from sealring.mesh.errors import DeadlineExceeded, InvalidInput
+from sealring.node.daemon.engine_process import Engine, StageKey
+from sealring.node.daemon.memory import MemoryMeter
+from sealring.node.daemon.supervisor import Child
+from sealring.node.models.folders import FolderState, local_model, not_found
+from sealring.v1 import model_pb2
+
+log = structlog.get_logger()
+
+FETCH_MODULE = "sealring.node.models.fetch"
+
+_MAX_PROFILES = 32
+_MAX_NAME = 1024
+_SPARE_SECONDS = 300.0
+
+T = TypeVar("T")
+
+
+class EngineKeeper:
+    """Answers for profiles and loaded stages. A member serves one ring, so one engine is enough; beside one
+    with weights there is another for as long as it measures a model."""
+
+    def __init__(self, folders: Sequence[Path], meter: MemoryMeter, *, allow_downloads: bool) -> None:
+        self._folders = folders
+        self._meter = meter
+        self._allow_downloads = allow_downloads
+        self._engine: Engine | None = None
+        self._turn = asyncio.Lock()
+        self._fetching = asyncio.Lock()
+        self._profiling = asyncio.Lock()
+        self._profiles: OrderedDict[FolderState, model_pb2.ModelProfile] = OrderedDict()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._reaping: set[asyncio.Task[None]] = set()
+        self._spare: asyncio.TimerHandle | None = None
+
+    @property
+    def memory_used(self) -> int:
+        """Bytes that the engine holds, as far as it has told."""
+        engine = self._engine
+        if engine is None or not engine.alive:
+            return 0
+        return max(engine.figures.memory, engine.loaded.weight_bytes if engine.loaded else 0)
+
+    @property
+    def stage(self) -> StageKey | None:
+        """What the engine has loaded."""
+        engine = self._engine
+        return engine.stage if engine is not None and engine.alive else None
+
+    async def profile(self, name: str) -> model_pb2.ModelProfile:
+        """Measures a model by its name; what has not changed since is not measured again.
+
+        Raises NotFound, InvalidInput, ModelError, EpochEnded, DeadlineExceeded.
+        """
+        path = await self.find(name)
+        key = await asyncio.to_thread(FolderState.read, path)
+        if key in self._profiles:
+            return self._profiles[key]
+        profile = await self._shielded(self._profile(str(path)))
+        self._profiles[key] = profile
+        if len(self._profiles) > _MAX_PROFILES:
+            self._profiles.popitem(last=False)
+        return profile
+
+    async def with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> Engine:
+        """The engine with `stage` loaded. A caller that gives up leaves the load running.
+
+        Raises NotFound, ModelError, ResourceExhausted, EpochEnded, DeadlineExceeded.
+        """
+        return await self._shielded(self._with_stage(stage, progress))
+
+    async def find(self, name: str) -> Path:
+        """A model's folder; a hub id that is not here is fetched, where the node's owner allows it.
+
+        Raises NotFound (MODEL_NOT_FOUND), InvalidInput (BAD_MODEL_NAME).
+        """
+        if not name or len(name) > _MAX_NAME:
+            raise InvalidInput("a model's name is empty or too long", reason="BAD_MODEL_NAME", param="model")
+        path = await asyncio.to_thread(local_model, name, self._folders)
+        if path is None and self._allow_downloads:
+            await self._shielded(self._fetch(name))
+            path = await asyncio.to_thread(local_model, name, self._folders)
+        if path is None:
+            hint = "check the id and the network" if self._allow_downloads else "allow downloads on this node"
+            raise not_found(name, f"{hint}, or copy the model here")
+        return path
+
+    async def drop(self) -> None:
+        """Ends the engine and frees its memory."""
+        await self._shielded(self._drop())
+
+    async def stop(self) -> None:
+        """Ends everything, whatever is under way."""
+        self._cancel_spare()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._stop_engine()
+        if self._reaping:
+            await asyncio.wait(self._reaping)
+
+    async def _profile(self, path: str) -> model_pb2.ModelProfile:
+        """Measured by an engine without weights: one that serves would make its rows wait."""
+        engine = self._engine
+        if engine is None or not engine.alive:
+            async with self._turn:
+                engine = await self._any()
+                self._keep_spare()
+        if engine.stage is not None:
+            return await self._profile_apart(path)
+        try:
+            return await engine.profile(path)
+        except DeadlineExceeded:
+            engine.kill()  # whatever it does with that folder, it would go on
+            raise
+
+    async def _profile_apart(self, path: str) -> model_pb2.ModelProfile:
+        """Beside an engine that serves, whose GPU the other leaves alone."""
+        async with self._profiling:
+            engine = await self._start(cpu=True)
+            try:
+                return await engine.profile(path)
+            finally:
+                await engine.stop()
+
+    async def _fetch(self, hub_id: str) -> None:
+        """One at a time: two deployments of one model must not fetch it twice."""
+        async with self._fetching:
+            if local_model(hub_id, self._folders) is not None:
+                return
+            ended = asyncio.Event()
+            child = await Child.spawn(
+                "fetch", ["-m", FETCH_MODULE, hub_id], on_message=lambda _: None, on_end=ended.set
+            )
+            try:
+                await ended.wait()
+            finally:
+                await child.stop()
+
+    async def _with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> Engine:
+        if self._engine is not None and self._engine.stage not in (None, stage):
+            self._engine.kill()
+        async with self._turn:
+            self._cancel_spare()
+            engine = await self._any()
+            try:
+                await engine.load(stage, progress)
+            except BaseException:
+                await self._stop_engine()
+                raise
+            return engine
+
+    async def _drop(self) -> None:
+        async with self._turn:
+            await self._stop_engine()
+
+    async def _any(self) -> Engine:
+        if self._engine is None or not self._engine.alive:
+            await self._stop_engine()
+            self._engine = await self._start()
+            self._meter.set_device_limit(self._engine.memory_limit)
+        return self._engine
+
+    async def _start(self, *, cpu: bool = False) -> Engine:
+        return await Engine.start(on_end=self._ended, environment={"HF_HUB_OFFLINE": "1"}, cpu=cpu)
+
+    def _ended(self, engine: Engine) -> None:
+        if engine is self._engine:
+            self._engine = None
+        task = asyncio.get_running_loop().create_task(engine.stop())
+        self._reaping.add(task)
+        task.add_done_callback(self._reaping.discard)
+
+    async def _stop_engine(self) -> None:
+        self._cancel_spare()
+        engine = self._engine
+        if engine is not None:
+            await engine.stop()
+            if self._engine is engine:  # known until it has ended: who stops all engines waits for it
+                self._engine = None
+
+    def _keep_spare(self) -> None:
+        """An engine without weights waits a while for the deployment that often follows a profile."""
+        self._cancel_spare()
+        loop = asyncio.get_running_loop()
+        self._spare = loop.call_later(_SPARE_SECONDS, lambda: self._go(self._drop_spare()))
+
+    def _cancel_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.cancel()
+            self._spare = None
+
+    async def _drop_spare(self) -> None:
+        async with self._turn:
+            if self._engine is not None and self._engine.stage is None:
+                log.info("spare engine ends")
+                await self._stop_engine()
+
+    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self._go(work))
+
+    def _go(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits sees it; a caller that gave up does not

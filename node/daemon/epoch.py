@@ -1,0 +1,450 @@
+"""One epoch of one ring on this member, from PrepareEpoch to its end.
+
+PREPARING -> PREPARED -> FORMING -> UP, and from anywhere to ENDED, once and for all. Whatever goes wrong
+comes to `fault`; ending is idempotent and leaves no process, descriptor or file behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from sealring.mesh.errors import Conflict, EpochEnded, FailedPrecondition, SealringError
+from sealring.mesh.rpc.problem import to_problem
+from sealring.node.daemon.carrier_process import LinkFigures
+from sealring.node.daemon.engine_process import EngineFigures, EngineSink
+from sealring.node.daemon.plan import EpochPlan
+from sealring.node.ipc.channel import ChannelEnds
+from sealring.node.link.rotation import KeyTaker, StepGate
+from sealring.v1 import engine_pb2, membership_pb2, trace_pb2
+
+log = structlog.get_logger()
+
+FORM_SECONDS = 20.0
+_PREPARE_SECONDS = 1900.0
+
+LEAVING = "LEAVING"
+"""What a gateway says goodbye with when nothing is wrong."""
+
+GATEWAY_LEFT = "GATEWAY_LEFT"
+
+
+class Phase(enum.Enum):
+    """How far an epoch has come."""
+
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    FORMING = "forming"
+    UP = "up"
+    ENDED = "ended"
+
+
+class StageEngine(Protocol):
+    """An engine with this member's stage loaded."""
+
+    @property
+    def figures(self) -> EngineFigures: ...
+
+    @property
+    def loaded(self) -> engine_pb2.StageLoaded | None: ...
+
+    async def open_epoch(
+        self, command: engine_pb2.OpenEngineEpoch, descriptors: tuple[int, ...], sink: EngineSink
+    ) -> None: ...
+
+    async def close_epoch(self) -> None: ...
+
+    def send_work(self, command: bytes) -> None: ...
+
+    async def drained(self) -> None: ...
+
+    async def trace(self, since: int) -> trace_pb2.ProcessTrace: ...
+
+    def kill(self) -> None: ...
+
+
+class RingCarrier(KeyTaker, Protocol):
+    """A carrier process."""
+
+    def give(self, start: engine_pb2.StartCarrier) -> None: ...
+
+    async def form(self, seconds: float) -> None: ...
+
+    async def trace(self, since: int) -> trace_pb2.ProcessTrace: ...
+
+    async def look(self) -> LinkFigures: ...
+
+    async def stop(self) -> None: ...
+
+
+@dataclass
+class LinkSecrets:
+    """What the handshakes on both links brought: for the carrier, and what to report.
+
+    A repeated handshake brings one link anew; what belongs to the other is empty then.
+    """
+
+    outgoing_keys: bytes = b""
+    incoming_keys: bytes = b""
+    outgoing_pass: bytes = b""
+    incoming_pass: bytes = b""
+    next_address: str = ""
+    infos: list[membership_pb2.LinkInfo] = field(default_factory=list)
+
+    def renewed(self, newer: LinkSecrets) -> LinkSecrets:
+        """With what a repeated handshake has brought in place of what was there."""
+        return LinkSecrets(
+            outgoing_keys=newer.outgoing_keys or self.outgoing_keys,
+            incoming_keys=newer.incoming_keys or self.incoming_keys,
+            outgoing_pass=newer.outgoing_pass or self.outgoing_pass,
+            incoming_pass=newer.incoming_pass or self.incoming_pass,
+            next_address=newer.next_address or self.next_address,
+            infos=self.infos,
+        )
+
+    def start(self) -> engine_pb2.StartCarrier:
+        """What the carrier is told of the links that these belong to."""
+        return engine_pb2.StartCarrier(
+            next_address=self.next_address,
+            outgoing_keys=self.outgoing_keys,
+            incoming_keys=self.incoming_keys,
+            outgoing_pass=self.outgoing_pass,
+            incoming_pass=self.incoming_pass,
+        )
+
+
+class Gateway(Protocol):
+    """The one control stream of an epoch."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def used(self) -> bool:
+        """Whether it has given the engine anything to do."""
+
+    @property
+    def goodbye(self) -> str:
+        """Why it says that it goes, or nothing while it has not said goodbye."""
+
+    def row_event(self, event: bytes) -> None: ...
+
+    def epoch_over(self, problem: membership_pb2.Problem) -> None: ...
+
+    def say_goodbye(self, reason: str) -> None: ...
+
+
+class Workshop(Protocol):
+    """Where an epoch gets its parts from; the daemon in production."""
+
+    async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> StageEngine: ...
+
+    def channel(self) -> ChannelEnds: ...
+
+    async def carrier(
+        self, plan: EpochPlan, channel: tuple[int, ...], on_fault: Callable[[SealringError], None]
+    ) -> RingCarrier: ...
+
+    async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
+        """Shakes hands on both links.
+
+        Until `settled`, a neighbour that missed the end of its handshake may repeat it: told to `again`.
+        """
+
+    def settled(self, plan: EpochPlan) -> None:
+        """All members are prepared: no handshake is repeated any more."""
+
+    async def rotate(self, plan: EpochPlan, gate: StepGate, carrier: KeyTaker) -> None:
+        """Renews the links' keys until it is cancelled."""
+
+    def release(self, plan: EpochPlan) -> None:
+        """Removes the epoch's files."""
+
+    def report(self, message: membership_pb2.MemberMessage) -> None: ...
+
+
+class Epoch:
+    """The state machine. All methods but `closed` return at once; use it from one event loop."""
+
+    def __init__(self, plan: EpochPlan, workshop: Workshop, *, after: Epoch | None = None) -> None:
+        """Takes no engine or carrier before the epoch `after`, which has ended, has left nothing behind."""
+        self.plan = plan
+        self._after = after
+        self.phase = Phase.PREPARING
+        self.gate = StepGate()
+        self.gateway: Gateway | None = None
+        self.engine: StageEngine | None = None
+        self._workshop = workshop
+        self._carrier: RingCarrier | None = None
+        self._engine_open = False
+        self._keys_given = False
+        self._repeated: list[LinkSecrets] = []
+        self._channel: ChannelEnds | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._rotation: asyncio.Task[None] | None = None
+        self._cleanup: asyncio.Task[None] | None = None
+        self._log = log.bind(ring=plan.ring, epoch=plan.epoch)
+
+    def prepare(self) -> None:
+        """Begins phase one; EpochPrepared or EpochFault is reported when it is over."""
+        self._begin(self._prepare, _PREPARE_SECONDS)
+
+    def commit(self) -> None:
+        """Begins phase two; EpochUp or EpochFault is reported when it is over."""
+        if self.phase is Phase.PREPARED:
+            self.phase = Phase.FORMING
+            self._workshop.settled(self.plan)
+            self._begin(self._form, FORM_SECONDS + 5.0)
+        elif self.phase is Phase.PREPARING:
+            self.fault(FailedPrecondition("the epoch was committed before it was prepared"))
+
+    def attach(self, gateway: Gateway) -> None:
+        """Makes `gateway` the one that schedules. Raises FailedPrecondition, Conflict (GATEWAY_ATTACHED)."""
+        if self.phase is not Phase.UP:
+            raise FailedPrecondition(
+                "the epoch does not serve", hint="attach to the current epoch", reason="EPOCH_NOT_SERVING"
+            )
+        if self.gateway is not None:
+            raise Conflict(
+                "another gateway schedules this ring", hint="one at a time", reason="GATEWAY_ATTACHED"
+            )
+        self.gateway = gateway
+
+    def detach(self, gateway: Gateway) -> None:
+        """The gateway's stream is over. If it gave any step, their order went with it: the epoch ends."""
+        if self.gateway is not gateway:
+            return
+        self.gateway = None
+        if gateway.used:
+            self.fault(_gateway_over(gateway.goodbye))
+
+    async def look(self) -> LinkFigures:
+        """What has gone over the links. Raises EpochEnded."""
+        return await self._carrier.look() if self._carrier is not None else LinkFigures()
+
+    def row_event(self, event: bytes) -> None:
+        """From the engine: hand it to the gateway."""
+        if self.gateway is not None and self.phase is Phase.UP:
+            self.gateway.row_event(event)
+
+    def engine_fault(self, error: SealringError) -> None:
+        """From the engine: the epoch cannot go on."""
+        self.fault(error)
+
+    def fault(self, error: BaseException) -> None:
+        """Ends the epoch and tells coordinator and gateway why. Does nothing once it has ended."""
+        if self.phase is Phase.ENDED:
+            return
+        if not isinstance(error, SealringError):
+            self._log.error("unexpected error in an epoch", exc_info=error)
+        problem = to_problem(error)
+        level = logging.INFO if problem.reason == GATEWAY_LEFT else logging.WARNING
+        self._log.log(level, "epoch fault", phase=self.phase.value, reason=problem.reason)
+        self._workshop.report(
+            membership_pb2.MemberMessage(
+                fault=membership_pb2.EpochFault(ring=self.plan.ring, epoch=self.plan.epoch, problem=problem)
+            )
+        )
+        self._end(problem)
+
+    async def trace(self, since: int) -> list[trace_pb2.ProcessTrace]:
+        """What engine and carrier did since then, nanoseconds on the machine's monotonic clock.
+
+        Raises FailedPrecondition (EPOCH_NOT_SERVING), EpochEnded, DeadlineExceeded.
+        """
+        if self.phase is not Phase.UP or self.engine is None:
+            raise FailedPrecondition(
+                "this node does not serve that epoch", reason="EPOCH_NOT_SERVING", hint="try again"
+            )
+        asked = [self.engine.trace(since)]
+        if self._carrier is not None:
+            asked.append(self._carrier.trace(since))
+        return list(await asyncio.gather(*asked))
+
+    def end(self, reason: str) -> None:
+        """Ends the epoch on the coordinator's word; only the gateway is told."""
+        if self.phase is Phase.ENDED:
+            return
+        self._log.info("epoch ends", phase=self.phase.value, reason=reason)
+        self._end(
+            to_problem(
+                EpochEnded(
+                    "the coordinator ended the epoch", hint="the ring is formed anew", reason="EPOCH_ENDED"
+                )
+            )
+        )
+
+    async def closed(self) -> None:
+        """Waits until an ended epoch has left nothing behind."""
+        if self._cleanup is not None:
+            await asyncio.shield(self._cleanup)
+
+    def _begin(self, work: Callable[[], Awaitable[None]], seconds: float) -> None:
+        self._work = asyncio.get_running_loop().create_task(self._guard(work, seconds))
+
+    async def _guard(self, work: Callable[[], Awaitable[None]], seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await work()
+        except BaseExceptionGroup as group:
+            self.fault(_first_error(group))
+        except TimeoutError:
+            self.fault(EpochEnded("the epoch was not formed in time", reason="EPOCH_TIMEOUT"))
+        except Exception as error:
+            self.fault(error)
+
+    async def _prepare(self) -> None:
+        plan = self.plan
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._get_parts())
+            if plan.size > 1:  # the neighbours need not wait for what the epoch before has left
+                handshakes = group.create_task(self._workshop.handshakes(plan, self._give_again))
+        await self._open_engine()
+        infos: list[membership_pb2.LinkInfo] = []
+        if plan.size > 1:
+            infos = self._give_keys(handshakes.result())
+        self.phase = Phase.PREPARED
+        self._log.info("epoch prepared", rank=plan.rank, size=plan.size, suites=[one.suite for one in infos])
+        self._workshop.report(
+            membership_pb2.MemberMessage(
+                prepared=membership_pb2.EpochPrepared(ring=plan.ring, epoch=plan.epoch, links=infos)
+            )
+        )
+
+    async def _form(self) -> None:
+        if self._carrier is not None:
+            await self._carrier.form(FORM_SECONDS)
+        self.phase = Phase.UP
+        self._log.info("epoch up")
+        if self._carrier is not None:
+            rotation = self._guard(partial(self._workshop.rotate, self.plan, self.gate, self._carrier), None)
+            self._rotation = asyncio.get_running_loop().create_task(rotation)
+        up = membership_pb2.EpochUp(ring=self.plan.ring, epoch=self.plan.epoch)
+        self._workshop.report(membership_pb2.MemberMessage(up=up))
+
+    async def _get_parts(self) -> None:
+        after, self._after = self._after, None
+        if after is not None:
+            await after.closed()
+        self._progress("loading", 0.0)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._get_engine())
+            if self.plan.size > 1:
+                group.create_task(self._get_carrier())
+
+    async def _get_engine(self) -> None:
+        self.engine = await self._workshop.engine(self.plan, lambda done: self._progress("loading", done))
+
+    async def _get_carrier(self) -> None:
+        self._channel = self._workshop.channel()
+        self._carrier = await self._workshop.carrier(self.plan, self._channel.carrier, self.fault)
+
+    async def _open_engine(self) -> None:
+        plan = self.plan
+        assert self.engine is not None
+        self._engine_open = True
+        command = engine_pb2.OpenEngineEpoch(
+            epoch=plan.epoch,
+            rank=plan.rank,
+            size=plan.size,
+            prefill_chunk=plan.prefill_chunk,
+            max_rows=plan.max_rows,
+            kv_budget=plan.kv_budget,
+        )
+        await self.engine.open_epoch(command, self._channel.engine if self._channel else (), self)
+        self._close_channel()
+
+    def _give_keys(self, secrets: LinkSecrets) -> list[membership_pb2.LinkInfo]:
+        assert self._carrier is not None
+        while self._repeated:
+            secrets = secrets.renewed(self._repeated.pop(0))
+        self._keys_given = True
+        start = secrets.start()
+        start.rank, start.size = self.plan.rank, self.plan.size
+        start.form_timeout_ms = int(FORM_SECONDS * 1000)
+        self._carrier.give(start)
+        return secrets.infos
+
+    def _give_again(self, secrets: LinkSecrets) -> None:
+        """A neighbour has repeated its handshake: the newer keys of that link count."""
+        if not self._keys_given:
+            self._repeated.append(secrets)
+        elif self.phase is Phase.PREPARED and self._carrier is not None:
+            self._carrier.give(secrets.start())
+
+    def _progress(self, what: str, fraction: float) -> None:
+        if self.phase is Phase.PREPARING:
+            progress = membership_pb2.EpochProgress(
+                ring=self.plan.ring, epoch=self.plan.epoch, what=what, fraction=fraction
+            )
+            self._workshop.report(membership_pb2.MemberMessage(progress=progress))
+
+    def _end(self, problem: membership_pb2.Problem) -> None:
+        self.phase = Phase.ENDED
+        for task in (self._work, self._rotation):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+        gateway, self.gateway = self.gateway, None
+        if gateway is not None:
+            gateway.epoch_over(problem)
+        self._cleanup = asyncio.get_running_loop().create_task(self._clean_up())
+
+    async def _clean_up(self) -> None:
+        """Gives everything back, last things first; what fails holds up nothing that comes after it."""
+        for task in (self._work, self._rotation):
+            if task is not None:
+                await asyncio.wait((task,))
+        try:
+            async with contextlib.AsyncExitStack() as parts:
+                parts.callback(self._workshop.release, self.plan)
+                parts.push_async_callback(self._close_engine)
+                parts.callback(self._close_channel)
+                parts.push_async_callback(self._stop_carrier)  # the engine may wait for it
+        except Exception as error:
+            self._log.error("an epoch has not ended cleanly", exc_info=error)
+
+    async def _stop_carrier(self) -> None:
+        carrier, self._carrier = self._carrier, None
+        if carrier is not None:
+            await carrier.stop()
+
+    async def _close_engine(self) -> None:
+        """An engine that does not end its epoch takes no other: it has to go."""
+        engine, self.engine = self.engine, None
+        if engine is None or not self._engine_open:
+            return
+        try:
+            await engine.close_epoch()
+        except Exception as error:
+            self._log.warning("engine does not close its epoch", exc_info=error)
+            engine.kill()
+
+    def _close_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            with contextlib.suppress(OSError):
+                channel.close()
+
+
+def _gateway_over(goodbye: str) -> EpochEnded:
+    """The end of an epoch whose steps have lost their gateway, by what the gateway said of it."""
+    hint = "the ring is formed anew; weights stay loaded"
+    if goodbye == LEAVING:
+        return EpochEnded("the gateway left", hint=hint, reason=GATEWAY_LEFT)
+    if goodbye:
+        return EpochEnded(f"the gateway ended the epoch: {goodbye}", hint=hint, reason="GATEWAY_ENDED")
+    return EpochEnded("the gateway's control stream ended", hint=hint, reason="GATEWAY_GONE")
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong first, without the wrapping of the task group."""
+    inner = group.exceptions[0]
+    return _first_error(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -1,0 +1,126 @@
+"""One member's part in an epoch: what the coordinator named, checked against the verified roster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sealring.mesh.errors import FailedPrecondition, InvalidInput
+from sealring.mesh.prompt.deployment_limits import MAX_PREFILL_CHUNK, MAX_ROWS
+from sealring.mesh.roster.model import Ring, RingMember, Roster
+from sealring.node.link.keys import LinkParams
+from sealring.v1 import membership_pb2
+
+KV_BITS = (0, 4, 8)
+_PIPELINE = "pipeline"
+
+
+@dataclass(frozen=True)
+class LinkPlan:
+    """One directed link of this member, and where the member at its other end is reached (host:port)."""
+
+    params: LinkParams
+    peer_addresses: tuple[str, ...]
+
+    @property
+    def receives(self) -> bool:
+        """Whether records of this link arrive here."""
+        return self.params.own_rank == self.params.to_rank
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """All that a member needs in order to take its part in one epoch of one ring."""
+
+    ring: str
+    epoch: int
+    deployment: str
+    rank: int
+    size: int
+    layers: tuple[int, int]
+    members: tuple[RingMember, ...]
+    model: str
+    model_digest: str
+    context: int
+    max_rows: int
+    kv_budget: int
+    prefill_chunk: int
+    kv_bits: int
+    links: tuple[LinkPlan, ...]
+
+    @property
+    def outgoing(self) -> LinkPlan:
+        """The link on which this member sends. Only where there are links."""
+        return next(link for link in self.links if not link.receives)
+
+    @property
+    def incoming(self) -> LinkPlan:
+        """The link on which this member receives. Only where there are links."""
+        return next(link for link in self.links if link.receives)
+
+
+def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str) -> EpochPlan:
+    """Checks a PrepareEpoch against the roster.
+
+    Raises FailedPrecondition (ROSTER_MISMATCH, PLAN_MISMATCH, UNSUPPORTED_STRATEGY), InvalidInput
+    (BAD_EPOCH), NotFound (NO_SUCH_RING, NOT_IN_RING).
+    """
+    if (prepare.roster_version, prepare.roster_hash) != (roster.version, roster.hash):
+        raise FailedPrecondition(
+            f"the epoch names roster {prepare.roster_version}, in use is roster {roster.version}",
+            hint="the coordinator sends its newest roster and prepares again",
+            reason="ROSTER_MISMATCH",
+        )
+    ring = roster.ring(prepare.ring)
+    own = ring.member(own_id)
+    _check_bounds(prepare)
+    _check_ring(prepare, ring)
+    return EpochPlan(
+        ring=ring.id,
+        epoch=prepare.epoch,
+        deployment=ring.deployment,
+        rank=own.rank,
+        size=len(ring.members),
+        layers=own.layers,
+        members=ring.members,
+        model=ring.model,
+        model_digest=prepare.model_digest,
+        context=ring.context,
+        max_rows=prepare.max_rows,
+        kv_budget=prepare.kv_budget,
+        prefill_chunk=prepare.prefill_chunk,
+        kv_bits=prepare.kv_bits,
+        links=_links(ring, prepare.epoch, own, roster),
+    )
+
+
+def _check_bounds(prepare: membership_pb2.PrepareEpoch) -> None:
+    if not (
+        prepare.epoch >= 1
+        and 1 <= prepare.max_rows <= MAX_ROWS
+        and 1 <= prepare.prefill_chunk <= MAX_PREFILL_CHUNK
+        and prepare.kv_budget >= 1
+        and prepare.kv_bits in KV_BITS
+    ):
+        raise InvalidInput("the epoch's limits are out of bounds", reason="BAD_EPOCH")
+
+
+def _check_ring(prepare: membership_pb2.PrepareEpoch, ring: Ring) -> None:
+    if ring.strategy != _PIPELINE:
+        raise FailedPrecondition(
+            f"strategy {ring.strategy} is not served by this node", reason="UNSUPPORTED_STRATEGY"
+        )
+    named = (prepare.model, prepare.model_digest, prepare.context)
+    if named != (ring.model, ring.model_digest.hex(), ring.context):
+        raise FailedPrecondition("the epoch names another model than the roster", reason="PLAN_MISMATCH")
+
+
+def _links(ring: Ring, epoch: int, own: RingMember, roster: Roster) -> tuple[LinkPlan, ...]:
+    """Outgoing and incoming; in a ring of two both lead to the same member and are two links all the same."""
+    size = len(ring.members)
+    if size == 1:
+        return ()
+    every = (
+        LinkParams.from_roster(roster, ring.id, epoch, from_rank, own.id)
+        for from_rank in (own.rank, (own.rank - 1) % size)
+    )
+    return tuple(LinkPlan(params, roster.member(params.peer_id).addresses) for params in every)

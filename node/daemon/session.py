@@ -1,0 +1,207 @@
+"""The node's one stream to the coordinator: kept open, opened anew with back-off, never on the token path.
+
+What an epoch has to say while the coordinator is away waits in a bounded outbox; heartbeats do not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+import structlog
+
+from sealring.mesh.errors import SealringError
+from sealring.mesh.member.introduction import Introduced, Introduction
+from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
+from sealring.v1 import membership_pb2, membership_pb2_grpc
+
+log = structlog.get_logger()
+
+HEARTBEAT_SECONDS = 2.0
+_MAX_OUTBOX = 256
+_GOODBYE_SECONDS = 1.0
+_THROWN_OUT = ("NOT_ENROLLED", "EVICTED", "BANNED")
+
+
+class Listener(Protocol):
+    """Who a session speaks for."""
+
+    def hello(self) -> membership_pb2.Hello:
+        """Raises what keeps this node from coming online; the coordinator is told."""
+
+    def heartbeat(self) -> membership_pb2.Heartbeat: ...
+
+    async def from_coordinator(self, message: membership_pb2.CoordinatorMessage) -> None:
+        """Messages come one after the other, so this must not wait for anything long."""
+
+    def thrown_out(self) -> None:
+        """The coordinator, which has proved who it is, refuses this node as not enrolled."""
+
+
+class CoordinatorSession:
+    """Keeps `Membership.Session` open until `run` is cancelled."""
+
+    def __init__(self, channel: PeerChannel, introduction: Introduction, listener: Listener) -> None:
+        self.connected = False
+        self._channel = channel
+        self._introduction = introduction
+        self._listener = listener
+        self._outbox: deque[membership_pb2.MemberMessage] = deque(maxlen=_MAX_OUTBOX)
+        self._renewal: membership_pb2.MemberMessage | None = None  # for the stream that is open
+        self._wake = asyncio.Event()
+        self._leaving = False
+        self._dismissed = False  # the coordinator says goodbye, and reads until this node has ended its side
+        self._greeted = False  # hello is on its way, so a goodbye can follow
+        self._left = asyncio.Event()
+
+    def send(self, message: membership_pb2.MemberMessage) -> None:
+        """Queues a message; of very many the oldest are lost."""
+        self._outbox.append(message)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Connects, talks, and connects again."""
+        backoff = Backoff()
+        loop = asyncio.get_running_loop()
+        while not self._leaving:
+            started = loop.time()
+            await self._once()
+            await self._channel.pause(backoff.after(loop.time() - started))
+
+    async def goodbye(self, reason: str) -> None:
+        """Sends what waits and a goodbye, if the coordinator is there to read it."""
+        self._leaving = True
+        self.send(membership_pb2.MemberMessage(goodbye=membership_pb2.Goodbye(reason=reason)))
+        if self._greeted:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE_SECONDS):
+                    await self._left.wait()
+
+    async def _once(self) -> None:
+        writer: asyncio.Task[None] | None = None
+        renewing: asyncio.Task[None] | None = None
+        call: Any = None
+        believed = self._dismissed = False
+        try:
+            call = membership_pb2_grpc.MembershipStub(self._channel.get()).Session()
+            introduced = await self._introduction.exchange(call, membership_pb2.MemberMessage)
+            believed = True
+            renewing = asyncio.get_running_loop().create_task(self._renew(introduced))
+            while (message := await call.read()) is not grpc.aio.EOF:
+                if message.HasField("accepted") and writer is None:
+                    writer = asyncio.get_running_loop().create_task(self._write(call))
+                    writer.add_done_callback(lambda _: None if self._leaving else call.cancel())
+                else:
+                    await self._hear(message)
+                if message.HasField("goodbye"):
+                    self._dismissed = True
+                    self._wake.set()
+            log.info("coordinator ended the session")
+        except grpc.RpcError as error:
+            problem = from_rpc_error(error)
+            log.warning(
+                "session with the coordinator ended",
+                reason=problem.reason,
+                code=problem.code,
+                why=problem.message,
+                hint=problem.hint,
+            )
+            if believed and problem.reason in _THROWN_OUT:
+                self._listener.thrown_out()
+        except SealringError as error:
+            log.error(
+                "whoever answers in the coordinator's place is not believed",
+                reason=error.reason,
+                why=error.message,
+                hint=error.hint,
+            )
+        except asyncio.CancelledError:
+            if is_own_cancellation():
+                raise
+            log.info("channel to the coordinator was replaced")
+        finally:
+            for task in (writer, renewing):
+                if task is not None:
+                    task.cancel()
+                    await asyncio.wait((task,))
+                    if not task.cancelled() and (failure := task.exception()) is not None:
+                        log.error("nothing can be said to the coordinator", exc_info=failure)
+            self._renewal = None
+            if call is not None:
+                call.cancel()
+            self.connected = False
+            if self._greeted:
+                self._greeted = False
+                self._left.set()
+
+    async def _write(self, call: Any) -> None:
+        """What there is to say, until the stream ends; a message leaves the outbox when it was written."""
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            self._greeted = True
+            try:
+                hello = self._listener.hello()
+            except SealringError as error:
+                log.error("this node cannot come online", reason=error.reason, why=error.message)
+                await call.write(membership_pb2.MemberMessage(trouble=to_problem(error)))
+                await self._end_side(call)
+                return
+            await call.write(membership_pb2.MemberMessage(hello=hello))
+            while True:
+                await call.write(membership_pb2.MemberMessage(heartbeat=self._listener.heartbeat()))
+                due = asyncio.get_running_loop().time() + HEARTBEAT_SECONDS
+                while await self._something_before(due):
+                    await self._write_outbox(call)
+                    if self._leaving:
+                        await call.done_writing()
+                        self._left.set()
+                        return
+                    if self._dismissed:
+                        await self._end_side(call)
+                        return
+
+    async def _end_side(self, call: Any) -> None:
+        """Says nothing more; the coordinator then ends the stream, and says why."""
+        await call.done_writing()
+        await asyncio.sleep(_GOODBYE_SECONDS)
+
+    async def _renew(self, introduced: Introduced) -> None:
+        """Lets the stream outlive every certificate that this node renews."""
+        async for renewal in introduced.renewals():
+            self._renewal = membership_pb2.MemberMessage(renewal=renewal)
+            self._wake.set()
+
+    async def _write_outbox(self, call: Any) -> None:
+        renewal, self._renewal = self._renewal, None
+        if renewal is not None:
+            await call.write(renewal)
+        while self._outbox and not self._dismissed:
+            message = self._outbox[0]
+            await call.write(message)
+            if self._outbox and self._outbox[0] is message:
+                self._outbox.popleft()
+
+    async def _something_before(self, due: float) -> bool:
+        try:
+            async with asyncio.timeout_at(due):
+                await self._wake.wait()
+        except TimeoutError:
+            return bool(self._outbox)
+        self._wake.clear()
+        return True
+
+    async def _hear(self, message: membership_pb2.CoordinatorMessage) -> None:
+        if not self.connected:
+            self.connected = True
+            log.info("coordinator answers")
+        try:
+            await self._listener.from_coordinator(message)
+        except SealringError as error:
+            kind = message.WhichOneof("message")
+            log.warning("coordinator's message refused", kind=kind, reason=error.reason)

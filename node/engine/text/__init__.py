@@ -1,0 +1,1 @@
+"""The head's text side: prompts to tokens, tokens to text."""

@@ -1,0 +1,414 @@
+"""The head's text side: prompts to tokens, tokens to text.
+
+A thread of its own loads the tokenizer while the weights load, and turns prompts into tokens while the
+compute loop runs. Tokens become text in the thread in which they arrive (`deliver`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import numpy.typing as npt
+
+from sealring.mesh.errors import (
+    FailedPrecondition,
+    InvalidInput,
+    ModelError,
+    ResourceExhausted,
+    SealringError,
+)
+from sealring.mesh.prompt.composition import MAX_CHOICES, Chunk, Keeping, ResolvedStep
+from sealring.mesh.prompt.prefix_names import KEY_BYTES, PrefixNames
+from sealring.mesh.prompt.validate import validate_prompt
+from sealring.mesh.rpc.problem import to_problem
+from sealring.node.engine import params
+from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
+from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
+from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
+from sealring.node.engine.text.tokenlog import TokenLog
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import engine_pb2 as engine
+from sealring.v1 import inference_pb2 as inference
+
+MAX_UNREAD_BYTES = 64 << 20
+MAX_UNSTARTED = 1024
+"""What the head holds of prompts that wait to be read, and how many that are not prefilled: a gateway opens a
+few ahead, and is not trusted to."""
+
+LOAD_SECONDS = 120.0
+STUCK_SECONDS = 120.0
+"""No prompt takes as long to read."""
+
+MAX_WAITING = 4 * MAX_UNSTARTED
+"""Commands that wait for the front's thread."""
+
+Emit = Callable[[engine.EngineEvent], None]
+Tokens = npt.NDArray[np.uint32]
+
+
+class Answer:
+    """One row's text: counts its tokens and tells when it ends. `log` is for a row that asks for one."""
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: StopStrings,
+        end_tokens: frozenset[int],
+        max_tokens: int,
+        log: TokenLog | None = None,
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._end_tokens = end_tokens
+        self._max_tokens = max_tokens
+        self._log = log
+        self._certain = self._told = 0  # characters
+        self.tokens = 0
+        self.finish: inference.FinishReason.ValueType = inference.FINISH_REASON_UNSPECIFIED
+
+    def add(self, token: int) -> str:
+        """The text that may be told after this token; `finish` is set with the last one."""
+        self.tokens += 1
+        if token in self._end_tokens:
+            self.finish = inference.FINISH_REASON_STOP
+            return self._rest()
+        piece = self._detokenizer.add(token)
+        self._certain += len(piece)
+        text = self._stops.add(piece)
+        if self._stops.stopped:
+            self.finish = inference.FINISH_REASON_STOP
+        elif self.tokens >= self._max_tokens:
+            text += self._rest()
+            self.finish = (
+                inference.FINISH_REASON_STOP if self._stops.stopped else inference.FINISH_REASON_LENGTH
+            )
+        return text
+
+    def add_logged(self, token: int, told: TokenLogprobs) -> tuple[str, list[inference.TokenLogprob]]:
+        """As `add`, with the tokens that are to be told beside the text."""
+        assert self._log is not None
+        start = self._certain
+        text = self.add(token)
+        self._told += len(text)
+        if token not in self._end_tokens:
+            self._log.add(token, told, start, self._certain)
+        if self.finish:
+            return text, self._log.rest(self._told, stopped=self._stops.stopped)
+        return text, self._log.take(self._told)
+
+    def _rest(self) -> str:
+        """What was withheld. Whatever follows the last certain character may still complete a stop string."""
+        text = self._stops.add(self._detokenizer.flush())
+        return text if self._stops.stopped else text + self._stops.flush()
+
+
+@dataclass(slots=True)
+class OpenRow:
+    """A row between RowOpened and its eviction; the prompt goes once it is prefilled.
+
+    `copies` are rows that will be once it is, and go with it until then.
+    """
+
+    prompt: Tokens | None
+    parameters: bytes
+    answer: Answer
+    names: PrefixNames | None
+    copies: list[int] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
+
+
+class Front:
+    """Implements node.engine.epoch.Prompts. `emit` may be called from any of its threads."""
+
+    def __init__(
+        self, path: Path, context: int, emit: Emit, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._reading_since: float | None = None
+        self._context = context
+        self._emit = emit
+        self._rows: dict[int, OpenRow] = {}
+        self._kept: dict[int, dict[int, bytes]] = {}  # the names of a prefix and of all that it begins with
+        self._prefix_key = os.urandom(KEY_BYTES)
+        self._asking: dict[int, int] = {}  # of open rows, those that ask for log-probabilities
+        self._unread = 0  # bytes of prompts that wait to be read
+        self._queue: SimpleQueue[tuple[int, engine.OpenEngineRow | int] | None] = SimpleQueue()
+        self._generation = 0
+        self._lock = threading.Lock()
+        self._loaded = threading.Event()
+        self._failure: BaseException | None = None
+        self._tokenizer: Tokenizer | None = None
+        threading.Thread(target=self._run, args=(path,), name="front", daemon=True).start()
+
+    def wait_loaded(self) -> None:
+        """Returns when the tokenizer is there. Raises ModelError where the folder has none that works."""
+        if not self._loaded.wait(LOAD_SECONDS):
+            raise ModelError(
+                f"the tokenizer is not read after {LOAD_SECONDS:g} s",
+                reason="TOKENIZER_CORRUPT",
+                hint="download or convert the model again",
+            )
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a prompt has been read for longer than any takes; the thread cannot be helped then."""
+        since = self._reading_since
+        return since is not None and self._clock() - since > STUCK_SECONDS
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self.close_rows()
+        self._queue.put(None)
+
+    # The thread that reads commands
+
+    def open(self, command: engine.OpenEngineRow) -> None:
+        """Answers with RowOpened or RowRefused in the order of the calls; at once if there are too many."""
+        size = command.ByteSize()
+        with self._lock:
+            unstarted = sum(row.prompt is not None for row in self._rows.values())
+            waiting = self._queue.qsize()
+            if (
+                self._unread + size > MAX_UNREAD_BYTES
+                or unstarted >= MAX_UNSTARTED
+                or waiting >= MAX_UNSTARTED
+            ):
+                full = ResourceExhausted("the head holds too many prompts", reason="TOO_MANY_ROWS")
+                self._emit(refusal(command.row, full))
+                return
+            self._unread += size
+        self._queue.put((self._generation, command))
+
+    def discard(self, row: int) -> None:
+        """Forgets a row that no step will name. Raises ResourceExhausted (TOO_MANY_ROWS)."""
+        if self._queue.qsize() >= MAX_WAITING:
+            raise ResourceExhausted("the head is told of too many rows at once", reason="TOO_MANY_ROWS")
+        self._queue.put((self._generation, row))
+
+    def close_rows(self) -> None:
+        """Forgets all rows, also those that wait to be opened, and under what names prefixes were kept."""
+        with self._lock:
+            self._generation += 1
+            self._rows.clear()
+            self._kept.clear()
+            self._prefix_key = os.urandom(KEY_BYTES)
+            self._asking.clear()
+
+    # The front's own thread
+
+    def _run(self, path: Path) -> None:
+        try:
+            self._tokenizer = load_tokenizer(path)
+        except BaseException as error:
+            self._failure = error
+            return
+        finally:
+            self._loaded.set()
+        while (item := self._queue.get()) is not None:
+            generation, command = item
+            if not isinstance(command, int):
+                with self._lock:
+                    self._unread -= command.ByteSize()
+            if generation != self._generation:
+                continue
+            if isinstance(command, int):
+                self.forget(command)
+            else:
+                self._reading_since = self._clock()
+                self._open(self._tokenizer, command, generation)
+                self._reading_since = None
+        self._tokenizer.close()
+
+    def _open(self, tokenizer: Tokenizer, command: engine.OpenEngineRow, generation: int) -> None:
+        rows: list[OpenRow] = []
+        try:
+            opened, rows = self._prepare(tokenizer, command)
+            event = engine.EngineEvent(opened=opened)
+        except Exception as error:
+            event = refusal(command.row, error)
+        with self._lock:
+            if generation != self._generation:
+                return
+            sampling = command.prompt.sampling
+            for number, row in enumerate(rows, command.row):
+                self._rows[number] = row
+                if sampling.HasField("logprobs"):
+                    self._asking[number] = sampling.logprobs
+        self._emit(event)
+
+    def _prepare(
+        self, tokenizer: Tokenizer, command: engine.OpenEngineRow
+    ) -> tuple[control.RowOpened, list[OpenRow]]:
+        """The row, and the copies that it will have."""
+        prompt = command.prompt
+        validate_prompt(prompt)
+        numbers = range(command.row, command.row + (command.choices or 1))
+        if len(numbers) > MAX_CHOICES or any(number in self._rows for number in numbers):
+            raise FailedPrecondition("a row of this number is open already", reason="ROW_EXISTS")
+        if prompt.WhichOneof("input") == "chat":
+            messages = [
+                {"role": message.role, "content": message.content} for message in prompt.chat.messages
+            ]
+            ids, param = tokenizer.encode_chat(messages), "messages"
+        else:
+            ids, param = tokenizer.encode_text(prompt.text), "prompt"
+        room = self._room(len(ids), param)
+        max_tokens = min(command.max_tokens or room, room)
+        _check_biases(prompt.sampling, tokenizer.size)
+        record = params.encode(params.from_sampling(prompt.sampling, ids))
+        tokens = np.array(ids, np.uint32)
+        names = PrefixNames(self._prefix_key, command.prefix_scope) if command.prefix_scope else None
+        opened = control.RowOpened(
+            row=command.row,
+            prompt_tokens=len(ids),
+            params_bytes=len(record),
+            max_tokens=max_tokens,
+            prefixes=names.extend(tokens.tobytes()) if names else b"",
+        )
+
+        def answer() -> Answer:
+            log = TokenLog(tokenizer.spelling) if prompt.sampling.HasField("logprobs") else None
+            stops = StopStrings(prompt.stop)
+            return Answer(tokenizer.detokenizer(), stops, tokenizer.end_tokens, max_tokens, log)
+
+        row = OpenRow(tokens, record, answer(), names, list(numbers[1:]))
+        return opened, [row, *(OpenRow(None, b"", answer(), None) for _ in row.copies)]
+
+    def _room(self, prompt_tokens: int, param: str) -> int:
+        """Tokens that the context leaves for the answer, at least one."""
+        if prompt_tokens == 0:
+            raise InvalidInput(
+                "the prompt is empty", reason="EMPTY_PROMPT", hint="send some text", param=param
+            )
+        if prompt_tokens >= self._context:
+            raise InvalidInput(
+                f"the prompt has {prompt_tokens} tokens, the context holds {self._context} with the answer",
+                reason="CONTEXT_TOO_LONG",
+                hint="shorten the prompt, or deploy the model with a longer context",
+                param=param,
+                prompt_tokens=prompt_tokens,
+                context=self._context,
+            )
+        return self._context - prompt_tokens
+
+    # The epoch
+
+    def prompt(self, row: int) -> Tokens:
+        opened = self._rows.get(row)
+        if opened is None or opened.prompt is None:
+            raise _not_open(row)
+        return opened.prompt
+
+    def parameters(self, row: int) -> bytes:
+        opened = self._rows.get(row)
+        if opened is None:
+            raise _not_open(row)
+        return opened.parameters
+
+    def prefilled(self, row: int) -> None:
+        if (opened := self._rows.get(row)) is not None:
+            opened.prompt = None
+            opened.copies = []
+
+    def keep(self, keeping: Keeping) -> None:
+        names = self._names(keeping.row)
+        if keeping.tokens not in names:
+            raise _not_kept(keeping.prefix)
+        self._kept[keeping.prefix] = {
+            length: name for length, name in list(names.items()) if length <= keeping.tokens
+        }
+
+    def reuse(self, chunk: Chunk) -> None:
+        kept = self._kept.get(chunk.prefix, {}).get(chunk.start, b"")
+        own = self._names(chunk.row).get(chunk.start, b"")
+        if not kept or not hmac.compare_digest(kept, own):
+            raise _not_kept(chunk.prefix)
+
+    def drop(self, prefix: int) -> None:
+        self._kept.pop(prefix, None)
+
+    def _names(self, row: int) -> dict[int, bytes]:
+        opened = self._rows.get(row)
+        return opened.names.names if opened is not None and opened.names is not None else {}
+
+    def forget(self, row: int) -> None:
+        opened = self._rows.pop(row, None)
+        self._asking.pop(row, None)
+        for copy in opened.copies if opened is not None else ():
+            self.forget(copy)
+
+    def asking(self, rows: Sequence[int]) -> Asking:
+        if not self._asking:
+            return ()
+        return asking_of(map(self._asking.get, rows))
+
+    def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
+        """Tells the gateway what a step brought. Rows that have finished or are gone are left out."""
+        outputs = []
+        for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
+            opened = self._rows.get(row)
+            if opened is None or opened.answer.finish:
+                continue
+            answer = opened.answer
+            output = control.RowOutput(row=row)
+            if index in logprobs:
+                output.text, told = answer.add_logged(token, logprobs[index])
+                output.logprobs.extend(told)
+            else:
+                output.text = answer.add(token)
+            output.tokens, output.finish = answer.tokens, answer.finish
+            if opened.names is not None:
+                if answer.finish:  # the last token was not computed on
+                    output.prefixes = opened.names.extend(np.array(opened.generated, np.uint32).tobytes())
+                opened.generated.append(token)
+            outputs.append(output)
+        self._emit(engine.EngineEvent(done=control.StepDone(step=step.number, outputs=outputs)))
+
+
+def refusal(row: int, error: BaseException) -> engine.EngineEvent:
+    """RowRefused. What is not of our own tree may quote the prompt and is masked."""
+    if not isinstance(error, SealringError):
+        error = InvalidInput(
+            "the prompt could not be tokenized",
+            reason="PROMPT_UNUSABLE",
+            hint="check it for unusual characters",
+        )
+    return engine.EngineEvent(refused=control.RowRefused(row=row, problem=to_problem(error)))
+
+
+def _not_kept(prefix: int) -> InvalidInput:
+    """The gateway may ask for no prefix but a row's own: else an answer would tell of another's prompt."""
+    return InvalidInput(
+        f"prefix {prefix} is not one of the row's own",
+        reason="BAD_STEP",
+        hint="gateway and head disagree; the epoch must end",
+    )
+
+
+def _check_biases(sampling: inference.Sampling, size: int) -> None:
+    if max(sampling.logit_bias, default=0) >= size:
+        raise InvalidInput(
+            "logit_bias names a token that the model does not have",
+            hint=f"its token ids are 0 to {size - 1}",
+            reason="BAD_SAMPLING",
+            param="logit_bias",
+            limit=size,
+        )
+
+
+def _not_open(row: int) -> InvalidInput:
+    return InvalidInput(
+        f"row {row} is not open at the head",
+        reason="BAD_STEP",
+        hint="gateway and head disagree; the epoch must end",
+    )

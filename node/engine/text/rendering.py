@@ -1,0 +1,133 @@
+"""A model's chat template in a process of its own (`node/engine/text/template.py`), started by the front.
+
+A template is a program that came with a model, and may run or grow without end. There it has so many seconds
+and so much memory, and takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sealring.mesh.errors import InvalidInput, ModelError
+
+Messages = Sequence[Mapping[str, str]]
+
+SECONDS = 5
+"""Of a processor, for each chat."""
+
+WALL_SECONDS = 60.0
+"""For each chat, however busy the machine is: a child that is stopped, or waits, needs no processor."""
+
+MEMORY_BYTES = 1 << 30
+"""Address space; not every system holds a process to it."""
+
+_ANSWER_BYTES = 64 << 20
+
+
+class RenderingProcess:
+    """As ChatTemplate, which runs in the child; it is started again when it has come to its limits.
+
+    Raises ModelError: CHAT_TEMPLATE_CORRUPT, or CHAT_TEMPLATE_ENDLESS where the shortest chat is too much.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+        self._first = {"source": source, "variables": dict(variables)}
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(InvalidInput):
+            if self._ask([{"role": "user", "content": "x"}]) is None:
+                raise ModelError(
+                    f"the chat template does not come to an end in {SECONDS} s, or takes too much memory",
+                    reason="CHAT_TEMPLATE_ENDLESS",
+                    hint="look at the chat template in the model's folder",
+                )
+
+    def render(self, messages: Messages) -> str:
+        """Raises InvalidInput (CHAT_TEMPLATE_REFUSED), without the template's own words, which may quote."""
+        text = self._ask([dict(message) for message in messages])
+        if text is None:
+            raise refused(f"it has {SECONDS} s for them")
+        return text
+
+    def close(self) -> None:
+        """Ends the child."""
+        with self._lock:
+            self._end()
+
+    def _ask(self, messages: list[dict[str, str]]) -> str | None:
+        """None where the child came to its limits."""
+        with self._lock:
+            try:
+                child = self._child or self._start()
+                answer = _exchange(child, messages)
+            except (OSError, ValueError):
+                self._end()
+                return None
+        if "refused" in answer:
+            raise refused()
+        text: str = answer["text"]
+        return text
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Raises ModelError, OSError."""
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "sealring.node.engine.text.template",
+            str(SECONDS),
+            str(MEMORY_BYTES),
+        ]
+        child = subprocess.Popen(  # noqa: S603  # our own module
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self._child = child
+        answer = _exchange(child, self._first)
+        if "corrupt" in answer:
+            self._end()
+            raise ModelError(
+                answer["corrupt"],
+                reason="CHAT_TEMPLATE_CORRUPT",
+                hint="download or convert the model again",
+            )
+        return child
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.communicate()
+
+
+def refused(why: str = "") -> InvalidInput:
+    """The error for messages that a template does not take."""
+    return InvalidInput(
+        "the model's chat template refuses these messages",
+        reason="CHAT_TEMPLATE_REFUSED",
+        hint=why or "many want user and assistant in turns, beginning with user, and some no system message",
+        param="messages",
+    )
+
+
+def _exchange(child: subprocess.Popen[bytes], message: object) -> dict[str, Any]:
+    """Raises ValueError or OSError where the child ends, as it does when its time is up."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    limit = threading.Timer(WALL_SECONDS, child.kill)
+    limit.start()
+    try:
+        child.stdin.write(json.dumps(message).encode() + b"\n")
+        child.stdin.flush()
+        line = child.stdout.readline(_ANSWER_BYTES)
+    finally:
+        limit.cancel()
+    if not line.endswith(b"\n"):
+        raise ValueError
+    answer: dict[str, Any] = json.loads(line)
+    return answer

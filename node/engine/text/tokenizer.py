@@ -1,0 +1,379 @@
+"""The head's tokenizer, read from a model folder.
+
+Most folders hold a `tokenizer.json` which the `tokenizers` library reads alone, in a twentieth of the time
+that importing transformers takes. Where transformers would change what is in it (SentencePiece classes),
+where there is none, or where the chat template is code, mlx-lm's loader is used, so that tokens are always
+those of mlx-lm.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.node.engine.text.detokenizer import (
+    ApartDetokenizer,
+    BytesDetokenizer,
+    Detokenizer,
+    WindowDetokenizer,
+)
+from sealring.node.engine.text.plaintext import PlainText, Write
+from sealring.node.engine.text.rendering import refused
+
+if TYPE_CHECKING:
+    from sealring.node.engine.text.rendering import Messages, RenderingProcess
+
+_FILE_LIMIT = 256 << 20
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_THINKING = (("<think>", "</think>"), ("<longcat_think>", "</longcat_think>"))
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer", None)
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer(Protocol):
+    """Of one model. Used by the front's threads; encoding and decoding may run at once."""
+
+    end_tokens: frozenset[int]
+    """Tokens that end an answer."""
+
+    size: int
+    """Token ids are below this."""
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        """Tokens of the messages in the model's chat template, ready for the assistant's answer.
+
+        Contents are text, whatever they spell. Raises InvalidInput: CHAT_TEMPLATE_REFUSED, NO_CHAT_TEMPLATE,
+        PROMPT_UNUSABLE.
+        """
+
+    def encode_text(self, text: str) -> list[int]:
+        """Tokens of a text that the model shall continue, and that is text, too. Raises PROMPT_UNUSABLE."""
+
+    def close(self) -> None:
+        """No chat is to be encoded any more."""
+
+    def detokenizer(self) -> Detokenizer:
+        """A new one, for one answer."""
+
+    def spelling(self, token: int) -> bytes:
+        """A token as it is spelt by itself, special ones by their name; may be a part of a character."""
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of the model folder `path`, whose files are files. Raises ModelError."""
+    settings = _read_json(path / "tokenizer_config.json")
+    if "chat_template_type" in settings or not (path / "tokenizer.json").is_file():
+        return LoadedTokenizer(path)
+    backend = _read_backend(path)
+    as_it_stands = _decoder_kind(backend) == "byte level" or settings.get("tokenizer_class") in _GENERIC
+    return FileTokenizer(path, settings, backend) if as_it_stands else LoadedTokenizer(path)
+
+
+class FileTokenizer:
+    """A `tokenizer.json` and the chat template beside it."""
+
+    def __init__(self, path: Path, settings: dict[str, Any], backend: Any) -> None:
+        self._backend = backend
+        self._spelling = Spelling(backend)
+        self.size = backend.get_vocab_size(with_added_tokens=True)
+        special = _special_tokens(path, settings)
+        end = self._backend.token_to_id(special.get("eos_token", ""))
+        self.end_tokens = frozenset(_end_tokens(path) | ({end} if end is not None else set()))
+        thinks = any(self._has(first) and self._has(last) for first, last in _THINKING)
+        source = _template_source(path, settings)
+        self._template = _template(source, special | {"enable_thinking": thinks}) if source else None
+        controls = _controls(backend.get_added_tokens_decoder(), source, special)
+        self._plain = PlainText(self._encode, controls, _normalizer(backend))
+
+    def _has(self, token: str) -> bool:
+        return self._backend.token_to_id(token) is not None
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        if not self._template:
+            raise no_chat_template()
+        return _chat(self._plain, messages, self._template.render)
+
+    def encode_text(self, text: str) -> list[int]:
+        return self._plain.encode(text, lambda write: write(text), add_special_tokens=True)
+
+    def close(self) -> None:
+        if self._template is not None:
+            self._template.close()
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def detokenizer(self) -> Detokenizer:
+        return self._spelling.detokenizer()
+
+    def spelling(self, token: int) -> bytes:
+        return self._spelling.of(token)
+
+
+class LoadedTokenizer:
+    """Whatever mlx-lm's loader makes of a folder; imports transformers."""
+
+    def __init__(self, path: Path) -> None:
+        import mlx_lm
+
+        mlx_lm.load  # noqa: B018  # leaves mlx_lm_import.py's light package for the whole one
+        from mlx_lm.tokenizer_utils import load
+
+        try:
+            self._wrapper = load(path, {"trust_remote_code": False})  # nor ask whether it may
+        except Exception:
+            raise _corrupt(path, "tokenizer") from None
+        self.end_tokens = frozenset(_end_tokens(path) | set(self._wrapper.eos_token_ids))
+        backend = getattr(self._wrapper, "backend_tokenizer", None)
+        self._spelling = None if backend is None else Spelling(backend)
+        self.size = len(self._wrapper)
+        source = self._wrapper.chat_template
+        controls = _controls(
+            self._wrapper.added_tokens_decoder,
+            source if isinstance(source, str) else "",
+            self._wrapper.special_tokens_map,
+        )
+        self._plain = PlainText(self._encode, controls, None if backend is None else _normalizer(backend))
+
+        own = self._wrapper._chat_template is not None  # code of mlx-lm's
+        variables = {self._wrapper._thinking_kwarg: self._wrapper.has_thinking}
+        named = {
+            name: value for name, value in self._wrapper.special_tokens_map.items() if isinstance(value, str)
+        }
+        self._template = _template(source, named | variables) if isinstance(source, str) and not own else None
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        if not self._wrapper.has_chat_template:
+            raise no_chat_template()
+        return _chat(self._plain, messages, self._template.render if self._template else self._render)
+
+    def close(self) -> None:
+        if self._template is not None:
+            self._template.close()
+
+    def encode_text(self, text: str) -> list[int]:
+        return self._plain.encode(text, lambda write: write(text), add_special_tokens=True)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(self._wrapper.encode(text, add_special_tokens=add_special_tokens))
+
+    def _render(self, messages: Messages) -> str:
+        try:
+            rendered = self._wrapper.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+            )
+            if not isinstance(rendered, str):
+                raise TypeError
+        except Exception:
+            raise refused() from None
+        return rendered
+
+    def detokenizer(self) -> Detokenizer:
+        if self._spelling is not None:
+            return self._spelling.detokenizer()
+        window = WindowDetokenizer(
+            lambda tokens: self._wrapper.decode(list(tokens), skip_special_tokens=True)
+        )
+        return ApartDetokenizer(window, frozenset(self._wrapper.all_special_ids))
+
+    def spelling(self, token: int) -> bytes:
+        if self._spelling is not None:
+            return self._spelling.of(token)
+        try:
+            text: str = self._wrapper.decode([token])
+        except Exception:  # models have more logits than tokens, and what then happens is up to the class
+            return b""
+        return text.encode()
+
+
+class Spelling:
+    """How the tokens of a `tokenizers` backend are spelt. Special ones have no text and keep others apart."""
+
+    def __init__(self, backend: Any) -> None:
+        self.kind = _decoder_kind(backend)
+        self._backend = backend
+        self._added = backend.get_added_tokens_decoder()
+        self._special = frozenset(number for number, token in self._added.items() if token.special)
+        self._spell = _spell_byte_level if self.kind == "byte level" else _spell_sentencepiece
+        self._token_bytes = lru_cache(maxsize=None)(self._uncached_bytes)
+
+    def detokenizer(self) -> Detokenizer:
+        return ApartDetokenizer(self._texts(), self._special)
+
+    def _texts(self) -> Detokenizer:
+        if self.kind is None:
+            return WindowDetokenizer(lambda tokens: self._backend.decode(tokens, skip_special_tokens=True))
+        return BytesDetokenizer(self._token_bytes, strip_space=self.kind == "sentencepiece strip")
+
+    def of(self, token: int) -> bytes:
+        """The token by itself, special ones by their name."""
+        if (added := self._added.get(token)) is not None:
+            content: str = added.content
+            return content.encode()
+        if self.kind is None:
+            text: str = self._backend.decode([token], skip_special_tokens=False)
+            return text.encode()
+        return self._token_bytes(token)
+
+    def _uncached_bytes(self, token: int) -> bytes:
+        if (added := self._added.get(token)) is not None:
+            return b"" if added.special else added.content.encode()
+        name = self._backend.id_to_token(token)
+        return b"" if name is None else self._spell(name)
+
+
+def _chat(plain: PlainText, messages: Messages, render: Callable[[Messages], str]) -> list[int]:
+    def rendered(write: Write) -> str:
+        return render([{**message, "content": write(message["content"])} for message in messages])
+
+    written = "".join(message["content"] for message in messages)
+    return plain.encode(written, rendered, add_special_tokens=False)
+
+
+def _controls(added: Mapping[int, Any], source: str, named: Mapping[str, Any]) -> dict[str, int]:
+    """Tokens, by name, that belong to templates and not to contents: the special ones, and others that the
+    template writes. Templates look for thinking in contents, and an unknown character is no harm."""
+    free = {name for pair in _THINKING for name in pair} | {named.get("unk_token")}
+    return {
+        token.content: number
+        for number, token in added.items()
+        if token.content not in free and (token.special or token.content in source)
+    }
+
+
+def _normalizer(backend: Any) -> Callable[[str], str] | None:
+    return None if backend.normalizer is None else backend.normalizer.normalize_str
+
+
+def _read_backend(path: Path) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        return Backend.from_file(str(path / "tokenizer.json"))
+    except Exception:
+        raise _corrupt(path, "tokenizer.json") from None
+
+
+def no_chat_template() -> InvalidInput:
+    return InvalidInput(
+        "this model has no chat template",
+        reason="NO_CHAT_TEMPLATE",
+        hint="send a text to complete instead of messages, or serve a chat model",
+        param="messages",
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """The object in a file; empty when there is none."""
+    if not file.is_file():
+        return {}
+    try:
+        if file.stat().st_size > _FILE_LIMIT:
+            raise ValueError
+        content = json.loads(file.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError
+    except (OSError, ValueError, RecursionError):
+        raise _corrupt(file.parent, file.name) from None
+    return content
+
+
+def _corrupt(path: Path, what: str) -> ModelError:
+    return ModelError(
+        f"{what} of {path.name} cannot be read",
+        reason="TOKENIZER_CORRUPT",
+        hint="download or convert the model again",
+    )
+
+
+def _special_tokens(path: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """Name -> token, as far as the folder names them."""
+    named = {**_read_json(path / "special_tokens_map.json"), **settings}
+    found = {}
+    for name in _SPECIAL:
+        value = named.get(name)
+        token = value.get("content") if isinstance(value, dict) else value
+        if isinstance(token, str):
+            found[name] = token
+    return found
+
+
+def _end_tokens(path: Path) -> set[int]:
+    """As mlx_lm.utils.load_config: the generation settings' end tokens come before the configuration's."""
+    configuration = _read_json(path / "config.json")
+    generation = _read_json(path / "generation_config.json")
+    ids = generation.get("eos_token_id") or configuration.get("eos_token_id")
+    if ids is None and isinstance(configuration.get("text_config"), dict):
+        ids = configuration["text_config"].get("eos_token_id")
+    listed = ids if isinstance(ids, list) else [ids]
+    return {token for token in listed if isinstance(token, int)}
+
+
+def _template(source: str, variables: Mapping[str, Any]) -> RenderingProcess:
+    from sealring.node.engine.text.rendering import RenderingProcess  # for heads only
+
+    return RenderingProcess(source, variables)
+
+
+def _template_source(path: Path, settings: dict[str, Any]) -> str:
+    """The default chat template; empty when the folder has none."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text("utf-8")
+        except (OSError, ValueError):
+            raise _corrupt(path, file.name) from None
+    source = settings.get("chat_template") or _read_json(path / "chat_template.json").get("chat_template")
+    if isinstance(source, list):
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    return source if isinstance(source, str) else ""
+
+
+def _decoder_kind(backend: Any) -> str | None:
+    """`byte level`, `sentencepiece`, `sentencepiece strip` (a space at the start), or None for others."""
+    if backend.decoder is None:
+        return None
+    decoder = json.loads(backend.decoder.__getstate__())
+    if decoder.get("type") == "ByteLevel":
+        return "byte level"
+    parts = decoder.get("decoders") if decoder.get("type") == "Sequence" else None
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        return None
+    kinds = [part.get("type") for part in parts]
+    if kinds[:3] != ["Replace", "ByteFallback", "Fuse"]:
+        return None
+    if parts[0].get("pattern") != {"String": "▁"} or parts[0].get("content") != " ":
+        return None
+    if kinds == ["Replace", "ByteFallback", "Fuse"]:
+        return "sentencepiece"
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    return "sentencepiece strip" if parts[3:] == [strip] else None
+
+
+def _spell_sentencepiece(name: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(name)
+    return bytes([int(byte[1], 16)]) if byte else name.replace("▁", " ").encode()
+
+
+def _spell_byte_level(name: str) -> bytes:
+    table = _byte_level_table()
+    if all(character in table for character in name):
+        return bytes(table[character] for character in name)
+    return name.encode()
+
+
+@lru_cache(maxsize=1)
+def _byte_level_table() -> dict[str, int]:
+    """GPT-2's printable characters for all bytes (github.com/openai/gpt-2, src/encoder.py)."""
+    printable: Sequence[int] = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in table.values())
+    table.update({chr(256 + number): byte for number, byte in enumerate(others)})
+    return table

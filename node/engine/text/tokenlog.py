@@ -1,0 +1,39 @@
+"""An answer's tokens with their log-probabilities, told along with the text that they spell."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from sealring.node.engine.logprobs import TokenLogprobs
+from sealring.v1 import inference_pb2 as inference
+
+
+class TokenLog:
+    """Of one answer. The tokens that are told spell the text that is told.
+
+    A token whose text is withheld, because it might begin a stop string, is withheld with it; one that is
+    wholly a part of the stop string is never told, nor is one that ends the sequence.
+    """
+
+    def __init__(self, spelling: Callable[[int], bytes]) -> None:
+        self._spelling = spelling
+        self._held: deque[tuple[int, int, inference.TokenLogprob]] = deque()
+
+    def add(self, token: int, told: TokenLogprobs, start: int, end: int) -> None:
+        """A token that made the characters [start, end) of the answer certain."""
+        entry = inference.TokenLogprob(id=token, spelling=self._spelling(token), logprob=told.logprob)
+        for each, logprob in told.top:
+            entry.top.add(id=each, spelling=self._spelling(each), logprob=logprob)
+        self._held.append((start, end, entry))
+
+    def take(self, told: int) -> list[inference.TokenLogprob]:
+        """The tokens to be told once so many characters of the answer are."""
+        taken = []
+        while self._held and self._held[0][1] <= told:
+            taken.append(self._held.popleft()[2])
+        return taken
+
+    def rest(self, told: int, *, stopped: bool) -> list[inference.TokenLogprob]:
+        """The last ones: all, or at a stop string those that begin before it."""
+        return [entry for start, _, entry in self._held if not stopped or start < told]

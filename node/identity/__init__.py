@@ -1,0 +1,1 @@
+"""Who this node is and what it can say about itself."""

@@ -1,0 +1,72 @@
+"""Answers the coordinator's challenges: measures the machine anew and signs what it finds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.crypto.identity import Label, Signer
+from sealring.mesh.errors import SealringError
+from sealring.mesh.trust.attestation import NONCE_BYTES, Statement, sign_statement
+from sealring.mesh.trust.levels import KeyType
+from sealring.node.identity.attestor import measure_posture
+from sealring.node.identity.manifest import manifest_hash
+from sealring.v1 import membership_pb2
+
+log = structlog.get_logger()
+
+
+class Prover:
+    """Proves who this node is and what it runs. `models` gives the digests of what it serves from now.
+
+    `serial` says whether the machine's serial number is told: a device attestation has to agree with it.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        signer: Signer,
+        sealing_key: bytes,
+        models: Callable[[], Awaitable[tuple[bytes, ...]]],
+        *,
+        serial: bool = False,
+        clock: Clock = wall_clock,
+    ) -> None:
+        self._serial = serial
+        self._cluster = cluster
+        self._signer = signer
+        self._sealing_key = sealing_key
+        self._models = models
+        self._clock = clock
+
+    async def answer(self, challenge: membership_pb2.Challenge) -> membership_pb2.MemberMessage | None:
+        """The answer, or None where there is none to give; the coordinator counts silence as a failure."""
+        if len(challenge.nonce) != NONCE_BYTES:
+            log.warning("challenge refused", reason="BAD_NONCE")
+            return None
+        try:
+            posture, manifest = await asyncio.gather(
+                asyncio.to_thread(measure_posture, serial=self._serial), asyncio.to_thread(manifest_hash)
+            )
+            statement = Statement(
+                cluster=self._cluster,
+                nonce=challenge.nonce,
+                timestamp=int(self._clock()),
+                identity_key=self._signer.public_key,
+                key_type=KeyType(self._signer.key_type),
+                sealing_key=self._sealing_key,
+                manifest_hash=manifest,
+                posture=posture,
+                models=await self._models(),
+            )
+            data, signature = await asyncio.to_thread(
+                sign_statement, self._signer, statement, Label.CHALLENGE
+            )
+        except SealringError as error:
+            log.error("challenge not answered", reason=error.reason)
+            return None
+        answer = membership_pb2.ChallengeAnswer(statement=data, signature=signature)
+        return membership_pb2.MemberMessage(challenge_answer=answer)

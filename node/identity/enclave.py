@@ -1,0 +1,166 @@
+"""The identity key in a Mac's Secure Enclave, behind a helper process (`deploy/enclave`).
+
+Frames both ways are a length (4 bytes, big endian) and so many bytes. A request is an operation (1 byte: 1
+for the public key, 2 to sign) and, to sign, the label's length (1 byte), the label and the content; an answer
+is a status (1 byte, 0 when done) and the key (65 bytes), the DER signature, or an error in ASCII. The helper
+prepends the domain itself, so that it signs under labels of sealring only, and never gives out a secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sealring.mesh.crypto.identity import Label, load_public_key, member_id, verify
+from sealring.mesh.errors import SealringError, Unavailable
+from sealring.mesh.trust.levels import KeyType
+
+MAX_REQUEST_BYTES = 64 << 10
+_MAX_RESPONSE_BYTES = 256
+_PUBLIC_KEY, _SIGN, _DONE = 1, 2, 0
+_STOP_SECONDS = 1.0
+_LENGTH = struct.Struct(">I")
+
+
+class EnclaveSigner:
+    """A `Signer` over one helper process, which is started when needed and again after a failure.
+
+    A helper that is silent, answers anything but what is due, or signs with another key than the one it
+    first named is killed, and the call raises Unavailable (ENCLAVE_FAILED). Safe to use from several threads.
+    """
+
+    key_type: str = KeyType.SECURE_ENCLAVE
+
+    def __init__(self, helper: Path, key: Path, *, seconds: float = 10.0) -> None:
+        """`key` is the file in which the helper keeps the enclave's own wrapped key, made when it is missing.
+
+        Raises Unavailable (ENCLAVE_FAILED).
+        """
+        self._command: Sequence[str] = (str(helper), "--key", str(key))
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._public_key = self._ask_key()
+
+    @property
+    def public_key(self) -> bytes:
+        """The uncompressed point, 65 bytes."""
+        return self._public_key
+
+    def sign(self, label: Label, content: bytes) -> bytes:
+        """A DER ECDSA signature over `signing_input(label, content)`, verified before it is given out."""
+        request = bytes([_SIGN, len(label.value)]) + label.value + content
+        if len(request) > MAX_REQUEST_BYTES:
+            raise _failed("what is to be signed is too large")
+        signature = self._call(request)
+        try:
+            verify(self._public_key, label, content, signature)
+        except SealringError:
+            self.close()
+            raise _failed("its signature is not by the identity key") from None
+        return signature
+
+    def close(self) -> None:
+        """End the helper; the next call starts another."""
+        with self._lock:
+            self._kill()
+
+    def __repr__(self) -> str:
+        return f"EnclaveSigner({member_id(self._public_key)})"
+
+    def _ask_key(self) -> bytes:
+        key = self._call(bytes([_PUBLIC_KEY]))
+        try:
+            load_public_key(key)
+        except SealringError:
+            self.close()
+            raise _failed("its public key is not a P-256 point") from None
+        return key
+
+    def _call(self, request: bytes) -> bytes:
+        with self._lock:
+            try:
+                response = self._exchange(request, time.monotonic() + self._seconds)
+            except OSError as error:
+                self._kill()
+                raise _failed(error.strerror or "its pipe broke") from None
+            except BaseException:
+                self._kill()
+                raise
+        if response[0] != _DONE:
+            text = response[1:].decode("ascii", errors="replace")
+            raise _failed(f"it says: {text if text.isprintable() else 'something unreadable'}")
+        return response[1:]
+
+    def _exchange(self, request: bytes, deadline: float) -> bytes:
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._write(process.stdin.fileno(), _LENGTH.pack(len(request)) + request, deadline)
+        source = process.stdout.fileno()
+        (length,) = _LENGTH.unpack(self._read(source, _LENGTH.size, deadline))
+        if not 1 <= length <= _MAX_RESPONSE_BYTES:
+            raise _failed("its answer has an impossible length")
+        return self._read(source, length, deadline)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            process = subprocess.Popen(  # noqa: S603 - the helper that the node's owner names
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env={},
+            )
+            assert process.stdin is not None
+            os.set_blocking(process.stdin.fileno(), False)
+            self._process = process
+        return self._process
+
+    def _write(self, target: int, data: bytes, deadline: float) -> None:
+        while data:
+            _wait([], [target], deadline)
+            data = data[os.write(target, data) :]
+
+    def _read(self, source: int, size: int, deadline: float) -> bytes:
+        data = b""
+        while len(data) < size:
+            _wait([source], [], deadline)
+            part = os.read(source, size - len(data))
+            if not part:
+                raise _failed("it ended")
+            data += part
+        return data
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_SECONDS)
+
+
+def _wait(sources: list[int], targets: list[int], deadline: float) -> None:
+    if not any(select.select(sources, targets, [], max(0.0, deadline - time.monotonic()))):
+        raise _failed("it does not answer")
+
+
+def _failed(why: str) -> Unavailable:
+    return Unavailable(
+        f"the Secure Enclave helper failed: {why}",
+        hint="run the helper by hand, see deploy/enclave/README.md",
+        reason="ENCLAVE_FAILED",
+    )

@@ -1,0 +1,104 @@
+"""The best identity that this machine can have, found by trying, and what keeps it from a better one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sealring.mesh.errors import AttestationError, Unavailable
+from sealring.mesh.trust.apple import Device, verify_device
+from sealring.mesh.trust.attestation import Posture, Statement, derive_level
+from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.node.identity.attestor import measure_posture
+from sealring.node.identity.enclave import EnclaveSigner
+from sealring.node.identity.key import ENCLAVE_KEY, read_device_chain
+from sealring.node.settings import NodeSettings
+
+HELPER = "sealring-enclave"
+_PROTECTIONS = {
+    "sip": "System Integrity Protection",
+    "secure_boot": "Secure Boot at full security",
+    "authenticated_root": "the sealed system volume",
+    "filevault": "FileVault",
+}
+
+
+@dataclass(frozen=True)
+class IdentityChoice:
+    """`level` is what a coordinator will make of the evidence; `why` says why it is no higher ("" for the
+    highest); `helper` is the Secure Enclave helper that holds the key, None for a key in a file."""
+
+    level: TrustLevel
+    helper: Path | None
+    why: str
+
+
+def choose_identity(settings: NodeSettings) -> IdentityChoice:
+    """Tries the Secure Enclave, then what this machine can prove about itself; blocks for seconds on a Mac.
+
+    A key that it tries is made in the state folder, where a join then finds it. Raises Unavailable
+    (ENCLAVE_FAILED) when the helper that the settings name fails, ConfigError (BAD_DEVICE_ATTESTATION).
+    """
+    helper = settings.enclave_helper or next(_helpers(), None)
+    if helper is None:
+        where = "there is no Secure Enclave helper here" if sys.platform == "darwin" else "this is no Mac"
+        return IdentityChoice(TrustLevel.SOFTWARE, None, f"the key is in a file: {where}")
+    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        signer = EnclaveSigner(helper, settings.state_dir / ENCLAVE_KEY)
+        signer.close()
+    except Unavailable as error:
+        if settings.enclave_helper is not None:
+            raise
+        return IdentityChoice(TrustLevel.SOFTWARE, None, f"the key is in a file: {error.message}")
+    chain = read_device_chain(settings.device_attestation)
+    posture = measure_posture(serial=bool(chain))
+    device, unverified = _device(chain, signer.public_key)
+    statement = Statement(
+        cluster="",
+        nonce=b"",
+        timestamp=0,
+        identity_key=signer.public_key,
+        key_type=KeyType(signer.key_type),
+        sealing_key=b"",
+        manifest_hash=b"",
+        posture=posture,
+    )
+    level = derive_level(statement, device)
+    why = {
+        TrustLevel.SOFTWARE: f"the key is in the Secure Enclave, but {_lacking(posture)}",
+        TrustLevel.SELF_SIGNED: f"the key is in the Secure Enclave; {unverified}",
+    }
+    return IdentityChoice(level, helper, why.get(level, ""))
+
+
+def _helpers() -> Iterator[Path]:
+    """Where the helper is when nobody says so: beside this Python's commands, and on a Mac where
+    deploy/enclave puts it."""
+    folders = [Path(sysconfig.get_path("scripts"))]
+    if sys.platform == "darwin":
+        folders.append(Path("/usr/local/bin"))
+    for folder in folders:
+        if os.access(folder / HELPER, os.X_OK):
+            yield folder / HELPER
+
+
+def _device(chain: tuple[bytes, ...], identity_key: bytes) -> tuple[Device | None, str]:
+    if not chain:
+        return None, "nothing of Apple's vouches for this Mac (device_attestation)"
+    try:
+        return verify_device(chain, identity_key, now=time.time()), "the serial number is another Mac's"
+    except AttestationError as error:
+        return None, f"Apple's attestation does not count: {error.message}"
+
+
+def _lacking(posture: Posture) -> str:
+    off = [what for name, what in _PROTECTIONS.items() if getattr(posture, name) is not True]
+    if off:
+        return f"not on, or not known to be: {', '.join(off)}"
+    return "this machine does not tell its model, chip, system version or boot session"

@@ -1,0 +1,112 @@
+"""Length-prefixed protobuf frames on the private pipes between a daemon and its child processes.
+
+A frame is a 4-byte big-endian length and one serialized message. `FrameSocket` is the blocking form for
+child processes and bare threads; `read_frame` / `write_frame` are for asyncio streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from sealring.mesh.errors import InvalidInput
+
+MAX_FRAME = 64 << 20
+_LENGTH = struct.Struct(">I")
+
+
+class Message(Protocol):
+    """Any generated message."""
+
+    def SerializeToString(self) -> bytes: ...  # noqa: N802
+
+    def ParseFromString(self, serialized: bytes) -> int: ...  # noqa: N802
+
+
+M = TypeVar("M", bound=Message)
+
+
+def encode_frame(message: Message) -> bytes:
+    """The frame of one message. Raises InvalidInput (FRAME_TOO_LARGE)."""
+    body = message.SerializeToString()
+    if len(body) > MAX_FRAME:
+        raise InvalidInput(f"a frame of {len(body)} bytes is above {MAX_FRAME}", reason="FRAME_TOO_LARGE")
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameSocket:
+    """Blocking frames over a connected stream socket. Sends may come from several threads."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self._send_lock = threading.Lock()
+        self._reader = connected.makefile("rb", buffering=1 << 16)
+
+    def send(self, message: Message) -> None:
+        """Raises OSError when the other end is gone."""
+        frame = encode_frame(message)
+        with self._send_lock:
+            self.socket.sendall(frame)
+
+    def receive(self, kind: type[M]) -> M | None:
+        """The next message, or None at a clean end. Raises InvalidInput on a broken frame."""
+        head = self._reader.read(_LENGTH.size)
+        if not head:
+            return None
+        if len(head) < _LENGTH.size:
+            raise _broken()
+        length = _checked_length(head)
+        body = self._reader.read(length)
+        if len(body) < length:
+            raise _broken()
+        return _decoded(kind, body)
+
+    def close(self) -> None:
+        """Closes the socket and the buffer over it."""
+        self._reader.close()
+        self.socket.close()
+
+
+async def read_frame(reader: asyncio.StreamReader, kind: type[M]) -> M | None:
+    """The next message, or None at a clean end. Raises InvalidInput on a broken frame."""
+    head = b""
+    try:
+        head = await reader.readexactly(_LENGTH.size)
+        body = await reader.readexactly(_checked_length(head))
+    except asyncio.IncompleteReadError as error:
+        if head or error.partial:
+            raise _broken() from None
+        return None
+    except ConnectionResetError:
+        return None
+    return _decoded(kind, body)
+
+
+def write_frame(writer: asyncio.StreamWriter, message: Message) -> None:
+    """Queues one message; await `writer.drain()` where the amount matters."""
+    writer.write(encode_frame(message))
+
+
+def _checked_length(head: bytes) -> int:
+    (length,) = _LENGTH.unpack(head)
+    if length > MAX_FRAME:
+        raise InvalidInput(f"a frame of {length} bytes is above {MAX_FRAME}", reason="FRAME_TOO_LARGE")
+    return int(length)
+
+
+def _decoded(kind: type[M], body: bytes) -> M:
+    message = kind()
+    try:
+        message.ParseFromString(body)
+    except DecodeError:
+        raise InvalidInput("a frame holds no message of its kind", reason="BROKEN_FRAME") from None
+    return message
+
+
+def _broken() -> InvalidInput:
+    return InvalidInput("a pipe ended in the middle of a frame", reason="BROKEN_FRAME")

@@ -1,0 +1,1 @@
+"""Links between neighbours: handshake, keys, records, set-up and rotation."""

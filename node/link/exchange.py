@@ -1,0 +1,450 @@
+"""Handshakes between neighbours: SIGMA over gRPC, in both roles.
+
+The lower rank calls `Links.Handshake` of its neighbour. Both ends are pinned twice: by the name in the mTLS
+certificate and by the identity key inside the handshake. A handshake is answered only for an epoch that the
+coordinator told this member to prepare, once; one that comes a little early waits a little. What exactly went
+wrong stands in the own log only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+
+from sealring.mesh.crypto.identity import Signer
+from sealring.mesh.errors import (
+    EpochEnded,
+    FailedPrecondition,
+    HandshakeError,
+    ResourceExhausted,
+    SealringError,
+    Unavailable,
+)
+from sealring.mesh.member.introduction import write_first
+from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.rpc.protocol import check_release, own_release
+from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore, peer_identity
+from sealring.node.link.handshake import (
+    DEADLINE_SECONDS,
+    MAX_FRAME_BYTES,
+    EphemeralLedger,
+    Initiator,
+    Responder,
+)
+from sealring.node.link.keys import LinkParams, SessionKeys
+from sealring.v1 import links_pb2, links_pb2_grpc
+
+log = structlog.get_logger()
+
+SERVICE = links_pb2.DESCRIPTOR.services_by_name["Links"].full_name
+EARLY_SECONDS = 5.0
+"""How long a handshake waits for the PrepareEpoch that it belongs to."""
+
+_CONNECT_SECONDS = 4.0
+_OTHER_RELEASE = "INCOMPATIBLE_VERSION"
+_MAX_OPEN = 64
+_MAX_OPEN_PER_PEER = 8
+
+Send = Callable[[links_pb2.HandshakeFrame], Awaitable[None]]
+LinkKey = tuple[str, int, int, int, bool]
+"""Ring, epoch, from_rank, to_rank, and whether it is for later keys than the epoch's first."""
+
+
+T = TypeVar("T")
+Talk: TypeAlias = Callable[["Conversation"], Awaitable[T]]
+"""What both ends say to each other under a finished handshake."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A finished handshake, and sealed notes to and from the other end: one each way."""
+
+    session: SessionKeys
+    _frames: Frames
+    _send: Send
+
+    async def tell(self, label: bytes, note: bytes) -> None:
+        """Raises RecordError (NOTE_REUSED)."""
+        await self._send(links_pb2.HandshakeFrame(sealed=self.session.seal_note(label, note)))
+
+    async def hear(self, label: bytes) -> bytes:
+        """Raises RecordError (NOTE_REFUSED), HandshakeError."""
+        return self.session.open_note(label, await self._frames.sealed())
+
+
+@dataclass
+class _Expected:
+    """A link on which the neighbour is to call, for its first session or a later one.
+
+    `done` and `failed` are told how an attempt ended, before the neighbour learns of it.
+    """
+
+    params: Callable[[], LinkParams]
+    peer_id: str
+    session: int
+    talk: Talk[Any]
+    done: Callable[[Any], None]
+    failed: Callable[[SealringError], None]
+    repeatable: bool = False
+    limit: asyncio.Timeout | None = None
+
+    def takes(self, number: int) -> bool:
+        """First keys have the number 0; later ones any above what was used before."""
+        return number == 0 if self.session == 0 else number >= self.session
+
+    def begin(self, limit: asyncio.Timeout) -> None:
+        """A new attempt ends the one before it, which the neighbour has given up."""
+        if self.limit is not None and not self.limit.expired():
+            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                self.limit.reschedule(asyncio.get_running_loop().time())
+        self.limit = limit
+
+
+@dataclass(frozen=True, eq=False)
+class _Open:
+    """A handshake that somebody called for, and what ends it from outside."""
+
+    caller: str
+    limit: asyncio.Timeout
+
+
+class Links(links_pb2_grpc.LinksServicer):
+    """All handshakes of one daemon, in both roles."""
+
+    def __init__(
+        self, cluster: str, signer: Signer, store: TlsStore, *, revoked: Callable[[str], bool]
+    ) -> None:
+        """`revoked` tells of a member's id whether the roster names it as thrown out."""
+        self._cluster = cluster
+        self._signer = signer
+        self._store = store
+        self._revoked = revoked
+        self._ledger = EphemeralLedger()
+        self._expected: dict[LinkKey, _Expected] = {}
+        self._arrived = asyncio.Condition()
+        self._open: list[_Open] = []
+
+    async def call(
+        self,
+        params: LinkParams,
+        addresses: Sequence[str],
+        session: int,
+        talk: Talk[T],
+        *,
+        seconds: float = DEADLINE_SECONDS + EARLY_SECONDS,
+    ) -> T:
+        """Shakes hands as the initiator, then talks. `session` is 0 for the first keys of the epoch.
+
+        Raises HandshakeError, Unavailable (PEER_UNREACHABLE), FailedPrecondition (INCOMPATIBLE_VERSION), and
+        what `talk` raises; after an error that
+        `is_broken_off`, another call, with another ephemeral key and on another connection, may succeed.
+        """
+        channel = await self._connect(params.peer_id, addresses)
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._initiate(params, session, talk, channel)
+        except TimeoutError:
+            raise HandshakeError("handshake took too long", reason="HANDSHAKE_TIMEOUT") from None
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:  # the latter: it had ended before a write
+            if isinstance(error, grpc.RpcError):
+                refused, code = from_rpc_error(error), error.code().name
+                if refused.reason == _OTHER_RELEASE:
+                    raise refused from None
+            else:
+                code = "ENDED"
+            log.warning("handshake failed", peer=params.peer_id, code=code)
+            raise HandshakeError(
+                "the neighbour broke the handshake off",
+                hint="see the log of the other node",
+                reason="BROKEN_OFF",
+                peer=params.peer_id,
+            ) from None
+        finally:
+            await channel.close()
+
+    async def answer(
+        self, link: LinkParams, session: int, talk: Talk[T], *, params: Callable[[], LinkParams] | None = None
+    ) -> T:
+        """Waits for the neighbour's handshake on `link`, once, and talks as its responder.
+
+        `params` are asked for when it comes; by default they are those of `link`. The caller sets a deadline.
+        Raises HandshakeError and what `talk` raises.
+        """
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        done, failed = _settle(result)
+        expected = _Expected(params or (lambda: link), link.peer_id, session, talk, done, failed)
+        async with self._expecting(_key(link, session), expected):
+            return await result
+
+    @contextlib.asynccontextmanager
+    async def answering(
+        self,
+        link: LinkParams,
+        talk: Talk[T],
+        done: Callable[[T], None],
+        failed: Callable[[SealringError], None],
+    ) -> AsyncIterator[None]:
+        """Within the block the neighbour may shake hands for the first keys of `link`, and again.
+
+        An attempt that breaks off, or that the neighbour repeats, counts for nothing. Anything else that is
+        wrong is told to `failed`, and ends the answering.
+        """
+        expected = _Expected(lambda: link, link.peer_id, 0, talk, done, failed, repeatable=True)
+        async with self._expecting(_key(link, 0), expected):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _expecting(self, key: LinkKey, expected: _Expected) -> AsyncIterator[None]:
+        try:
+            async with self._arrived:
+                self._expected[key] = expected
+                self._arrived.notify_all()
+            yield
+        finally:
+            self._forget(key, expected)
+
+    def _forget(self, key: LinkKey, expected: _Expected) -> None:
+        if self._expected.get(key) is expected:
+            del self._expected[key]
+
+    def close_revoked(self) -> None:
+        """Ends the open handshakes of callers that were thrown out; call it with every new roster."""
+        now = asyncio.get_running_loop().time()
+        for one in self._open:
+            if self._revoked(one.caller):
+                one.limit.reschedule(now)
+
+    async def Handshake(  # type: ignore[override]  # noqa: N802 - writes to the context, named by the rpc
+        self, requests: AsyncIterator[links_pb2.HandshakeFrame], context: Any
+    ) -> None:
+        """One handshake, as its responder. The caller learns of a failure and of nothing else, unless it
+        runs another release.
+        """
+        try:
+            await self._respond(Frames(requests), context)
+        except (SealringError, TimeoutError) as error:
+            reason = error.reason if isinstance(error, SealringError) else "HANDSHAKE_TIMEOUT"
+            log.warning("handshake refused", reason=reason)
+            if reason == _OTHER_RELEASE:
+                raise
+            raise HandshakeError("the handshake failed", hint="see the log of the other node") from None
+
+    async def _respond(self, frames: Frames, context: Any) -> None:
+        caller = peer_identity(context)
+        if caller.role is not Role.MEMBER or caller.cluster != self._cluster:
+            raise HandshakeError("caller is no member of this cluster", reason="NOT_A_MEMBER")
+        if self._revoked(caller.id):
+            raise HandshakeError("caller was thrown out", reason="REVOKED")
+        try:
+            async with asyncio.timeout(None) as limit:
+                with self._admitted(_Open(caller.id, limit)):
+                    await self._answer_caller(caller.id, frames, context)
+        except TimeoutError:
+            if limit.expired():
+                raise HandshakeError("caller was thrown out meanwhile", reason="REVOKED") from None
+            raise
+
+    @contextlib.contextmanager
+    def _admitted(self, handshake: _Open) -> Iterator[None]:
+        """One of the few handshakes that a member may have open. Raises ResourceExhausted."""
+        own = sum(one.caller == handshake.caller for one in self._open)
+        if len(self._open) >= _MAX_OPEN or own >= _MAX_OPEN_PER_PEER:
+            raise ResourceExhausted("too many handshakes are open", reason="TOO_MANY_HANDSHAKES")
+        self._open.append(handshake)
+        try:
+            yield
+        finally:
+            self._open.remove(handshake)
+
+    async def _answer_caller(self, caller: str, frames: Frames, context: Any) -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            hello = await frames.hello()
+        expected = await self._claim(hello, caller)
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS) as limit:
+                expected.begin(limit)
+                params = expected.params()
+                await _check_release(hello, frames, caller, params.own_id)
+                machine = Responder(params, self._signer, self._ledger)
+                session = await _agree(machine, frames, context.write)
+                result = await expected.talk(Conversation(session, frames, context.write))
+                await frames.end()
+        except BaseException as error:
+            view = _own_view(error)
+            if not (expected.repeatable and is_broken_off(view)):
+                self._forget(_hello_key(hello), expected)
+                expected.failed(view)
+            raise
+        if expected.limit is not limit:
+            raise HandshakeError("the caller has begun again meanwhile", reason="HANDSHAKE_TIMEOUT")
+        expected.done(result)
+
+    async def _claim(self, hello: links_pb2.LinkHello, caller: str) -> _Expected:
+        """The expected link that a hello is for; unless it is repeatable nobody can claim it afterwards."""
+        key = _hello_key(hello)
+        try:
+            async with asyncio.timeout(EARLY_SECONDS), self._arrived:
+                await self._arrived.wait_for(lambda: key in self._expected)
+                expected = self._expected[key]
+                if expected.peer_id != caller:
+                    raise HandshakeError("caller is not the member on this link", reason="WRONG_PEER")
+                if not expected.takes(hello.session):
+                    raise HandshakeError("this session of the link was used before", reason="NOT_EXPECTED")
+                if not expected.repeatable:
+                    del self._expected[key]
+                return expected
+        except TimeoutError:
+            raise HandshakeError("no handshake is expected on this link", reason="NOT_EXPECTED") from None
+
+    async def _connect(self, peer: str, addresses: Sequence[str]) -> PeerChannel:
+        """A channel to the first of the neighbour's addresses that answers with the right certificate."""
+        name = PeerIdentity(self._cluster, Role.MEMBER, peer).server_name
+        for address in addresses:
+            channel = PeerChannel(address, self._store, name)
+            try:
+                async with asyncio.timeout(_CONNECT_SECONDS):
+                    await channel.get().channel_ready()
+            except TimeoutError:
+                await channel.close()
+                continue
+            except BaseException:
+                await channel.close()
+                raise
+            return channel
+        raise Unavailable(
+            "the neighbour cannot be reached",
+            hint="check the addresses that it advertises",
+            reason="PEER_UNREACHABLE",
+            peer=peer,
+            addresses=",".join(addresses),
+        )
+
+    async def _initiate(self, params: LinkParams, number: int, talk: Talk[T], channel: PeerChannel) -> T:
+        machine = Initiator(params, self._signer)
+        call = links_pb2_grpc.LinksStub(channel.get()).Handshake()
+        frames = Frames(_responses(call))
+        try:
+            await write_first(call, links_pb2.HandshakeFrame(hello=_hello(params, number)))
+            await write_first(call, links_pb2.HandshakeFrame(sigma=await asyncio.to_thread(machine.start)))
+            session = await _agree(machine, frames, call.write)
+            result = await talk(Conversation(session, frames, call.write))
+            await call.done_writing()
+            await frames.end()
+            return result
+        finally:
+            call.cancel()
+
+
+class Frames:
+    """The peer's frames, each of the kind that is due and at most 16 KiB long."""
+
+    def __init__(self, frames: AsyncIterator[links_pb2.HandshakeFrame]) -> None:
+        self._frames = frames
+
+    async def hello(self) -> links_pb2.LinkHello:
+        return (await self._next("hello")).hello
+
+    async def sigma(self) -> bytes:
+        return (await self._next("sigma")).sigma
+
+    async def sealed(self) -> bytes:
+        return (await self._next("sealed")).sealed
+
+    async def end(self) -> None:
+        async for _ in self._frames:
+            raise HandshakeError("a frame follows the last one", reason="OUT_OF_ORDER")
+
+    async def _next(self, kind: str) -> links_pb2.HandshakeFrame:
+        try:
+            frame = await anext(self._frames)
+        except StopAsyncIteration:
+            raise HandshakeError("the neighbour broke the handshake off", reason="BROKEN_OFF") from None
+        if frame.WhichOneof("frame") != kind:
+            raise HandshakeError("a frame is out of order", reason="OUT_OF_ORDER")
+        if frame.ByteSize() > MAX_FRAME_BYTES + 8:
+            raise HandshakeError("a frame is too large", reason="FRAME_TOO_LARGE")
+        return frame
+
+
+async def _responses(call: Any) -> AsyncIterator[links_pb2.HandshakeFrame]:
+    while (frame := await call.read()) is not grpc.aio.EOF:
+        yield frame
+    if await call.code() is not grpc.StatusCode.OK:
+        raise HandshakeError("the neighbour broke the handshake off", reason="BROKEN_OFF")
+
+
+async def _agree(machine: Initiator | Responder, frames: Frames, send: Send) -> SessionKeys:
+    """The rest of the handshake.
+
+    Key agreement and signing take milliseconds, with an enclave tens of them: not on the event loop.
+    """
+    while True:
+        outcome = await asyncio.to_thread(machine.on_message, await frames.sigma())
+        if outcome.message is not None:
+            await send(links_pb2.HandshakeFrame(sigma=outcome.message))
+        if outcome.session is not None:
+            return outcome.session
+
+
+async def _check_release(hello: links_pb2.LinkHello, frames: Frames, caller: str, own: str) -> None:
+    """Raises FailedPrecondition (INCOMPATIBLE_VERSION), which the caller reads too."""
+    try:
+        check_release(hello.release, f"node {caller}", f"node {own}")
+    except FailedPrecondition:
+        await frames.sigma()  # whose write meets the end of its stream reads INTERNAL and not why it ended
+        raise
+
+
+def _key(params: LinkParams, session: int) -> LinkKey:
+    return (params.ring, params.epoch, params.from_rank, params.to_rank, session > 0)
+
+
+def _hello_key(hello: links_pb2.LinkHello) -> LinkKey:
+    return (hello.ring, hello.epoch, hello.from_rank, hello.to_rank, hello.session > 0)
+
+
+def _hello(params: LinkParams, session: int) -> links_pb2.LinkHello:
+    return links_pb2.LinkHello(
+        ring=params.ring,
+        epoch=params.epoch,
+        from_rank=params.from_rank,
+        to_rank=params.to_rank,
+        session=session,
+        release=own_release(),
+    )
+
+
+def is_broken_off(error: SealringError) -> bool:
+    """Whether a handshake ended on the way, without anybody having shown or claimed anything wrong."""
+    return error.reason in ("BROKEN_OFF", "HANDSHAKE_TIMEOUT", "HANDSHAKE_BROKEN_OFF", "PEER_UNREACHABLE")
+
+
+def _settle(result: asyncio.Future[T]) -> tuple[Callable[[T], None], Callable[[SealringError], None]]:
+    """Sets a future once, to a value or an error."""
+
+    def done(value: T) -> None:
+        if not result.done():
+            result.set_result(value)
+
+    def failed(error: SealringError) -> None:
+        if not result.done():
+            result.set_exception(error)
+
+    return done, failed
+
+
+def _own_view(error: BaseException) -> SealringError:
+    """What a failed handshake means to this end's epoch."""
+    if isinstance(error, SealringError):
+        return error
+    if isinstance(error, TimeoutError):
+        return HandshakeError("handshake took too long", reason="HANDSHAKE_TIMEOUT")
+    return EpochEnded("the neighbour left in the middle of a handshake", reason="HANDSHAKE_BROKEN_OFF")

@@ -1,0 +1,210 @@
+"""New keys for the links of a running epoch, without stopping its stream.
+
+Both ends of a link have to change keys at the same step. So each end, once the new handshake is finished,
+holds back the steps that it has not yet given to its engine, and tells the other the last one that it has;
+the new keys begin with the step after the later of the two. Steps flow again as soon as the own carrier has
+the keys: the pause is a round trip between neighbours and one to the carrier.
+
+Keys that are due are changed while steps flow. A ring at rest waits with it, or it would prepare keys that
+age unused: both ends then hold its next step until the keys are new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import structlog
+
+from sealring.mesh.errors import HandshakeError, SealringError
+from sealring.node.daemon.plan import EpochPlan, LinkPlan
+from sealring.node.link.exchange import Conversation, Links
+from sealring.node.link.keys import LinkParams
+from sealring.node.link.records import REKEY_SECONDS
+
+log = structlog.get_logger()
+
+RENEW_SECONDS = REKEY_SECONDS * 0.8
+LATER_SECONDS = 2.0
+"""The responder holds steps for due keys so much later than the initiator, which begins."""
+
+RETRY_SECONDS = 30.0
+_REST_SECONDS = 1.0
+_PATIENCE_SECONDS = 3.0
+_EXCHANGE_SECONDS = 4.0
+_LABEL = b"last step"
+_STEP = struct.Struct(">Q")
+
+
+class StepGate:
+    """Where the steps of an epoch can be held back. `last` is the number of the last one let through."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self._last_at = 0.0
+        self._holds = 0
+        self._open = asyncio.Event()
+        self._open.set()
+        self._knocked = asyncio.Event()
+
+    async def pass_step(self) -> None:
+        """Waits while anybody holds."""
+        if not self._open.is_set():
+            self._knocked.set()
+            await self._open.wait()
+
+    def passed(self, step: int) -> None:
+        """A step was given to the engine."""
+        self.last = step
+        self._last_at = time.monotonic()
+
+    @property
+    def resting(self) -> bool:
+        """Whether no step has passed for a while."""
+        return time.monotonic() - self._last_at > _REST_SECONDS
+
+    async def knocked(self) -> None:
+        """Returns when a step waits at the held gate."""
+        await self._knocked.wait()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing passes within the block."""
+        self._holds += 1
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            if not self._holds:
+                self._knocked.clear()
+                self._open.set()
+
+
+class KeyTaker(Protocol):
+    """A carrier."""
+
+    def rekey_wanted(self, *, outgoing: bool) -> asyncio.Event:
+        """Set when the keys of a link have been used much."""
+
+    async def install(self, keys: bytes, *, outgoing: bool, at_step: int) -> None: ...
+
+
+class Rotation:
+    """Renews the keys of one epoch's links until it is cancelled. A failed attempt is repeated.
+
+    The old keys go on meanwhile; where they are used up the carrier ends the epoch.
+    """
+
+    def __init__(
+        self,
+        plan: EpochPlan,
+        links: Links,
+        gate: StepGate,
+        carrier: KeyTaker,
+        params: Callable[[LinkPlan], LinkParams],
+    ) -> None:
+        """`params` gives a link's parameters by the roster of the moment, or raises a SealringError."""
+        self._plan = plan
+        self._links = links
+        self._gate = gate
+        self._carrier = carrier
+        self._params = params
+        self._changed_at: dict[LinkPlan, int] = {}
+
+    async def run(self) -> None:
+        """Never returns."""
+        async with asyncio.TaskGroup() as group:
+            for link in self._plan.links:
+                group.create_task(self._call(link) if link.params.initiates else self._answer(link))
+
+    async def _call(self, link: LinkPlan) -> None:
+        session = 0
+        while True:
+            await self._due(link, RENEW_SECONDS)
+            session += 1
+            if self._gate.resting:
+                with self._gate.held():
+                    await self._gate.knocked()
+                    changed = await self._attempt(link, session)
+            else:
+                changed = await self._attempt(link, session)
+            if not changed:
+                await asyncio.sleep(RETRY_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
+
+    async def _attempt(self, link: LinkPlan, session: int) -> bool:
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await self._links.call(
+                    self._params(link), link.peer_addresses, session, lambda found: self._change(link, found)
+                )
+        except (SealringError, TimeoutError) as error:
+            reason = error.reason if isinstance(error, SealringError) else "REKEY_TIMEOUT"
+            log.warning("link keys not renewed", peer=link.params.peer_id, reason=reason)
+            return False
+        return True
+
+    async def _answer(self, link: LinkPlan) -> None:
+        session = 1
+        while True:
+            waiting = asyncio.create_task(self._hold_when_due(link))
+            try:
+                await self._links.answer(
+                    link.params,
+                    session,
+                    lambda found: self._change(link, found),
+                    params=lambda: self._params(link),
+                )
+                session += 1
+            except SealringError as error:
+                log.warning("link keys not renewed", peer=link.params.peer_id, reason=error.reason)
+            finally:
+                waiting.cancel()
+                await asyncio.wait((waiting,))
+
+    async def _hold_when_due(self, link: LinkPlan) -> None:
+        """Holds the first step after a long rest, for the neighbour to begin; not for ever."""
+        delay = RENEW_SECONDS + LATER_SECONDS
+        while True:
+            await self._due(link, delay)
+            delay = RETRY_SECONDS
+            if self._gate.resting:
+                with self._gate.held():
+                    await self._gate.knocked()
+                    await asyncio.sleep(_PATIENCE_SECONDS)
+
+    async def _due(self, link: LinkPlan, seconds: float) -> None:
+        """Returns after the keys' life, or earlier when the carrier has used them much."""
+        wanted = self._carrier.rekey_wanted(outgoing=not link.receives)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await wanted.wait()
+        wanted.clear()
+
+    async def _change(self, link: LinkPlan, found: Conversation) -> None:
+        with self._gate.held():
+            try:
+                async with asyncio.timeout(_EXCHANGE_SECONDS):
+                    own = self._gate.last
+                    await found.tell(_LABEL, _STEP.pack(own))
+                    at_step = max(own, _unpack(await found.hear(_LABEL))) + 1
+                    if at_step <= self._changed_at.get(link, 0):
+                        return  # the keys prepared last have not been used yet
+                    keys = found.session.to_carrier()
+                    await self._carrier.install(keys, outgoing=not link.receives, at_step=at_step)
+                    self._changed_at[link] = at_step
+            except TimeoutError:
+                raise HandshakeError("the change of keys took too long", reason="REKEY_TIMEOUT") from None
+        log.info("link keys renewed", peer=link.params.peer_id, at_step=at_step)
+
+
+def _unpack(note: bytes) -> int:
+    if len(note) != _STEP.size:
+        raise HandshakeError("the neighbour's last step is malformed", reason="BAD_STEP_NOTE")
+    (step,) = _STEP.unpack(note)
+    return int(step)

@@ -1,0 +1,171 @@
+"""The links of a new epoch: handshakes on all of them at once, and the ring's addresses.
+
+The end that receives on a link listens for it, on a port that is free and drawn anew for every epoch, and
+tells it to the sender alone, sealed under the handshake.
+
+A handshake that breaks off on its way is tried again on a fresh connection, with fresh ephemeral keys; one
+in which anything is wrong is not. The initiator is done when the responder has said so, and the responder
+cannot know whether that was heard: so it answers again until the epoch is committed, and the newest keys
+count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from sealring.mesh.errors import DeadlineExceeded, HandshakeError, SealringError
+from sealring.mesh.system.addresses import parse_address
+from sealring.node.carrier.neighbours import PASS_BYTES
+from sealring.node.daemon.epoch import LinkSecrets
+from sealring.node.daemon.plan import EpochPlan, LinkPlan
+from sealring.node.link.exchange import Conversation, Links, Talk, is_broken_off
+from sealring.node.link.keys import SessionKeys
+from sealring.v1 import membership_pb2
+
+log = structlog.get_logger()
+
+PEER_SECONDS = 40.0
+"""How long a member waits for its lower-ranked neighbour's handshake, its end included."""
+
+CALL_SECONDS = 30.0
+"""How long it tries to shake hands with its higher-ranked neighbour."""
+
+_FIRST_ATTEMPT = 4.0
+_LONGER = 1.5
+_PAUSE = 0.2
+_ADDRESS_LABEL = b"ring address"
+_PASS_LABEL = b"ring pass"
+
+
+@dataclass(frozen=True)
+class LinkResult:
+    """A finished handshake: the session, and where the next member's ring port is (outgoing links only)."""
+
+    session: SessionKeys
+    neighbour_address: str
+
+
+class LinkSetup:
+    """The handshakes of one epoch, from `establish` until `close`."""
+
+    def __init__(
+        self, links: Links, plan: EpochPlan, own_address: str, again: Callable[[LinkSecrets], None]
+    ) -> None:
+        """`again` is told of every handshake that a neighbour repeats once `establish` is done with it."""
+        self._links = links
+        self._plan = plan
+        self._own_address = own_address
+        self._again = again
+        self._answering: list[asyncio.Task[None]] = []
+
+    async def establish(self) -> LinkSecrets:
+        """Shakes hands on all links of the epoch.
+
+        Raises an ExceptionGroup of HandshakeError, Unavailable (PEER_UNREACHABLE), DeadlineExceeded
+        (PEER_SILENT) and others; then nothing is expected any more and no keys are left.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._establish(link)) for link in self._plan.links]
+        except BaseException:
+            self.close()
+            raise
+        secrets = LinkSecrets()
+        for link, task in zip(self._plan.links, tasks, strict=True):
+            secrets = secrets.renewed(_secrets(link, task.result()))
+            secrets.infos.append(_info(link, task.result()))
+        return secrets
+
+    def close(self) -> None:
+        """No handshake is answered any more."""
+        for task in self._answering:
+            task.cancel()
+
+    async def _establish(self, link: LinkPlan) -> LinkResult:
+        if link.params.initiates:
+            return await self._call(link)
+        result: asyncio.Future[LinkResult] = asyncio.get_running_loop().create_future()
+        task = asyncio.get_running_loop().create_task(self._answer(link, result))
+        self._answering.append(task)
+        try:
+            async with asyncio.timeout(PEER_SECONDS):
+                return await result
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "the neighbour did not shake hands", reason="PEER_SILENT", peer=link.params.peer_id
+            ) from None
+
+    async def _call(self, link: LinkPlan) -> LinkResult:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + CALL_SECONDS
+        patience = _FIRST_ATTEMPT
+        while True:
+            try:
+                return await self._links.call(
+                    link.params, link.peer_addresses, 0, self._talk(link), seconds=patience
+                )
+            except SealringError as error:
+                if not is_broken_off(error) or loop.time() > until:
+                    raise
+                log.info("handshake is repeated", peer=link.params.peer_id, reason=error.reason)
+            patience *= _LONGER
+            await asyncio.sleep(_PAUSE)
+
+    async def _answer(self, link: LinkPlan, first: asyncio.Future[LinkResult]) -> None:
+        def done(result: LinkResult) -> None:
+            if not first.done():
+                first.set_result(result)
+            elif not first.cancelled():
+                log.info("neighbour has repeated its handshake", peer=link.params.peer_id)
+                self._again(_secrets(link, result))
+
+        def failed(error: SealringError) -> None:
+            if not first.done():
+                first.set_exception(error)
+
+        with contextlib.suppress(asyncio.CancelledError):
+            async with self._links.answering(link.params, self._talk(link), done, failed):
+                await asyncio.get_running_loop().create_future()
+
+    def _talk(self, link: LinkPlan) -> Talk[LinkResult]:
+        async def talk(conversation: Conversation) -> LinkResult:
+            if link.receives:
+                await conversation.tell(_ADDRESS_LABEL, self._own_address.encode("ascii"))
+                return LinkResult(conversation.session, "")
+            address = _ring_address(await conversation.hear(_ADDRESS_LABEL))
+            return LinkResult(conversation.session, address)
+
+        return talk
+
+
+def _secrets(link: LinkPlan, result: LinkResult) -> LinkSecrets:
+    link_pass = result.session.export(_PASS_LABEL, length=PASS_BYTES)
+    keys = result.session.to_carrier()
+    if link.receives:
+        return LinkSecrets(incoming_keys=keys, incoming_pass=link_pass)
+    return LinkSecrets(outgoing_keys=keys, outgoing_pass=link_pass, next_address=result.neighbour_address)
+
+
+def _ring_address(note: bytes) -> str:
+    """The neighbour's ring address. Raises HandshakeError (BAD_RING_ADDRESS)."""
+    try:
+        address = note.decode("ascii")
+        host, port = parse_address(address)
+        ipaddress.IPv4Address(host)
+        if port:
+            return address
+    except ValueError:
+        pass
+    raise HandshakeError("the neighbour's ring address is malformed", reason="BAD_RING_ADDRESS")
+
+
+def _info(link: LinkPlan, result: LinkResult) -> membership_pb2.LinkInfo:
+    return membership_pb2.LinkInfo(
+        from_rank=link.params.from_rank, to_rank=link.params.to_rank, suite=result.session.suite.value
+    )

@@ -1,0 +1,1 @@
+"""Model folders: found by name, or fetched."""

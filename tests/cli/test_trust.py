@@ -1,0 +1,242 @@
+"""Rosters that anybody can verify and compare from files, and root keys kept offline."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rostertest import PaperCluster
+
+from sealring.mesh.crypto.dsse import Ed25519Signer, key_id
+from sealring.mesh.pki.root import decode_chain, encode_chain, verify_root_chain
+
+Sealring = Callable[..., Any]
+
+
+@pytest.fixture
+def paper(home: Path) -> PaperCluster:
+    made = PaperCluster()
+    write(home, made)
+    return made
+
+
+def write(home: Path, paper: PaperCluster, name: str = "roster.dsse") -> None:
+    (home / name).write_bytes(paper.envelope)
+    (home / "root.dsse").write_bytes(paper.root_chain)
+
+
+def verify(paper: PaperCluster, *more: str, pin: str = "") -> tuple[str, ...]:
+    return (
+        "roster",
+        "verify",
+        "roster.dsse",
+        "--root",
+        "root.dsse",
+        "--root-sha256",
+        pin or paper.pin,
+        *more,
+    )
+
+
+def test_a_roster_is_verified_from_files_and_the_roots_hash(here: Sealring, paper: PaperCluster) -> None:
+    done = here(*verify(paper, "--json"))
+    assert (done.status, done.data["hash"]) == (0, paper.roster.hash.hex())
+    assert "holds" in here(*verify(paper)).err
+
+
+@pytest.mark.parametrize("how", ["pin", "roster", "root", "expired", "not hex", "missing"])
+def test_a_roster_that_does_not_hold_is_refused(
+    here: Sealring, paper: PaperCluster, home: Path, how: str
+) -> None:
+    arguments = verify(paper)
+    if how == "pin":
+        arguments = verify(paper, pin="ab" * 32)
+    elif how == "roster":
+        spoiled = bytearray(paper.envelope)
+        spoiled[60] ^= 1
+        (home / "roster.dsse").write_bytes(spoiled)
+    elif how == "root":
+        (home / "root.dsse").write_bytes(PaperCluster().root_chain)
+    elif how == "expired":
+        arguments = verify(paper, "--at", str(int(time.time()) + 3600))
+    elif how == "not hex":
+        arguments = verify(paper, pin="xyz")
+    else:
+        (home / "root.dsse").unlink()
+    done = here(*arguments)
+    assert done.status != 0
+    assert done.out == ""
+
+
+def test_two_rosters_are_compared(here: Sealring, paper: PaperCluster, home: Path) -> None:
+    first = paper.roster
+    (home / "old.dsse").write_bytes(paper.envelope)
+    paper.publish(members=tuple(dataclasses.replace(one, trust=10) for one in paper.draft.members))
+    write(home, paper)
+    files = ("roster", "diff", "old.dsse", "roster.dsse", "--root", "root.dsse", "--root-sha256", paper.pin)
+    done = here(*files, "--json")
+    assert (done.data["from"], done.data["to"]) == (first.version, first.version + 1)
+    changed = [one for one in done.data["changes"] if one["kind"] == "members"]
+    assert {(one["field"], one["value"]) for one in changed} == {("trust", "30 -> 10")}
+    assert "trust 30 -> 10" in here(*files).out
+
+
+def test_two_histories_are_found_out(here: Sealring, paper: PaperCluster, home: Path) -> None:
+    (home / "old.dsse").write_bytes(paper.envelope)
+    first = paper.roster
+    paper.publish()
+    paper.draft = dataclasses.replace(paper.draft, version=first.version, expires=paper.draft.expires - 1)
+    del paper.roster
+    paper.publish()
+    write(home, paper)
+    done = here(
+        "roster", "diff", "old.dsse", "roster.dsse", "--root", "root.dsse", "--root-sha256", paper.pin
+    )
+    assert "ROSTER_EQUIVOCATION" in done.err
+
+
+class Offline:
+    """Root key holders with the command line."""
+
+    def __init__(self, here: Sealring, home: Path, paper: PaperCluster) -> None:
+        self.here, self.home, self.paper = here, home, paper
+        (home / "root.key").write_bytes(bytes(paper.root_signer._key))
+        (home / "root.key").chmod(0o600)
+        self.keys = [here("root", "init", "--key", f"{name}.key").out.strip() for name in ("a", "b")]
+
+    def rotate(self, *more: str) -> None:
+        keys = [part for key in self.keys for part in ("--root-key", key)]
+        done = self.here("root", "rotate", "root.dsse", "--out", "draft", *keys, "--threshold", "2", *more)
+        assert done.status == 0, done.err
+
+    def sign(self, *names: str) -> None:
+        for name in names:
+            done = self.here("root", "sign", "draft", "--key", f"{name}.key")
+            assert done.status == 0, done.err
+
+    def install(self) -> Any:
+        return self.here("root", "install", "draft", "root.dsse")
+
+
+@pytest.fixture
+def offline(here: Sealring, home: Path, paper: PaperCluster) -> Offline:
+    return Offline(here, home, paper)
+
+
+def test_a_root_is_rotated_to_offline_keys(offline: Offline) -> None:
+    assert ((offline.home / "a.key").stat().st_mode & 0o777) == 0o600
+    offline.rotate()
+    shown = offline.here("root", "show", "draft", "--json").data
+    assert (shown["version"], shown["state"], shown["signed_by"]) == (2, "draft, not verified", [])
+    offline.sign("root", "a", "b")
+    assert offline.install().status == 0
+    chain = decode_chain((offline.home / "root.dsse").read_bytes())
+    found = verify_root_chain(chain, bytes.fromhex(offline.paper.pin), now=time.time())
+    assert (found.version, found.root_threshold) == (2, 2)
+    assert {key.hex() for key in found.root_keys} == set(offline.keys)
+    shown = offline.here("root", "show", "root.dsse", "--json").data
+    assert (shown["state"], shown["version"], len(shown["signed_by"])) == ("valid chain", 2, 3)
+    assert "version 2" in offline.here("root", "show", "root.dsse").out
+
+
+@pytest.mark.parametrize("signers", [(), ("root",), ("root", "a"), ("a", "b")])
+def test_old_and_new_keys_both_have_to_sign(offline: Offline, signers: tuple[str, ...]) -> None:
+    offline.rotate()
+    offline.sign(*signers)
+    before = (offline.home / "root.dsse").read_bytes()
+    done = offline.install()
+    assert done.status != 0
+    assert "THRESHOLD_NOT_MET" in done.err or "ENVELOPE_MALFORMED" in done.err
+    assert (offline.home / "root.dsse").read_bytes() == before
+
+
+def test_signing_twice_counts_once(offline: Offline) -> None:
+    offline.rotate()
+    offline.sign("root", "a", "a")
+    assert offline.install().status != 0
+
+
+def test_a_draft_is_installed_once(offline: Offline) -> None:
+    offline.rotate()
+    offline.sign("root", "a", "b")
+    assert offline.install().status == 0
+    assert offline.install().status != 0
+
+
+def test_a_stranger_cannot_rotate(offline: Offline) -> None:
+    stranger = Ed25519Signer.create(offline.home / "stranger.key")
+    offline.rotate()
+    offline.sign("stranger", "a", "b")
+    assert key_id(stranger.public_key) in offline.here("root", "show", "draft", "--json").data["signed_by"]
+    assert "THRESHOLD_NOT_MET" in offline.install().err
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"\x00\x00\x00\x05ab", encode_chain([b"x"])])
+def test_files_that_are_no_chain_are_refused(here: Sealring, home: Path, content: bytes) -> None:
+    (home / "file").write_bytes(content)
+    for arguments in (("show", "file"), ("rotate", "file", "--out", "draft"), ("install", "file", "file")):
+        done = here("root", *arguments)
+        assert done.status not in (0, 70), done.err
+        assert "Traceback" not in done.err
+    assert not (home / "draft").exists()
+
+
+def test_a_key_is_never_overwritten_and_has_to_be_one(here: Sealring, offline: Offline) -> None:
+    assert "KEY_EXISTS" in here("root", "init", "--key", "a.key").err
+    done = here("root", "rotate", "root.dsse", "--out", "draft", "--root-key", "abc")
+    assert "BAD_KEY" in done.err
+
+
+def coordinator(here: Sealring, verb: str, *more: str) -> Any:
+    return here("coordinator", verb, "--state-dir", "c", "--cluster", "attic", *more)
+
+
+def test_a_cluster_is_begun_under_offline_root_keys(here: Sealring, home: Path) -> None:
+    """Two holders of three, two roster keys: prepare, look, sign, complete."""
+    holders = [here("root", "init", "--key", f"{name}.key").out.strip() for name in "abc"]
+    keys = [part for key in holders for part in ("--root-key", key)]
+    rosters = ("--roster-key-files", "second.key")
+    thresholds = ("--root-threshold", "2", "--roster-threshold", "2")
+    done = coordinator(here, "prepare", *keys, *thresholds, *rosters, "--out", "draft")
+    assert done.status == 0, done.err
+    assert done.out.strip() == hashlib.sha256((home / "draft").read_bytes()).hexdigest()
+    shown = here("root", "show", "draft", "--json").data
+    assert (shown["root_threshold"], shown["roster_threshold"], len(shown["roster_keys"])) == (2, 2, 2)
+    (authority,) = shown["authorities_sha256"]
+    assert authority in here("root", "show", "draft").out
+    complete = ("init", "--root-metadata", "draft", *rosters)
+    assert here("root", "sign", "draft", "--key", "a.key").status == 0
+    assert "THRESHOLD_NOT_MET" in coordinator(here, *complete).err
+    assert here("root", "sign", "draft", "--key", "c.key").status == 0
+    done = coordinator(here, *complete, "--json")
+    assert done.status == 0, done.err
+    assert not (home / "c" / "root.key").exists()
+    found = here("root", "show", "c/root.dsse", "--json").data
+    assert (found["state"], found["root_keys"], found["cluster"]) == ("valid chain", holders, "attic")
+    again = coordinator(here, *complete)
+    assert "NOT_PREPARED" in again.err
+    assert coordinator(here, "new-operator", *rosters).status == 0
+    assert "TOO_FEW_ROSTER_KEYS" in coordinator(here, "new-operator").err
+
+
+def test_the_roster_threshold_is_raised_by_rotation(offline: Offline) -> None:
+    second = offline.here("root", "roster-key", "--key", "second.key").out.strip()
+    known = offline.here("root", "show", "root.dsse", "--json").data["roster_keys"]
+    keys = [part for key in (*known, second) for part in ("--roster-key", key)]
+    offline.rotate(*keys, "--roster-threshold", "2")
+    offline.sign("root", "a", "b")
+    assert offline.install().status == 0
+    shown = offline.here("root", "show", "root.dsse", "--json").data
+    assert (shown["roster_threshold"], shown["roster_keys"]) == (2, [*known, second])
+    done = offline.here("root", "rotate", "root.dsse", "--out", "next", "--roster-key", second)
+    assert "ROOT_MALFORMED" in done.err, "a threshold stays what it was unless it is named"
+
+
+def test_prepare_wants_real_keys(here: Sealring) -> None:
+    assert "BAD_KEY" in coordinator(here, "prepare", "--root-key", "abc", "--out", "draft").err
+    assert "BAD_FILE" in coordinator(here, "init", "--root-metadata", "nowhere").err

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from sealring.coordinator.auth.nonces import Nonces
+from sealring.mesh.trust.attestation import NONCE_BYTES
+
+
+class Clock:
+    """Turned by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_nonce_is_good_once_for_a_while_and_only_where_it_was_made() -> None:
+    clock = Clock()
+    nonces = Nonces(lifetime=60, clock=clock)
+    first, second = nonces.issue(), nonces.issue()
+    assert first != second
+    assert len(first) == NONCE_BYTES
+    assert not Nonces(lifetime=60, clock=clock).use(first)
+    clock.now = 59
+    assert nonces.use(first)
+    assert not nonces.use(first)
+    clock.now = 60
+    assert not nonces.use(second)
+
+
+def test_a_nonce_with_any_bit_changed_is_none() -> None:
+    nonces = Nonces(lifetime=60, clock=Clock())
+    nonce = nonces.issue()
+    for index in range(NONCE_BYTES):
+        assert not nonces.use(nonce[:index] + bytes([nonce[index] ^ 1]) + nonce[index + 1 :])
+    for wrong in (b"", nonce[:-1], nonce + b"\x00", bytes(NONCE_BYTES)):
+        assert not nonces.use(wrong)
+
+
+def test_whoever_takes_nonces_takes_them_from_nobody() -> None:
+    """As many as a stranger likes: the next caller's is as good."""
+    nonces = Nonces(lifetime=60, clock=Clock())
+    first = nonces.issue()
+    for _ in range(5000):
+        nonces.issue()
+    assert nonces.use(first)
+    assert nonces.use(nonces.issue())
+
+
+def test_what_was_used_is_remembered_within_bounds() -> None:
+    nonces = Nonces(lifetime=60, clock=Clock())
+    for _ in range(5000):
+        assert nonces.use(nonces.issue())
+    assert len(nonces._used) == 4096

@@ -1,0 +1,338 @@
+"""Operators: every call of the Admin service by every role, keys that are bound, and being thrown out."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+import pytest
+
+from sealring.coordinator.auth.operators import MAX_OPERATOR_SECONDS, MAX_OPERATORS
+from sealring.coordinator.init import init, new_operator, renew_operator_bundle
+from sealring.coordinator.keys import OPERATOR_ID
+from sealring.coordinator.store import OperatorRole
+from sealring.mesh.errors import ConfigError, PermissionDenied, SealringError
+from sealring.mesh.member.state import load_member_state, parse_pem_leaf
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at, key_hash
+from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.rpc.tls import TlsMaterial
+from sealring.v1 import admin_pb2, admin_pb2_grpc
+
+if TYPE_CHECKING:
+    from tests.coordinator.conftest import Cluster
+
+READ = {
+    "ListJoinTokens",
+    "ListNodes",
+    "ListDeployments",
+    "GetRoster",
+    "ListAuditLog",
+    "ListOperators",
+    "TraceRing",
+}
+EMPTY_REQUEST = {"TraceRing": "BAD_DURATION"}
+"""What calls that were let in answer to a request without content, if not something."""
+
+ADMIN = {
+    "CreateJoinToken",
+    "RevokeJoinToken",
+    "DrainNode",
+    "EvictNode",
+    "BanNode",
+    "CreateDeployment",
+    "PlanDeployment",
+    "DeleteDeployment",
+    "AddOperator",
+    "RotateOperator",
+    "RevokeOperator",
+}
+REFUSED = {"OPERATOR_ROLE", "OPERATOR_REVOKED", "OPERATOR_EXPIRED", "WRONG_ROLE"}
+_ROLES = {"read": admin_pb2.OPERATOR_ROLE_READ, "admin": admin_pb2.OPERATOR_ROLE_ADMIN}
+
+
+async def add(cluster: Cluster, name: str, role: str, **more: Any) -> TlsMaterial:
+    leaf = LeafKey()
+    request = admin_pb2.AddOperatorRequest(name=name, role=_ROLES[role], csr=leaf.csr(), **more)
+    return material(cluster, leaf, await cluster.call("AddOperator", request))
+
+
+def material(cluster: Cluster, leaf: LeafKey, answer: Any) -> TlsMaterial:
+    authorities = cluster.coordinator.keys.root.authorities
+    return TlsMaterial(leaf.private_pem(), parse_pem_leaf(answer.certificate_chain), authorities)
+
+
+async def call(cluster: Cluster, tls: TlsMaterial, method: str, request: Any = None) -> str:
+    """What became of a call on a connection of its own: "" if it was answered."""
+    from tests.coordinator.conftest import channel_to
+
+    if request is None:
+        service = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
+        request = getattr(admin_pb2, service.methods_by_name[method].input_type.name)()
+    async with channel_to(cluster.coordinator.main_address(), tls) as channel:
+        try:
+            await getattr(admin_pb2_grpc.AdminStub(channel), method)(request, timeout=200)
+        except grpc.aio.AioRpcError as error:
+            return from_rpc_error(error).reason
+    return ""
+
+
+def store(cluster: Cluster) -> Any:
+    return cluster.coordinator.store
+
+
+async def test_the_table_of_calls_and_roles(cluster: Cluster) -> None:
+    """Every call by a reader, an admin, a revoked one, an expired one and one of an unknown role."""
+    methods = {method.name for method in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods}
+    assert methods == READ | ADMIN
+    roles = {"reader": "read", "chief": "admin", "gone": "admin", "late": "admin", "odd": "admin"}
+    bundles = {name: await add(cluster, name, role) for name, role in roles.items()}
+    await cluster.call("RevokeOperator", admin_pb2.RevokeOperatorRequest(name="gone"))
+    operators = store(cluster).operators
+    operators.save(dataclasses.replace(operators.get("late"), expires=int(time.time()) - 1))
+    operators.save(dataclasses.replace(operators.get("odd"), role="superuser"))
+    for method in sorted(methods):
+        found = {name: await call(cluster, tls, method) for name, tls in bundles.items()}
+        assert found["chief"] not in REFUSED, method
+        assert (found["reader"] == "OPERATOR_ROLE") == (method in ADMIN), method
+        assert found["reader"] not in REFUSED - {"OPERATOR_ROLE"}, method
+        assert (found["gone"], found["late"], found["odd"]) == (
+            "OPERATOR_REVOKED",
+            "OPERATOR_EXPIRED",
+            "OPERATOR_ROLE",
+        ), method
+        if method in READ:
+            assert found["reader"] == found["chief"] == EMPTY_REQUEST.get(method, ""), method
+    listed = (await cluster.call("ListOperators", admin_pb2.ListOperatorsRequest())).operators
+    assert {one.name: one.role for one in listed} == {
+        "reader": admin_pb2.OPERATOR_ROLE_READ,
+        "chief": admin_pb2.OPERATOR_ROLE_ADMIN,
+        "late": admin_pb2.OPERATOR_ROLE_ADMIN,
+        "odd": admin_pb2.OPERATOR_ROLE_UNSPECIFIED,
+        OPERATOR_ID: admin_pb2.OPERATOR_ROLE_ADMIN,
+    }
+
+
+async def test_a_refused_call_changes_nothing(cluster: Cluster) -> None:
+    reader = await add(cluster, "reader", "read")
+    before = store(cluster).audit.entries(after=0, limit=100)
+    leaf = LeafKey()
+    climb = admin_pb2.AddOperatorRequest(name="me-too", role=admin_pb2.OPERATOR_ROLE_ADMIN, csr=leaf.csr())
+    assert await call(cluster, reader, "AddOperator", climb) == "OPERATOR_ROLE"
+    itself = admin_pb2.RotateOperatorRequest(name="reader", csr=leaf.csr())
+    assert await call(cluster, reader, "RotateOperator", itself) == "OPERATOR_ROLE"
+    assert await call(cluster, reader, "CreateJoinToken") == "OPERATOR_ROLE"
+    assert store(cluster).audit.entries(after=0, limit=100) == before
+
+
+async def test_the_audit_log_names_the_operator(cluster: Cluster) -> None:
+    chief = await add(cluster, "chief", "admin")
+    request = admin_pb2.CreateJoinTokenRequest(role=1)
+    assert await call(cluster, chief, "CreateJoinToken", request) == ""
+    assert await call(cluster, chief, "RevokeOperator", admin_pb2.RevokeOperatorRequest(name="chief")) == ""
+    entries = store(cluster).audit.entries(after=0, limit=100)
+    assert [(one.actor, one.action, one.subject) for one in entries if "token" not in one.action] == [
+        ("init", "create_cluster", "test"),
+        (OPERATOR_ID, "add_operator", "chief"),
+        ("chief", "revoke_operator", "chief"),
+    ]
+    assert [one.actor for one in entries if one.action == "create_join_token"] == ["chief"]
+    added = next(one for one in entries if one.action == "add_operator").details
+    assert (added["role"], added["key"]) == ("admin", key_hash(chief.certificate).hex())
+
+
+async def test_the_authoritys_key_alone_makes_no_operator(cluster: Cluster) -> None:
+    """A certificate of the cluster's own authority for an operator's name, with another key."""
+    await add(cluster, "chief", "admin")
+    keys = cluster.coordinator.keys
+    for name in ("chief", OPERATOR_ID, "nobody"):
+        leaf = LeafKey()
+        peer = PeerIdentity("test", Role.OPERATOR, name)
+        forged = keys.ca.issue(leaf.csr(), peer, lifetime=3600, now=time.time())
+        tls = TlsMaterial(leaf.private_pem(), forged, keys.root.authorities)
+        assert {await call(cluster, tls, method) for method in READ | ADMIN} == {"OPERATOR_REVOKED"}
+
+
+async def test_rotation_replaces_the_key_at_once(cluster: Cluster) -> None:
+    old = await add(cluster, "reader", "read")
+    leaf = LeafKey()
+    request = admin_pb2.RotateOperatorRequest(name="reader", csr=leaf.csr(), ttl_seconds=60)
+    new = material(cluster, leaf, await cluster.call("RotateOperator", request))
+    assert await call(cluster, old, "ListNodes") == "OPERATOR_REVOKED"
+    assert await call(cluster, new, "ListNodes") == ""
+    assert await call(cluster, new, "CreateJoinToken") == "OPERATOR_ROLE"
+    assert 0 < expires_at(new.certificate) - time.time() <= 61
+
+
+async def test_an_open_connection_is_refused_from_the_revocation_on(cluster: Cluster) -> None:
+    from tests.coordinator.conftest import channel_to
+
+    tls = await add(cluster, "chief", "admin")
+    async with channel_to(cluster.coordinator.main_address(), tls) as channel:
+        stub = admin_pb2_grpc.AdminStub(channel)
+        await stub.ListNodes(admin_pb2.ListNodesRequest(), timeout=200)
+        await cluster.call("RevokeOperator", admin_pb2.RevokeOperatorRequest(name="chief"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ListNodes(admin_pb2.ListNodesRequest(), timeout=200)
+    assert from_rpc_error(caught.value).reason == "OPERATOR_REVOKED"
+
+
+@pytest.mark.parametrize("how", ["revoke", "rotate"])
+async def test_what_a_revoked_operator_has_running_ends(cluster: Cluster, how: str) -> None:
+    """A deployment that waits for a silent node; another operator's goes on."""
+    from tests.coordinator.conftest import channel_to
+
+    node = await cluster.node("alpha")
+    asked: list[Any] = []
+
+    async def listen(message: Any) -> None:
+        if message.WhichOneof("message") == "profile":
+            asked.append(message)
+
+    node._take = listen  # type: ignore[method-assign]
+    bundles = [await add(cluster, name, "admin") for name in ("chief", "other")]
+    channels = [channel_to(cluster.coordinator.main_address(), tls) for tls in bundles]
+    spec = [admin_pb2.DeploymentSpec(name=name, model="demo") for name in ("one", "two")]
+    calls = [
+        admin_pb2_grpc.AdminStub(channel).CreateDeployment(
+            admin_pb2.CreateDeploymentRequest(spec=one), timeout=30
+        )
+        for channel, one in zip(channels, spec, strict=True)
+    ]
+    async with asyncio.timeout(200):
+        while len(asked) < 2:
+            await asyncio.sleep(0.02)
+        if how == "revoke":
+            await cluster.call("RevokeOperator", admin_pb2.RevokeOperatorRequest(name="chief"))
+        else:
+            request = admin_pb2.RotateOperatorRequest(name="chief", csr=LeafKey().csr())
+            await cluster.call("RotateOperator", request)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await calls[0]
+    assert from_rpc_error(caught.value).reason == "OPERATOR_REVOKED"
+    assert not calls[1].done()
+    calls[1].cancel()
+    for channel in channels:
+        await channel.close()
+    assert not store(cluster).deployments.all()
+    async with asyncio.timeout(200):
+        while cluster.coordinator._admin.operators._running:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"name": ""}, "BAD_NAME"),
+        ({"name": "Not A Name"}, "BAD_NAME"),
+        ({"name": "x" * 33}, "BAD_NAME"),
+        ({"name": "operator"}, "BAD_NAME"),
+        ({"name": "coordinator"}, "BAD_NAME"),
+        ({"name": "init"}, "BAD_NAME"),
+        ({"name": "taken"}, "OPERATOR_EXISTS"),
+        ({"role": 0}, "BAD_ROLE"),
+        ({"role": 7}, "BAD_ROLE"),
+        ({"csr": b""}, "BAD_CSR"),
+        ({"csr": b"x" * 5000}, "BAD_CSR"),
+        ({"ttl_seconds": MAX_OPERATOR_SECONDS + 1}, "BAD_TTL"),
+    ],
+)
+async def test_bad_operators_are_not_added(cluster: Cluster, changes: dict[str, Any], reason: str) -> None:
+    await add(cluster, "taken", "read")
+    values = {"name": "new", "role": admin_pb2.OPERATOR_ROLE_READ, "csr": LeafKey().csr(), **changes}
+    with pytest.raises(SealringError) as caught:
+        await cluster.call("AddOperator", admin_pb2.AddOperatorRequest(**values))
+    assert caught.value.reason == reason
+    assert {one.name for one in store(cluster).operators.all()} == {OPERATOR_ID, "taken"}
+
+
+async def test_operators_are_bounded(cluster: Cluster) -> None:
+    operators = store(cluster).operators
+    for number in range(MAX_OPERATORS - len(operators.all())):
+        operators.save(dataclasses.replace(operators.get(OPERATOR_ID), name=f"n{number}"))
+    with pytest.raises(SealringError) as caught:
+        await add(cluster, "new", "read")
+    assert caught.value.reason == "TOO_MANY_OPERATORS"
+    await cluster.call("RevokeOperator", admin_pb2.RevokeOperatorRequest(name="n0"))
+    await add(cluster, "new", "read", ttl_seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("nobody", "UNKNOWN_OPERATOR"), (OPERATOR_ID, "OPERATOR_OF_THE_COORDINATOR")]
+)
+async def test_what_cannot_be_rotated(cluster: Cluster, name: str, reason: str) -> None:
+    with pytest.raises(SealringError) as caught:
+        request = admin_pb2.RotateOperatorRequest(name=name, csr=LeafKey().csr())
+        await cluster.call("RotateOperator", request)
+    assert caught.value.reason == reason
+
+
+async def test_an_unknown_role_is_not_rotated_into_a_known_one(cluster: Cluster) -> None:
+    operators = store(cluster).operators
+    operators.save(dataclasses.replace(operators.get(OPERATOR_ID), name="odd", role="superuser"))
+    with pytest.raises(PermissionDenied):
+        request = admin_pb2.RotateOperatorRequest(name="odd", csr=LeafKey().csr())
+        await cluster.call("RotateOperator", request)
+
+
+async def test_a_stolen_bundle_of_the_coordinator_is_revoked_and_replaced(
+    start_cluster: Callable[..., Awaitable[Cluster]],
+) -> None:
+    cluster = await start_cluster()
+    with pytest.raises(ConfigError) as caught:
+        new_operator(cluster.settings)
+    assert caught.value.reason == "STATE_IN_USE"
+    stolen = load_member_state(cluster.settings.state_dir / "operator").tls
+    await cluster.call("RevokeOperator", admin_pb2.RevokeOperatorRequest(name=OPERATOR_ID))
+    assert await call(cluster, stolen, "ListNodes") == "OPERATOR_REVOKED"
+    assert cluster.coordinator._renew_operator() is None
+    await cluster.close()
+
+    again = await start_cluster()
+    assert await call(again, stolen, "ListNodes") == "OPERATOR_REVOKED"
+    await again.close()
+    new_operator(again.settings)
+
+    last = await start_cluster()
+    assert await call(last, stolen, "ListNodes") == "OPERATOR_REVOKED"
+    entries = (await last.call("ListAuditLog", admin_pb2.ListAuditLogRequest())).entries
+    assert [(one.actor, one.action) for one in entries][-2:] == [
+        (OPERATOR_ID, "revoke_operator"),
+        ("coordinator", "new_operator"),
+    ]
+    await last.close()
+
+
+async def test_the_coordinators_own_bundle_is_renewed_for_the_same_key(cluster: Cluster) -> None:
+    folder = cluster.settings.state_dir
+    before = load_member_state(folder / "operator").tls
+    later = time.time() + MAX_OPERATOR_SECONDS / 2
+    address = cluster.coordinator.main_address()
+    renewed = renew_operator_bundle(folder, store(cluster), cluster.coordinator.keys, address, now=later)
+    after = load_member_state(folder / "operator").tls
+    assert after.certificate == renewed != before.certificate
+    assert (after.private_key, key_hash(after.certificate)) == (
+        before.private_key,
+        key_hash(before.certificate),
+    )
+    assert store(cluster).operators.get(OPERATOR_ID).expires == int(expires_at(after.certificate))
+
+
+def test_a_database_without_the_operators_request_is_refused(tmp_path: Path) -> None:
+    from sealring.coordinator.main import Coordinator
+    from sealring.coordinator.settings import CoordinatorSettings
+
+    made = CoordinatorSettings(state_dir=tmp_path / "c", listen="127.0.0.1:0", join_listen="127.0.0.1:0")
+    init(made)
+    coordinator = Coordinator(made)
+    known = coordinator.store.operators.get(OPERATOR_ID)
+    assert known.role is OperatorRole.ADMIN
+    coordinator.store.operators.save(dataclasses.replace(known, role="superuser"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as caught:
+        coordinator._renew_operator()
+    assert caught.value.reason == "STATE_CORRUPT"
+    coordinator.store.close()

@@ -1,0 +1,379 @@
+"""Plans: who serves, which layers, at what context; and refusals with the numbers."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise, permutations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sealring.coordinator.planning import arrangement
+from sealring.coordinator.planning.apportion import apportion
+from sealring.coordinator.planning.arrangement import Candidate
+from sealring.coordinator.planning.demand import Demand, capacity
+from sealring.coordinator.planning.planner import kv_budget, plan
+from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.errors import (
+    FailedPrecondition,
+    InvalidInput,
+    ModelError,
+    NotFound,
+    ResourceExhausted,
+)
+from sealring.v1 import admin_pb2, model_pb2
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def profile(layers: int = 9, *, layer: int = 100 * MIB, **changes: object) -> model_pb2.ModelProfile:
+    values: dict[str, object] = {
+        "model_type": "llama",
+        "layers": layers,
+        "layer_bytes": [layer] * layers,
+        "embed_bytes": 50 * MIB,
+        "head_bytes": 50 * MIB,
+        "kv_bytes_per_token": [1024] * layers,
+        "kv_max_tokens": [0] * layers,
+        "state_bytes": [0] * layers,
+        "max_context": 2048,
+        "digest": "ab" * 32,
+        "hidden_size": 64,
+        "vocab_size": 100,
+        "dtype": "float32",
+    }
+    return model_pb2.ModelProfile(**(values | changes))  # type: ignore[arg-type]
+
+
+def member(number: int, memory: int, *, trust: int = 10, obstacle: str = "") -> Candidate:
+    return Candidate(encode_base32(bytes([number]) * 32), f"node-{number}", memory, trust, obstacle)
+
+
+def spec(**changes: object) -> admin_pb2.DeploymentSpec:
+    return admin_pb2.DeploymentSpec(**({"name": "demo", "model": "demo"} | changes))  # type: ignore[arg-type]
+
+
+def ranges(made: admin_pb2.DeploymentPlan, ring: int = 0) -> list[tuple[int, int]]:
+    return [(stage.first_layer, stage.end_layer) for stage in made.rings[ring].stages]
+
+
+def names(made: admin_pb2.DeploymentPlan, ring: int = 0) -> list[str]:
+    return [stage.member_name for stage in made.rings[ring].stages]
+
+
+THREE = [member(number, 2 * GIB) for number in (1, 2, 3)]
+
+
+def test_as_few_members_as_hold_the_model() -> None:
+    made = plan(spec(), profile(), THREE)
+    assert ranges(made) == [(0, 9)]
+    assert made.spec.stages == 1
+    assert made.spec.context == 2048
+    assert made.spec.replicas == 1
+    assert made.spec.max_rows == 46  # 1.8 GiB less 1000 MiB of weights, 18 MiB per row
+
+
+def test_exactly_the_stages_asked_for() -> None:
+    made = plan(spec(stages=3), profile(), THREE)
+    assert ranges(made) == [(0, 3), (3, 6), (6, 9)]
+    head, middle, tail = made.rings[0].stages
+    assert (head.weight_bytes, middle.weight_bytes, tail.weight_bytes) == (350 * MIB, 300 * MIB, 350 * MIB)
+    assert head.kv_bytes == 3 * 1024 * 2048
+    assert made.rings[0].kv_budget == min(kv_budget(stage) for stage in made.rings[0].stages)
+    assert made.rings[0].ring == "demo-0"
+
+
+def test_layers_follow_memory() -> None:
+    members = [member(1, 64 * GIB), member(2, 192 * GIB)]
+    made = plan(spec(stages=2), profile(32, layer=4 * GIB, embed_bytes=0, head_bytes=0), members)
+    assert names(made) == ["node-1", "node-2"]
+    assert ranges(made) == [(0, 8), (8, 32)]
+
+
+def test_ranks_follow_the_names_or_the_operators_order() -> None:
+    members = [member(number, GIB + number) for number in (10, 9, 2)]
+    assert names(plan(spec(stages=3), profile(), members)) == ["node-2", "node-9", "node-10"]
+    chosen = [members[1].id, members[0].id, members[2].id]
+    assert names(plan(spec(stages=3, members=chosen), profile(), members)) == ["node-9", "node-10", "node-2"]
+    assert names(plan(spec(split=[3, 3, 3]), profile(), members)) == ["node-2", "node-9", "node-10"]
+
+
+def test_the_strongest_are_chosen_whatever_their_names() -> None:
+    members = [member(number, number * GIB) for number in (1, 2, 3, 4)]
+    assert names(plan(spec(stages=2), profile(), members)) == ["node-3", "node-4"]
+
+
+def test_a_tied_tail_holds_the_embedding_too() -> None:
+    demand = Demand.of(profile(tied=True, head_bytes=1), 1)
+    assert demand.extras(1) == [50 * MIB + 1]
+    assert demand.extras(3) == [50 * MIB, 0, 50 * MIB + 1]
+
+
+def test_windows_bound_the_cache_and_states_count_once() -> None:
+    demand = Demand.of(
+        profile(3, kv_bytes_per_token=[10, 10, 0], kv_max_tokens=[0, 100, 0], state_bytes=[0, 0, 7]), 1000
+    )
+    assert demand.row == (10_000, 1000, 7)
+
+
+def test_a_window_is_counted_with_the_chunk_that_stands_beside_it() -> None:
+    windows = profile(2, kv_bytes_per_token=[10, 10], kv_max_tokens=[0, 100], state_bytes=[0, 0])
+    assert Demand.of(windows, 1000, chunk=256).row == (10_000, 3560)
+    assert Demand.of(windows, 300, chunk=256).row == (3000, 3000)
+    assert plan(spec(prefill_chunk=256), windows, THREE) != plan(spec(prefill_chunk=2048), windows, THREE)
+
+
+def test_split_by_hand_in_the_order_of_the_members() -> None:
+    chosen = [THREE[2].id, THREE[0].id]
+    made = plan(spec(split=[7, 2], members=chosen), profile(), THREE)
+    assert names(made) == ["node-3", "node-1"]
+    assert ranges(made) == [(0, 7), (7, 9)]
+    assert made.spec.stages == 0
+
+
+def test_split_without_members_gives_the_heaviest_stage_to_the_strongest() -> None:
+    members = [member(1, 4 * GIB), member(2, 1 * GIB)]
+    assert names(plan(spec(split=[2, 7]), profile(layer=125 * MIB), members)) == ["node-2", "node-1"]
+
+
+def test_replicas_are_disjoint_and_alike() -> None:
+    members = [member(number, number * GIB) for number in (1, 2, 3, 4)]
+    made = plan(spec(stages=2, replicas=2), profile(), members)
+    assert sorted(names(made, 0)) == ["node-1", "node-4"]
+    assert sorted(names(made, 1)) == ["node-2", "node-3"]
+    assert [ring.ring for ring in made.rings] == ["demo-0", "demo-1"]
+
+
+def test_a_context_that_is_not_asked_for_shrinks_to_what_fits() -> None:
+    made = plan(spec(), profile(max_context=1 << 20), [member(1, 2 * GIB)])
+    rows = capacity(2 * GIB) - 1000 * MIB
+    assert made.spec.context == rows // (9 * 1024) // 256 * 256
+    assert made.spec.max_rows == 1
+
+
+def test_the_same_input_has_the_same_hash_and_another_split_another() -> None:
+    first = plan(spec(stages=3), profile(), THREE)
+    assert first.plan_hash == plan(spec(stages=3), profile(), list(reversed(THREE))).plan_hash
+    assert first.plan_hash != plan(spec(split=[2, 3, 4]), profile(), THREE).plan_hash
+    assert len(first.plan_hash) == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"name": "a b"}, "name"),
+        ({"name": ""}, "name"),
+        ({"model": ""}, "model"),
+        ({"model": "a\nb"}, "model"),
+        ({"strategy": "tensor"}, "strategy"),
+        ({"context": 4096}, "context"),
+        ({"stages": 10}, "stages"),
+        ({"stages": 257}, "stages"),
+        ({"stages": 2, "split": [4, 5]}, "split"),
+        ({"split": [4, 4]}, "split"),
+        ({"split": [9, 0]}, "split"),
+        ({"members": ["zz"]}, "members"),
+        ({"members": [THREE[0].id, THREE[0].id]}, "members"),
+        ({"split": [4, 5], "members": [THREE[0].id]}, "members"),
+        ({"trust_floor": 31}, "trust_floor"),
+        ({"replicas": 1001}, "replicas"),
+        ({"max_rows": 257}, "max_rows"),
+        ({"prefill_chunk": 8193}, "prefill_chunk"),
+        ({"kv_bits": 6}, "kv_bits"),
+    ],
+)
+def test_bad_specifications_name_the_field(changes: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        plan(spec(**changes), profile(), THREE)
+    assert caught.value.metadata["param"] == param
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layers": 0},
+        {"layers": 2000},
+        {"layer_bytes": [1]},
+        {"layer_bytes": [1 << 51] * 9},
+        {"kv_max_tokens": []},
+        {"digest": "ab"},
+        {"model_type": "a b"},
+        {"embed_bytes": 1 << 60},
+        {"max_context": 1 << 30},
+        {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1])]},
+        {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1 << 51] * 9)]},
+        {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1] * 9)] * 9},
+        {"not_quantizable": "x" * 1001},
+    ],
+)
+def test_bad_profiles_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ModelError):
+        plan(spec(), profile(**changes), THREE)  # type: ignore[arg-type]
+
+
+def test_quantized_caches_leave_room_for_more_rows() -> None:
+    sizes = {0: 1024, 8: 576, 4: 320}
+    measured = profile(
+        quantized=[
+            model_pb2.QuantizedCaches(bits=bits, kv_bytes_per_token=[size] * 9)
+            for bits, size in sizes.items()
+            if bits
+        ]
+    )
+    rows, hashes = {}, set()
+    for bits, size in sizes.items():
+        made = plan(spec(kv_bits=bits, max_rows=3), measured, THREE)
+        assert made.spec.kv_bits == bits
+        assert sum(stage.kv_bytes for stage in made.rings[0].stages) == size * 9 * 2048
+        rows[bits] = plan(spec(kv_bits=bits), measured, [member(1, 1200 * MIB)]).spec.max_rows
+        hashes.add(made.plan_hash)
+    assert rows[0] < rows[8] < rows[4]
+    assert len(hashes) == 3
+
+
+def test_a_model_whose_caches_cannot_be_quantized_is_refused() -> None:
+    with pytest.raises(ModelError) as caught:
+        plan(spec(kv_bits=8), profile(not_quantizable="its keys are 16 wide"), THREE)
+    assert (caught.value.reason, caught.value.message) == ("KV_BITS_UNSUPPORTED", "its keys are 16 wide")
+    assert caught.value.metadata["param"] == "kv_bits"
+
+
+def test_who_cannot_serve_and_why() -> None:
+    members = [
+        member(1, GIB, obstacle="it is offline"),
+        member(2, GIB, trust=0),
+        member(3, 0),
+    ]
+    with pytest.raises(FailedPrecondition) as caught:
+        plan(spec(), profile(), members)
+    assert caught.value.reason == "NOT_ENOUGH_NODES"
+    assert "node-1: it is offline" in caught.value.message
+    assert "node-2: its trust 0 is below the floor 1" in caught.value.message
+    with pytest.raises(FailedPrecondition) as caught:
+        plan(spec(members=[members[0].id]), profile(), members)
+    assert caught.value.reason == "NODE_NOT_USABLE"
+    with pytest.raises(NotFound):
+        plan(spec(members=[member(9, 1).id]), profile(), members)
+
+
+def test_the_trust_floor_excludes() -> None:
+    members = [member(1, 8 * GIB), member(2, 2 * GIB, trust=20)]
+    assert names(plan(spec(trust_floor=20), profile(), members)) == ["node-2"]
+
+
+def test_too_few_nodes_says_who_cannot_serve_and_why() -> None:
+    others = [member(4, GIB, obstacle="it is offline"), member(5, GIB, trust=0)]
+    with pytest.raises(FailedPrecondition) as caught:
+        plan(spec(stages=4), profile(), [*THREE, *others])
+    assert caught.value.message == (
+        "the deployment needs 4 nodes and 3 can serve (node-4: it is offline; "
+        "node-5: its trust 0 is below the floor 1)"
+    )
+
+
+def test_too_few_nodes() -> None:
+    with pytest.raises(FailedPrecondition) as caught:
+        plan(spec(stages=4), profile(), THREE)
+    assert (caught.value.metadata["needed"], caught.value.metadata["available"]) == ("4", "3")
+
+
+def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ResourceExhausted) as caught:
+        plan(spec(), profile(layer=GIB), THREE)
+    error = caught.value
+    assert error.reason == "DOES_NOT_FIT"
+    assert int(error.metadata["needed_bytes"]) == 9 * GIB + 100 * MIB + 9 * 1024 * 2048
+    assert int(error.metadata["available_bytes"]) == 3 * capacity(2 * GIB)
+    assert "9.1 GiB" in error.message
+    assert "3 nodes have 5.4 GiB" in error.message
+    with pytest.raises(ResourceExhausted) as caught:
+        plan(spec(split=[1, 8]), profile(layer=300 * MIB), THREE)
+    assert caught.value.metadata["rank"] == "1"
+
+
+def test_few_orders_are_tried_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty-two members have 992 pairs of ends, for each number of members and each context looked at."""
+    tried = []
+
+    def counting(*arguments: Any) -> list[int] | None:
+        tried.append(arguments)
+        return apportion(*arguments)
+
+    monkeypatch.setattr(arrangement, "apportion", counting)
+    members = [member(number, 16 * GIB + number * MIB) for number in range(32)]
+    alike = profile(80, layer=7 * GIB)
+    mixed = profile(80, layer_bytes=[10 * GIB if number % 2 else GIB for number in range(80)])
+    for model, most in ((alike, 0), (mixed, arrangement._MOST_TRIES)):
+        tried.clear()
+        with pytest.raises(ResourceExhausted):
+            plan(spec(stages=32, context=2048), model, members)
+        contexts = 4  # the one asked for, and halving the way to the largest that fits
+        assert len(tried) <= contexts * most
+
+
+def test_a_context_that_would_fit_is_told() -> None:
+    with pytest.raises(ResourceExhausted) as caught:
+        plan(spec(context=1 << 20), profile(max_context=1 << 20), [member(1, 2 * GIB)])
+    largest = int(caught.value.metadata["largest_context"])
+    assert str(largest) in caught.value.hint
+    assert plan(spec(context=largest), profile(max_context=1 << 20), [member(1, 2 * GIB)])
+
+
+@settings(max_examples=200)
+@given(
+    layers=st.lists(st.integers(1, 12), min_size=1, max_size=7),
+    memories=st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    embedding=st.integers(0, 10),
+    head=st.integers(0, 10),
+    tied=st.booleans(),
+    context=st.integers(1, 4),
+)
+def test_no_stage_exceeds_its_member_and_a_refusal_means_nothing_fits(
+    layers: list[int], memories: list[int], embedding: int, head: int, tied: bool, context: int
+) -> None:
+    model = profile(
+        len(layers),
+        layer_bytes=layers,
+        embed_bytes=embedding,
+        head_bytes=head,
+        tied=tied,
+        kv_bytes_per_token=[1] * len(layers),
+    )
+    members = [member(number, memory) for number, memory in enumerate(memories, 1)]
+    demand = Demand.of(model, context)
+    smallest = smallest_ring(demand, [capacity(memory) for memory in memories])
+    if smallest is None:
+        with pytest.raises(ResourceExhausted, match="needs"):
+            plan(spec(context=context), model, members)
+        return
+    made = plan(spec(context=context), model, members)
+    for stage in made.rings[0].stages:
+        assert stage.end_layer > stage.first_layer
+        assert stage.weight_bytes + stage.kv_bytes <= capacity(stage.memory_usable)
+    assert made.rings[0].stages[-1].end_layer == len(layers)
+    assert smallest == len(made.rings[0].stages)
+
+
+def smallest_ring(demand: Demand, capacities: list[int]) -> int | None:
+    """By brute force: the fewest members that hold the model in any order with any cut."""
+    layers = demand.per_layer
+    for count in range(1, min(len(capacities), len(layers)) + 1):
+        extras = demand.extras(count)
+        for order in permutations(capacities, count):
+            for cuts in combinations(range(1, len(layers)), count - 1):
+                bounds = pairwise([0, *cuts, len(layers)])
+                if all(sum(layers[a:b]) + extras[r] <= order[r] for r, (a, b) in enumerate(bounds)):
+                    return count
+    return None
+
+
+def test_a_context_that_does_not_fit_a_split_by_hand_is_refused_and_not_lowered() -> None:
+    tight = profile(layer=125 * MIB, kv_bytes_per_token=[128 * 1024] * 9)
+    largest = plan(spec(split=[3, 3, 3]), tight, [member(1, GIB), *THREE[1:]]).spec.context
+    assert 0 < largest < 2048
+    with pytest.raises(ResourceExhausted) as caught:
+        plan(spec(split=[3, 3, 3], context=2048), tight, [member(1, GIB), *THREE[1:]])
+    assert caught.value.reason == "DOES_NOT_FIT"
+    assert caught.value.metadata["param"] == "split"

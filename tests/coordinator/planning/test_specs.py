@@ -1,0 +1,86 @@
+"""What operators may ask for, up to each limit and not beyond it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sealring.coordinator.planning.specs import DEFAULT_PREFILL_CHUNK, check_spec
+from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.deployment_limits import (
+    MAX_CONTEXT,
+    MAX_LAYERS,
+    MAX_PREFILL_CHUNK,
+    MAX_REPLICAS,
+    MAX_ROWS,
+    MAX_STAGES,
+)
+from sealring.mesh.trust.levels import MAX_SCORE
+from sealring.v1 import admin_pb2
+
+IDS = [encode_base32(bytes([number]) * 32) for number in range(6)]
+
+
+def spec(**fields: Any) -> admin_pb2.DeploymentSpec:
+    return admin_pb2.DeploymentSpec(**({"name": "demo", "model": "demo"} | fields))
+
+
+def test_what_is_left_open_is_filled_in_and_the_rest_kept() -> None:
+    found = check_spec(spec())
+    assert (found.strategy, found.replicas, found.prefill_chunk) == ("pipeline", 1, DEFAULT_PREFILL_CHUNK)
+    given = spec(strategy="pipeline", replicas=3, prefill_chunk=7, context=99, kv_bits=4, stages=2)
+    assert check_spec(given) == given
+
+
+@pytest.mark.parametrize(
+    ("field", "most"),
+    [
+        ("context", MAX_CONTEXT),
+        ("trust_floor", MAX_SCORE),
+        ("replicas", MAX_REPLICAS),
+        ("max_rows", MAX_ROWS),
+        ("stages", MAX_STAGES),
+        ("prefill_chunk", MAX_PREFILL_CHUNK),
+    ],
+)
+def test_numbers_go_up_to_their_limit(field: str, most: int) -> None:
+    assert getattr(check_spec(spec(**{field: most})), field) == most
+    refused(field, **{field: most + 1})
+
+
+def test_models_have_a_name_that_can_be_shown() -> None:
+    for name in ("m", "m" * 256, "org/model name"):
+        assert check_spec(spec(model=name)).model == name
+    for name in ("", "m" * 257, "a\nb", "a\x1fb"):
+        refused("model", model=name)
+
+
+def test_splits_name_layers_and_are_instead_of_stages() -> None:
+    for split in ([1] * MAX_STAGES, [1, MAX_LAYERS]):
+        assert list(check_spec(spec(split=split)).split) == split
+    for split in ([1] * (MAX_STAGES + 1), [1, MAX_LAYERS + 1], [0, 1]):
+        refused("split", split=split)
+    refused("split", split=[1, 2], stages=2)
+
+
+def test_members_are_named_once_and_as_many_as_a_split_needs() -> None:
+    assert list(check_spec(spec(members=IDS)).members) == IDS
+    assert check_spec(spec(split=[1, 2, 3], replicas=2, members=IDS)).replicas == 2
+    refused("members", split=[1, 2, 3], members=IDS)
+    refused("members", members=[IDS[0], IDS[0]])
+    refused("members", members=["nobody"])
+    many = [encode_base32(number.to_bytes(32, "big")) for number in range(MAX_STAGES * MAX_REPLICAS + 1)]
+    refused("members", members=many)
+
+
+@pytest.mark.parametrize("fields", [{"strategy": "tensor"}, {"kv_bits": 2}])
+def test_what_is_not_served_is_refused(fields: dict[str, Any]) -> None:
+    refused(next(iter(fields)), **fields)
+
+
+def refused(param: str, **fields: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_spec(spec(**fields))
+    assert caught.value.metadata["param"] == param

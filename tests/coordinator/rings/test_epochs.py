@@ -1,0 +1,325 @@
+"""The epoch machine: the good path, every way to end, and what holds over any sequence of events."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from sealring.coordinator.rings.epochs import (
+    FIRST_BACKOFF,
+    LAST_BACKOFF,
+    RETRY_SECONDS,
+    STEADY_SECONDS,
+    Action,
+    Changed,
+    Commit,
+    End,
+    Phase,
+    Prepare,
+    RingEpochs,
+    Timeouts,
+)
+from sealring.mesh.errors import Unavailable
+from sealring.v1 import membership_pb2
+
+MEMBERS = ("a", "b", "c")
+NAMES = {member: f"node-{member}" for member in MEMBERS}
+LINKS = [membership_pb2.LinkInfo(from_rank=0, to_rank=1, suite="x")]
+
+
+def machine() -> RingEpochs:
+    counter = itertools.count(1)
+    return RingEpochs(NAMES, lambda: next(counter), Timeouts(prepare=120, commit=60, grace=6))
+
+
+def bring_online(ring: RingEpochs, now: float = 0.0) -> list[Action]:
+    return [action for member in MEMBERS for action in ring.online(member, now)]
+
+
+def serve(ring: RingEpochs, now: float = 0.0) -> None:
+    bring_online(ring, now)
+    ring.tick(now + LAST_BACKOFF)
+    epoch = ring.epoch
+    for member in MEMBERS:
+        ring.prepared(member, epoch, LINKS, now)
+    for member in MEMBERS:
+        ring.up(member, epoch, now)
+    assert ring.phase is Phase.SERVING
+
+
+def test_the_good_path() -> None:
+    ring = machine()
+    assert ring.online("a", 0) == []
+    assert ring.online("b", 0) == []
+    assert ring.online("c", 0) == [Prepare(1), Changed()]
+    assert ring.prepared("a", 1, LINKS, 1) == []
+    assert ring.prepared("a", 1, LINKS, 1) == []
+    assert ring.prepared("b", 1, LINKS, 1) == []
+    assert ring.prepared("c", 1, LINKS, 1) == [Commit(1), Changed()]
+    assert [ring.up(member, 1, 2) for member in MEMBERS] == [[], [], [Changed()]]
+    assert ring.phase is Phase.SERVING
+    assert ring.links == LINKS
+    assert ring.deadline() is None
+
+
+def test_a_fault_ends_the_epoch_and_the_next_waits_for_the_back_off() -> None:
+    ring = machine()
+    serve(ring)
+    assert ring.fault("b", 1, "carrier died", 5) == [End(1, "carrier died"), Changed()]
+    assert ring.reason == "carrier died"
+    assert ring.deadline() == 5 + FIRST_BACKOFF
+    assert ring.tick(5.1) == []
+    assert ring.tick(5.2) == [Prepare(2), Changed()]
+
+
+def test_the_back_off_doubles_up_to_its_limit_and_starts_anew_after_a_good_epoch() -> None:
+    ring = machine()
+    bring_online(ring)
+    waits, now = [], 0.0
+    for _ in range(8):
+        ring.fault("a", ring.epoch, "no", now)
+        due = ring.deadline()
+        assert due is not None
+        waits.append(round(due - now, 6))
+        now = due
+        ring.tick(now)
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    for member in MEMBERS:
+        ring.prepared(member, ring.epoch, [], now)
+    for member in MEMBERS:
+        ring.up(member, ring.epoch, now)
+    now += STEADY_SECONDS
+    ring.fault("a", ring.epoch, "no", now)
+    assert ring.deadline() == now + FIRST_BACKOFF
+
+
+def test_old_epochs_and_strangers_change_nothing() -> None:
+    ring = machine()
+    serve(ring)
+    ring.fault("a", 1, "no", 1)
+    ring.tick(20)
+    assert ring.epoch == 2
+    assert ring.fault("a", 1, "late", 20) == []
+    assert ring.prepared("a", 1, LINKS, 20) == []
+    assert ring.up("a", 2, 20) == []
+    assert ring.fault("z", 2, "stranger", 20) == []
+    assert ring.online("z", 20) == []
+    assert ring.offline("z", 20) == []
+    assert ring.prepared("z", 2, LINKS, 20) == []
+    assert ring.phase is Phase.PREPARING
+
+
+def test_a_member_that_goes_away_ends_it_and_its_return_forms_the_next() -> None:
+    ring = machine()
+    serve(ring)
+    assert ring.offline("c", 100) == [End(1, "node-c is offline"), Changed()]
+    assert ring.deadline() is None
+    assert ring.tick(1000) == []
+    assert ring.online("c", 1000) == [Prepare(2), Changed()]
+
+
+def test_a_serving_ring_outlives_a_short_loss_of_the_stream() -> None:
+    ring = machine()
+    serve(ring)
+    assert ring.lost("b", 10) == []
+    assert ring.deadline() == 16
+    assert ring.online("b", 15) == []
+    assert ring.tick(17) == []
+    assert ring.lost("b", 20) == []
+    assert ring.lost("b", 25) == []
+    assert ring.tick(26) == [End(1, "node-b is offline"), Changed()]
+
+
+def test_a_forming_ring_does_not() -> None:
+    ring = machine()
+    bring_online(ring)
+    assert ring.lost("b", 1) == [End(1, "node-b is offline"), Changed()]
+
+
+def test_a_fault_while_a_stream_is_missing_waits_for_its_return() -> None:
+    ring = machine()
+    serve(ring)
+    ring.lost("b", 10)
+    ring.fault("a", 1, "neighbour lost", 10)
+    assert ring.tick(50) == []
+    assert ring.online("b", 50) == [Prepare(2), Changed()]
+
+
+def test_deadlines_end_what_takes_too_long_and_progress_moves_them() -> None:
+    ring = machine()
+    nobody = "node-a, node-b, node-c did not finish"
+    bring_online(ring)
+    assert ring.advanced("a", 1, "loading", 0.5, 100) == []
+    assert ring.progress == {"a": ("loading", 0.5)}
+    assert ring.tick(130) == []
+    ring.advanced("a", 1, "loading", 0.5, 219)
+    assert ring.tick(220) == [
+        End(1, f"preparing took too long: {nobody}"),
+        Changed(),
+    ]
+    ring.tick(221)
+    for member in MEMBERS:
+        ring.prepared(member, 2, [], 221)
+    assert ring.tick(281) == [
+        End(2, f"committing took too long: {nobody}"),
+        Changed(),
+    ]
+
+
+def test_the_culprits_own_word_replaces_what_its_neighbours_said() -> None:
+    ring = machine()
+    serve(ring)
+    ring.fault("c", 1, "node-c: the connection to a neighbour was lost", 10, root=False)
+    assert ring.reason == "node-c: the connection to a neighbour was lost"
+    assert ring.fault("a", 1, "node-a: the gateway has gone", 10, root=False) == []
+    assert ring.fault("b", 1, "node-b: the engine ended", 10) == [Changed()]
+    ring.tick(11)
+    assert ring.fault("a", 1, "node-a: something else", 11) == [], "the first root cause stands"
+    assert ring.reason == "node-b: the engine ended"
+    assert ring.phase is Phase.PREPARING
+
+
+def test_a_member_that_goes_is_the_cause_of_what_its_neighbours_said() -> None:
+    for order in ("word first", "silence first", "silence much later"):
+        ring = machine()
+        serve(ring)
+        if order == "silence first":
+            ring.lost("b", 10)
+        ring.fault("c", 1, "node-c: the connection to a neighbour was lost", 10, root=False)
+        if order == "word first":
+            assert ring.lost("b", 10) == [Changed()]
+        if order == "silence much later":
+            ring.tick(11)
+            ring.offline("b", 17)
+        assert ring.reason == "node-b is offline"
+
+
+def test_a_ring_says_whom_it_waits_for() -> None:
+    ring = machine()
+    assert ring.reason == "node-a, node-b, node-c are offline"
+    ring.online("a", 0)
+    ring.online("c", 0)
+    assert ring.reason == "node-b is offline"
+    ring.online("b", 0)
+    assert ring.reason == "forming"
+    serve(ring)
+    assert ring.reason == ""
+
+
+def test_a_number_that_cannot_be_stored_is_the_reason_and_tried_again() -> None:
+    full = [True]
+
+    def next_epoch() -> int:
+        if full[0]:
+            raise Unavailable("no space is left")
+        return 7
+
+    ring = RingEpochs(NAMES, next_epoch, Timeouts())
+    assert bring_online(ring) == [Changed()]
+    assert ring.reason == "the coordinator cannot begin an epoch: no space is left"
+    assert ring.deadline() == RETRY_SECONDS
+    assert ring.tick(RETRY_SECONDS) == [], "the same reason is told once"
+    full[0] = False
+    assert ring.tick(2 * RETRY_SECONDS) == [Prepare(7), Changed()]
+
+
+def test_a_closed_ring_stays_closed() -> None:
+    ring = machine()
+    serve(ring)
+    assert ring.close("deleted") == [End(1, "deleted")]
+    assert ring.tick(1000) == []
+    assert ring.close("deleted") == []
+
+
+class Machine(RuleBasedStateMachine):
+    """Any order of any events, against a model of what has been told to the members."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ring = machine()
+        self.now = 0.0
+        self.begun: list[int] = []
+        self.active: int | None = None
+        self.committed: int | None = None
+        self.heard_prepared: set[str] = set()
+        self.heard_up: set[str] = set()
+
+    def apply(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Prepare):
+                assert self.active is None
+                assert not self.begun or action.epoch > self.begun[-1]
+                self.begun.append(action.epoch)
+                self.active = action.epoch
+                self.heard_prepared, self.heard_up = set(), set()
+            elif isinstance(action, Commit):
+                assert action.epoch == self.active
+                assert self.heard_prepared == set(MEMBERS)
+                self.committed = action.epoch
+            elif isinstance(action, End):
+                assert action.epoch == self.active
+                self.active = None
+
+    @rule(member=st.sampled_from(MEMBERS))
+    def online(self, member: str) -> None:
+        self.apply(self.ring.online(member, self.now))
+
+    @rule(member=st.sampled_from(MEMBERS))
+    def offline(self, member: str) -> None:
+        self.apply(self.ring.offline(member, self.now))
+
+    @rule(member=st.sampled_from(MEMBERS))
+    def lost(self, member: str) -> None:
+        self.apply(self.ring.lost(member, self.now))
+
+    @rule(member=st.sampled_from(MEMBERS), back=st.integers(0, 1))
+    def prepared(self, member: str, back: int) -> None:
+        epoch = self.ring.epoch - back
+        if epoch == self.active:
+            self.heard_prepared.add(member)
+        self.apply(self.ring.prepared(member, epoch, LINKS, self.now))
+
+    @rule(member=st.sampled_from(MEMBERS), back=st.integers(0, 1))
+    def up(self, member: str, back: int) -> None:
+        epoch = self.ring.epoch - back
+        if epoch == self.active == self.committed:
+            self.heard_up.add(member)
+        self.apply(self.ring.up(member, epoch, self.now))
+
+    @rule(member=st.sampled_from(MEMBERS), back=st.integers(0, 1))
+    def fault(self, member: str, back: int) -> None:
+        self.apply(self.ring.fault(member, self.ring.epoch - back, "no", self.now))
+
+    @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 7.0, 200.0]))
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.apply(self.ring.tick(self.now))
+
+    @rule()
+    def everyone_does_well(self) -> None:
+        """From any state, members that come and answer get a serving ring."""
+        for member in MEMBERS:
+            self.apply(self.ring.online(member, self.now))
+        self.now += LAST_BACKOFF
+        self.apply(self.ring.tick(self.now))
+        for member in MEMBERS:
+            self.prepared(member, 0)
+        for member in MEMBERS:
+            self.up(member, 0)
+        assert self.ring.phase is Phase.SERVING
+
+    @invariant()
+    def the_phase_is_what_the_members_were_told(self) -> None:
+        assert (self.ring.phase is Phase.WAITING) == (self.active is None)
+        if self.ring.phase is Phase.SERVING:
+            assert self.committed == self.active
+            assert self.heard_up == set(MEMBERS)
+        if self.ring.phase in (Phase.PREPARING, Phase.COMMITTING):
+            assert self.ring.deadline() is not None
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

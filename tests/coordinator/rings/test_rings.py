@@ -1,0 +1,299 @@
+"""Rings end to end: real servers, real mTLS, nodes that speak the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from patience import until
+
+from sealring.mesh.errors import EpochEnded, SealringError
+from sealring.mesh.rpc.problem import to_problem
+from sealring.v1 import admin_pb2, membership_pb2
+
+if TYPE_CHECKING:
+    from tests.coordinator.conftest import Cluster, FakeNode
+
+SERVING = membership_pb2.RING_PHASE_SERVING
+DOWN = membership_pb2.RING_PHASE_DOWN
+
+
+async def three(cluster: Cluster) -> list[FakeNode]:
+    return [await cluster.node(name) for name in ("alpha", "beta", "gamma")]
+
+
+async def deploy(cluster: Cluster, **spec: Any) -> admin_pb2.DeploymentPlan:
+    values: dict[str, Any] = {"name": "demo", "model": "demo", "stages": 3} | spec
+    request = admin_pb2.CreateDeploymentRequest(spec=admin_pb2.DeploymentSpec(**values))
+    plan: admin_pb2.DeploymentPlan = (await cluster.call("CreateDeployment", request)).plan
+    return plan
+
+
+async def ring_state(cluster: Cluster, phase: int, *, epoch: int = 0) -> admin_pb2.RingStatus:
+    async with asyncio.timeout(200):
+        while True:
+            answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+            status: admin_pb2.RingStatus = answer.deployments[0].rings[0]
+            if status.phase == phase and status.epoch >= epoch:
+                return status
+            await asyncio.sleep(0.05)
+
+
+async def test_three_members_form_a_ring(cluster: Cluster) -> None:
+    nodes = await three(cluster)
+    plan = await deploy(cluster)
+    assert [(stage.first_layer, stage.end_layer) for stage in plan.rings[0].stages] == [
+        (0, 3),
+        (3, 6),
+        (6, 9),
+    ]
+    status = await ring_state(cluster, SERVING)
+    assert status.epoch == 1
+    assert [(link.from_rank, link.to_rank, link.suite) for link in status.links] == [(0, 1, "test")]
+    for node in nodes:
+        prepare = await node.wait_for("prepare")
+        kinds = [message.WhichOneof("message") for message in node.messages]
+        assert kinds.index("prepare") < kinds.index("commit")
+        ring = node.roster.ring("demo-0")
+        assert prepare.roster_version <= node.roster.version
+        assert prepare.model_digest == ring.model_digest.hex() == "ab" * 32
+        assert prepare.max_rows == plan.spec.max_rows
+        assert prepare.kv_budget > 0
+        assert ring.min_trust == node.roster.min_trust == 10
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5", "org/Model_7B.v1", "A" * 128])
+async def test_a_deployment_is_called_what_the_contract_promises(cluster: Cluster, name: str) -> None:
+    node = await cluster.node("alpha")
+    plan = await deploy(cluster, name=name, stages=1)
+    await ring_state(cluster, SERVING)
+    ring = node.roster.ring(plan.rings[0].ring)
+    assert (ring.deployment, ring.replica) == (name, 0)
+    await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name=name))
+
+
+async def test_a_fault_ends_the_epoch_everywhere_and_the_next_forms(cluster: Cluster) -> None:
+    nodes = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    problem = membership_pb2.Problem(reason="CARRIER_DIED", message="the carrier died")
+    await nodes[1].send(fault=membership_pb2.EpochFault(ring="demo-0", epoch=1, problem=problem))
+    for node in nodes:
+        end = await node.wait_for("end", lambda end: end.epoch == 1)
+        assert "the carrier died" in end.reason
+        assert not end.unload
+    status = await ring_state(cluster, SERVING, epoch=2)
+    assert status.epoch == 2
+
+
+async def test_a_member_that_goes_ends_the_epoch_and_its_return_forms_the_next(cluster: Cluster) -> None:
+    nodes = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    await nodes[2].send(goodbye=membership_pb2.Goodbye(reason="restarting"))
+    await nodes[0].wait_for("end", lambda end: end.epoch == 1)
+    assert (await ring_state(cluster, DOWN)).reason == "gamma is offline"
+    await cluster.node("gamma", join=False)
+    await ring_state(cluster, SERVING, epoch=2)
+
+
+async def test_a_silent_member_is_offline(start_cluster: Any) -> None:
+    cluster = await start_cluster(heartbeat_timeout=1.0)
+    try:
+        node = await cluster.node("alpha")
+        node.beating = False
+        error = await node.wait_closed()
+        assert error is not None
+        assert error.reason == "SILENT"
+        answer = await cluster.call("ListNodes", admin_pb2.ListNodesRequest())
+        assert answer.nodes[0].state == admin_pb2.NODE_STATE_OFFLINE
+    finally:
+        await cluster.close()
+
+
+async def test_a_serving_ring_outlives_a_stream_that_comes_back(cluster: Cluster) -> None:
+    nodes = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    running = dict(nodes[0].running)
+    nodes[0].beating = False
+    await nodes[0].stop()
+    again = await cluster.node("alpha", join=False, heartbeat=False)
+    again.running = running
+    await again.beat()
+    again.memory += 1
+    await again.beat()
+    session = cluster.coordinator.sessions.find(again.id)
+    await until(lambda: session.heartbeat and session.heartbeat.memory_usable == again.memory)
+    assert (await ring_state(cluster, SERVING)).epoch == 1
+    assert not [one for one in nodes[1].messages if one.HasField("end")]
+
+
+async def test_status_names_the_culprit_and_not_who_noticed_first(cluster: Cluster) -> None:
+    _, beta, gamma = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    beta.prepares = False
+
+    async def report(node: FakeNode, problem: SealringError) -> None:
+        await node.send(fault=membership_pb2.EpochFault(ring="demo-0", epoch=1, problem=to_problem(problem)))
+        await beta.wait_for("end")
+
+    await report(gamma, EpochEnded("the connection to a neighbour was lost", reason="PEER_LOST"))
+    await report(beta, EpochEnded("the engine process ended", reason="CHILD_ENDED"))
+    status = await ring_state(cluster, membership_pb2.RING_PHASE_FORMING, epoch=2)
+    while status.reason.startswith("gamma"):
+        status = await ring_state(cluster, membership_pb2.RING_PHASE_FORMING, epoch=2)
+    assert status.reason == "beta: the engine process ended"
+
+
+async def test_a_restarted_member_ends_the_old_epoch(cluster: Cluster) -> None:
+    nodes = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    await nodes[0].stop()
+    await cluster.node("alpha", join=False)
+    end = await nodes[1].wait_for("end", lambda end: end.epoch == 1)
+    assert end.reason == "alpha was restarted"
+    await ring_state(cluster, SERVING, epoch=2)
+
+
+async def test_a_member_that_runs_what_is_over_is_told(cluster: Cluster) -> None:
+    await cluster.join("alpha")
+    node = await cluster.node("alpha", join=False, heartbeat=False)
+    node.running = {"gone-0": 7}
+    await node.beat()
+    end = await node.wait_for("end")
+    assert (end.ring, end.epoch, end.unload) == ("gone-0", 7, True)
+
+
+async def test_an_epoch_number_is_never_used_twice_even_after_a_restart(
+    cluster: Cluster, start_cluster: Any
+) -> None:
+    await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    version = cluster.coordinator.authority.current.version
+    await cluster.close()
+    again = await start_cluster()
+    try:
+        assert again.coordinator.authority.current.version > version
+        for name in ("alpha", "beta", "gamma"):
+            await again.node(name, join=False)
+        assert (await ring_state(again, SERVING)).epoch == 2
+    finally:
+        await again.close()
+
+
+async def test_deleting_a_deployment_ends_its_ring_and_frees_its_members(cluster: Cluster) -> None:
+    nodes = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="demo"))
+    for node in nodes:
+        assert (await node.wait_for("end")).unload
+    await nodes[0].wait_for("roster", lambda _: not nodes[0].roster.rings)
+    await deploy(cluster)
+    assert (await ring_state(cluster, SERVING)).epoch == 2
+
+
+async def test_an_evicted_member_is_cut_off_and_its_ring_moves(cluster: Cluster) -> None:
+    nodes = await three(cluster)
+    spare = await cluster.node("spare")
+    plan = await deploy(cluster)
+    serving = {stage.member for stage in plan.rings[0].stages}
+    everyone = [*nodes, spare]
+    leaving = next(node for node in everyone if node.id in serving)
+    replacement = next(node for node in everyone if node.id not in serving)
+    await ring_state(cluster, SERVING)
+    await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=leaving.id))
+    error = await leaving.wait_closed(2)
+    assert error is not None
+    assert error.reason == "EVICTED"
+    await ring_state(cluster, SERVING, epoch=2)
+    assert replacement.roster.ring("demo-0").member(replacement.id)
+    assert replacement.roster.is_revoked(leaving.id)
+
+
+async def test_a_ring_that_cannot_do_without_its_evicted_member_is_down(cluster: Cluster) -> None:
+    nodes = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=nodes[0].id))
+    await nodes[1].wait_for("end", lambda end: end.epoch == 1)
+    status = await ring_state(cluster, DOWN)
+    assert status.reason.startswith("alpha was evicted")
+    while "others could not take over" not in status.reason:
+        status = await ring_state(cluster, DOWN)
+    assert "needs 3 nodes and 2 can serve" in status.reason
+    await nodes[1].wait_for("roster", lambda _: not nodes[1].roster.rings)
+    (parked,) = [told.ring for told in cluster.coordinator.rings.snapshot() if told.HasField("ring")]
+    assert (parked.phase, parked.deployment) == (DOWN, "demo")
+    assert "evicted" in parked.reason, "a gateway that starts now learns of the model"
+
+
+async def test_a_drained_member_hands_over_to_a_free_one(cluster: Cluster) -> None:
+    await three(cluster)
+    await cluster.node("spare")
+    plan = await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    leaving = plan.rings[0].stages[1].member
+    await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=leaving))
+    await ring_state(cluster, SERVING, epoch=2)
+    answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+    assert leaving not in {stage.member for stage in answer.deployments[0].plan.rings[0].stages}
+    assert answer.deployments[0].plan.plan_hash != plan.plan_hash
+
+
+async def test_draining_without_a_substitute_stops_the_ring_until_it_is_undone(cluster: Cluster) -> None:
+    nodes = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=nodes[0].id))
+    assert "draining" in (await ring_state(cluster, DOWN)).reason
+    with pytest.raises(SealringError, match="draining"):
+        await deploy(cluster, name="other", members=[nodes[0].id], stages=1)
+    await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=nodes[0].id, undo=True))
+    await ring_state(cluster, SERVING, epoch=2)
+
+
+async def test_a_drain_that_was_undone_moves_nothing_though_another_begins(cluster: Cluster) -> None:
+    """The first drain has asked the spare for its profile when it is taken back."""
+    nodes = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    leaving, spare = nodes[1], await cluster.node("spare")
+    spare.profiles = False
+
+    async def drain(*, undo: bool = False) -> None:
+        await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=leaving.id, undo=undo))
+
+    await drain()
+    first = await spare.wait_for("profile")
+    await drain(undo=True)
+    leaving.busy = True
+    sessions = cluster.coordinator.sessions
+    while (session := sessions.find(leaving.id)) is None or session.idle:
+        await sessions.next_beat()
+    await drain()
+    await spare.tell_profile(first)
+    leaving.busy = False
+    second = await spare.wait_for("profile", lambda asked: asked.id != first.id)
+    assert spare.roster.ring("demo-0").member(leaving.id), "the ring has not moved before it was idle"
+    await spare.tell_profile(second)
+    await spare.wait_for("roster", lambda _: spare.roster.ring_of(spare.id) is not None)
+
+
+async def test_a_member_that_never_prepares_is_given_up_on(start_cluster: Any) -> None:
+    cluster = await start_cluster(prepare_timeout=1.0)
+    try:
+        await cluster.node("alpha")
+        stuck = await cluster.node("beta", prepare=False)
+        await deploy(cluster, stages=2)
+        end = await stuck.wait_for("end")
+        assert end.reason == "preparing took too long: beta did not finish"
+        stuck.prepares = True
+        await ring_state(cluster, SERVING, epoch=2)
+    finally:
+        await cluster.close()

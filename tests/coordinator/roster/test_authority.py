@@ -1,0 +1,256 @@
+"""The roster authority: one chain, no version with two contents, nothing published that is not stored."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patience import until
+from structlog.testing import capture_logs
+
+from sealring.coordinator.init import init
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.roster import authority
+from sealring.coordinator.roster.audit_head import read_head
+from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredRoster
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.errors import FailedPrecondition, RosterError, Unavailable
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.roster.model import Roster
+from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.v1 import admin_pb2, model_pb2
+
+NOW = 1_800_000_000
+
+
+class Bench:
+    """An authority over a real store, with a clock that the test turns."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = float(NOW)
+        self.looks = 0
+        self.settings = CoordinatorSettings(state_dir=folder, cluster="demo", software_identity_allowed=True)
+        init(self.settings, clock=self.clock)
+        self.store = Store.open(folder)
+        self.keys = ClusterKeys.load(self.settings, now=NOW)
+        self.published: list[StoredRoster] = []
+        self.authority = self.restart()
+
+    def clock(self) -> float:
+        self.looks += 1
+        return self.now
+
+    def restart(self) -> Authority:
+        authority = Authority(self.store, self.keys, self.settings, clock=self.clock)
+        authority.listeners.append(self.published.append)
+        return authority
+
+    def roster(self) -> Roster:
+        """The newest, as a reader sees it."""
+        return check_roster(self.published[-1].envelope, self.keys.root, now=self.now)
+
+    def enrol(self, **changes: Any) -> StoredMember:
+        key = SoftwareSigner.generate().public_key
+        member = StoredMember(
+            id=member_id(key),
+            role=Role.MEMBER,
+            name="alpha",
+            identity_key=key,
+            key_type=KeyType.SOFTWARE,
+            enrolled_at=NOW,
+            sealing_key=secrets.token_bytes(32),
+            level=TrustLevel.SOFTWARE,
+            trust=10,
+            attestation=b"{}",
+            attested_at=NOW,
+            challenged_at=NOW,
+            manifest_hash=bytes(32),
+            addresses=("127.0.0.1:7000",),
+        )
+        member = dataclasses.replace(member, **changes)
+        with self.authority.change():
+            self.store.members.enrol(member)
+        return member
+
+    def deploy(self, *members: StoredMember, name: str = "demo", floor: int = 10) -> None:
+        spec = admin_pb2.DeploymentSpec(
+            name=name, model="demo", strategy="pipeline", context=512, trust_floor=floor
+        )
+        stages = [
+            admin_pb2.StagePlan(member=member.id, rank=rank, first_layer=rank, end_layer=rank + 1)
+            for rank, member in enumerate(members)
+        ]
+        plan = admin_pb2.DeploymentPlan(
+            spec=spec,
+            profile=model_pb2.ModelProfile(layers=len(members), digest="ab" * 32),
+            rings=[admin_pb2.RingPlan(ring=f"{name}-0", stages=stages)],
+            plan_hash="cd" * 32,
+        )
+        with self.authority.change():
+            self.store.deployments.add(StoredDeployment(spec, plan, NOW))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "c")
+    yield made
+    made.store.close()
+
+
+def test_there_is_no_roster_before_the_first(bench: Bench) -> None:
+    with pytest.raises(FailedPrecondition):
+        _ = bench.authority.current
+
+
+def test_versions_rise_by_one_in_one_chain_over_restarts(bench: Bench) -> None:
+    for restart in (False, True, False, True):
+        if restart:
+            bench.authority = bench.restart()
+        bench.authority.publish()
+    rosters = [check_roster(one.envelope, bench.keys.root, now=NOW) for one in bench.published]
+    assert [roster.version for roster in rosters] == [1, 2, 3, 4]
+    assert [roster.previous for roster in rosters[1:]] == [roster.hash for roster in rosters[:-1]]
+    assert [one.hash for one in bench.published] == [roster.hash for roster in rosters]
+
+
+def test_a_roster_is_stored_before_anybody_sees_it(bench: Bench) -> None:
+    seen: list[StoredRoster | None] = []
+    bench.authority.listeners.append(lambda roster: seen.append(bench.store.rosters.latest()))
+    bench.authority.publish()
+    assert seen == [bench.authority.current]
+
+
+def test_a_crash_after_storing_never_reuses_the_version(bench: Bench) -> None:
+    def dies(roster: StoredRoster) -> None:
+        raise SystemExit
+
+    bench.authority.listeners.insert(0, dies)
+    with pytest.raises(SystemExit):
+        bench.authority.publish()
+    assert bench.published == []
+    bench.authority = bench.restart()
+    bench.authority.publish()
+    assert bench.roster().version == 2
+
+
+def test_a_listener_that_fails_does_not_fail_what_was_stored(bench: Bench) -> None:
+    def fails(roster: StoredRoster) -> None:
+        raise Unavailable("the database cannot be written")
+
+    bench.authority.listeners.insert(0, fails)
+    with bench.authority.change():
+        bench.store.set_meta("x", b"y")
+    assert bench.store.get_meta("x") == b"y"
+    assert bench.published == [bench.authority.current], "the others were told"
+
+
+def test_a_change_that_fails_leaves_neither_trace_nor_version(bench: Bench) -> None:
+    bench.authority.publish()
+    with pytest.raises(RuntimeError), bench.authority.change():
+        bench.store.set_meta("x", b"y")
+        raise RuntimeError
+    assert bench.store.get_meta("x") is None
+    assert bench.authority.current.version == 1
+    bench.authority.publish()
+    assert bench.roster().version == 2
+
+
+def test_members_that_no_reader_would_take_are_never_signed(bench: Bench) -> None:
+    first = bench.enrol()
+    with pytest.raises(RosterError):
+        bench.enrol(sealing_key=first.sealing_key)
+    with pytest.raises(RosterError):
+        bench.enrol(level=TrustLevel.HARDWARE, trust=30)
+    assert bench.store.members.all() == [first]
+    assert bench.roster().version == 1
+
+
+def test_rings_stand_in_the_roster_with_their_trust(bench: Bench) -> None:
+    members = [bench.enrol(), bench.enrol()]
+    bench.deploy(*members)
+    roster = bench.roster()
+    ring = roster.ring("demo-0")
+    assert [member.layers for member in ring.members] == [(0, 1), (1, 2)]
+    assert (ring.deployment, ring.replica, ring.total_layers, ring.min_trust) == ("demo", 0, 2, 10)
+    assert (ring.model_digest, ring.plan_hash) == (b"\xab" * 32, b"\xcd" * 32)
+    assert roster.min_trust == 10
+    assert bench.authority.serves("demo-0")
+    assert not bench.authority.serves("demo-1")
+
+
+def test_a_ring_without_a_member_or_below_its_floor_is_left_out(bench: Bench) -> None:
+    members = [bench.enrol(), bench.enrol()]
+    bench.deploy(*members)
+    bench.deploy(bench.enrol(), name="strict", floor=20)
+    assert not bench.authority.serves("strict-0")
+    with bench.authority.change():
+        bench.store.members.revoke(Revocation.of(members[0], NOW, banned=False))
+    assert not bench.authority.serves("demo-0")
+    roster = bench.roster()
+    assert roster.rings == ()
+    assert roster.is_revoked(members[0].id)
+
+
+def test_a_revocation_is_told_until_every_certificate_has_expired(bench: Bench) -> None:
+    member = bench.enrol()
+    with bench.authority.change():
+        bench.store.members.revoke(Revocation.of(member, NOW, banned=True))
+    bench.now += bench.settings.certificate_lifetime
+    bench.authority.publish()
+    assert bench.roster().is_revoked(member.id)
+    bench.now += 120
+    bench.authority.publish()
+    assert not bench.roster().is_revoked(member.id)
+    assert bench.store.members.banned(member.id)
+
+
+def test_gateways_are_listed_with_their_keys(bench: Bench) -> None:
+    gateway = bench.enrol(role=Role.GATEWAY, sealing_key=b"", addresses=())
+    roster = bench.roster()
+    assert roster.gateway(gateway.id).identity_key == gateway.identity_key
+    assert roster.members == ()
+
+
+async def test_half_of_its_life_renews_it_by_either_clock(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authority, "_LOOK_SECONDS", 0.001)
+    bench.authority.publish()
+    bench.now += bench.settings.roster_lifetime / 2
+    renewing = asyncio.create_task(bench.authority.renew_forever())
+    await until(lambda: bench.authority.current.version == 2)
+    seen = bench.looks
+    await until(lambda: bench.looks > seen + 5)
+    assert bench.authority.current.version == 2
+    renewing.cancel()
+
+
+async def test_a_renewal_that_fails_is_tried_again(bench: Bench) -> None:
+    bench.authority.publish()
+    connection = bench.store._database._connection
+    connection.execute("PRAGMA query_only = ON")
+    bench.now += bench.settings.roster_lifetime / 2
+    with capture_logs() as logs:
+        renewing = asyncio.create_task(bench.authority.renew_forever())
+        await until(lambda: logs)
+        assert logs[0]["event"] == "roster_not_renewed"
+        assert bench.authority.current.version == 1
+        connection.execute("PRAGMA query_only = OFF")
+        await until(lambda: bench.authority.current.version == 2)
+    renewing.cancel()
+
+
+def test_every_roster_signs_the_audit_log_as_well(bench: Bench) -> None:
+    member = bench.enrol()
+    with bench.authority.change():
+        bench.store.audit.append(NOW, "operator", "do", member.id, {})
+    head = read_head(bench.authority.audit_seal.envelope, bench.keys.root)
+    assert (head.sequence, head.hash) == bench.store.audit.head()

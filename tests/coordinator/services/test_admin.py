@@ -1,0 +1,309 @@
+"""Admin calls end to end, and who may make them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+import pytest
+
+from sealring.coordinator.store import verify_chain
+from sealring.mesh.clock import wall_clock
+from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.errors import (
+    AlreadyExists,
+    InvalidInput,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    SealringError,
+)
+from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.member.state import load_member_state
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki.root import decode_chain, verify_root_chain
+from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.rpc.server import from_rpc_error
+from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc
+
+if TYPE_CHECKING:
+    from tests.coordinator.conftest import Cluster
+
+
+async def audit(cluster: Cluster) -> list[admin_pb2.AuditEntry]:
+    answer = await cluster.call("ListAuditLog", admin_pb2.ListAuditLogRequest())
+    verify_chain(answer.entries)
+    return list(answer.entries)
+
+
+def create(**spec: Any) -> admin_pb2.CreateDeploymentRequest:
+    return admin_pb2.CreateDeploymentRequest(
+        spec=admin_pb2.DeploymentSpec(**({"name": "demo", "model": "demo"} | spec))
+    )
+
+
+async def test_join_tokens_are_made_listed_and_revoked(cluster: Cluster) -> None:
+    made = await cluster.call(
+        "CreateJoinToken", admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE, note="attic")
+    )
+    assert JoinToken.parse(made.token).addresses == (cluster.join_address,)
+    listed = (await cluster.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest())).tokens
+    assert [(token.token_id, token.note) for token in listed] == [(made.token_id, "attic")]
+    assert listed[0].expires - listed[0].created == 600
+    secret = made.token.split(".")[3]
+    assert secret not in str(listed)
+    await cluster.call("RevokeJoinToken", admin_pb2.RevokeJoinTokenRequest(token_id=made.token_id))
+    assert not (await cluster.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest())).tokens
+    with pytest.raises(PermissionDenied):
+        await cluster.join("alpha", token=made.token)
+    with pytest.raises(NotFound):
+        await cluster.call("RevokeJoinToken", admin_pb2.RevokeJoinTokenRequest(token_id=made.token_id))
+    assert [entry.action for entry in await audit(cluster)] == [
+        "create_cluster",
+        "create_join_token",
+        "revoke_join_token",
+    ]
+    assert all(secret not in str(entry) for entry in await audit(cluster))
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (admin_pb2.CreateJoinTokenRequest(), "role"),
+        (admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE, ttl_seconds=3601), "ttl_seconds"),
+        (admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE, uses=65), "uses"),
+        (admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE, note="x" * 201), "note"),
+        (admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE, note="a\nb"), "note"),
+    ],
+)
+async def test_bad_tokens_name_the_field(
+    cluster: Cluster, request_: admin_pb2.CreateJoinTokenRequest, param: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        await cluster.call("CreateJoinToken", request_)
+    assert caught.value.metadata["param"] == param
+
+
+async def test_nodes_are_listed_with_what_they_report(cluster: Cluster) -> None:
+    node = await cluster.node("alpha", memory=3 << 30)
+    await cluster.join("beta")
+    await cluster.call("CreateDeployment", create())
+    answer = await cluster.call("ListNodes", admin_pb2.ListNodesRequest())
+    by_name = {found.name: found for found in answer.nodes}
+    alpha, beta = by_name["alpha"], by_name["beta"]
+    assert (alpha.id, alpha.level, alpha.trust) == (node.id, "software", 10)
+    assert (alpha.memory_usable, alpha.memory_total, alpha.load) == (3 << 30, 6 << 30, 0.5)
+    assert (alpha.ring, alpha.rank, alpha.first_layer, alpha.end_layer) == ("demo-0", 0, 0, 9)
+    assert abs(alpha.last_seen - wall_clock()) < 60
+    assert beta.state == admin_pb2.NODE_STATE_OFFLINE
+    assert list(beta.addresses) == ["127.0.0.1:7999"]
+
+
+async def test_planning_changes_nothing(cluster: Cluster) -> None:
+    await cluster.node("alpha")
+    await cluster.node("beta")
+    before = await cluster.call("GetRoster", admin_pb2.GetAdminRosterRequest())
+    request = admin_pb2.PlanDeploymentRequest(spec=create(stages=2).spec)
+    planned = (await cluster.call("PlanDeployment", request)).plan
+    assert [stage.end_layer - stage.first_layer for stage in planned.rings[0].stages] == [5, 4]
+    assert planned.spec.context == 512
+    assert planned.spec.trust_floor == 10
+    after = await cluster.call("GetRoster", admin_pb2.GetAdminRosterRequest())
+    assert before == after
+    made = (await cluster.call("CreateDeployment", create(stages=2))).plan
+    assert made.plan_hash == planned.plan_hash
+
+
+async def test_an_unknown_model_lists_what_every_node_said(cluster: Cluster) -> None:
+    await cluster.node("alpha")
+    await cluster.node("beta")
+    with pytest.raises(NotFound) as caught:
+        await cluster.call("CreateDeployment", create(model="nothing"))
+    error = caught.value
+    assert error.reason == "UNKNOWN_MODEL"
+    assert error.metadata["param"] == "model"
+    assert "alpha: there is no such model folder" in error.message
+    assert "beta: there is no such model folder" in error.message
+
+
+async def test_nodes_with_another_version_of_the_model_are_left_out(cluster: Cluster) -> None:
+    from tests.coordinator.conftest import GIB, small_profile
+
+    other = await cluster.node("alpha", profile=small_profile("cd" * 32))
+    big = await cluster.node("beta", memory=4 * GIB)
+    plan = (await cluster.call("CreateDeployment", create())).plan
+    assert [stage.member for stage in plan.rings[0].stages] == [big.id]
+    with pytest.raises(SealringError) as caught:
+        await cluster.call("CreateDeployment", create(name="two", members=[other.id, big.id], stages=2))
+    assert caught.value.reason == "NODE_NOT_USABLE"
+
+
+async def test_what_does_not_fit_is_refused_with_the_numbers(cluster: Cluster) -> None:
+    await cluster.node("alpha", memory=5000)
+    with pytest.raises(ResourceExhausted) as caught:
+        await cluster.call("CreateDeployment", create())
+    error = caught.value
+    assert error.reason == "DOES_NOT_FIT"
+    assert int(error.metadata["needed_bytes"]) > int(error.metadata["available_bytes"])
+
+
+async def test_a_name_is_taken_once_even_by_two_at_a_time(cluster: Cluster) -> None:
+    await cluster.node("alpha")
+    await cluster.node("beta")
+    results = await asyncio.gather(
+        *(cluster.call("CreateDeployment", create(stages=1)) for _ in range(2)), return_exceptions=True
+    )
+    assert sorted(type(result).__name__ for result in results) == [
+        "AlreadyExists",
+        "CreateDeploymentResponse",
+    ]
+    with pytest.raises(AlreadyExists) as caught:
+        await cluster.call("PlanDeployment", admin_pb2.PlanDeploymentRequest(spec=create().spec))
+    assert caught.value.metadata["param"] == "name"
+
+
+async def test_a_member_serves_one_ring_and_says_which(cluster: Cluster) -> None:
+    await cluster.node("alpha")
+    await cluster.call("CreateDeployment", create())
+    with pytest.raises(SealringError) as caught:
+        await cluster.call("CreateDeployment", create(name="two"))
+    assert "alpha: it serves ring demo-0" in caught.value.message
+
+
+async def test_nobody_has_joined(cluster: Cluster) -> None:
+    with pytest.raises(SealringError) as caught:
+        await cluster.call("CreateDeployment", create())
+    assert caught.value.reason == "NOT_ENOUGH_NODES"
+    assert caught.value.message == "no node has joined"
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "kind"),
+    [
+        ("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="nothing"), NotFound),
+        ("EvictNode", admin_pb2.EvictNodeRequest(id="zz"), InvalidInput),
+        ("EvictNode", admin_pb2.EvictNodeRequest(id=encode_base32(bytes(32))), NotFound),
+        ("BanNode", admin_pb2.BanNodeRequest(id=encode_base32(bytes(32))), NotFound),
+        ("DrainNode", admin_pb2.DrainNodeRequest(id=encode_base32(bytes(32))), NotFound),
+        ("ListAuditLog", admin_pb2.ListAuditLogRequest(limit=1001), InvalidInput),
+        ("ListAuditLog", admin_pb2.ListAuditLogRequest(after=1 << 63), InvalidInput),
+    ],
+)
+async def test_bad_requests_get_one_clear_error(
+    cluster: Cluster, method: str, message: Any, kind: type[SealringError]
+) -> None:
+    with pytest.raises(kind):
+        await cluster.call(method, message)
+
+
+async def test_the_roster_is_verifiable_by_anyone_with_the_pin(cluster: Cluster) -> None:
+    await cluster.join("alpha")
+    answer = await cluster.call("GetRoster", admin_pb2.GetAdminRosterRequest())
+    pin = load_member_state(cluster.settings.state_dir / "operator").root_sha256
+    root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=wall_clock())
+    roster = check_roster(answer.roster, root, now=wall_clock())
+    assert [member.level for member in roster.members] == ["software"]
+    assert roster.expires - roster.issued == 720
+
+
+async def test_too_many_open_tokens_are_no_fault_of_the_request(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealring.coordinator.services.admin.MAX_OPEN_TOKENS", 1)
+    await cluster.token()
+    with pytest.raises(ResourceExhausted) as caught:
+        await cluster.token()
+    assert caught.value.reason == "TOO_MANY_TOKENS"
+
+
+async def test_every_change_is_in_the_audit_log(cluster: Cluster) -> None:
+    node = await cluster.node("alpha")
+    await cluster.call("CreateDeployment", create())
+    await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=node.id))
+    await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=node.id, undo=True))
+    await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="demo"))
+    await cluster.call("BanNode", admin_pb2.BanNodeRequest(id=node.id))
+    entries = await audit(cluster)
+    actions = [(entry.actor, entry.action) for entry in entries]
+    assert actions == [
+        ("init", "create_cluster"),
+        ("operator", "create_join_token"),
+        (node.id, "enrol"),
+        ("operator", "create_deployment"),
+        ("operator", "drain_node"),
+        ("operator", "undo_drain_node"),
+        ("operator", "delete_deployment"),
+        ("operator", "ban_node"),
+    ]
+
+
+async def test_a_banned_node_never_comes_back_and_an_evicted_one_may(cluster: Cluster) -> None:
+    node = await cluster.node("alpha")
+    await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=node.id))
+    error = await node.wait_closed(2)
+    assert error is not None
+    assert error.reason == "EVICTED"
+    assert await cluster.refusal("alpha") == "NOT_ENROLLED"
+    await cluster.join("alpha")
+    again = await cluster.node("alpha", join=False)
+    await cluster.call("BanNode", admin_pb2.BanNodeRequest(id=again.id))
+    error = await again.wait_closed(2)
+    assert error is not None
+    assert error.reason == "BANNED"
+    with pytest.raises(PermissionDenied) as refused:
+        await cluster.join("alpha")
+    assert refused.value.reason == "JOIN_REFUSED"
+
+
+@pytest.mark.parametrize("role", [Role.MEMBER, Role.GATEWAY])
+async def test_only_the_operator_may_call_admin(cluster: Cluster, role: Role) -> None:
+    from tests.coordinator.conftest import channel_to
+
+    enrolled = await cluster.join("alpha", role=role)
+    async with channel_to(cluster.coordinator.main_address(), enrolled.state.tls) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await admin_pb2_grpc.AdminStub(channel).ListNodes(admin_pb2.ListNodesRequest(), timeout=200)
+    assert from_rpc_error(caught.value).reason == "WRONG_ROLE"
+
+
+async def test_every_admin_call_is_guarded(cluster: Cluster) -> None:
+    from tests.coordinator.conftest import channel_to
+
+    enrolled = await cluster.join("alpha")
+    service = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
+    async with channel_to(cluster.coordinator.main_address(), enrolled.state.tls) as channel:
+        stub = admin_pb2_grpc.AdminStub(channel)
+        for method in service.methods:
+            message = getattr(admin_pb2, method.input_type.name)()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await getattr(stub, method.name)(message, timeout=200)
+            assert from_rpc_error(caught.value).reason == "WRONG_ROLE", method.name
+
+
+async def test_gateways_and_members_keep_to_their_own_services(cluster: Cluster) -> None:
+    from tests.coordinator.conftest import channel_to
+
+    member = await cluster.join("alpha")
+    gateway = await cluster.join("gate", role=Role.GATEWAY)
+    async with channel_to(cluster.coordinator.main_address(), member.state.tls) as channel:
+        watch = membership_pb2_grpc.SchedulingStub(channel).Follow()
+        await watch.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await watch.read()
+        assert from_rpc_error(caught.value).reason == "WRONG_ROLE"
+    async with channel_to(cluster.coordinator.main_address(), gateway.state.tls) as channel:
+        session = membership_pb2_grpc.MembershipStub(channel).Session()
+        await session.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await session.read()
+        assert from_rpc_error(caught.value).reason == "WRONG_ROLE"
+
+
+async def test_a_caller_without_a_certificate_gets_nowhere(cluster: Cluster) -> None:
+    from sealring.mesh.rpc.tls import joining_channel
+
+    root = cluster.coordinator.keys.root
+    async with joining_channel(cluster.coordinator.main_address(), root.authorities) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await admin_pb2_grpc.AdminStub(channel).ListNodes(admin_pb2.ListNodesRequest(), timeout=3)

@@ -1,0 +1,432 @@
+"""Challenges end to end: who passes, who is out at once, who is out after three failures, and what stays."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from appletest import SERIAL, DeviceAuthority
+
+from sealring.mesh.crypto.identity import Label, SoftwareSigner
+from sealring.mesh.errors import FailedPrecondition, PermissionDenied, RosterError, SealringError
+from sealring.mesh.member.state import IDENTITY_KEY
+from sealring.mesh.trust.attestation import Posture
+from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.v1 import admin_pb2, membership_pb2
+
+if TYPE_CHECKING:
+    from tests.coordinator.conftest import Cluster, FakeNode
+
+SERVING = membership_pb2.RING_PHASE_SERVING
+DOWN = membership_pb2.RING_PHASE_DOWN
+GOOD = Posture(
+    hardware_model="Mac16,8",
+    chip="Apple M4 Pro",
+    os_version="26.1",
+    boot_session="ABC",
+    serial=SERIAL,
+    sip=True,
+    secure_boot=True,
+    authenticated_root=True,
+    filevault=True,
+)
+
+
+class EnclaveStandIn(SoftwareSigner):
+    """Says that its key is in an enclave, which is all that a coordinator can see of one."""
+
+    key_type = KeyType.SECURE_ENCLAVE
+
+
+@pytest.fixture
+async def quick(start_cluster: Callable[..., Awaitable[Cluster]]) -> AsyncIterator[Cluster]:
+    """Challenges every second, half a second to answer."""
+    running = await start_cluster(challenge_interval=1, challenge_timeout=0.5)
+    yield running
+    await running.close()
+
+
+async def deploy(cluster: Cluster, stages: int) -> None:
+    spec = admin_pb2.DeploymentSpec(name="demo", model="demo", stages=stages)
+    await cluster.call("CreateDeployment", admin_pb2.CreateDeploymentRequest(spec=spec))
+
+
+async def ring_state(cluster: Cluster, phase: int, *, epoch: int = 0) -> admin_pb2.RingStatus:
+    async with asyncio.timeout(200):
+        while True:
+            answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+            status: admin_pb2.RingStatus = answer.deployments[0].rings[0]
+            if status.phase == phase and status.epoch >= epoch:
+                return status
+            await asyncio.sleep(0.05)
+
+
+async def eventually(check: Callable[[], bool], seconds: float = 200) -> None:
+    async with asyncio.timeout(seconds):
+        while not check():
+            await asyncio.sleep(0.02)
+
+
+async def challenge(cluster: Cluster, node: FakeNode) -> None:
+    """Challenge a node now, after what is under way."""
+    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges._open)
+    cluster.coordinator.challenges.online(node.id)
+
+
+def count(node: FakeNode) -> int:
+    return sum(message.WhichOneof("message") == "challenge" for message in node.messages)
+
+
+def enrolled(cluster: Cluster, node: FakeNode) -> bool:
+    return cluster.coordinator.store.members.find(node.id) is not None
+
+
+def audit(cluster: Cluster, action: str) -> list[dict[str, str]]:
+    entries = cluster.coordinator.store.audit.entries(after=0, limit=1000)
+    return [dict(entry.details) for entry in entries if entry.action == action]
+
+
+async def enclave_node(
+    cluster: Cluster, name: str, chain: Callable[[bytes], tuple[bytes, ...]] | None = None, **said: Any
+) -> FakeNode:
+    """A node whose key says that it is in an enclave, with a good posture."""
+    from tests.coordinator.conftest import FakeNode
+
+    folder = cluster.folder / name
+    signer = EnclaveStandIn.load_or_create(folder / IDENTITY_KEY)
+    brings: dict[str, Any] = {"posture": GOOD} | said
+    if chain is not None:
+        brings["device_chain"] = chain(signer.public_key)
+    await cluster.join(name, signer=signer, **brings)
+    node = FakeNode(folder, cluster.coordinator.main_address())
+    node.signer = signer
+    node.said = {"posture": brings["posture"]}
+    cluster.nodes.append(node)
+    await node.start()
+    return node
+
+
+def trust_of(cluster: Cluster, node: FakeNode) -> tuple[TrustLevel, int]:
+    listed = cluster.coordinator.authority.listed(node.id)
+    assert listed is not None
+    return listed.level, listed.trust
+
+
+async def test_a_session_begins_with_a_challenge_and_more_follow(quick: Cluster) -> None:
+    node = await quick.node("alpha")
+    await eventually(lambda: count(node) >= 3)
+    assert enrolled(quick, node)
+    nonces = {message.challenge.nonce for message in node.messages if message.HasField("challenge")}
+    assert len(nonces) == count(node)
+    assert {len(nonce) for nonce in nonces} == {32}
+
+
+async def test_when_it_was_challenged_stands_in_the_next_roster(quick: Cluster) -> None:
+    node = await quick.node("alpha")
+    first = node.roster.member(node.id).challenged_at
+    await eventually(lambda: count(node) >= 4)
+    quick.coordinator.authority.publish()
+    await eventually(lambda: node.roster.member(node.id).challenged_at > first)
+    assert node.roster.member(node.id).attested_at <= first
+
+
+async def test_a_changed_manifest_is_out_at_once(cluster: Cluster) -> None:
+    await cluster.join("alpha")
+    node = await started(cluster, "alpha", manifest_hash=b"\x01" * 32)
+    error = await node.wait_closed()
+    assert error is not None
+    assert (error.reason, "MANIFEST_CHANGED" in error.hint) == ("EVICTED", True)
+    assert not enrolled(cluster, node)
+    assert audit(cluster, "evict_node") == [{"why": "MANIFEST_CHANGED"}]
+
+
+@pytest.mark.parametrize("protection", ["sip", "secure_boot"])
+@pytest.mark.parametrize("after", [False, None])
+async def test_a_lost_protection_is_out_at_once(
+    cluster: Cluster, protection: str, after: bool | None
+) -> None:
+    node = await enclave_node(cluster, "alpha")
+    other = await cluster.node("beta")
+    node.said = {"posture": dataclasses.replace(GOOD, **{protection: after})}
+    await challenge(cluster, node)
+    error = await node.wait_closed()
+    assert error is not None
+    assert error.reason == "EVICTED"
+    await eventually(lambda: other.roster.is_revoked(node.id))
+    assert audit(cluster, "evict_node") == [{"why": "PROTECTION_LOST"}]
+
+
+@pytest.mark.parametrize("protection", ["filevault", "authenticated_root"])
+async def test_a_poorer_posture_lowers_level_and_score_at_once_and_comes_back(
+    cluster: Cluster, protection: str
+) -> None:
+    node = await enclave_node(cluster, "alpha")
+    assert trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20)
+    node.said = {"posture": dataclasses.replace(GOOD, **{protection: False})}
+    await challenge(cluster, node)
+    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 10))
+    node.said = {"posture": GOOD}
+    await challenge(cluster, node)
+    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20))
+
+
+async def test_three_silent_failures_are_out(quick: Cluster) -> None:
+    node = await quick.node("alpha")
+    await node.wait_for("challenge")
+    node.answers = False
+    error = await node.wait_closed()
+    assert error is not None
+    assert (error.reason, "SILENT" in error.hint) == ("EVICTED", True)
+    assert count(node) == 4
+    assert not enrolled(quick, node)
+
+
+async def test_an_answer_in_between_forgives_two_failures(quick: Cluster) -> None:
+    node = await quick.node("alpha")
+    await node.wait_for("challenge")
+    for _ in range(2):
+        node.answers = False
+        before = count(node)
+        await eventually(lambda seen=before: count(node) == seen + 2)  # type: ignore[misc]
+        await eventually(lambda: failures(quick, node) == 2)
+        node.answers = True
+        await eventually(lambda: failures(quick, node) == 0)
+    assert enrolled(quick, node)
+
+
+async def test_coming_anew_does_not_forgive_failures(quick: Cluster) -> None:
+    node = await quick.node("alpha")
+    await node.wait_for("challenge")
+    node.answers = False
+    await eventually(lambda: failures(quick, node) == 2)
+    await node.stop()
+    again = await started(quick, "alpha", answers=False)
+    error = await again.wait_closed()
+    assert error is not None
+    assert error.reason == "EVICTED"
+    assert count(again) == 1
+
+
+def failures(cluster: Cluster, node: FakeNode) -> int:
+    return cluster.coordinator.challenges._failures.get(node.id, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"cluster": "other"}, "STATEMENT_MISMATCH"),
+        ({"sealing_key": bytes(32)}, "STATEMENT_MISMATCH"),
+        ({"identity_key": SoftwareSigner.generate().public_key}, "STATEMENT_MISMATCH"),
+        ({"key_type": KeyType.SECURE_ENCLAVE}, "STATEMENT_MISMATCH"),
+        ({"timestamp": -1000}, "STATEMENT_STALE"),
+        ({"timestamp": 1000}, "STATEMENT_FROM_FUTURE"),
+        ({"label": Label.ATTESTATION}, "STATEMENT_SIGNATURE"),
+        ({"label": Label.JOIN}, "STATEMENT_SIGNATURE"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+async def test_evidence_that_does_not_hold_is_a_failure(
+    cluster: Cluster, changes: dict[str, Any], why: str
+) -> None:
+    node = await cluster.node("alpha")
+    await quiet(cluster, node)
+    if "timestamp" in changes:
+        changes = {"timestamp": int(time.time()) + changes["timestamp"]}
+    for number in range(3):
+        asked = await unanswered(cluster, node)
+        assert (failures(cluster, node), enrolled(cluster, node)) == (number, True)
+        await node.send(challenge_answer=node.answer(asked, **changes))
+        await eventually(lambda n=number: failures(cluster, node) == n + 1 or n == 2)  # type: ignore[misc]
+    error = await node.wait_closed()
+    assert error is not None
+    assert error.reason == "EVICTED"
+    assert audit(cluster, "evict_node") == [{"why": why}]
+
+
+async def test_a_forged_answer_cannot_get_a_member_evicted_at_once(cluster: Cluster) -> None:
+    node = await cluster.node("alpha")
+    await quiet(cluster, node)
+    answer = node.answer(await unanswered(cluster, node), manifest_hash=b"\x01" * 32)
+    answer.signature = SoftwareSigner.generate().sign(Label.CHALLENGE, answer.statement)
+    await node.send(challenge_answer=answer)
+    await eventually(lambda: failures(cluster, node) == 1)
+    assert enrolled(cluster, node)
+
+
+async def test_an_answer_to_another_challenge_is_no_answer(quick: Cluster) -> None:
+    node = await quick.node("alpha")
+    await quiet(quick, node)
+    first = await unanswered(quick, node)
+    await eventually(lambda: failures(quick, node) == 1)
+    await node.send(challenge_answer=node.answer(first))
+    second = await unanswered(quick, node)
+    for nonce in (first, bytes(32)):
+        await node.send(challenge_answer=node.answer(nonce))
+    await eventually(lambda: failures(quick, node) == 2)
+    assert first != second
+    assert enrolled(quick, node)
+
+
+async def quiet(cluster: Cluster, node: FakeNode) -> None:
+    """Lets the first challenge be answered and no other."""
+    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges._open)
+    node.answers = False
+
+
+async def unanswered(cluster: Cluster, node: FakeNode) -> bytes:
+    """The nonce of a new challenge."""
+    before = count(node)
+    await challenge(cluster, node)
+    await eventually(lambda: count(node) > before)
+    return bytes([one for one in node.messages if one.HasField("challenge")][-1].challenge.nonce)
+
+
+@pytest.mark.parametrize("field", ["statement", "signature"])
+async def test_an_oversized_answer_ends_the_session(cluster: Cluster, field: str) -> None:
+    node = await cluster.node("alpha")
+    await node.send(challenge_answer=membership_pb2.ChallengeAnswer(**{field: b"x" * 9000}))
+    error = await node.wait_closed()
+    assert error is not None
+    assert error.reason == "BAD_MESSAGE"
+
+
+async def test_failing_in_mid_epoch_ends_it_and_recovery_needs_another(cluster: Cluster) -> None:
+    nodes = [await cluster.node(name) for name in ("alpha", "beta")]
+    await deploy(cluster, 2)
+    assert (await ring_state(cluster, SERVING)).epoch == 1
+    bad, good = nodes
+    bad.said = {"manifest_hash": b"\x01" * 32}
+    await challenge(cluster, bad)
+    await good.wait_for("end", lambda end: end.epoch == 1)
+    assert (await bad.wait_closed()) is not None
+    await eventually(lambda: not good.roster.rings and good.roster.is_revoked(bad.id))
+
+    assert await cluster.refusal("alpha") == "NOT_ENROLLED"
+    await cluster.join("alpha")
+    back = await started(cluster, "alpha")
+    status = await ring_state(cluster, SERVING, epoch=2)
+    assert status.epoch == 2
+    assert back.running == {"demo-0": 2}
+
+
+async def test_a_model_whose_files_changed_is_out_at_once(cluster: Cluster) -> None:
+    node = await cluster.node("alpha")
+    await deploy(cluster, 1)
+    await ring_state(cluster, SERVING)
+    node.said = {"models": (bytes.fromhex("ab" * 32),)}
+    await challenge(cluster, node)
+    before = cluster.coordinator.store.members.get(node.id).evidence
+    await eventually(lambda: cluster.coordinator.store.members.get(node.id).evidence != before)
+    node.said = {"models": (bytes.fromhex("cd" * 32),)}
+    await challenge(cluster, node)
+    assert (await node.wait_closed()) is not None
+    assert audit(cluster, "evict_node") == [{"why": "MANIFEST_CHANGED"}]
+
+
+async def test_stale_evidence_lowers_the_score_and_an_answer_restores_it(cluster: Cluster) -> None:
+    node = await cluster.node("alpha")
+    await deploy(cluster, 1)
+    assert (await ring_state(cluster, SERVING)).epoch == 1
+    member = cluster.coordinator.store.members.get(node.id)
+    old = dataclasses.replace(member, challenged_at=int(time.time()) - 700)
+    node.answers = False
+    with cluster.coordinator.authority.change():
+        cluster.coordinator.store.members.save(old)
+    await node.wait_for("end", lambda end: end.epoch == 1)
+    assert trust_of(cluster, node) == (TrustLevel.SOFTWARE, 0)
+    node.answers = True
+    await challenge(cluster, node)
+    await ring_state(cluster, SERVING, epoch=2)
+    assert node.roster.ring("demo-0").min_trust == node.roster.min_trust == 10
+
+
+async def test_a_chain_to_the_pinned_root_makes_hardware(
+    start_cluster: Callable[..., Awaitable[Cluster]],
+) -> None:
+    apple = DeviceAuthority(time.time())
+    cluster = await start_cluster(device_root=apple.root, trust_floor=20, software_identity_allowed=False)
+    try:
+        node = await enclave_node(cluster, "alpha", apple.chain)
+        assert trust_of(cluster, node) == (TrustLevel.HARDWARE, 30)
+        plain = await enclave_node(cluster, "beta")
+        assert trust_of(cluster, plain) == (TrustLevel.SELF_SIGNED, 20)
+        await deploy(cluster, 2)
+        await eventually(lambda: bool(node.roster.rings))
+        assert (node.roster.rings[0].min_trust, node.roster.min_trust) == (20, 20)
+        node.said = {"posture": dataclasses.replace(GOOD, serial="C02OTHER")}
+        await challenge(cluster, node)
+        await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20))
+        node.said = {"posture": dataclasses.replace(GOOD, filevault=None)}
+        await challenge(cluster, node)
+        await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 0))
+        await eventually(lambda: not plain.roster.rings)
+    finally:
+        await cluster.close()
+
+
+@pytest.mark.parametrize("how", ["other root", "other key", "two chains", "too long"])
+async def test_a_chain_that_does_not_hold_refuses_the_join(
+    start_cluster: Callable[..., Awaitable[Cluster]], how: str
+) -> None:
+    apple = DeviceAuthority(time.time())
+    cluster = await start_cluster(device_root=apple.root)
+
+    def chain(key: bytes) -> tuple[bytes, ...]:
+        if how == "other root":
+            return DeviceAuthority(time.time()).chain(key)
+        if how == "other key":
+            return apple.chain(SoftwareSigner.generate().public_key)
+        return apple.chain(key) * 2 if how == "two chains" else (b"x" * 5000,)
+
+    try:
+        with pytest.raises(SealringError) as caught:
+            await enclave_node(cluster, "alpha", chain)
+        assert caught.value.reason == ("BAD_JOIN" if how == "too long" else "JOIN_REFUSED")
+    finally:
+        await cluster.close()
+
+
+async def test_an_enclave_that_was_not_good_enough_is_software(
+    start_cluster: Callable[..., Awaitable[Cluster]],
+) -> None:
+    cluster = await start_cluster(software_identity_allowed=False)
+    try:
+        with pytest.raises(PermissionDenied) as caught:
+            await enclave_node(cluster, "alpha", posture=dataclasses.replace(GOOD, sip=None))
+        assert caught.value.reason == "JOIN_REFUSED"
+    finally:
+        await cluster.close()
+
+
+async def test_software_members_count_for_nothing_once_they_are_not_allowed(
+    cluster: Cluster, start_cluster: Callable[..., Awaitable[Cluster]]
+) -> None:
+    await cluster.node("alpha")
+    await deploy(cluster, 1)
+    await ring_state(cluster, SERVING)
+    await cluster.close()
+    strict = await start_cluster(software_identity_allowed=False)
+    try:
+        node = await started(strict, "alpha")
+        assert trust_of(strict, node) == (TrustLevel.SOFTWARE, 0)
+        assert not node.roster.rings
+        with pytest.raises((FailedPrecondition, RosterError)):
+            spec = admin_pb2.DeploymentSpec(name="other", model="demo")
+            await strict.call("CreateDeployment", admin_pb2.CreateDeploymentRequest(spec=spec))
+    finally:
+        await strict.close()
+
+
+async def started(cluster: Cluster, name: str, *, answers: bool = True, **said: Any) -> FakeNode:
+    """A session of an enrolled node that says something else from its first challenge on."""
+    from tests.coordinator.conftest import FakeNode
+
+    node = FakeNode(cluster.folder / name, cluster.coordinator.main_address())
+    node.answers, node.said = answers, said
+    cluster.nodes.append(node)
+    await node.start()
+    return node

@@ -1,0 +1,388 @@
+"""Joining end to end: one token, one member; a refusal never says why; a bad coordinator is found out."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import stat
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+import pytest
+import structlog
+
+from sealring.coordinator.auth.nonces import Attempts
+from sealring.coordinator.services import enrolment
+from sealring.mesh.clock import wall_clock
+from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.crypto.identity import Label, SoftwareSigner, member_id
+from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied, RosterError, SealringError
+from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
+from sealring.mesh.member.state import is_enrolled, load_member_state
+from sealring.mesh.pki.certificates import LeafKey, Role
+from sealring.mesh.roster.reader import RosterReader
+from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.rpc.tls import joining_channel
+from sealring.mesh.trust.attestation import Statement, sign_statement
+from sealring.mesh.trust.levels import KeyType
+from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
+
+if TYPE_CHECKING:
+    from tests.coordinator.conftest import Cluster
+
+
+async def test_a_node_joins_and_keeps_what_it_needs(cluster: Cluster) -> None:
+    joined = await cluster.join("alpha")
+    folder = cluster.folder / "alpha"
+    state = load_member_state(folder)
+    assert state == joined.state
+    assert state.peer.role is Role.MEMBER
+    assert state.coordinator == cluster.coordinator.main_address()
+    assert joined.roster.member(state.peer.id).level == "software"
+    assert RosterReader(state.root, folder / "roster-state.json", state.peer.id).accept(
+        (folder / "roster.dsse").read_bytes()
+    )
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+async def test_a_gateway_joins_and_may_schedule(cluster: Cluster) -> None:
+    joined = await cluster.join("gate", role=Role.GATEWAY)
+    assert joined.roster.gateway(joined.state.peer.id)
+    assert joined.roster.members == ()
+
+
+async def test_a_token_is_good_once(cluster: Cluster) -> None:
+    token = await cluster.token()
+    await cluster.join("alpha", token=token)
+    await refused(cluster.join("beta", token=token))
+    assert not is_enrolled(cluster.folder / "beta")
+
+
+async def test_of_many_that_use_one_token_at_once_exactly_one_wins(cluster: Cluster) -> None:
+    token = await cluster.token()
+    results = await asyncio.gather(
+        *(cluster.join(f"node-{number}", token=token) for number in range(12)), return_exceptions=True
+    )
+    assert [type(result).__name__ for result in results].count("Enrolled") == 1
+    assert {result.reason for result in results if isinstance(result, SealringError)} == {"JOIN_REFUSED"}
+    assert len((await cluster.call("ListNodes", admin_pb2.ListNodesRequest())).nodes) == 1
+
+
+async def test_a_token_is_for_its_role(cluster: Cluster) -> None:
+    await refused(cluster.join("alpha", token=await cluster.token(membership_pb2.ROLE_GATEWAY)))
+    await refused(cluster.join("gate", role=Role.GATEWAY, token=await cluster.token()))
+
+
+async def test_an_expired_token_is_refused(cluster: Cluster) -> None:
+    token = await cluster.token(ttl=600)
+    with cluster.coordinator.store.tokens._database.transaction() as connection:
+        connection.execute("UPDATE tokens SET expires = expires - 601")
+    await refused(cluster.join("alpha", token=token))
+
+
+async def test_a_token_of_another_cluster_sends_nothing(cluster: Cluster) -> None:
+    good = JoinToken.parse(await cluster.token())
+    other = dataclasses.replace(good, root_sha256=bytes(32))
+    with pytest.raises(RosterError) as caught:
+        await cluster.join("alpha", token=other.format())
+    assert caught.value.reason == "ROOT_PIN"
+    await cluster.join("alpha", token=good.format())
+
+
+async def test_joining_again_keeps_the_rollback_memory(cluster: Cluster) -> None:
+    first = await cluster.join("alpha")
+    await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=first.state.peer.id))
+    again = await cluster.join("alpha")
+    assert again.state.peer == first.state.peer
+    assert again.roster.version > first.roster.version
+    assert not again.roster.is_revoked(first.state.peer.id)
+
+
+async def test_one_identity_has_one_role(cluster: Cluster) -> None:
+    signer = SoftwareSigner.generate()
+    await cluster.join("alpha", signer=signer)
+    await refused(cluster.join("gate", role=Role.GATEWAY, signer=signer))
+
+
+async def test_evidence_below_the_floor_is_refused(start_cluster: Any) -> None:
+    cluster = await start_cluster(trust_floor=20)
+    try:
+        await refused(cluster.join("alpha"))
+    finally:
+        await cluster.close()
+
+
+async def test_a_software_key_is_refused_unless_allowed(start_cluster: Any) -> None:
+    cluster = await start_cluster(software_identity_allowed=False)
+    try:
+        with structlog.testing.capture_logs() as logs:
+            await refused(cluster.join("alpha"))
+        (refusal,) = [one for one in logs if one["event"] == "join_refused"]
+        assert refusal["why"] == "SOFTWARE_NOT_ALLOWED"
+        assert "software_identity_allowed" in refusal["hint"]
+        assert (await cluster.join("gate", role=Role.GATEWAY)).roster.gateways
+    finally:
+        await cluster.close()
+
+
+async def test_only_the_holder_of_a_good_token_hears_why_a_join_is_refused(start_cluster: Any) -> None:
+    strict = await start_cluster(software_identity_allowed=False)
+    try:
+        token = await strict.token()
+        with pytest.raises(PermissionDenied) as told:
+            await strict.join("alpha", token=token)
+        assert "level software" in told.value.message
+        assert "software_identity_allowed" in told.value.hint
+        assert told.value.metadata["cause"] == "SOFTWARE_NOT_ALLOWED"
+        with pytest.raises(PermissionDenied) as told:
+            await strict.join("gate", role=Role.GATEWAY, token=token)
+        assert "the token is of another role" in told.value.message
+        await strict.join("gate", role=Role.GATEWAY)
+        used = await strict.token(membership_pb2.ROLE_GATEWAY)
+        await strict.join("other", role=Role.GATEWAY, token=used)
+        guessed = dataclasses.replace(JoinToken.parse(token), secret=bytes(32)).format()
+        for worthless in (used, guessed):
+            with pytest.raises(PermissionDenied) as refusal:
+                await strict.join("late", role=Role.GATEWAY, token=worthless)
+            assert refusal.value.message == "the join was refused"
+            assert set(refusal.value.metadata) <= {"hint"}
+    finally:
+        await strict.close()
+
+
+async def refused(joining: Any) -> None:
+    with pytest.raises(PermissionDenied) as caught:
+        await joining
+    assert caught.value.reason == "JOIN_REFUSED"
+
+
+class Joiner:
+    """Builds a good join request, which a test then spoils."""
+
+    def __init__(self, cluster: Cluster, stub: Any) -> None:
+        self.cluster = cluster
+        self.stub = stub
+        self.signer = SoftwareSigner.generate()
+        self.leaf = LeafKey()
+
+    async def request(self, **changes: Any) -> membership_pb2.EnrolRequest:
+        """Changes apply before signing."""
+        token = JoinToken.parse(await self.cluster.token())
+        nonce = (await self.stub.GetNonce(membership_pb2.GetNonceRequest(), timeout=200)).nonce
+        sealing_key = bytes(range(32))
+        values: dict[str, Any] = {
+            "token_id": token.token_id,
+            "token_secret": encode_base32(token.secret),
+            "role": membership_pb2.ROLE_NODE,
+            "identity_key": self.signer.public_key,
+            "key_type": "software",
+            "csr": self.leaf.csr(),
+            "nonce": nonce,
+            "sealing_key": sealing_key,
+            "addresses": ["127.0.0.1:7999"],
+            "name": "joiner",
+        } | changes
+        values["signature"] = self.sign(values)
+        statement = Statement(
+            "test", nonce, int(wall_clock()), self.signer.public_key, KeyType.SOFTWARE, sealing_key, bytes(32)
+        )
+        values["attestation"], values["attestation_signature"] = sign_statement(self.signer, statement)
+        return membership_pb2.EnrolRequest(**values)
+
+    def sign(self, values: dict[str, Any], cluster: str = "test") -> bytes:
+        content = join_content(
+            cluster=cluster,
+            token_id=values["token_id"],
+            role=Role.MEMBER,
+            nonce=values["nonce"],
+            identity_key=values["identity_key"],
+            csr=values["csr"],
+            sealing_key=values["sealing_key"],
+            name=values["name"],
+            addresses=values["addresses"],
+        )
+        return self.signer.sign(Label.JOIN, content)
+
+    async def send(self, request: membership_pb2.EnrolRequest) -> membership_pb2.EnrolResponse:
+        try:
+            answer: membership_pb2.EnrolResponse = await self.stub.Enrol(request, timeout=200)
+            return answer
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+
+
+@pytest.fixture
+async def joiner(cluster: Cluster) -> Any:
+    root = cluster.coordinator.keys.root
+    async with joining_channel(cluster.join_address, root.authorities) as channel:
+        yield Joiner(cluster, membership_pb2_grpc.EnrolmentStub(channel))
+
+
+async def test_a_request_is_good_once_and_its_nonce_too(joiner: Joiner) -> None:
+    request = await joiner.request()
+    answer = await joiner.send(request)
+    assert answer.member_id == member_id(joiner.signer.public_key)
+    await refused(joiner.send(request))
+
+
+async def test_a_nonce_is_used_up_by_a_failed_attempt(joiner: Joiner) -> None:
+    request = await joiner.request()
+    spoiled = membership_pb2.EnrolRequest()
+    spoiled.CopyFrom(request)
+    spoiled.signature = joiner.signer.sign(Label.CSR, b"x")
+    await refused(joiner.send(spoiled))
+    await refused(joiner.send(request))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "nonce",
+        "token_id",
+        "token_secret",
+        "identity_key",
+        "csr",
+        "sealing_key",
+        "name",
+        "addresses",
+        "signature",
+        "label",
+        "attestation",
+        "attestation_signature",
+        "secret_form",
+        "bad_csr",
+    ],
+)
+async def test_each_check_refuses_and_leaves_the_token_good(joiner: Joiner, spoil: str) -> None:
+    changes = {"csr": b"no request at all"} if spoil == "bad_csr" else {}
+    request = await joiner.request(**changes)
+    token = (request.token_id, request.token_secret)
+    if spoil == "nonce":
+        request.nonce = bytes(32)
+    elif spoil == "token_id":
+        request.token_id = "a" * 16
+    elif spoil == "token_secret":
+        request.token_secret = encode_base32(bytes(32))
+    elif spoil == "secret_form":
+        request.token_secret = "!"
+    elif spoil == "identity_key":
+        request.identity_key = SoftwareSigner.generate().public_key
+    elif spoil == "csr":
+        request.csr = LeafKey().csr()
+    elif spoil == "sealing_key":
+        request.sealing_key = bytes(32)
+    elif spoil == "name":
+        request.name = "other"
+    elif spoil == "addresses":
+        request.addresses.append("127.0.0.1:1")
+    elif spoil == "signature":
+        request.signature = request.signature[:-1]
+    elif spoil == "label":
+        request.signature = request.attestation_signature
+    elif spoil == "attestation":
+        request.attestation = request.attestation.replace(b"test", b"tesu")
+    elif spoil == "attestation_signature":
+        request.attestation_signature = request.signature
+    await refused(joiner.send(request))
+    again = await joiner.request()
+    again.token_id, again.token_secret = token
+    again.signature = joiner.sign(
+        {
+            name: list(getattr(again, name)) if name == "addresses" else getattr(again, name)
+            for name in ("token_id", "nonce", "identity_key", "csr", "sealing_key", "name", "addresses")
+        }
+    )
+    await joiner.send(again)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"identity_key": b"k" * 64}, "identity_key"),
+        ({"csr": b"c" * 4097}, "csr"),
+        ({"csr": b""}, "csr"),
+        ({"nonce": b"n" * 31}, "nonce"),
+        ({"key_type": "magic"}, "key_type"),
+        ({"sealing_key": b"s" * 31}, "sealing_key"),
+        ({"addresses": []}, "addresses"),
+        ({"addresses": ["127.0.0.1:1"] * 9}, "addresses"),
+        ({"addresses": ["nowhere"]}, "addresses"),
+        ({"addresses": ["127.0.0.1:0"]}, "addresses"),
+        ({"name": "Not A Name"}, "name"),
+        ({"token_id": "t" * 65}, "token_id"),
+        ({"token_secret": "t" * 129}, "token_secret"),
+    ],
+)
+async def test_malformed_requests_name_the_field(joiner: Joiner, changes: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        await joiner.send(await joiner.request(**changes))
+    assert caught.value.metadata["param"] == param
+
+
+async def test_a_request_without_a_role_is_malformed(joiner: Joiner) -> None:
+    request = await joiner.request()
+    request.role = membership_pb2.ROLE_UNSPECIFIED
+    with pytest.raises(InvalidInput):
+        await joiner.send(request)
+
+
+async def test_too_many_attempts_are_turned_away(joiner: Joiner) -> None:
+    async def hammer() -> None:
+        for _ in range(400):
+            await joiner.stub.GetNonce(membership_pb2.GetNonceRequest(), timeout=200)
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await hammer()
+    assert from_rpc_error(caught.value).reason == "RATE_LIMITED"
+
+
+async def test_the_joining_port_serves_nothing_else(cluster: Cluster) -> None:
+    from sealring.v1 import admin_pb2_grpc
+
+    root = cluster.coordinator.keys.root
+    async with joining_channel(cluster.join_address, root.authorities) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await admin_pb2_grpc.AdminStub(channel).ListNodes(admin_pb2.ListNodesRequest(), timeout=200)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_nobody_there(tmp_path: Any) -> None:
+    token = JoinToken.generate(bytes(32), ["127.0.0.1:1", "127.0.0.1:2"]).format()
+    with pytest.raises(SealringError) as caught:
+        await enrol(
+            token=token,
+            role=Role.MEMBER,
+            signer=SoftwareSigner.generate(),
+            state_dir=tmp_path,
+            name="alpha",
+            evidence=NodeEvidence(bytes(32), bytes(32), ("127.0.0.1:1",)),
+        )
+    assert caught.value.reason == "COORDINATOR_UNREACHABLE"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_folder_is_not_enrolled(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_member_state(tmp_path)
+    assert caught.value.reason == "NOT_ENROLLED"
+
+
+async def test_attempts_to_join_are_counted_whatever_is_wrong_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(enrolment, "Attempts", partial(Attempts, clock=lambda: 0.0))
+    unused: Any = None
+    service = enrolment.EnrolmentService(unused, unused, unused, unused, str, clock=lambda: 0.0)
+    caller = SimpleNamespace(peer=lambda: "ipv4:192.0.2.1:5")
+    reasons = []
+    for _ in range(201):
+        with pytest.raises(SealringError) as caught:
+            await service.Enrol(membership_pb2.EnrolRequest(), caller)
+        reasons.append(caught.value.reason)
+    assert reasons.count("RATE_LIMITED") == 1
+    assert reasons[-1] == "RATE_LIMITED"

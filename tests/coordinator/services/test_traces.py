@@ -1,0 +1,177 @@
+"""Traces: clocks that differ, members that are away or make things up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from patience import until
+
+from sealring.coordinator.services.traces import Offset, check_trace
+from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.mesh.rpc.traces import MAX_SPANS
+from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
+
+if TYPE_CHECKING:
+    from tests.coordinator.conftest import Cluster, FakeNode
+
+BEHIND = 7_000_000_000
+
+
+@given(
+    ahead=st.integers(-(10**15), 10**15),
+    there=st.integers(0, 10**9),
+    back=st.integers(0, 10**9),
+    between=st.integers(0, 10**9),
+)
+def test_an_offset_is_no_further_off_than_it_says(ahead: int, there: int, back: int, between: int) -> None:
+    sent = 10**12
+    asked = sent + there + ahead  # the member's clock is `ahead` of ours
+    answered = asked + between
+    received = sent + there + between + back
+    found = Offset.of(sent, asked, answered, received)
+    assert abs(found.value + ahead) <= found.error + 1
+    assert found.error == (there + back + 1) // 2
+
+
+def test_drift_counts_as_error() -> None:
+    assert Offset(100, 10).between(Offset(140, 5)) == Offset(120, 30)
+
+
+def span(**fields: Any) -> trace_pb2.Span:
+    return trace_pb2.Span(**{"activity": trace_pb2.ACTIVITY_SEND, "step": 1, "start": 5, **fields})
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [
+        [trace_pb2.ProcessTrace()] * 3,
+        [trace_pb2.ProcessTrace(since=1 << 63)],
+        [trace_pb2.ProcessTrace(spans=[span()] * (MAX_SPANS + 1))],
+        [trace_pb2.ProcessTrace(spans=[span(activity=77)])],
+        [trace_pb2.ProcessTrace(spans=[span(start=1 << 63)])],
+        [trace_pb2.ProcessTrace(spans=[span(duration=1 << 62)])],
+        [trace_pb2.ProcessTrace(spans=[span(record=1 << 62)])],
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(processes: list[trace_pb2.ProcessTrace]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_trace(membership_pb2.TraceAnswer(processes=processes))
+    assert caught.value.reason == "BAD_TRACE"
+
+
+def test_what_is_within_bounds_is_taken() -> None:
+    processes = [trace_pb2.ProcessTrace(spans=[span()] * MAX_SPANS, since=3)] * 2
+    assert len(list(check_trace(membership_pb2.TraceAnswer(processes=processes)))) == 2
+
+
+async def answer_traces(node: FakeNode, away: int, traces: list[trace_pb2.ProcessTrace]) -> None:
+    """A member whose clock is `away` nanoseconds off, and that tells `traces`."""
+    done: set[int] = set()
+    while True:
+        question = await node.wait_for("trace", lambda one: one.id not in done, seconds=60)
+        done.add(question.id)
+        now = time.perf_counter_ns() + away
+        answer = membership_pb2.TraceAnswer(id=question.id, asked=now, answered=now)
+        if question.window:
+            answer.processes.extend(traces)
+        await node.send(trace=answer)
+
+
+def asked(node: FakeNode) -> int:
+    return sum(message.HasField("trace") for message in node.messages)
+
+
+async def serving(cluster: Cluster, count: int) -> None:
+    for number in range(count):
+        await cluster.node(f"node-{number}")
+    spec = admin_pb2.DeploymentSpec(name="demo", model="demo", stages=count)
+    await cluster.call("CreateDeployment", admin_pb2.CreateDeploymentRequest(spec=spec))
+    async with asyncio.timeout(200):
+        while True:
+            listed = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+            if listed.deployments[0].rings[0].phase == membership_pb2.RING_PHASE_SERVING:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_members_are_put_on_one_clock(cluster: Cluster) -> None:
+    await serving(cluster, 2)
+    began = time.perf_counter_ns()
+    tasks = []
+    for node, away in zip(cluster.nodes, (0, -BEHIND), strict=True):
+        told = [trace_pb2.ProcessTrace(spans=[span(start=began + away)], since=began + away - 5)]
+        tasks.append(asyncio.create_task(answer_traces(node, away, told)))
+    try:
+        found = await cluster.call("TraceRing", admin_pb2.TraceRingRequest(milliseconds=30))
+    finally:
+        for task in tasks:
+            task.cancel()
+    assert (found.ring, found.epoch) == ("demo-0", 1)
+    assert found.duration >= 30_000_000
+    by_id = {member.member: member for member in found.members}
+    assert [member.rank for member in found.members] == [0, 1]
+    for node, away in zip(cluster.nodes, (0, -BEHIND), strict=True):
+        member = by_id[node.id]
+        assert not member.HasField("problem")
+        assert abs(member.clock_offset + away) <= member.clock_error
+        assert abs(member.spans[0].start - began) <= member.clock_error
+        assert member.since <= member.spans[0].start
+
+
+async def test_a_member_that_lies_or_leaves_costs_only_its_own_part(cluster: Cluster) -> None:
+    await serving(cluster, 2)
+    honest, liar = cluster.nodes
+    bad = [trace_pb2.ProcessTrace(spans=[span(activity=99)])]
+    tasks = [
+        asyncio.create_task(answer_traces(honest, 0, [trace_pb2.ProcessTrace(spans=[span()])])),
+        asyncio.create_task(answer_traces(liar, 0, bad)),
+    ]
+    try:
+        found = await cluster.call("TraceRing", admin_pb2.TraceRingRequest(milliseconds=1))
+        problems = {member.member: member.problem.reason for member in found.members}
+        assert problems == {honest.id: "", liar.id: "BAD_TRACE"}
+        tasks[1].cancel()
+        seen = asked(liar)
+        tracing = asyncio.create_task(
+            cluster.call("TraceRing", admin_pb2.TraceRingRequest(ring="demo-0", milliseconds=1))
+        )
+        await until(lambda: asked(liar) > seen)
+        liar._call.cancel()
+        found = await tracing
+        problems = {member.member: member.problem.reason for member in found.members}
+        assert problems[honest.id] == ""
+        assert problems[liar.id] in ("MEMBER_OFFLINE", "UNAVAILABLE")
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "reason"),
+    [
+        ({"milliseconds": 0}, "BAD_DURATION"),
+        ({"milliseconds": 60_001}, "BAD_DURATION"),
+        ({"milliseconds": 10}, "NO_SUCH_RING"),
+        ({"milliseconds": 10, "ring": "nope"}, "NO_SUCH_RING"),
+    ],
+)
+async def test_what_cannot_be_traced_is_refused(
+    cluster: Cluster, request_fields: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(SealringError) as caught:
+        await cluster.call("TraceRing", admin_pb2.TraceRingRequest(**request_fields))
+    assert caught.value.reason == reason
+
+
+async def test_a_ring_that_is_down_is_refused(cluster: Cluster) -> None:
+    await cluster.node("alpha", commit=False)
+    spec = admin_pb2.DeploymentSpec(name="demo", model="demo")
+    await cluster.call("CreateDeployment", admin_pb2.CreateDeploymentRequest(spec=spec))
+    with pytest.raises(SealringError) as caught:
+        await cluster.call("TraceRing", admin_pb2.TraceRingRequest(milliseconds=10))
+    assert caught.value.reason == "RING_DOWN"

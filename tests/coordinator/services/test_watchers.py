@@ -1,0 +1,46 @@
+"""What gateways are told: the newest of each ring, whatever their number and however slowly they read."""
+
+from __future__ import annotations
+
+from sealring.coordinator.services.watchers import Watchers
+from sealring.coordinator.streams.outbox import Outbox
+from sealring.v1.membership_pb2 import RingGone, RingState, RosterUpdate, WatchResponse
+
+
+def ring(name: str, epoch: int) -> WatchResponse:
+    return WatchResponse(ring=RingState(ring=name, epoch=epoch))
+
+
+def roster(envelope: bytes) -> WatchResponse:
+    return WatchResponse(roster=RosterUpdate(envelope=envelope))
+
+
+async def heard(outbox: Outbox[WatchResponse]) -> list[WatchResponse]:
+    outbox.close()
+    return [event async for event in outbox.messages()]
+
+
+async def test_a_thousand_rings_are_told_and_each_once() -> None:
+    watchers = Watchers()
+    outbox = watchers.add("gate")
+    for epoch in (1, 2, 3):
+        for number in range(1000):
+            watchers.tell(ring(f"demo-{number}", epoch))
+    assert await heard(outbox) == [ring(f"demo-{number}", 3) for number in range(1000)]
+
+
+async def test_a_ring_that_is_gone_takes_the_place_of_its_state() -> None:
+    watchers = Watchers()
+    outbox = watchers.add("gate")
+    gone = WatchResponse(gone=RingGone(ring="a-0"))
+    for event in (ring("a-0", 1), ring("b-0", 1), gone):
+        watchers.tell(event)
+    assert await heard(outbox) == [ring("b-0", 1), gone]
+
+
+async def test_a_roster_comes_before_the_rings_of_it() -> None:
+    watchers = Watchers()
+    outbox = watchers.add("gate")
+    for event in (roster(b"one"), ring("a-0", 1), roster(b"two"), ring("b-0", 2)):
+        watchers.tell(event)
+    assert await heard(outbox) == [roster(b"two"), ring("a-0", 1), ring("b-0", 2)]

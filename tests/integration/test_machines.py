@@ -1,0 +1,74 @@
+"""A cluster of three machines by three kinds of command, here on one machine with three homes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import pytest
+from machines import Machine, Running
+
+pytestmark = pytest.mark.integration
+QUESTION = "What is the capital of France?"
+
+
+class Three(NamedTuple):
+    first: Machine
+    up: Running
+    others: list[Running]
+    token: str
+
+
+def start(machine: Machine, stack: ExitStack) -> tuple[Running, str]:
+    """`up`, and the token that it prints."""
+    up = stack.enter_context(machine.running("up", "--address", "127.0.0.1", "--name", "one"))
+    return up, up.wait_for("sealring join sr2.").split()[-1]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
+    folder = tmp_path_factory.mktemp("machines")
+    with ExitStack() as stack:
+        first = Machine(folder / "one")
+        up, token = start(first, stack)
+        second, third = Machine(folder / "two"), Machine(folder / "three")
+        by_argument = stack.enter_context(second.running("join", token, "--name", "two"))
+        by_input = stack.enter_context(third.running("join", "-", "--name", "three", stdin=f"{token}\n"))
+        for name in ("two", "three"):
+            up.wait_for(f"{name} is online")
+        first.run("deploy", "demo", "--stages", "3")
+        yield Three(first, up, [by_argument, by_input], token)
+
+
+def ask(machine: Machine) -> str:
+    ports = json.loads((machine.state / "ports.json").read_text())
+    return machine.run("chat", "--gateway", f"127.0.0.1:{ports['gateway']}", QUESTION)
+
+
+def test_the_three_answer(three: Three) -> None:
+    assert "Paris" in ask(three.first)
+    for running in (three.up, *three.others):
+        running.wait_for("identity: software: the key is in a file")
+    three.up.wait_for("demo serves on one, three, two")
+    for running in three.others:
+        running.wait_for("serves demo: layers ")
+
+
+def test_no_process_that_stays_has_the_token_in_its_arguments(three: Three) -> None:
+    """Nor does a log or a settings file."""
+    secret = three.token.split(".")[3]
+    everyone = [one for running in (three.up, *three.others) for one in running.family()]
+    assert len(everyone) > 9
+    for process in everyone:
+        assert secret not in " ".join(process.cmdline())
+    for file in three.first.folder.parent.rglob("*"):
+        if file.is_file():
+            assert secret.encode() not in file.read_bytes(), file
+
+
+def test_more_tokens_come_from_the_same_line(three: Three) -> None:
+    line = three.first.run("token", "create")
+    assert line.startswith("sealring join sr2.")
+    assert line.split(".")[1] == three.token.split(".")[1]

@@ -1,0 +1,300 @@
+"""First contact: the pin is checked before anything is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealring.mesh.errors import CertificateError, DeadlineExceeded, InvalidInput, RosterError, Unavailable
+from sealring.mesh.member.bootstrap import (
+    MAX_TOKEN_CHARACTERS,
+    JoinToken,
+    fetch_root,
+    find_coordinator,
+    verify_coordinator_leaf,
+)
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.root import MAX_CHAIN_BYTES, encode_chain, sign_root
+from sealring.mesh.rpc.tls import TlsMaterial, TlsStore, server_credentials
+from sealring.mesh.system.addresses import format_address, free_port
+
+NOW = 1_800_000_000
+TOKEN = JoinToken.generate(bytes(range(32)), ["10.0.0.1:7701", "[fe80::1]:7701", "studio.local:7701"])
+
+
+def coordinator_material(
+    authority: Any,
+    *,
+    role: Role = Role.COORDINATOR,
+    chain: bytes | None = None,
+    cluster: str = "demo",
+    ca: Any = None,
+) -> TlsMaterial:
+    key = LeafKey()
+    issuer = ca or authority.ca
+    leaf = issuer.issue(
+        key.csr(),
+        PeerIdentity(cluster, role, "main"),
+        lifetime=3600,
+        now=NOW,
+        root_chain=encode_chain(authority.root.chain) if chain is None else chain,
+    )
+    return TlsMaterial(key.private_pem(), leaf, (issuer.certificate,))
+
+
+@pytest.mark.parametrize("require_client", [True, False])
+async def test_fetch_root_from_a_grpc_server(authority: Any, clock: Any, require_client: bool) -> None:
+    server = grpc.aio.server()
+    store = TlsStore(coordinator_material(authority))
+    port = server.add_secure_port("127.0.0.1:0", server_credentials(store, require_client=require_client))
+    await server.start()
+    root = await fetch_root("127.0.0.1", port, authority.root.fingerprint, deadline=5, clock=clock)
+    assert root == authority.root
+    await server.stop(None)
+
+
+async def test_nothing_is_sent_after_the_handshake_to_a_wrong_root(
+    authority: Any, make_authority: Callable[..., Any], clock: Any, tmp_path: Path
+) -> None:
+    material = coordinator_material(authority)
+    (tmp_path / "leaf.pem").write_bytes(material.private_key + to_pem(material.certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "leaf.pem")
+    received: list[bytes] = []
+    done = asyncio.Event()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            received.append(await reader.read(1))
+        except ConnectionError:
+            received.append(b"")
+        writer.transport.abort()
+        done.set()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(RosterError) as error:
+        await fetch_root("127.0.0.1", port, make_authority().root.fingerprint, deadline=5, clock=clock)
+    assert error.value.reason == "ROOT_PIN"
+    await asyncio.wait_for(done.wait(), 200)
+    assert received == [b""]
+    server.close()
+
+
+async def test_a_silent_or_absent_coordinator_is_named() -> None:
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(-1)
+        writer.close()
+
+    server = await asyncio.start_server(hold, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(DeadlineExceeded):
+        await fetch_root("127.0.0.1", port, bytes(32), deadline=0.2)
+    server.close()
+    await server.wait_closed()
+    with pytest.raises(Unavailable):
+        await fetch_root("127.0.0.1", port, bytes(32), deadline=5)
+
+
+async def test_a_server_that_talks_no_tls_is_named() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    with pytest.raises(Unavailable):
+        await fetch_root("127.0.0.1", server.sockets[0].getsockname()[1], bytes(32), deadline=5)
+    server.close()
+
+
+def refusal(leaf: bytes, fingerprint: bytes, now: float = NOW) -> str:
+    with pytest.raises((RosterError, CertificateError)) as error:
+        verify_coordinator_leaf(leaf, fingerprint, now=now)
+    return error.value.reason
+
+
+def test_leaf_of_another_authority_is_refused(authority: Any, make_authority: Callable[..., Any]) -> None:
+    leaf = coordinator_material(authority, ca=make_authority().ca).certificate
+    assert refusal(leaf, authority.root.fingerprint) == "NOT_ISSUED_HERE"
+
+
+def test_leaf_of_a_member_is_not_the_coordinator(authority: Any) -> None:
+    leaf = coordinator_material(authority, role=Role.MEMBER).certificate
+    assert refusal(leaf, authority.root.fingerprint) == "NOT_COORDINATOR"
+
+
+def test_leaf_of_another_cluster_is_refused(authority: Any) -> None:
+    leaf = coordinator_material(authority, cluster="other").certificate
+    assert refusal(leaf, authority.root.fingerprint) == "NOT_COORDINATOR"
+
+
+def test_leaf_without_root_metadata_is_refused(authority: Any) -> None:
+    key = LeafKey()
+    leaf = authority.ca.issue(key.csr(), PeerIdentity("demo", Role.COORDINATOR, "main"), lifetime=60, now=NOW)
+    assert refusal(leaf, authority.root.fingerprint) == "NO_ROOT_METADATA"
+
+
+@pytest.mark.parametrize("chain", [b"", b"\x00", b"\x00\x00\x00\x05abc", b"\x00\x00\x00\x02{}"])
+def test_leaf_with_a_broken_chain_is_refused(authority: Any, chain: bytes) -> None:
+    leaf = coordinator_material(authority, chain=chain).certificate
+    assert refusal(leaf, authority.root.fingerprint) in {
+        "ROOT_CHAIN_LENGTH",
+        "ROOT_MALFORMED",
+        "ENVELOPE_MALFORMED",
+    }
+
+
+def test_leaf_outside_its_life_is_refused(authority: Any) -> None:
+    leaf = coordinator_material(authority).certificate
+    for now in (NOW - 3600, NOW + 3600 + 61):
+        assert refusal(leaf, authority.root.fingerprint, now) in {"CERTIFICATE_EXPIRED", "ROOT_NOT_YET_VALID"}
+
+
+def test_expired_root_is_refused(authority: Any) -> None:
+    short = dataclasses.replace(authority.root, expires=NOW + 10, chain=())
+    signed = sign_root(short, authority.root_signers)
+    leaf = coordinator_material(authority, chain=encode_chain(signed.chain)).certificate
+    assert refusal(leaf, authority.root.fingerprint, NOW + 70) == "ROOT_EXPIRED"
+
+
+def test_an_old_pin_follows_a_rotated_root(authority: Any, make_authority: Callable[..., Any]) -> None:
+    other = make_authority()
+    second = dataclasses.replace(authority.root, version=2, root_keys=other.root.root_keys, chain=())
+    rotated = sign_root(second, authority.root_signers + other.root_signers, previous=authority.root)
+    leaf = coordinator_material(authority, chain=encode_chain(rotated.chain)).certificate
+    assert verify_coordinator_leaf(leaf, authority.root.fingerprint, now=NOW) == rotated
+    assert refusal(leaf, rotated.fingerprint) == "ROOT_PIN"
+
+
+HOSTS = st.one_of(
+    st.ip_addresses().map(str), st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,120}[a-z0-9])?", fullmatch=True)
+)
+ADDRESSES = st.lists(st.builds(format_address, HOSTS, st.integers(1, 65535)), min_size=1, max_size=6)
+
+
+@given(st.binary(min_size=32, max_size=32), ADDRESSES)
+def test_token_round_trip(root_sha256: bytes, addresses: list[str]) -> None:
+    token = JoinToken.generate(root_sha256, addresses)
+    text = token.format()
+    assert JoinToken.parse(text) == token
+    assert len(text) <= MAX_TOKEN_CHARACTERS
+    assert token.addresses == tuple(addresses[: len(token.addresses)]), "the best come first"
+    assert text.split(".")[3] not in repr(token)
+
+
+@given(st.data())
+def test_token_has_one_spelling(data: st.DataObject) -> None:
+    text = TOKEN.format()
+    position = data.draw(st.integers(0, len(text) - 1))
+    other = data.draw(st.sampled_from(sorted(set("abcz27.") - {text[position]})))
+    change = data.draw(
+        st.sampled_from(
+            [
+                text[:position],
+                text[:position] + text[position + 1 :],
+                text[:position] + other + text[position + 1 :],
+                text + "\n",
+            ]
+        )
+    )
+    with pytest.raises(InvalidInput):
+        JoinToken.parse(change)
+
+
+@pytest.mark.parametrize("text", ["", "sr2...", "sr1.a.b.c", "SR2.A.B.C", "sr2." + "a" * 5000])
+def test_token_refuses(text: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        JoinToken.parse(text)
+    assert error.value.reason == "BAD_TOKEN"
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [(), ("10.0.0.1:0",), ("10.0.0.1:07701",), ("nowhere",), ("10.0.0.1:1",) * 5, ("a" * 250 + ":1",) * 2],
+)
+def test_token_with_bad_addresses_is_refused_though_its_check_is_right(addresses: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInput) as error:
+        JoinToken.parse(dataclasses.replace(TOKEN, addresses=addresses).format())
+    assert error.value.reason == "BAD_TOKEN"
+
+
+@pytest.mark.parametrize("addresses", [[], ["10.0.0.1:0"], ["10.0.0.1"], ["a" * 254 + ":7701"]])
+def test_no_token_is_made_without_a_usable_address(addresses: list[str]) -> None:
+    with pytest.raises(InvalidInput) as error:
+        JoinToken.generate(bytes(32), addresses)
+    assert error.value.reason == "BAD_ADDRESS"
+
+
+def test_token_upper_case_and_loose_last_bits_are_refused() -> None:
+    text = TOKEN.format()
+    with pytest.raises(InvalidInput):
+        JoinToken.parse(text.upper())
+    head, *rest = text.split(".")
+    loose = ".".join([head, "a" * 51 + "b", *rest[1:]])
+    with pytest.raises(InvalidInput):
+        JoinToken.parse(loose)
+
+
+async def test_the_first_address_whose_coordinator_holds_the_root_is_taken(
+    authority: Any, make_authority: Callable[..., Any], clock: Any
+) -> None:
+    servers = [grpc.aio.server(), grpc.aio.server()]
+    addresses = [f"127.0.0.1:{free_port()}"]
+    for server, one in zip(servers, (make_authority(), authority), strict=True):
+        credentials = server_credentials(TlsStore(coordinator_material(one)), require_client=False)
+        addresses.append(f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials)}")
+        await server.start()
+    try:
+        token = JoinToken.generate(authority.root.fingerprint, addresses)
+        assert await find_coordinator(token, deadline=200, clock=clock) == (addresses[2], authority.root)
+        with pytest.raises(RosterError) as error:
+            await find_coordinator(
+                dataclasses.replace(token, addresses=token.addresses[:2]), deadline=200, clock=clock
+            )
+        assert error.value.reason == "ROOT_PIN"
+    finally:
+        for server in servers:
+            await server.stop(None)
+
+
+def test_a_chain_may_fill_its_bound_and_not_pass_it(authority: Any) -> None:
+    for size, reason in ((MAX_CHAIN_BYTES, "ROOT_MALFORMED"), (MAX_CHAIN_BYTES + 1, "ROOT_CHAIN_LENGTH")):
+        leaf = coordinator_material(authority, chain=b"\xff" * size).certificate
+        assert refusal(leaf, authority.root.fingerprint) == reason
+
+
+async def test_the_connection_is_closed_and_asks_for_http2(
+    authority: Any, clock: Any, tmp_path: Path
+) -> None:
+    material = coordinator_material(authority)
+    (tmp_path / "leaf.pem").write_bytes(material.private_key + to_pem(material.certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "leaf.pem")
+    context.set_alpn_protocols(["h2"])
+    asked: list[str | None] = []
+    closed = asyncio.Event()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(writer.get_extra_info("ssl_object").selected_alpn_protocol())
+        with contextlib.suppress(ConnectionError):
+            await reader.read(1)
+        writer.transport.abort()
+        closed.set()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    root = await fetch_root("127.0.0.1", port, authority.root.fingerprint, deadline=5, clock=clock)
+    assert root == authority.root
+    await asyncio.wait_for(closed.wait(), 200)
+    assert asked == ["h2"]
+    server.close()

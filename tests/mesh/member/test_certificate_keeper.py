@@ -1,0 +1,319 @@
+"""Renewal of an mTLS certificate: what comes back is verified before anything is stored or used."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from structlog.testing import capture_logs
+
+from sealring.mesh.crypto.identity import Label, SoftwareSigner, verify
+from sealring.mesh.errors import PermissionDenied, SealringError, Unauthenticated, Unavailable
+from sealring.mesh.member import certificate_keeper
+from sealring.mesh.member.certificate_keeper import CertificateKeeper
+from sealring.mesh.member.proof import by_roster_keys, renewal
+from sealring.mesh.member.state import MemberState, load_member_state, save_member_state
+from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, expires_at, to_pem
+from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
+from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.tls import TlsMaterial, TlsStore
+from sealring.v1 import membership_pb2, membership_pb2_grpc
+
+PEER = PeerIdentity("demo", Role.MEMBER, "one")
+LIFETIME = 3600.0
+JOIN = "127.0.0.1:7701"
+
+
+class Coordinator(membership_pb2_grpc.CertificatesServicer):
+    """Renews as the real one does, unless a test spoils the answer."""
+
+    def __init__(self, authority: Any, clock: Any, signer: SoftwareSigner) -> None:
+        self.ca, self.clock, self.signer = authority.ca, clock, signer
+        self.roster_signers = authority.roster_signers
+        self.root: RootMetadata = authority.root
+        self.peer = PEER
+        self.asked_by: list[str] = []
+        self.error: SealringError | None = None
+        self.spoil: Callable[[membership_pb2.RenewResponse], None] = lambda answer: None
+
+    async def Renew(self, request: Any, context: Any) -> membership_pb2.RenewResponse:
+        self.asked_by.append("mtls")
+        return await self.answer(request)
+
+    async def answer(self, request: Any) -> membership_pb2.RenewResponse:
+        if self.error is not None:
+            raise self.error
+        verify(self.signer.public_key, Label.CSR, request.csr, request.signature)
+        der = self.ca.issue(request.csr, self.peer, lifetime=LIFETIME, now=self.clock())
+        answer = membership_pb2.RenewResponse(
+            certificate_chain=to_pem(der), root_metadata=encode_chain(self.root.chain)
+        )
+        self.spoil(answer)
+        if not answer.proof:
+            said = renewal(request.csr, answer.certificate_chain, answer.root_metadata)
+            answer.proof = by_roster_keys(self.roster_signers, Label.RENEWAL)(said)
+        return answer
+
+
+class Machine:
+    """An enrolled machine whose keeper asks `coordinator`."""
+
+    def __init__(
+        self, folder: Path, authority: Any, clock: Any, coordinator: Coordinator, channel: Any
+    ) -> None:
+        leaf = LeafKey()
+        der = authority.ca.issue(leaf.csr(), PEER, lifetime=LIFETIME, now=clock())
+        material = TlsMaterial(leaf.private_pem(), der, authority.root.authorities)
+        pin = authority.root.fingerprint
+        self.state = MemberState(PEER, "one", "127.0.0.1:1", pin, authority.root, material, JOIN)
+        save_member_state(folder, self.state)
+        self.folder, self.clock, self.coordinator = folder, clock, coordinator
+        self.store = TlsStore(material)
+        self.roots: list[RootMetadata] = []
+        self.answered_by = coordinator.asked_by
+        self.by_identity: SealringError | None = None
+        self.keeper = CertificateKeeper(
+            folder, self.state, self.store, coordinator.signer, channel, self.roots.append, clock=clock
+        )
+
+    def issue(self, lifetime: float) -> None:
+        """Another certificate to begin with, from now on."""
+        leaf = LeafKey()
+        der = self.coordinator.ca.issue(leaf.csr(), PEER, lifetime=lifetime, now=self.clock())
+        self.store.replace(TlsMaterial(leaf.private_pem(), der, self.coordinator.root.authorities))
+
+    async def renew_by_identity(
+        self, address: str, pin: bytes, signer: SoftwareSigner, csr: bytes, **_: Any
+    ) -> membership_pb2.RenewResponse:
+        """In the place of `mesh/member/renewal.py`, which `tests/coordinator/test_renewal.py` tries."""
+        assert (address, pin) == (JOIN, self.state.root_sha256)
+        self.answered_by.append("identity")
+        if self.by_identity is not None:
+            raise self.by_identity
+        request = membership_pb2.RenewRequest(csr=csr, signature=signer.sign(Label.CSR, csr))
+        return await self.coordinator.answer(request)
+
+    def unchanged(self) -> bool:
+        stored = load_member_state(self.folder)
+        return (self.store.current(), stored.tls, stored.root, self.roots) == (
+            (0, self.state.tls),
+            self.state.tls,
+            self.state.root,
+            [],
+        )
+
+
+@pytest.fixture
+async def machine(
+    tmp_path: Path, authority: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Machine]:
+    coordinator = Coordinator(authority, clock, SoftwareSigner.generate())
+    server = Server([(membership_pb2_grpc.add_CertificatesServicer_to_server, coordinator, "x")])
+    address = f"127.0.0.1:{server.listen('127.0.0.1:0', None)}"
+    await server.start()
+
+    class Channel:
+        def get(self) -> grpc.aio.Channel:
+            return opened
+
+    async with grpc.aio.insecure_channel(address) as opened:
+        made = Machine(tmp_path / "state", authority, clock, coordinator, Channel())
+        monkeypatch.setattr(certificate_keeper, "renew_by_identity", made.renew_by_identity)
+        yield made
+    await server.stop(0)
+
+
+async def test_a_renewed_certificate_is_stored_and_used(machine: Machine) -> None:
+    machine.clock.advance(100)
+    await machine.keeper.renew()
+    generation, material = machine.store.current()
+    stored = load_member_state(machine.folder)
+    assert (generation, stored.tls) == (1, material)
+    assert material.private_key != machine.state.tls.private_key
+    assert expires_at(material.certificate) == machine.clock() + LIFETIME
+    assert [root.version for root in machine.roots] == [1]
+
+
+async def test_newer_root_metadata_comes_with_it(machine: Machine, authority: Any, tmp_path: Path) -> None:
+    """A new authority, with the old one beside it; then the old metadata again, which is refused."""
+    other = ClusterCA.create(tmp_path / "next", "demo", now=machine.clock())
+    draft = dataclasses.replace(
+        authority.root, version=2, authorities=(other.certificate, authority.ca.certificate), chain=()
+    )
+    root = sign_root(draft, authority.root_signers, previous=authority.root)
+    machine.coordinator.root, machine.coordinator.ca = root, other
+    await machine.keeper.renew()
+    assert machine.roots == [root]
+    assert machine.store.current()[1].authorities == root.authorities
+    assert load_member_state(machine.folder).root == root
+    machine.coordinator.root, machine.coordinator.ca = authority.root, authority.ca
+    with pytest.raises(SealringError) as caught:
+        await machine.keeper.renew()
+    assert caught.value.reason == "ROOT_ROLLBACK"
+    assert machine.store.current()[0] == 1
+
+
+def other_key(machine: Machine) -> Any:
+    leaf = LeafKey()
+    der = machine.coordinator.ca.issue(leaf.csr(), PEER, lifetime=LIFETIME, now=machine.clock())
+    return {"spoil": lambda answer: setattr(answer, "certificate_chain", to_pem(der))}
+
+
+def spoilt(field: str, value: bytes) -> Callable[[Machine], dict[str, Any]]:
+    return lambda machine: {"spoil": lambda answer: setattr(answer, field, value)}
+
+
+def stranger(machine: Machine) -> Any:
+    return {"ca": ClusterCA.create(machine.folder.parent / "stranger", "demo", now=machine.clock())}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (other_key, "BAD_CERTIFICATE"),
+        (lambda machine: {"peer": PeerIdentity("demo", Role.MEMBER, "two")}, "BAD_CERTIFICATE"),
+        (lambda machine: {"peer": PeerIdentity("demo", Role.GATEWAY, "one")}, "BAD_CERTIFICATE"),
+        (lambda machine: {"peer": PeerIdentity("other", Role.MEMBER, "one")}, "BAD_CERTIFICATE"),
+        (stranger, "NOT_ISSUED_HERE"),
+        (lambda machine: {"clock": lambda: machine.clock() - 10 * LIFETIME}, "CERTIFICATE_EXPIRED"),
+        (spoilt("certificate_chain", b""), "BAD_CERTIFICATE"),
+        (spoilt("certificate_chain", b"junk"), "BAD_CERTIFICATE"),
+        (spoilt("root_metadata", b""), "ROOT_CHAIN_LENGTH"),
+        (spoilt("root_metadata", b"\x00\x00\x00\x01x"), "ENVELOPE_MALFORMED"),
+        (lambda machine: {"error": PermissionDenied("out", reason="NOT_ENROLLED")}, "NOT_ENROLLED"),
+    ],
+)
+async def test_what_does_not_hold_changes_nothing(
+    machine: Machine, change: Callable[[Machine], dict[str, Any]], reason: str
+) -> None:
+    for name, value in change(machine).items():
+        setattr(machine.coordinator, name, value)
+    with pytest.raises(SealringError) as caught:
+        await machine.keeper.renew()
+    assert caught.value.reason == reason
+    assert machine.unchanged()
+
+
+async def test_a_full_disk_is_told_and_tried_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(folder: Path, material: TlsMaterial) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(certificate_keeper, "save_tls", full)
+        with pytest.raises(SealringError) as caught:
+            await machine.keeper.renew()
+    assert caught.value.reason == "STATE_UNWRITABLE"
+    assert machine.unchanged()
+    await machine.keeper.renew()
+    assert machine.store.current()[0] == 1
+
+
+async def test_another_clusters_root_is_refused(machine: Machine, make_authority: Any) -> None:
+    other = make_authority()
+    machine.coordinator.root, machine.coordinator.ca = other.root, other.ca
+    with pytest.raises(SealringError) as caught:
+        await machine.keeper.renew()
+    assert caught.value.reason == "ROOT_PIN"
+    assert machine.unchanged()
+
+
+class Sleeper:
+    """Turns the clock by what the keeper sleeps, and stops it at the end of the time it was given."""
+
+    def __init__(self, machine: Machine, seconds: float) -> None:
+        self.clock = machine.clock
+        self.ends = machine.clock() + seconds
+
+    async def __call__(self, seconds: float) -> None:
+        if self.clock() + seconds > self.ends:
+            raise asyncio.CancelledError
+        self.clock.advance(seconds)
+
+
+async def run_for(machine: Machine, seconds: float) -> list[float]:
+    """When it asked the coordinator in so much time, in seconds since the beginning."""
+    start, asked = machine.clock(), []
+    keeper, renew = machine.keeper, machine.keeper.renew
+
+    async def noting() -> None:
+        asked.append(machine.clock() - start)
+        await renew()
+
+    keeper.renew = noting  # type: ignore[method-assign]
+    keeper._sleep = Sleeper(machine, seconds)
+    with contextlib.suppress(asyncio.CancelledError):
+        await keeper.run()
+    keeper.renew = renew  # type: ignore[method-assign]
+    return asked
+
+
+@pytest.mark.parametrize("lifetime", [300.0, LIFETIME, 86400.0])
+async def test_it_renews_at_half_of_what_the_certificate_says(machine: Machine, lifetime: float) -> None:
+    machine.issue(lifetime)
+    asked = await run_for(machine, lifetime / 2 + 60)
+    assert asked == [lifetime / 2]
+    assert machine.store.current()[0] == 2
+
+
+async def test_what_fails_is_tried_again_and_oftener_once_the_certificate_has_ended(machine: Machine) -> None:
+    machine.issue(300)
+    machine.coordinator.error = Unauthenticated("not now")
+    machine.by_identity = Unavailable("not here")
+    asked = await run_for(machine, 310)
+    assert asked == [150, 180, 210, 240, 270, 300, 302, 304, 306, 308, 310]
+    assert machine.answered_by == ["mtls"] * 5 + ["identity"] * 6
+
+
+async def test_who_was_thrown_out_asks_ever_more_seldom(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal is not signed, so it stops nobody for good; each line of the log says what it is."""
+    monkeypatch.setattr(certificate_keeper, "Backoff", partial(Backoff, spread=0.0))
+    machine.issue(300)
+    machine.clock.advance(300)
+    machine.by_identity = PermissionDenied("not enrolled", hint="join again", reason="NOT_ENROLLED")
+    with capture_logs() as logs:
+        asked = await run_for(machine, 1200)
+    assert asked == [0, 2, 6, 14, 30, 62, 126, 254, 510, 810, 1110]
+    assert {(line["reason"], line["why"], line["hint"]) for line in logs} == {
+        ("NOT_ENROLLED", "not enrolled", "join again")
+    }
+    machine.by_identity = None
+    assert len(await run_for(machine, 100)) == 1
+    assert machine.store.current()[0] == 2
+
+
+async def test_what_has_ended_renews_by_identity(machine: Machine) -> None:
+    machine.clock.advance(3 * LIFETIME)
+    await machine.keeper.renew()
+    assert machine.answered_by == ["identity"]
+    assert expires_at(machine.store.current()[1].certificate) == machine.clock() + LIFETIME
+    assert load_member_state(machine.folder).tls == machine.store.current()[1]
+    machine.clock.advance(LIFETIME / 2)
+    await machine.keeper.renew()
+    assert machine.answered_by == ["identity", "mtls"]
+
+
+async def test_an_answer_to_a_renewal_by_identity_is_verified_alike(machine: Machine) -> None:
+    machine.clock.advance(3 * LIFETIME)
+    machine.coordinator.peer = PeerIdentity("demo", Role.MEMBER, "two")
+    with pytest.raises(SealringError) as caught:
+        await machine.keeper.renew()
+    assert caught.value.reason == "BAD_CERTIFICATE"
+    assert machine.store.current()[0] == 0
+
+
+async def test_two_renewals_come_one_after_the_other(machine: Machine) -> None:
+    await asyncio.gather(machine.keeper.renew(), machine.keeper.renew())
+    assert machine.store.current()[0] == 2
+    stored = load_member_state(machine.folder)
+    assert stored.tls == machine.store.current()[1]

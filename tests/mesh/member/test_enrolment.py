@@ -1,0 +1,323 @@
+"""The joining side against coordinators that lie; the honest one is in tests/coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealring.mesh.clock import wall_clock
+from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.suites import DEFAULT_SUITES
+from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
+from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
+from sealring.mesh.roster.codec import complete_roster, sign_roster
+from sealring.mesh.roster.model import NO_PREVIOUS, Roster, RosterMember
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.tls import TlsMaterial, TlsStore, server_credentials
+from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.v1 import membership_pb2, membership_pb2_grpc
+
+DAY = 86400
+EVIDENCE = NodeEvidence(b"s" * 32, b"m" * 32, ("127.0.0.1:7001",))
+
+
+@dataclass
+class Authority:
+    """What signs for the cluster, now: gRPC's own TLS goes by the real clock."""
+
+    ca: ClusterCA
+    roster_signer: Ed25519Signer
+    root: RootMetadata
+
+
+def make_authority(folder: Path) -> Authority:
+    ca = ClusterCA.create(folder, "demo", now=wall_clock())
+    root_signer, roster_signer = Ed25519Signer.generate(), Ed25519Signer.generate()
+    now = int(wall_clock())
+    draft = RootMetadata(
+        cluster="demo",
+        version=1,
+        root_keys=(root_signer.public_key,),
+        root_threshold=1,
+        roster_keys=(roster_signer.public_key,),
+        roster_threshold=1,
+        authorities=(ca.certificate,),
+        issued=now,
+        expires=now + DAY,
+    )
+    return Authority(ca, roster_signer, sign_root(draft, [root_signer]))
+
+
+class LyingCoordinator(membership_pb2_grpc.EnrolmentServicer):
+    """Answers well, and then spoils the answer."""
+
+    def __init__(self, authority: Authority, spoil: Callable[[Any, LyingCoordinator], None]) -> None:
+        self.authority = authority
+        self.spoil = spoil
+        self.nonce = b"n" * 32
+        self.request = membership_pb2.EnrolRequest()
+
+    async def GetNonce(self, request: Any, context: Any) -> membership_pb2.GetNonceResponse:
+        return membership_pb2.GetNonceResponse(nonce=self.nonce)
+
+    async def Enrol(self, request: membership_pb2.EnrolRequest, context: Any) -> membership_pb2.EnrolResponse:
+        self.request = request
+        answer = membership_pb2.EnrolResponse(
+            member_id=member_id(request.identity_key),
+            cluster="demo",
+            certificate_chain=self.certificate(),
+            root_metadata=encode_chain(self.authority.root.chain),
+            roster=self.roster(),
+            coordinator_address="127.0.0.1:7700",
+        )
+        self.spoil(answer, self)
+        return answer
+
+    def certificate(self, *, csr: bytes = b"", peer: PeerIdentity | None = None) -> bytes:
+        own = PeerIdentity("demo", Role.MEMBER, member_id(self.request.identity_key))
+        return to_pem(
+            self.authority.ca.issue(csr or self.request.csr, peer or own, lifetime=DAY, now=wall_clock())
+        )
+
+    def roster(self, *, with_member: bool = True, version: int = 1, age: int = 0) -> bytes:
+        issued = int(wall_clock()) - age
+        key = self.request.identity_key
+        member = RosterMember(
+            id=member_id(key),
+            identity_key=key,
+            key_type=KeyType.SOFTWARE,
+            sealing_key=self.request.sealing_key,
+            level=TrustLevel.SOFTWARE,
+            trust=10,
+            attestation_hash=bytes(32),
+            attested_at=issued,
+            challenged_at=issued,
+            manifest_hash=bytes(32),
+            addresses=("127.0.0.1:7001",),
+        )
+        draft = Roster(
+            cluster="demo",
+            root_version=1,
+            version=version,
+            previous=NO_PREVIOUS,
+            issued=issued,
+            expires=issued + 600,
+            suites=DEFAULT_SUITES,
+            trust_floor=10,
+            min_trust=0,
+            members=(member,) if with_member else (),
+        )
+        return sign_roster(complete_roster(draft), [self.authority.roster_signer])
+
+
+@dataclass
+class Attempt:
+    """A lying coordinator that listens, and the joiner's folder."""
+
+    coordinator: LyingCoordinator
+    address: str
+    folder: Path
+
+    async def join(self, **changes: Any) -> Any:
+        authority = self.coordinator.authority
+        values: dict[str, Any] = {
+            "token": JoinToken.generate(authority.root.fingerprint, [self.address]).format(),
+            "role": Role.MEMBER,
+            "signer": SoftwareSigner.generate(),
+            "state_dir": self.folder,
+            "name": "alpha",
+            "evidence": EVIDENCE,
+        }
+        return await enrol(**(values | changes))
+
+    async def reason(self, **changes: Any) -> str:
+        with pytest.raises(SealringError) as caught:
+            await self.join(**changes)
+        assert not (self.folder / "member.json").exists()
+        return caught.value.reason
+
+
+@pytest.fixture
+def lying(tmp_path: Path) -> Any:
+    authority = make_authority(tmp_path / "authority")
+
+    @asynccontextmanager
+    async def start(spoil: Callable[[Any, LyingCoordinator], None]) -> AsyncIterator[Attempt]:
+        leaf = LeafKey()
+        certificate = authority.ca.issue(
+            leaf.csr(),
+            PeerIdentity("demo", Role.COORDINATOR, "main"),
+            lifetime=DAY,
+            now=wall_clock(),
+            root_chain=encode_chain(authority.root.chain),
+        )
+        store = TlsStore(TlsMaterial(leaf.private_pem(), certificate, authority.root.authorities))
+        coordinator = LyingCoordinator(authority, spoil)
+        server = Server(
+            [
+                (
+                    membership_pb2_grpc.add_EnrolmentServicer_to_server,
+                    coordinator,
+                    "sealring.v1.Enrolment",
+                )
+            ]
+        )
+        port = server.listen("127.0.0.1:0", server_credentials(store, require_client=False))
+        await server.start()
+        try:
+            yield Attempt(coordinator, f"127.0.0.1:{port}", tmp_path / "node")
+        finally:
+            await server.stop(None)
+
+    return start
+
+
+def honest(answer: membership_pb2.EnrolResponse, coordinator: LyingCoordinator) -> None:
+    pass
+
+
+async def test_an_honest_answer_is_kept(lying: Any) -> None:
+    async with lying(honest) as attempt:
+        joined = await attempt.join()
+        assert joined.roster.version == 1
+        assert (attempt.folder / "member.json").exists()
+        request = attempt.coordinator.request
+        assert (request.name, list(request.addresses)) == ("alpha", ["127.0.0.1:7001"])
+
+
+def put(**values: Any) -> Callable[[Any, LyingCoordinator], None]:
+    def spoil(answer: Any, coordinator: LyingCoordinator) -> None:
+        for name, value in values.items():
+            setattr(answer, name, value(coordinator) if callable(value) else value)
+
+    return spoil
+
+
+def other_peer(**changes: Any) -> PeerIdentity:
+    return PeerIdentity(**({"cluster": "demo", "role": Role.MEMBER, "id": "m" * 52} | changes))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (put(member_id="m" * 52), "BAD_ANSWER"),
+        (put(cluster="other"), "BAD_ANSWER"),
+        (put(coordinator_address="nowhere"), "BAD_ADDRESS"),
+        (put(certificate_chain=b""), "BAD_CERTIFICATE"),
+        (put(certificate_chain=b"no pem"), "BAD_CERTIFICATE"),
+        (put(certificate_chain=lambda it: it.certificate(csr=LeafKey().csr())), "BAD_CERTIFICATE"),
+        (put(certificate_chain=lambda it: it.certificate(peer=other_peer())), "BAD_CERTIFICATE"),
+        (put(root_metadata=b""), "ROOT_CHAIN_LENGTH"),
+        (put(root_metadata=b"noise"), "ROOT_MALFORMED"),
+        (put(roster=b"noise"), "ENVELOPE_MALFORMED"),
+        (put(roster=lambda it: it.roster(with_member=False)), "ROSTER_SELF_ABSENT"),
+        (put(roster=lambda it: it.roster(age=5000)), "ROSTER_EXPIRED"),
+    ],
+)
+async def test_an_answer_that_lies_is_refused_and_nothing_is_enrolled(
+    lying: Any, spoil: Callable[[Any, LyingCoordinator], None], reason: str
+) -> None:
+    async with lying(spoil) as attempt:
+        assert await attempt.reason() == reason
+
+
+async def test_a_certificate_by_another_authority_is_refused(lying: Any, tmp_path: Path) -> None:
+    other = make_authority(tmp_path / "other")
+
+    def spoil(answer: Any, coordinator: LyingCoordinator) -> None:
+        peer = PeerIdentity("demo", Role.MEMBER, member_id(coordinator.request.identity_key))
+        leaf = other.ca.issue(coordinator.request.csr, peer, lifetime=DAY, now=wall_clock())
+        answer.certificate_chain = to_pem(leaf)
+
+    async with lying(spoil) as attempt:
+        assert await attempt.reason() == "NOT_ISSUED_HERE"
+
+
+async def test_a_roster_by_another_key_is_refused(lying: Any, tmp_path: Path) -> None:
+    other = make_authority(tmp_path / "other")
+
+    def spoil(answer: Any, coordinator: LyingCoordinator) -> None:
+        coordinator.authority = Authority(
+            coordinator.authority.ca, other.roster_signer, coordinator.authority.root
+        )
+        answer.roster = coordinator.roster()
+
+    async with lying(spoil) as attempt:
+        assert await attempt.reason() == "THRESHOLD_NOT_MET"
+
+
+async def test_a_roster_older_than_one_used_before_is_refused(lying: Any) -> None:
+    signer = SoftwareSigner.generate()
+    version = 5
+
+    def spoil(answer: Any, coordinator: LyingCoordinator) -> None:
+        answer.roster = coordinator.roster(version=version)
+
+    async with lying(spoil) as attempt:
+        await attempt.join(signer=signer)
+        version = 4
+        with pytest.raises(SealringError) as caught:
+            await attempt.join(signer=signer)
+        assert caught.value.reason == "ROSTER_ROLLBACK"
+
+
+async def test_a_short_nonce_is_not_signed(lying: Any) -> None:
+    async with lying(honest) as attempt:
+        attempt.coordinator.nonce = b"short"
+        assert await attempt.reason() == "BAD_ANSWER"
+        assert not attempt.coordinator.request.identity_key
+
+
+async def test_another_root_sees_nothing_of_us(lying: Any) -> None:
+    async with lying(honest) as attempt:
+        assert (
+            await attempt.reason(token=JoinToken.generate(bytes(32), [attempt.address]).format())
+            == "ROOT_PIN"
+        )
+        assert not attempt.coordinator.request.identity_key
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"token": "sr2.no"}, {"name": "Not A Name"}],
+)
+async def test_bad_input_is_refused_before_anything_is_sent(lying: Any, changes: dict[str, str]) -> None:
+    async with lying(honest) as attempt:
+        with pytest.raises(InvalidInput):
+            await attempt.join(**changes)
+
+
+contents = st.fixed_dictionaries(
+    {
+        "cluster": st.text(max_size=5),
+        "token_id": st.text(max_size=5),
+        "role": st.sampled_from(Role),
+        "nonce": st.binary(max_size=5),
+        "identity_key": st.binary(max_size=5),
+        "csr": st.binary(max_size=5),
+        "sealing_key": st.binary(max_size=5),
+        "name": st.text(max_size=5),
+        "addresses": st.lists(st.text(max_size=5), max_size=3),
+    }
+)
+
+
+@given(contents, contents)
+def test_different_joins_never_have_the_same_content(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert (join_content(**first) == join_content(**second)) == (first == second)
+
+
+@given(contents, st.sampled_from(["cluster", "token_id", "name"]))
+def test_every_field_counts(content: dict[str, Any], name: str) -> None:
+    assert join_content(**content) != join_content(**(content | {name: content[name] + "x"}))

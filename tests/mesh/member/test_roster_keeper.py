@@ -1,0 +1,209 @@
+"""The roster of an enrolled machine on disk and in use: taken through the reader, and in no other way."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rostertest import PaperCluster
+
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.errors import FailedPrecondition, PermissionDenied, RosterError
+from sealring.mesh.member import roster_keeper
+from sealring.mesh.member.roster_keeper import RosterKeeper
+from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MemberState
+from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.pki.root import decode_chain, encode_chain, sign_root, verify_root_chain
+from sealring.mesh.roster.memory import RosterMemory, RosterState, RosterStateFile
+from sealring.mesh.roster.model import Gateway, Revoked
+from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.rpc.tls import TlsMaterial
+
+GATEWAY = SoftwareSigner.generate().public_key
+
+
+async def no_newer_root() -> None:
+    raise AssertionError("nobody asked for newer root metadata")
+
+
+@pytest.fixture
+def paper() -> PaperCluster:
+    made = PaperCluster()
+    made.publish(gateways=(Gateway(member_id(GATEWAY), GATEWAY),))
+    return made
+
+
+def state_of(paper: PaperCluster) -> MemberState:
+    peer = PeerIdentity("paper", Role.MEMBER, paper.draft.members[0].id)
+    material = TlsMaterial(b"", b"", paper.root.authorities)
+    return MemberState(peer, "one", "127.0.0.1:1", paper.root.fingerprint, paper.root, material)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    RosterStateFile(tmp_path / ROSTER_STATE).create("paper")
+    return tmp_path
+
+
+@pytest.fixture
+def keeper(folder: Path, paper: PaperCluster) -> RosterKeeper:
+    return RosterKeeper(folder, state_of(paper))
+
+
+def test_without_memory_it_does_not_begin(tmp_path: Path, paper: PaperCluster) -> None:
+    with pytest.raises(RosterError) as caught:
+        RosterKeeper(tmp_path, state_of(paper))
+    assert caught.value.reason == "ROSTER_STATE_MISSING"
+
+
+def test_before_the_first_roster_there_is_none(keeper: RosterKeeper) -> None:
+    keeper.load()
+    assert (keeper.valid, keeper.version, keeper.expired) == (None, 0, True)
+    for ask in (lambda: keeper.current, keeper.signed, lambda: keeper.gateway_key("paper", "x")):
+        with pytest.raises(FailedPrecondition):
+            ask()
+
+
+async def test_a_roster_is_kept_and_taken_up_again(
+    keeper: RosterKeeper, folder: Path, paper: PaperCluster
+) -> None:
+    assert await keeper.accept(paper.envelope, no_newer_root) == paper.roster
+    again = RosterKeeper(folder, state_of(paper))
+    again.load()
+    for one in (keeper, again):
+        assert (one.current, one.version, one.expired) == (paper.roster, paper.roster.version, False)
+        envelope, chain = one.signed()
+        root = verify_root_chain(decode_chain(chain), paper.root.fingerprint, now=time.time())
+        assert check_roster(envelope, root, now=time.time()) == paper.roster
+
+
+async def test_a_full_disk_does_not_keep_a_roster_from_use(
+    keeper: RosterKeeper, folder: Path, paper: PaperCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(roster_keeper, "write_atomic", full)
+    assert await keeper.accept(paper.envelope, no_newer_root) == paper.roster
+    assert keeper.signed()[0] == paper.envelope
+    assert not (folder / ROSTER).exists()
+
+
+async def test_a_refused_roster_leaves_what_was(
+    keeper: RosterKeeper, folder: Path, paper: PaperCluster
+) -> None:
+    await keeper.accept(paper.envelope, no_newer_root)
+    stranger = PaperCluster()
+    for envelope in (stranger.envelope, b"junk", paper.envelope[:-1]):
+        with pytest.raises(RosterError):
+            await keeper.accept(envelope, no_newer_root)
+        assert keeper.signed()[0] == (folder / ROSTER).read_bytes() == paper.envelope
+
+
+async def test_an_expired_file_is_left_alone(
+    keeper: RosterKeeper, folder: Path, paper: PaperCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await keeper.accept(paper.envelope, no_newer_root)
+    later = RosterKeeper(folder, state_of(paper))
+    monkeypatch.setattr(later._reader, "_clock", lambda: time.time() + 3600)
+    later.load()
+    assert later.valid is None
+    assert (folder / ROSTER).read_bytes() == paper.envelope
+
+
+@pytest.mark.parametrize("how", ["told", "read"])
+async def test_who_was_thrown_out_forgets_its_roster(
+    keeper: RosterKeeper, folder: Path, paper: PaperCluster, how: str
+) -> None:
+    await keeper.accept(paper.envelope, no_newer_root)
+    state = state_of(paper)
+    paper.publish(members=paper.draft.members[1:], rings=())
+    with pytest.raises(PermissionDenied) as caught:
+        if how == "told":
+            await keeper.accept(paper.envelope, no_newer_root)
+        else:
+            (folder / ROSTER).write_bytes(paper.envelope)
+            RosterKeeper(folder, state).load()
+    assert caught.value.reason == "REMOVED"
+    assert not (folder / ROSTER).exists()
+    if how == "told":
+        assert keeper.valid is None
+
+
+async def test_newer_root_metadata_is_fetched_first(keeper: RosterKeeper, paper: PaperCluster) -> None:
+    await keeper.accept(paper.envelope, no_newer_root)
+    first = paper.root
+    draft = dataclasses.replace(first, version=2, chain=())
+    paper.root = sign_root(draft, [paper.root_signer], previous=first)
+    paper.publish(root_version=2)
+    asked = []
+
+    async def newer() -> None:
+        asked.append(keeper.version)
+        keeper.follow_root(paper.root)
+
+    assert await keeper.accept(paper.envelope, newer) == paper.roster
+    assert asked == [paper.roster.version - 1]
+    assert keeper.signed()[1] == encode_chain(paper.root.chain)
+    keeper.follow_root(paper.root)
+
+    async def useless() -> None:
+        asked.append(0)
+
+    draft = dataclasses.replace(paper.root, version=3, chain=())
+    paper.root = sign_root(draft, [paper.root_signer], previous=paper.root)
+    paper.publish(root_version=3)
+    with pytest.raises(RosterError) as caught:
+        await keeper.accept(paper.envelope, useless)
+    assert (caught.value.reason, len(asked)) == ("ROSTER_ROOT_VERSION", 2)
+
+
+async def test_two_histories_are_remembered_as_such(keeper: RosterKeeper, paper: PaperCluster) -> None:
+    await keeper.accept(paper.envelope, no_newer_root)
+    assert keeper.equivocation is None
+    known, version = paper.roster.hash, paper.roster.version
+    paper.publish()
+    paper.draft = dataclasses.replace(paper.draft, version=version, expires=paper.draft.expires - 1)
+    del paper.roster
+    paper.publish()
+    with pytest.raises(RosterError) as caught:
+        await keeper.accept(paper.envelope, no_newer_root)
+    assert caught.value.reason == "ROSTER_EQUIVOCATION"
+    found: Any = keeper.equivocation
+    assert (found.version, found.known, found.seen) == (version, known, paper.roster.hash)
+
+
+async def test_the_revoked_stay_revoked_after_the_end_of_the_roster(
+    keeper: RosterKeeper, paper: PaperCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = SoftwareSigner.generate().public_key
+    paper.publish(revoked=(Revoked(member_id(key), key, int(time.time())),))
+    await keeper.accept(paper.envelope, no_newer_root)
+    monkeypatch.setattr(keeper._reader, "_clock", lambda: time.time() + 3600)
+    assert keeper.expired
+    assert keeper.revoked(member_id(key))
+    assert not keeper.revoked(paper.draft.members[0].id)
+
+
+async def test_only_gateways_of_the_roster_and_the_cluster(keeper: RosterKeeper, paper: PaperCluster) -> None:
+    await keeper.accept(paper.envelope, no_newer_root)
+    keeper.gateway_key("paper", member_id(GATEWAY))
+    for cluster, identifier in (
+        ("other", member_id(GATEWAY)),
+        ("paper", paper.draft.members[0].id),
+        ("paper", ""),
+    ):
+        with pytest.raises(PermissionDenied) as caught:
+            keeper.gateway_key(cluster, identifier)
+        assert caught.value.reason == "GATEWAY_NOT_ALLOWED"
+
+
+def test_a_memory_of_one_process() -> None:
+    memory = RosterMemory("demo")
+    assert memory.load() == RosterState("demo")
+    memory.save(RosterState("demo", version=7))
+    assert memory.load().version == 7

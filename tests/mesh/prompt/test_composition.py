@@ -1,0 +1,530 @@
+"""Composition: what follows is taken, nothing else is, and members that differ have other digests."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.composition import (
+    MAX_CHANGES,
+    MAX_LANES,
+    MAX_PREFIXES,
+    Admission,
+    Composition,
+    Dropping,
+    Eviction,
+    Keeping,
+    Parking,
+    ResolvedStep,
+)
+from sealring.v1 import control_pb2 as control
+
+CHUNK = 8
+MAX_ROWS = 6
+
+
+def make(epoch: int = 1) -> Composition:
+    return Composition(epoch=epoch, max_rows=MAX_ROWS, prefill_chunk=CHUNK)
+
+
+@st.composite
+def valid_runs(draw: st.DrawFn) -> list[control.Step]:
+    """Steps that follow from one another, of a model that shares no code with the composition."""
+    prompts: dict[int, int] = {}
+    progress: dict[int, int] = {}
+    lanes: dict[int, list[int]] = {}
+    held: dict[int, int] = {}
+    highest = 0
+    steps = []
+    for number in range(1, draw(st.integers(1, 25)) + 1):
+        step = control.Step(number=number)
+        for lane, row in [(lane, row) for lane, rows in lanes.items() for row in rows]:
+            if draw(st.integers(0, 5)) == 0:
+                step.changes.add().park.row = row
+                lanes[lane] = [each for each in lanes[lane] if each != row]
+                progress[row] = prompts[row] = held[row]
+        lanes = {lane: rows for lane, rows in lanes.items() if rows}
+        for row in [row for row, done in progress.items() if done == prompts[row]]:
+            if draw(st.booleans()):
+                lane = draw(st.integers(0, 2))
+                step.changes.add().admit.CopyFrom(control.Admit(row=row, lane=lane))
+                lanes.setdefault(lane, []).append(row)
+                held[row] = progress.pop(row)
+        for row in [*progress, *(row for rows in lanes.values() for row in rows)]:
+            if draw(st.integers(0, 5)) == 0:
+                step.changes.add().evict.row = row
+                progress.pop(row, None)
+                lanes = {lane: [each for each in rows if each != row] for lane, rows in lanes.items()}
+                lanes = {lane: rows for lane, rows in lanes.items() if rows}
+        kind = draw(st.sampled_from(["prefill", "prefill", "decode", "none"]))
+        if kind == "decode" and lanes:
+            step.decode.lane = draw(st.sampled_from(sorted(lanes)))
+            for row in lanes[step.decode.lane]:
+                held[row] += 1
+        elif kind == "prefill":
+            for row in sorted(row for row, done in progress.items() if done < prompts[row]):
+                if draw(st.booleans()):
+                    end = draw(st.integers(progress[row] + 1, min(prompts[row], progress[row] + CHUNK)))
+                    step.prefill.chunks.add(row=row, start=progress[row], end=end, prompt_tokens=prompts[row])
+                    progress[row] = end
+            if draw(st.booleans()) and len(progress) + sum(map(len, lanes.values())) < MAX_ROWS:
+                highest += draw(st.integers(1, 3))
+                prompts[highest] = draw(st.integers(1, 30))
+                end = draw(st.integers(1, min(prompts[highest], CHUNK)))
+                step.prefill.chunks.add(
+                    row=highest, start=0, end=end, prompt_tokens=prompts[highest], params_bytes=64
+                )
+                progress[highest] = end
+            if not step.prefill.chunks:
+                step.ClearField("work")
+        steps.append(step)
+    return steps
+
+
+def lengths(steps: list[ResolvedStep]) -> dict[int, int]:
+    held: dict[int, int] = {}
+    for step in steps:
+        for change in step.changes:
+            if isinstance(change, Eviction):
+                del held[change.row]
+        for chunk in step.chunks:
+            assert held.get(chunk.row, 0) == chunk.start
+            held[chunk.row] = chunk.end
+        for row in step.rows:
+            held[row] += 1
+    return held
+
+
+@given(valid_runs())
+def test_what_follows_is_taken(steps: list[control.Step]) -> None:
+    one, two = make(), make()
+    resolved = [one.apply(step) for step in steps]
+    assert resolved == [two.apply(control.Step.FromString(step.SerializeToString())) for step in steps]
+    assert len({step.digest for step in resolved}) == len(resolved)
+    held = lengths(resolved)
+    assert one.rows == len(held) <= MAX_ROWS
+    assert set(held) == set(one.prefilling()) | {row for rows in one.lanes().values() for row in rows}
+    for step in resolved:
+        assert set(step.sampled) == set(step.rows) | {chunk.row for chunk in step.chunks if chunk.last}
+
+
+@given(valid_runs())
+def test_changes_tell_where_rows_were(steps: list[control.Step]) -> None:
+    """A member that keeps lists of its own by what it is told has the same lanes."""
+    composition = make()
+    mine: dict[int, list[int]] = {}
+    for step in steps:
+        for change in composition.apply(step).changes:
+            if isinstance(change, Admission):
+                mine.setdefault(change.lane, []).append(change.row)
+            elif isinstance(change, Parking) or (isinstance(change, Eviction) and change.lane is not None):
+                assert mine[change.lane].pop(change.index) == change.row
+        assert {lane: tuple(rows) for lane, rows in mine.items() if rows} == composition.lanes()
+        for lane, rows in mine.items():
+            assert composition.lane_rows(lane) == tuple(rows)
+
+
+@given(valid_runs(), st.data())
+def test_members_that_differ_have_other_digests(steps: list[control.Step], data: st.DataObject) -> None:
+    """From the first step on that one of two members saw otherwise, unless it changed nothing."""
+    at = data.draw(st.integers(0, len(steps) - 1))
+    other = copy.deepcopy(steps[at])
+    change = data.draw(st.sampled_from(["drop", "swap", "epoch", "work"]))
+    if change == "drop" and other.changes:
+        del other.changes[-1]
+    elif change == "swap" and other.HasField("decode"):
+        other.decode.lane += 1
+    elif change == "work" and other.WhichOneof("work"):
+        other.ClearField("work")
+    one, two = make(), make(2 if change == "epoch" else 1)
+    for step in steps[:at]:
+        one.apply(step)
+        two.apply(step)
+    digest = one.apply(steps[at]).digest
+    try:
+        told = two.apply(other).digest
+    except InvalidInput:
+        assert other != steps[at], "what one member computes another one refuses"
+    else:
+        assert (told == digest) == (other == steps[at] and change != "epoch")
+
+
+steps_of_any_kind = st.builds(
+    lambda number, changes, work: _any_step(number, changes, work),
+    st.integers(1, 5),
+    st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 70)), max_size=4),
+    st.none()
+    | st.integers(0, 70)
+    | st.lists(
+        st.tuples(*[st.integers(0, n) for n in (4, 12, 20, 20)], st.sampled_from([0, 64, 1 << 21])),
+        max_size=4,
+    ),
+)
+
+
+def _any_step(
+    number: int,
+    changes: list[tuple[bool, int, int]],
+    work: int | list[tuple[int, int, int, int, int]] | None,
+) -> control.Step:
+    step = control.Step(number=number)
+    for admit, row, lane in changes:
+        if admit:
+            step.changes.add().admit.CopyFrom(control.Admit(row=row, lane=lane))
+        else:
+            step.changes.add().evict.row = row
+    if isinstance(work, int):
+        step.decode.lane = work
+    elif work is not None:
+        step.prefill.SetInParent()
+        for row, start, end, total, params in work:
+            step.prefill.chunks.add(row=row, start=start, end=end, prompt_tokens=total, params_bytes=params)
+    return step
+
+
+@given(valid_runs(), st.lists(steps_of_any_kind, max_size=5))
+def test_anything_else_is_refused_in_one_way(steps: list[control.Step], more: list[control.Step]) -> None:
+    composition = make()
+    for step in steps:
+        composition.apply(step)
+    for step in more:
+        step.number += composition.last_step
+        try:
+            resolved = composition.apply(step)
+        except InvalidInput as error:
+            reason = error.reason
+        else:
+            reason = "BAD_STEP"
+            assert composition.rows <= MAX_ROWS
+            assert all(lane < MAX_LANES for lane in composition.lanes())
+            assert all(chunk.tokens <= CHUNK for chunk in resolved.chunks)
+            assert all(done <= total for done, total in composition.prefilling().values())
+        assert reason == "BAD_STEP"
+        if step.number != composition.last_step:
+            break
+
+
+def prefill(number: int, row: int, start: int, end: int, total: int) -> control.Step:
+    step = control.Step(number=number)
+    step.prefill.chunks.add(row=row, start=start, end=end, prompt_tokens=total)
+    return step
+
+
+def test_step_numbers_have_no_gaps() -> None:
+    composition = make()
+    with pytest.raises(InvalidInput, match="step 2 follows step 0"):
+        composition.apply(control.Step(number=2))
+
+
+def test_a_step_without_work_only_counts() -> None:
+    composition = make()
+    resolved = composition.apply(control.Step(number=1))
+    assert (resolved.sampled, resolved.rows, resolved.chunks, resolved.lane) == ((), (), (), None)
+    assert composition.last_step == 1
+
+
+def changed(number: int, *changes: control.Change) -> control.Step:
+    return control.Step(number=number, changes=changes)
+
+
+def admit(row: int, lane: int) -> control.Change:
+    return control.Change(admit=control.Admit(row=row, lane=lane))
+
+
+def park(row: int) -> control.Change:
+    return control.Change(park=control.Park(row=row))
+
+
+def test_a_parked_row_holds_what_it_has_and_joins_another_lane() -> None:
+    composition = make()
+    composition.apply(prefill(1, 5, 0, 4, 4))
+    composition.apply(control.Step(number=2, changes=[admit(5, 1)], decode=control.Decode(lane=1)))
+    assert composition.apply(changed(3, park(5))).changes == (Parking(5, 1, 0),)
+    assert composition.prefilling() == {5: (5, 5)}
+    assert composition.rows == 1
+    step = control.Step(number=4, changes=[admit(5, 2)], decode=control.Decode(lane=2))
+    assert composition.apply(step).rows == (5,)
+    keep = control.Change(keep=control.Keep(prefix=1, row=5, tokens=6))
+    resolved = composition.apply(changed(5, keep, park(5), admit(5, 1)))
+    assert isinstance(resolved.changes[0], Keeping)
+    assert resolved.changes[0].held == 6
+    assert composition.lanes() == {1: (5,)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [park(9)],  # unknown
+        [park(6)],  # in prefill
+        [park(5), park(5)],
+        [park(5), admit(5, 512)],
+        [admit(7, 1), park(7)],  # its cache is nowhere yet
+        [admit(7, 1), park(5)],
+    ],
+)
+def test_only_rows_that_a_lane_had_before_are_parked(changes: list[control.Change]) -> None:
+    composition = make()
+    composition.apply(prefill(1, 5, 0, 4, 4))
+    composition.apply(prefill(2, 6, 0, 4, 9))
+    composition.apply(prefill(3, 7, 0, 4, 4))
+    composition.apply(changed(4, admit(5, 1)))
+    with pytest.raises(InvalidInput) as caught:
+        composition.apply(changed(5, *changes))
+    assert caught.value.reason == "BAD_STEP"
+
+
+def test_a_parked_row_is_not_prefilled_on() -> None:
+    composition = make()
+    composition.apply(prefill(1, 5, 0, 4, 4))
+    composition.apply(changed(2, admit(5, 1)))
+    composition.apply(changed(3, park(5)))
+    with pytest.raises(InvalidInput):
+        composition.apply(prefill(4, 5, 4, 6, 6))
+
+
+def test_row_numbers_rise_and_are_never_used_twice() -> None:
+    composition = make()
+    composition.apply(prefill(1, 5, 0, 8, 9))
+    with pytest.raises(InvalidInput):
+        composition.apply(prefill(2, 4, 0, 8, 9))
+    composition = make()
+    composition.apply(prefill(1, 5, 0, 8, 9))
+    step = control.Step(number=2)
+    step.changes.add().evict.row = 5
+    assert composition.apply(step).changes == (Eviction(5, None, 0),)
+    with pytest.raises(InvalidInput):
+        composition.apply(prefill(3, 5, 0, 8, 9))
+
+
+def test_rows_are_limited_after_the_changes_of_the_step() -> None:
+    composition = make()
+    for row in range(1, MAX_ROWS + 1):
+        composition.apply(prefill(row, row, 0, 1, 2))
+    step = prefill(MAX_ROWS + 1, MAX_ROWS + 1, 0, 1, 2)
+    step.changes.add().evict.row = 1
+    composition.apply(step)
+    with pytest.raises(InvalidInput, match="one more than"):
+        composition.apply(prefill(MAX_ROWS + 2, MAX_ROWS + 2, 0, 1, 2))
+
+
+def kept(number: int, *prefixes: tuple[int, int, int], drop: int = 0) -> control.Step:
+    step = control.Step(number=number)
+    for prefix, row, tokens in prefixes:
+        step.changes.add().keep.CopyFrom(control.Keep(prefix=prefix, row=row, tokens=tokens))
+    if drop:
+        step.changes.add().drop.prefix = drop
+    return step
+
+
+def with_prefix(number: int, row: int, start: int, end: int, total: int, prefix: int) -> control.Step:
+    step = prefill(number, row, start, end, total)
+    step.prefill.chunks[0].prefix = prefix
+    step.prefill.chunks[0].params_bytes = 64
+    return step
+
+
+def test_a_row_begins_with_a_kept_prefix() -> None:
+    composition = make()
+    composition.apply(prefill(1, 1, 0, 8, 20))
+    (change,) = composition.apply(kept(2, (1, 1, 6))).changes
+    assert change == Keeping(1, 1, 6, 8, None, 0)
+    (chunk,) = composition.apply(with_prefix(3, 2, 5, 9, 9, 1)).chunks
+    assert chunk.first
+    assert chunk.last
+    assert chunk.tokens == 4
+    assert composition.prefilling() == {1: (8, 20), 2: (9, 9)}
+    assert composition.prefixes() == {1: 6}
+    assert composition.apply(kept(4, drop=1)).changes == (Dropping(1),)
+    assert composition.prefixes() == {}
+
+
+def test_a_row_in_a_lane_holds_the_tokens_that_were_computed() -> None:
+    """Whoever joined when: of prompt and answer, without the token that no step has been given yet."""
+    composition = make()
+    composition.apply(prefill(1, 1, 0, 4, 4))
+    composition.apply(prefill(2, 2, 0, 6, 6))
+    number = 3
+    for row, steps in ((1, 3), (2, 2)):
+        first = control.Step(number=number)
+        first.changes.add().admit.CopyFrom(control.Admit(row=row, lane=1))
+        for offset in range(steps):
+            step = first if offset == 0 else control.Step(number=number)
+            step.decode.lane = 1
+            composition.apply(step)
+            number += 1
+    changes = composition.apply(kept(number, (1, 1, 9), (2, 2, 8))).changes
+    assert changes == (Keeping(1, 1, 9, 9, 1, 0), Keeping(2, 2, 8, 8, 1, 1))
+    with pytest.raises(InvalidInput, match="does not hold"):
+        composition.apply(kept(number + 1, (3, 1, 10)))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        kept(3, (1, 1, 4)),  # a number that was used
+        kept(3, (2, 1, 9)),  # more than the row has
+        kept(3, (2, 1, 0)),
+        kept(3, (2, 7, 1)),  # of a row that is not there
+        kept(3, drop=2),
+        with_prefix(3, 2, 6, 9, 9, 1),  # more than was kept
+        with_prefix(3, 2, 0, 9, 9, 1),  # nothing of it
+        with_prefix(3, 2, 5, 9, 9, 2),  # of a prefix that is not there
+        with_prefix(3, 1, 8, 9, 9, 1),  # by a row that is there already
+        prefill(3, 2, 5, 8, 9),
+    ],
+)
+def test_prefixes_that_do_not_follow_are_refused(step: control.Step) -> None:
+    composition = make()
+    composition.apply(prefill(1, 1, 0, 8, 9))
+    composition.apply(kept(2, (1, 1, 5)))
+    with pytest.raises(InvalidInput) as caught:
+        composition.apply(step)
+    assert caught.value.reason == "BAD_STEP"
+
+
+def test_keeps_and_drops_come_before_other_changes() -> None:
+    composition = make()
+    composition.apply(prefill(1, 1, 0, 8, 8))
+    step = control.Step(number=2)
+    step.changes.add().admit.CopyFrom(control.Admit(row=1, lane=0))
+    step.changes.add().keep.CopyFrom(control.Keep(prefix=1, row=1, tokens=4))
+    with pytest.raises(InvalidInput, match="after other changes"):
+        composition.apply(step)
+
+
+def test_no_more_is_kept_than_the_limit() -> None:
+    composition = make()
+    composition.apply(prefill(1, 1, 0, 8, 8))
+    composition.apply(kept(2, *((number, 1, 1) for number in range(1, MAX_PREFIXES + 1))))
+    with pytest.raises(InvalidInput, match="one more than"):
+        composition.apply(kept(3, (MAX_PREFIXES + 1, 1, 1)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        kept(2, (1, 1, 4)),
+        kept(2, (2, 1, 5)),
+        kept(2, (1, 1, 5), (2, 1, 5)),
+        control.Step(number=2),
+    ],
+)
+def test_members_that_disagree_about_a_prefix_have_other_digests(other: control.Step) -> None:
+    """At once, and still at a later step that has nothing to do with it."""
+    one, two = make(), make()
+    for composition, step in ((one, kept(2, (1, 1, 5))), (two, other)):
+        composition.apply(prefill(1, 1, 0, 8, 8))
+        composition.digest = composition.apply(step).digest  # type: ignore[attr-defined]
+    assert one.digest != two.digest  # type: ignore[attr-defined]
+    assert one.apply(prefill(3, 2, 0, 8, 8)).digest != two.apply(prefill(3, 2, 0, 8, 8)).digest
+
+
+def test_members_that_begin_a_row_with_other_prefixes_have_other_digests() -> None:
+    digests = set()
+    for prefix in (1, 2):
+        composition = make()
+        composition.apply(prefill(1, 1, 0, 8, 8))
+        composition.apply(kept(2, (1, 1, 5), (2, 1, 5)))
+        digests.add(composition.apply(with_prefix(3, 2, 5, 8, 8, prefix)).digest)
+    assert len(digests) == 2
+
+
+def with_choices(number: int, row: int, start: int, end: int, total: int, choices: int) -> control.Step:
+    step = prefill(number, row, start, end, total)
+    step.prefill.chunks[0].choices = choices
+    return step
+
+
+def test_the_last_chunk_of_a_prompt_makes_its_copies() -> None:
+    composition = make()
+    assert composition.apply(with_choices(1, 2, 0, 8, 12, 3)).sampled == ()
+    assert composition.rows == 3
+    assert composition.prefilling() == {2: (8, 12)}
+    assert composition.apply(prefill(2, 5, 0, 4, 4)).sampled == (5,)
+    assert composition.apply(prefill(3, 2, 8, 12, 12)).sampled == (2, 3, 4)
+    assert composition.prefilling() == {5: (4, 4), 2: (12, 12), 3: (12, 12), 4: (12, 12)}
+    step = control.Step(number=4)
+    step.changes.add().evict.row = 2
+    step.changes.add().admit.CopyFrom(control.Admit(row=4, lane=1))
+    composition.apply(step)
+    assert composition.rows == 3
+    assert composition.lane_rows(1) == (4,)
+
+
+def test_copies_that_are_not_made_yet_go_with_their_row() -> None:
+    composition = make()
+    composition.apply(with_choices(1, 1, 0, 8, 12, 4))
+    step = control.Step(number=2)
+    step.changes.add().evict.row = 1
+    composition.apply(step)
+    assert composition.rows == 0
+    with pytest.raises(InvalidInput):
+        composition.apply(prefill(3, 4, 0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        with_choices(2, 3, 0, 8, 9, 1),  # a number that a copy will have
+        with_choices(2, 9, 0, 8, 9, 9),  # too many
+        with_choices(2, 9, 0, 8, 9, MAX_ROWS - 2),  # more rows than there may be
+        with_choices(2, 1, 8, 9, 9, 3),  # not with the first chunk
+    ],
+)
+def test_choices_that_do_not_follow_are_refused(step: control.Step) -> None:
+    composition = make()
+    composition.apply(with_choices(1, 1, 0, 8, 9, 3))
+    with pytest.raises(InvalidInput) as caught:
+        composition.apply(step)
+    assert caught.value.reason == "BAD_STEP"
+
+
+def test_members_that_disagree_about_choices_have_other_digests() -> None:
+    digests = set()
+    for choices in (0, 2, 3):
+        composition = make()
+        digests.add(composition.apply(with_choices(1, 1, 0, 8, 9, choices)).digest)
+        digests.add(composition.apply(prefill(2, 5, 0, 4, 8)).digest)
+    assert len(digests) == 6
+
+
+def counted(composition: Composition) -> int:
+    """The tokens of all caches, from what else the composition tells: each row's as if it were kept."""
+    lanes = 0
+    for rows in composition.lanes().values():
+        held = []
+        for row in rows:
+            trial = copy.deepcopy(composition)
+            number = max(composition.prefixes(), default=0) + 1 + trial._highest_prefix
+            keep = control.Change(keep=control.Keep(prefix=number, row=row, tokens=1))
+            held.append(trial.apply(control.Step(number=trial.last_step + 1, changes=[keep])).changes[0].held)  # type: ignore[union-attr]
+        lanes += len(rows) * max(held)
+    alone = sum(done for done, _ in composition.prefilling().values())
+    return lanes + alone + sum(composition.prefixes().values())
+
+
+@given(valid_runs())
+def test_the_tokens_of_all_caches(steps: list[control.Step]) -> None:
+    composition = make()
+    for step in steps:
+        composition.apply(step)
+        assert composition.tokens == counted(composition)
+
+
+def test_a_step_of_very_many_changes_is_not_taken() -> None:
+    composition = make()
+    change = control.Change(evict=control.Evict(row=1))
+    with pytest.raises(InvalidInput, match="changes"):
+        composition.apply(control.Step(number=1, changes=[change] * (MAX_CHANGES + 1)))
+
+
+def test_a_prefill_names_each_row_once() -> None:
+    composition = make()
+    chunks = [control.Chunk(row=5, start=start, end=start + 2, prompt_tokens=4) for start in (0, 2)]
+    with pytest.raises(InvalidInput) as caught:
+        composition.apply(control.Step(number=1, prefill=control.Prefill(chunks=chunks)))
+    assert "twice" in caught.value.message

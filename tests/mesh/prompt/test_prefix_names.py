@@ -1,0 +1,95 @@
+"""Names of prefixes: equal for equal tokens of one scope and one key, and for nothing else."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.prefix_names import (
+    BLOCK,
+    KEY_BYTES,
+    MAX_SCOPE_BYTES,
+    NAME_BYTES,
+    PrefixNames,
+    boundaries,
+    clear_scope,
+    sealed_scope,
+    split,
+)
+
+KEY = bytes(KEY_BYTES)
+
+
+def tokens(*values: int) -> bytes:
+    return b"".join(value.to_bytes(4, "little") for value in values)
+
+
+def test_boundaries_are_dense_at_first_and_few_in_the_end() -> None:
+    assert list(boundaries(BLOCK - 1)) == []
+    assert list(boundaries(200)) == [64, 128, 192]
+    assert list(boundaries(8500))[-3:] == [8192, 8320, 8448]
+    assert len(list(boundaries(1 << 20))) == 128 + 7 * 64
+
+
+@given(st.integers(0, 40_000), st.integers(0, 40_000))
+def test_boundaries_of_a_part_are_those_of_the_whole(short: int, more: int) -> None:
+    whole = list(boundaries(short + more))
+    assert list(boundaries(short)) + list(boundaries(short + more, short)) == whole
+    assert all(later - earlier <= max(BLOCK, later // 64) for earlier, later in itertools.pairwise(whole))
+
+
+@given(st.lists(st.integers(0, 1 << 17), max_size=300), st.data())
+def test_names_do_not_depend_on_where_a_sequence_was_cut(values: list[int], data: st.DataObject) -> None:
+    whole, parts = PrefixNames(KEY, b"a"), PrefixNames(KEY, b"a")
+    at = data.draw(st.integers(0, len(values)))
+    names = whole.extend(tokens(*values))
+    assert parts.extend(tokens(*values[:at])) + parts.extend(tokens(*values[at:])) == names
+    assert whole.names == parts.names
+    assert split(names, len(values)) == tuple(whole.names.items())
+    assert split(parts.extend(b""), len(values), len(values)) == ()
+
+
+@given(st.lists(st.integers(0, 1 << 17), min_size=64, max_size=130), st.integers(0, 63))
+def test_any_other_token_scope_or_key_gives_other_names(values: list[int], at: int) -> None:
+    name = PrefixNames(KEY, b"a").extend(tokens(*values))
+    changed = [*values[:at], values[at] + 1, *values[at + 1 :]]
+    others = [
+        PrefixNames(KEY, b"a").extend(tokens(*changed)),
+        PrefixNames(KEY, b"b").extend(tokens(*values)),
+        PrefixNames(KEY, b"a" + tokens(values[0])).extend(tokens(*values[1:], 0)),
+        PrefixNames(bytes([1]) + KEY[1:], b"a").extend(tokens(*values)),
+    ]
+    for other in others:
+        ours = {name[start : start + NAME_BYTES] for start in range(0, len(name), NAME_BYTES)}
+        theirs = {other[start : start + NAME_BYTES] for start in range(0, len(other), NAME_BYTES)}
+        assert not ours & theirs
+
+
+@pytest.mark.parametrize("names", [bytes(15), bytes(17), bytes(16), bytes(48)])
+def test_names_that_do_not_fit_are_refused(names: bytes) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        split(names, 128)
+    assert caught.value.reason == "BAD_PREFIXES"
+
+
+def test_a_row_may_have_no_names() -> None:
+    assert split(b"", 128) == ()
+
+
+def test_a_gateway_cannot_name_the_scope_of_a_sealed_prompt() -> None:
+    assert clear_scope("salt") != sealed_scope(b"salt")
+    assert clear_scope("")
+    assert sealed_scope(b"") == b""
+    assert clear_scope("c") != clear_scope("")
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: clear_scope("x" * MAX_SCOPE_BYTES), lambda: sealed_scope(bytes(65))]
+)
+def test_scopes_are_bounded(make: object) -> None:
+    with pytest.raises(InvalidInput):
+        make()  # type: ignore[operator]

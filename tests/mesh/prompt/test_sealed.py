@@ -1,0 +1,280 @@
+"""Sealed prompts and replies."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import secrets
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sealring.mesh.crypto.encoding import pack_fields
+from sealring.mesh.errors import EnvelopeError, InvalidInput, RecordError, ResourceExhausted
+from sealring.mesh.prompt.sealed import (
+    MAX_CHUNK_BYTES,
+    MAX_REQUEST_BYTES,
+    ReplayGuard,
+    ReplySealer,
+    RequestInfo,
+    SealingKey,
+    _recipient,
+    seal_request,
+)
+
+NOW = 1_800_000_000
+SHARED = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+KEY = SealingKey()
+
+
+@pytest.fixture
+def guard(clock: Any) -> ReplayGuard:
+    return ReplayGuard(clock=clock)
+
+
+def info(**changes: Any) -> RequestInfo:
+    base = RequestInfo("demo", secrets.token_bytes(16), NOW + 60, b"\x07" * 32)
+    return dataclasses.replace(base, **changes)
+
+
+def refusal(action: Any, *arguments: Any, **options: Any) -> str:
+    with pytest.raises(EnvelopeError) as error:
+        action(*arguments, **options)
+    assert "secret prompt" not in str(error.value)
+    return error.value.reason
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_request_and_reply(guard: ReplayGuard, hybrid: bool) -> None:
+    key, request = SealingKey(hybrid=hybrid), info()
+    sealed, opener = seal_request(key.public_key, request, b"secret prompt")
+    assert b"secret prompt" not in sealed
+    opened = key.open_request(sealed, request, guard)
+    assert opened.body == b"secret prompt"
+    assert len(key.public_key) == (1216 if hybrid else 32)
+    chunks = [opened.reply.seal(b"Hel"), opened.reply.seal(b""), opened.reply.seal(b"lo", last=True)]
+    assert not opener.complete
+    assert [opener.open(chunk) for chunk in chunks] == [(b"Hel", False), (b"", False), (b"lo", True)]
+    assert opener.complete
+    assert refusal(opener.open, chunks[2]) == "REPLY_ENDED"
+    assert refusal(opened.reply.seal, b"x") == "REPLY_ENDED"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"deployment": "other"},
+        {"request_id": bytes(16)},
+        {"expires": NOW + 61},
+        {"roster_hash": bytes(32)},
+    ],
+)
+def test_the_info_is_bound(guard: ReplayGuard, changes: dict[str, Any]) -> None:
+    request = info()
+    sealed, _ = seal_request(KEY.public_key, request, b"secret prompt")
+    assert (
+        refusal(KEY.open_request, sealed, dataclasses.replace(request, **changes), guard)
+        == "ENVELOPE_REFUSED"
+    )
+    assert KEY.open_request(sealed, request, guard).body == b"secret prompt"
+
+
+def test_another_head_cannot_open(guard: ReplayGuard) -> None:
+    request = info()
+    for hybrid in (False, True):
+        sealed, _ = seal_request(KEY.public_key, request, b"secret prompt")
+        assert refusal(SealingKey(hybrid=hybrid).open_request, sealed, request, guard) == "ENVELOPE_REFUSED"
+
+
+@SHARED
+@given(place=st.integers(0, 1 << 16), cut=st.integers(0, 200))
+def test_any_flipped_bit_or_cut_is_refused(guard: ReplayGuard, place: int, cut: int) -> None:
+    request = info()
+    sealed, _ = seal_request(KEY.public_key, request, b"secret prompt")
+    changed = bytearray(sealed)
+    changed[place % (len(sealed) * 8) // 8] ^= 1 << place % 8
+    assert refusal(KEY.open_request, bytes(changed), request, guard) == "ENVELOPE_REFUSED"
+    assert refusal(KEY.open_request, sealed[: cut % len(sealed)], request, guard) == "ENVELOPE_REFUSED"
+    assert refusal(KEY.open_request, sealed + b"\x00", request, guard) == "ENVELOPE_REFUSED"
+
+
+def test_a_sealed_request_without_a_reply_key_is_refused(guard: ReplayGuard) -> None:
+    request = info()
+    suite, key = _recipient(KEY.public_key)
+    for plain in (
+        b"",
+        b"x",
+        pack_fields(b"short", b"body"),
+        pack_fields(bytes(32)),
+        pack_fields(bytes(32), b"b"),
+    ):
+        sealed = suite.encrypt(plain, key, request.encode())
+        assert refusal(KEY.open_request, sealed, request, guard) == "ENVELOPE_REFUSED"
+
+
+def test_times(guard: ReplayGuard, clock: Any) -> None:
+    for expires, fits in ((NOW, False), (NOW + 1, True), (NOW + 3660, True), (NOW + 3661, False)):
+        request = info(expires=expires)
+        sealed, _ = seal_request(KEY.public_key, request, b"x")
+        if fits:
+            KEY.open_request(sealed, request, guard)
+        else:
+            assert refusal(KEY.open_request, sealed, request, guard) == "ENVELOPE_EXPIRED"
+
+
+def test_a_clock_moved_back_revives_nothing(guard: ReplayGuard, clock: Any) -> None:
+    request = info()
+    sealed, _ = seal_request(KEY.public_key, request, b"x")
+    clock.advance(60)
+    assert refusal(KEY.open_request, sealed, request, guard) == "ENVELOPE_EXPIRED"
+    clock.advance(-60)
+    assert refusal(KEY.open_request, sealed, request, guard) == "ENVELOPE_EXPIRED"
+
+
+def test_request_ids_are_single_use_within_an_epoch(guard: ReplayGuard) -> None:
+    request = info()
+    sealed, opener = seal_request(KEY.public_key, request, b"x")
+    first = KEY.open_request(sealed, request, guard, epoch=3)
+    for epoch in (3, 2, 0):
+        assert refusal(KEY.open_request, sealed, request, guard, epoch=epoch) == "ENVELOPE_REPLAYED"
+    other, _ = seal_request(KEY.public_key, request, b"y")
+    assert refusal(KEY.open_request, other, request, guard, epoch=4) == "ENVELOPE_REPLAYED"
+    again = KEY.open_request(sealed, request, guard, epoch=4)
+    opener.open(first.reply.seal(b"part"))
+    opener.restart()
+    assert opener.open(again.reply.seal(b"whole", last=True)) == (b"whole", True)
+
+
+def test_the_guard_is_bounded_and_refuses_rather_than_forgets(clock: Any) -> None:
+    guard = ReplayGuard(capacity=2, clock=clock)
+    requests = [info(expires=NOW + 10), info(expires=NOW + 100), info(expires=NOW + 200)]
+    sealed = [seal_request(KEY.public_key, request, b"x")[0] for request in requests]
+    KEY.open_request(sealed[0], requests[0], guard)
+    KEY.open_request(sealed[1], requests[1], guard)
+    with pytest.raises(ResourceExhausted):
+        KEY.open_request(sealed[2], requests[2], guard)
+    clock.advance(10)
+    KEY.open_request(sealed[2], requests[2], guard)
+    assert refusal(KEY.open_request, sealed[1], requests[1], guard) == "ENVELOPE_REPLAYED"
+
+
+def test_a_refused_request_uses_up_nothing(guard: ReplayGuard) -> None:
+    request = info()
+    sealed, _ = seal_request(KEY.public_key, request, b"x")
+    assert refusal(KEY.open_request, sealed + b"\x00", request, guard) == "ENVELOPE_REFUSED"
+    KEY.open_request(sealed, request, guard)
+
+
+def reply_pair(guard: ReplayGuard) -> tuple[Any, Any]:
+    request = info()
+    sealed, opener = seal_request(KEY.public_key, request, b"x")
+    return KEY.open_request(sealed, request, guard).reply, opener
+
+
+def test_a_plaintext_reply_is_a_hard_error(guard: ReplayGuard) -> None:
+    for plain in (
+        b"",
+        b"Hello",
+        b'{"text": "a long enough plaintext reply to fill the opening and the tag"}' * 9,
+    ):
+        _, opener = reply_pair(guard)
+        assert refusal(opener.open, plain) == "ENVELOPE_REFUSED"
+        assert refusal(opener.open, plain) == "REPLY_ENDED"
+        assert not opener.complete
+
+
+def test_reply_chunks_reordered_repeated_dropped_or_crossed(guard: ReplayGuard) -> None:
+    for order in ((1,), (0, 0), (0, 2), (0, 2, 1)):
+        sealer, opener = reply_pair(guard)
+        chunks = [sealer.seal(bytes([n])) for n in range(3)]
+        with pytest.raises(EnvelopeError):
+            for index in order:
+                opener.open(chunks[index])
+        assert refusal(opener.open, chunks[1]) == "REPLY_ENDED"
+    sealer, opener = reply_pair(guard)
+    other, _ = reply_pair(guard)
+    assert refusal(opener.open, other.seal(b"x")) == "ENVELOPE_REFUSED"
+    _, opener = reply_pair(guard)
+    first = sealer.seal(b"x")
+    assert refusal(opener.open, first) == "ENVELOPE_REFUSED"
+
+
+def test_a_reply_cut_short_is_not_complete(guard: ReplayGuard) -> None:
+    sealer, opener = reply_pair(guard)
+    opener.open(sealer.seal(b"x"))
+    assert not opener.complete
+    sealer, opener = reply_pair(guard)
+    sealed = sealer.seal(b"x", last=True)
+    assert refusal(opener.open, sealed[:-1]) == "ENVELOPE_REFUSED"
+
+
+def test_a_chunk_whose_kind_is_unknown_is_refused(guard: ReplayGuard) -> None:
+    sealer, opener = reply_pair(guard)
+    opener.open(sealer.seal(b"x"))
+    forged = sealer._aead.encrypt((1).to_bytes(12, "big"), b"\x02x", sealer._bound)
+    assert refusal(opener.open, forged) == "ENVELOPE_REFUSED"
+    sealer, opener = reply_pair(guard)
+    opener.open(sealer.seal(b"x"))
+    empty = sealer._aead.encrypt((1).to_bytes(12, "big"), b"", sealer._bound)
+    assert refusal(opener.open, empty) == "ENVELOPE_REFUSED"
+
+
+def test_bounds(guard: ReplayGuard) -> None:
+    with pytest.raises(InvalidInput):
+        seal_request(KEY.public_key, info(), bytes(MAX_REQUEST_BYTES))
+    largest, _ = seal_request(KEY.public_key, request := info(), bytes(MAX_REQUEST_BYTES - 4096))
+    KEY.open_request(largest, request, guard)
+    assert refusal(KEY.open_request, bytes(MAX_REQUEST_BYTES + 1), info(), guard) == "ENVELOPE_TOO_LARGE"
+    assert refusal(KEY.open_request, bytes(MAX_REQUEST_BYTES), info(), guard) == "ENVELOPE_REFUSED"
+    assert info(deployment="x" * 64).encode()
+    assert info(deployment="x").encode()
+    with pytest.raises(InvalidInput):
+        info(deployment="x" * 65)
+    sealer, opener = reply_pair(guard)
+    assert refusal(sealer.seal, bytes(MAX_CHUNK_BYTES + 1)) == "CHUNK_TOO_LARGE"
+    assert opener.open(sealer.seal(bytes(MAX_CHUNK_BYTES)))[0] == bytes(MAX_CHUNK_BYTES)
+    assert refusal(opener.open, bytes(MAX_CHUNK_BYTES + 200)) == "CHUNK_TOO_LARGE"
+    for key in (b"", bytes(31), bytes(33), bytes(1216 - 1), b"\xff" * 1216):
+        with pytest.raises(InvalidInput):
+            seal_request(key, info(), b"x")
+    for changes in (
+        {"deployment": ""},
+        {"deployment": "x" * 65},
+        {"request_id": bytes(15)},
+        {"expires": 0},
+        {"expires": 1 << 62},
+        {"roster_hash": bytes(31)},
+    ):
+        with pytest.raises(InvalidInput):
+            info(**changes)
+
+
+def test_keys_and_replies_cannot_be_copied(guard: ReplayGuard) -> None:
+    sealer, opener = reply_pair(guard)
+    for thing in (SealingKey(), sealer, opener):
+        for action in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(RecordError):
+                action(thing)
+    assert repr(SealingKey(hybrid=True)) == "SealingKey(hybrid=True)"
+
+
+def test_a_low_order_reply_key_is_refused() -> None:
+    for key in (bytes(32), b"\x01" + bytes(31), bytes(5)):
+        assert refusal(ReplySealer, key, info(), bytes(32)) == "ENVELOPE_REFUSED"
+
+
+def test_a_key_is_x25519_and_an_epoch_the_first_where_nothing_else_is_said(guard: ReplayGuard) -> None:
+    key = SealingKey()
+    assert len(key.public_key) == 32
+    bound = info()
+    sealed, _ = seal_request(key.public_key, bound, b"secret prompt")
+    key.open_request(sealed, bound, guard)
+    assert refusal(key.open_request, sealed, bound, guard, epoch=0) == "ENVELOPE_REPLAYED"
+    assert key.open_request(sealed, bound, guard, epoch=1).body == b"secret prompt"

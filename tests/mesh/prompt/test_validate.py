@@ -1,0 +1,160 @@
+"""Prompts from outside: what passes, what does not, and that no error repeats content."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.validate import (
+    MAX_CONTENT_BYTES,
+    MAX_MESSAGES,
+    validate_prompt,
+    validate_request,
+    validate_request_id,
+)
+from sealring.v1 import inference_pb2 as inference
+
+
+def chat(*messages: tuple[str, str]) -> inference.Prompt:
+    return inference.Prompt(
+        chat=inference.Chat(messages=[inference.ChatMessage(role=r, content=c) for r, c in messages])
+    )
+
+
+def refused(prompt: inference.Prompt) -> tuple[str, str]:
+    with pytest.raises(InvalidInput) as caught:
+        validate_prompt(prompt)
+    assert "SECRET" not in str(caught.value)
+    return caught.value.reason, caught.value.metadata["param"]
+
+
+def test_good_prompts_pass() -> None:
+    validate_prompt(chat(("system", ""), ("user", "SECRET"), ("assistant", "y"), ("user", "z")))
+    prompt = inference.Prompt(text="once upon a time", stop=["\n", "x" * 256])
+    prompt.sampling.CopyFrom(inference.Sampling(temperature=2, top_p=1, top_k=0, min_p=0, seed=(1 << 64) - 1))
+    validate_prompt(prompt)
+
+
+def test_empty_prompts() -> None:
+    assert refused(inference.Prompt()) == ("EMPTY_PROMPT", "prompt")
+    assert refused(inference.Prompt(text="")) == ("EMPTY_PROMPT", "prompt")
+    assert refused(chat()) == ("EMPTY_PROMPT", "messages")
+    assert refused(chat(("user", ""), ("assistant", ""))) == ("EMPTY_PROMPT", "messages")
+
+
+def test_roles() -> None:
+    for role in ("", "tool", "User", "SECRET"):
+        assert refused(chat(("user", "x"), (role, "x"))) == ("BAD_ROLE", "messages[1].role")
+
+
+def test_lengths_are_bytes_of_all_messages() -> None:
+    half = "é" * (MAX_CONTENT_BYTES // 4)
+    validate_prompt(chat(("user", half), ("assistant", half)))
+    assert refused(chat(("user", half), ("user", half + "x"))) == ("CONTENT_TOO_LONG", "messages[1].content")
+    assert refused(inference.Prompt(text="x" * (MAX_CONTENT_BYTES + 1)))[0] == "CONTENT_TOO_LONG"
+    assert refused(chat(*[("user", "x")] * (MAX_MESSAGES + 1)))[0] == "TOO_MANY_MESSAGES"
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("temperature", [-0.1, 2.01, math.nan, math.inf, -math.inf, 1e30]),
+        ("top_p", [0.0, -0.1, 1.01, math.nan, math.inf]),
+        ("min_p", [-0.1, 1.01, math.nan, math.inf]),
+        ("top_k", [(1 << 20) + 1, (1 << 32) - 1]),
+        ("repetition_penalty", [0.0, 0.05, -1.0, 10.5, math.nan, math.inf]),
+        ("repetition_context_size", [0, 4097, (1 << 32) - 1]),
+        ("presence_penalty", [-2.01, 2.01, math.nan, -math.inf]),
+        ("frequency_penalty", [-2.01, 2.01, math.nan, math.inf]),
+        ("logprobs", [21, (1 << 32) - 1]),
+    ],
+)
+def test_sampling(field: str, values: list[float]) -> None:
+    for value in values:
+        prompt = chat(("user", "x"))
+        setattr(prompt.sampling, field, value)
+        assert refused(prompt) == ("BAD_SAMPLING", field)
+
+
+@pytest.mark.parametrize(
+    "biases",
+    [{1: 100.5}, {1: -101}, {1: math.nan}, {1 << 31: 1.0}, dict.fromkeys(range(301), 1.0)],
+    ids=len,
+)
+def test_biases(biases: dict[int, float]) -> None:
+    prompt = chat(("user", "x"))
+    prompt.sampling.logit_bias.update(biases)
+    assert refused(prompt) == ("BAD_SAMPLING", "logit_bias")
+
+
+def test_bounds_themselves_pass() -> None:
+    prompt = chat(("user", "x"))
+    for low in (True, False):
+        prompt.sampling.repetition_penalty = 0.1 if low else 10
+        prompt.sampling.repetition_context_size = 1 if low else 4096
+        prompt.sampling.presence_penalty = -2 if low else 2
+        prompt.sampling.frequency_penalty = -2 if low else 2
+        prompt.sampling.logprobs = 0 if low else 20
+        prompt.sampling.logit_bias.update(dict.fromkeys(range(299), -100 if low else 100))
+        prompt.sampling.logit_bias[(1 << 31) - 1] = 1
+        validate_prompt(prompt)
+
+
+def test_stops() -> None:
+    prompt = chat(("user", "x"))
+    prompt.stop.extend(["a"] * 17)
+    assert refused(prompt) == ("BAD_STOP", "stop")
+    for stop in ("", "SECRET" * 50):
+        prompt = chat(("user", "x"))
+        prompt.stop.extend(["a", stop])
+        assert refused(prompt) == ("BAD_STOP", "stop[1]")
+
+
+def test_request_ids() -> None:
+    for good in ("a", "A-z_09", "x" * 64):
+        validate_request_id(good)
+    for bad in ("", "x" * 65, "a b", "a\n", "é", "a/b"):
+        with pytest.raises(InvalidInput):
+            validate_request_id(bad)
+
+
+def test_requests() -> None:
+    request = inference.GenerateRequest(envelope=inference.Envelope(clear=chat(("user", "x"))))
+    validate_request(request)
+    validate_request(inference.GenerateRequest(envelope=inference.Envelope(sealed=b"x" * 100)))
+    reasons = {
+        "EMPTY_ENVELOPE": inference.GenerateRequest(),
+        "BAD_REQUEST_ID": inference.GenerateRequest(request_id="a b", envelope=request.envelope),
+        "BAD_PRIORITY": inference.GenerateRequest(priority=-11, envelope=request.envelope),
+        "BAD_DEADLINE": inference.GenerateRequest(deadline_ms=86_400_001, envelope=request.envelope),
+        "BAD_MAX_TOKENS": inference.GenerateRequest(max_tokens=1 << 31, envelope=request.envelope),
+        "ENVELOPE_TOO_LONG": inference.GenerateRequest(
+            envelope=inference.Envelope(sealed=bytes((8 << 20) + 1))
+        ),
+        "EMPTY_PROMPT": inference.GenerateRequest(envelope=inference.Envelope(clear=inference.Prompt())),
+    }
+    for reason, bad in reasons.items():
+        with pytest.raises(InvalidInput) as caught:
+            validate_request(bad)
+        assert caught.value.reason == reason
+    with pytest.raises(InvalidInput):
+        validate_request(inference.GenerateRequest(envelope=inference.Envelope(sealed=b"")))
+
+
+@given(st.binary(max_size=300))
+def test_any_message_passes_or_is_refused(data: bytes) -> None:
+    prompt = inference.Prompt()
+    try:
+        prompt.ParseFromString(data)
+    except Exception:
+        return
+    try:
+        validate_prompt(prompt)
+    except InvalidInput as error:
+        assert error.metadata["param"]  # noqa: PT017
+    else:
+        assert prompt.WhichOneof("input")

@@ -1,0 +1,283 @@
+"""mTLS over real gRPC servers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from sealring.mesh.clock import wall_clock
+from sealring.mesh.errors import CertificateError, SealringError, Unauthenticated
+from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, role_server_name
+from sealring.mesh.rpc.server import SERVER_OPTIONS
+from sealring.mesh.rpc.tls import (
+    PeerChannel,
+    TlsMaterial,
+    TlsStore,
+    _Served,
+    channel_credentials,
+    channel_options,
+    joining_channel,
+    peer_certificate,
+    peer_identity,
+    server_credentials,
+)
+
+
+def make_material(
+    ca: ClusterCA, role: Role, name: str, *, cluster: str = "demo", lifetime: float = 600.0
+) -> TlsMaterial:
+    key = LeafKey()
+    leaf = ca.issue(key.csr(), PeerIdentity(cluster, role, name), lifetime=lifetime, now=wall_clock())
+    return TlsMaterial(key.private_pem(), leaf, (ca.certificate,))
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> ClusterCA:
+    return ClusterCA.create(tmp_path / "ca", "demo", now=wall_clock())
+
+
+async def who(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    try:
+        return peer_identity(context).uri.encode()
+    except SealringError as error:
+        return error.reason.encode()
+
+
+async def which(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    try:
+        return peer_certificate(context)
+    except Unauthenticated as error:
+        return error.reason.encode()
+
+
+async def echo(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async for request in requests:
+        yield request
+
+
+async def start_server(store: TlsStore, *, require_client: bool = True) -> tuple[grpc.aio.Server, str]:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    handlers = {
+        "Who": grpc.unary_unary_rpc_method_handler(who),
+        "Which": grpc.unary_unary_rpc_method_handler(which),
+        "Echo": grpc.stream_stream_rpc_method_handler(echo),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", handlers),))
+    port = server.add_secure_port("127.0.0.1:0", server_credentials(store, require_client=require_client))
+    await server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+async def ask(channel: grpc.aio.Channel) -> str:
+    answer: bytes = await channel.unary_unary("/test.Test/Who")(b"", timeout=200)
+    return answer.decode()
+
+
+def member_channel(address: str, material: TlsMaterial, server_name: str) -> grpc.aio.Channel:
+    return grpc.aio.secure_channel(
+        address, channel_credentials(material), options=channel_options(server_name)
+    )
+
+
+async def test_peer_identity_comes_from_the_certificate(ca: ClusterCA) -> None:
+    server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))
+    client = make_material(ca, Role.GATEWAY, "gate")
+    async with member_channel(address, client, "node-b.member.sealring.internal") as channel:
+        assert await ask(channel) == "spiffe://demo/gateway/gate"
+    await server.stop(None)
+
+
+async def test_a_member_cannot_pose_as_another_or_as_the_coordinator(ca: ClusterCA) -> None:
+    server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))
+    client = make_material(ca, Role.MEMBER, "node-a")
+    for name in ("node-c.member.sealring.internal", role_server_name(Role.COORDINATOR)):
+        async with member_channel(address, client, name) as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await channel.unary_unary("/test.Test/Who")(b"", timeout=3)
+    await server.stop(None)
+
+
+async def test_another_clusters_certificate_is_refused_both_ways(ca: ClusterCA, tmp_path: Path) -> None:
+    other = ClusterCA.create(tmp_path / "other", "demo", now=wall_clock())
+    server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))
+    stranger = make_material(other, Role.MEMBER, "node-a")
+    forged = TlsMaterial(stranger.private_key, stranger.certificate, (ca.certificate,))
+    for material in (stranger, forged):
+        async with member_channel(address, material, "node-b.member.sealring.internal") as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await ask(channel)
+    await server.stop(None)
+
+
+async def test_a_client_without_a_certificate_is_refused(ca: ClusterCA) -> None:
+    server, address = await start_server(TlsStore(make_material(ca, Role.COORDINATOR, "main")))
+    async with joining_channel(address, (ca.certificate,)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await ask(channel)
+    await server.stop(None)
+
+
+async def test_the_joining_port_takes_a_client_without_a_certificate_and_knows_it(ca: ClusterCA) -> None:
+    store = TlsStore(make_material(ca, Role.COORDINATOR, "main"))
+    server, address = await start_server(store, require_client=False)
+    async with joining_channel(address, (ca.certificate,)) as channel:
+        assert await ask(channel) == "NO_CLIENT_CERTIFICATE"
+    await server.stop(None)
+
+
+async def test_rotation_keeps_open_streams_and_moves_new_calls(ca: ClusterCA, tmp_path: Path) -> None:
+    newer = ClusterCA.create(tmp_path / "newer", "demo", now=wall_clock())
+    both = (ca.certificate, newer.certificate)
+    server_store = TlsStore(make_material(ca, Role.MEMBER, "node-b"))
+    server, address = await start_server(server_store)
+    client_store = TlsStore(make_material(ca, Role.MEMBER, "node-a"))
+    peer = PeerChannel(address, client_store, "node-b.member.sealring.internal")
+    stream = peer.get().stream_stream("/test.Test/Echo")()
+    await stream.write(b"before")
+    assert await stream.read() == b"before"
+    for store, ca_, name in ((client_store, ca, "node-a2"), (server_store, newer, "node-b")):
+        fresh = make_material(ca_, Role.MEMBER, name)
+        store.replace(TlsMaterial(fresh.private_key, fresh.certificate, both))
+    assert await ask(peer.get()) == "spiffe://demo/member/node-a2"
+    await stream.write(b"after")
+    assert await stream.read() == b"after"
+    await stream.done_writing()
+    assert await stream.read() is grpc.aio.EOF
+    await peer.close()
+    await server.stop(None)
+
+
+async def test_peer_channel_is_kept_while_nothing_rotates(ca: ClusterCA) -> None:
+    peer = PeerChannel("127.0.0.1:1", TlsStore(make_material(ca, Role.MEMBER, "node-a")), "x")
+    assert peer.get() is peer.get()
+    await peer.close()
+
+
+async def test_a_retired_channel_lives_as_long_as_its_streams(ca: ClusterCA) -> None:
+    """What ends them is the other end, when nobody proves them anew."""
+    server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))
+    store = TlsStore(make_material(ca, Role.MEMBER, "node-a"))
+    peer = PeerChannel(address, store, "node-b.member.sealring.internal")
+    stream = peer.get().stream_stream("/test.Test/Echo")()
+    await stream.write(b"x")
+    assert await stream.read() == b"x"
+    store.replace(make_material(ca, Role.MEMBER, "node-a"))
+    assert await ask(peer.get()) == "spiffe://demo/member/node-a"
+    (retiring,) = peer._retiring
+    await stream.write(b"y")
+    assert await stream.read() == b"y"
+    assert not retiring.done()
+    await stream.done_writing()
+    assert await stream.read() is grpc.aio.EOF
+    async with asyncio.timeout(200):
+        await retiring
+    await peer.close()
+    await server.stop(None)
+
+
+async def test_a_pause_ends_with_a_newer_certificate(ca: ClusterCA) -> None:
+    store = TlsStore(make_material(ca, Role.MEMBER, "node-a"))
+    peer = PeerChannel("127.0.0.1:1", store, "x")
+    peer.get()
+    await peer.pause(0)
+    pausing = asyncio.create_task(peer.pause(3600))
+    renewals = peer.renewed()
+    newer = make_material(ca, Role.MEMBER, "node-a")
+    store.replace(newer)
+    async with asyncio.timeout(200):
+        await pausing
+        assert await anext(renewals) == newer.certificate
+    await peer.close()
+
+
+class FakeContext:
+    def __init__(self, **properties: list[bytes]) -> None:
+        self._properties = properties
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return self._properties
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {},
+        {"peer_uri": [b"spiffe://demo/member/a"]},
+        {"transport_security_type": [b"insecure"], "peer_uri": [b"spiffe://demo/member/a"]},
+        {"transport_security_type": [b"ssl"]},
+        {
+            "transport_security_type": [b"ssl"],
+            "peer_uri": [b"spiffe://demo/member/a", b"spiffe://demo/member/b"],
+        },
+    ],
+)
+def test_peer_identity_needs_one_verified_uri(properties: dict[str, list[bytes]]) -> None:
+    with pytest.raises(Unauthenticated):
+        peer_identity(FakeContext(**properties))
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        b"",
+        b"http://demo/member/a",
+        b"spiffe://demo/member/",
+        b"spiffe://demo/member/a/b",
+        b"spiffe://demo/root/a",
+        b"spiffe://demo/member/a\n",
+        b"spiffe://DEMO/member/a",
+        b"spiffe://demo/member/-a",
+        b"spiffe://demo/member/a\xff",
+    ],
+)
+def test_peer_identity_refuses_other_uris(uri: bytes) -> None:
+    with pytest.raises(CertificateError):
+        peer_identity(FakeContext(transport_security_type=[b"ssl"], peer_uri=[uri]))
+
+
+def test_material_shows_no_key(ca: ClusterCA) -> None:
+    assert "PRIVATE" not in repr(make_material(ca, Role.MEMBER, "node-a"))
+
+
+async def test_the_callers_certificate_is_the_one_of_the_handshake(ca: ClusterCA) -> None:
+    server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))
+    for client in (make_material(ca, Role.GATEWAY, "gate"), make_material(ca, Role.GATEWAY, "gate")):
+        async with member_channel(address, client, "node-b.member.sealring.internal") as channel:
+            assert await channel.unary_unary("/test.Test/Which")(b"", timeout=200) == client.certificate
+    await server.stop(None)
+    server, address = await start_server(
+        TlsStore(make_material(ca, Role.COORDINATOR, "main")), require_client=False
+    )
+    async with joining_channel(address, (ca.certificate,)) as channel:
+        assert await channel.unary_unary("/test.Test/Which")(b"", timeout=200) == b"NO_CLIENT_CERTIFICATE"
+    await server.stop(None)
+
+
+@pytest.mark.parametrize("found", [[], [b""], [b"junk"], [b"junk", b"junk"]])
+def test_no_readable_certificate_is_none(found: list[bytes]) -> None:
+    class Context:
+        def auth_context(self) -> dict[str, list[bytes]]:
+            return {"x509_pem_cert": found}
+
+    with pytest.raises(Unauthenticated):
+        peer_certificate(Context())
+
+
+def test_a_server_is_told_of_a_rotation_once(ca: ClusterCA) -> None:
+    store = TlsStore(make_material(ca, Role.MEMBER, "node-b"))
+    served = _Served(store, True)
+    served.newest()
+    assert served() is None
+    store.replace(make_material(ca, Role.MEMBER, "node-b"))
+    assert served() is not None
+    assert served() is None
+
+
+async def test_a_channel_that_was_never_used_closes(ca: ClusterCA) -> None:
+    store = TlsStore(make_material(ca, Role.MEMBER, "node-a"))
+    await PeerChannel("127.0.0.1:1", store, "node-b.member.sealring.internal").close()

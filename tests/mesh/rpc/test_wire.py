@@ -1,0 +1,84 @@
+"""Counting fields before they are decoded: what has many is refused, whatever way they are put."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.validate import MAX_MESSAGES
+from sealring.mesh.rpc import wire
+from sealring.mesh.rpc.wire import MAX_FIELDS, check_fields
+from sealring.v1 import inference_pb2 as inference
+
+REQUEST = inference.GenerateRequest.DESCRIPTOR
+
+
+def varint(number: int) -> bytes:
+    out = b""
+    while number >= 128:
+        out, number = out + bytes([number % 128 + 128]), number // 128
+    return out + bytes([number])
+
+
+def within(prompt: bytes) -> bytes:
+    """A request with this as its prompt in clear."""
+    envelope = b"\x0a" + varint(len(prompt)) + prompt
+    return b"\x1a" + varint(len(envelope)) + envelope
+
+
+def chat(messages: bytes) -> bytes:
+    return b"\x0a" + varint(len(messages)) + messages
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        chat(b"\x0a\x00" * (MAX_FIELDS + 1)),
+        b"\x22\x00" * (MAX_FIELDS + 1),
+        chat(b"") * (MAX_FIELDS + 1),
+        b"\xf8\x07\x00" * (MAX_FIELDS + 1),
+        b"\xfb\x07\xfc\x07" * MAX_FIELDS,
+        b"\xf9\x07" + bytes(8) + b"\xfd\x07" + bytes(4) + chat(b"\x0a\x00" * MAX_FIELDS),
+    ],
+    ids=["messages", "stops", "chats", "unknown", "groups", "behind fixed ones"],
+)
+def test_a_message_of_very_many_fields_is_refused(prompt: bytes) -> None:
+    data = within(prompt)
+    inference.GenerateRequest.FromString(data)  # it is one
+    with pytest.raises(InvalidInput) as caught:
+        check_fields(data, REQUEST)
+    assert caught.value.reason == "TOO_MANY_VALUES"
+
+
+@pytest.mark.parametrize("end", [b"\x08", b"\x80"], ids=["value", "tag"])
+def test_many_fields_are_counted_before_an_end_that_comes_too_soon(end: bytes) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_fields(within(chat(b"\x0a\x00" * (MAX_FIELDS + 1))) + end, REQUEST)
+    assert caught.value.reason == "TOO_MANY_VALUES"
+
+
+def test_long_texts_and_long_conversations_pass() -> None:
+    message = inference.ChatMessage(role="user", content="x" * 900)
+    long = inference.Prompt(chat=inference.Chat(messages=[message] * MAX_MESSAGES))
+    for prompt in (long, inference.Prompt(text="a, [{" * 100_000)):
+        request = inference.GenerateRequest(model="m", envelope=inference.Envelope(clear=prompt))
+        check_fields(request.SerializeToString(), REQUEST)
+    sealed = inference.GenerateRequest(envelope=inference.Envelope(sealed=b"\x0a\x00" * MAX_FIELDS))
+    check_fields(sealed.SerializeToString(), REQUEST)
+
+
+@given(data=st.binary(max_size=200), limit=st.integers(1, 20))
+def test_any_bytes_are_counted_or_left_to_the_decoder(data: bytes, limit: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "MAX_FIELDS", limit)
+        patch.setattr(wire, "_LEAST_BYTES", 0)
+        with contextlib.suppress(InvalidInput):
+            check_fields(data, REQUEST)
+            with contextlib.suppress(DecodeError):
+                decoded = inference.GenerateRequest.FromString(data)
+                assert len(decoded.envelope.clear.stop) <= limit

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import ast
+import socket
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealring.mesh.errors import ConfigError, InvalidInput
+from sealring.mesh.system.addresses import (
+    free_port,
+    is_loopback,
+    listen_error,
+    parse_address,
+    require_loopback,
+)
+
+
+@pytest.mark.parametrize(
+    ("address", "parsed"),
+    [
+        ("127.0.0.1:7700", ("127.0.0.1", 7700)),
+        ("studio-2.local:0", ("studio-2.local", 0)),
+        ("[::1]:65535", ("::1", 65535)),
+    ],
+)
+def test_addresses_are_split(address: str, parsed: tuple[str, int]) -> None:
+    assert parse_address(address) == parsed
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", ":", "host", "host:", ":80", "host:65536", "host:-1", "host:8e1", "host:٣", "::1:80"),
+        *("[::1:80", "[host]:80", "[]:80", "a b:80", "http://host:80", "host:000080", "h" * 254 + ":1"),
+        *("host\n:80", "host:80\n"),
+    ],
+)
+def test_anything_else_is_refused(address: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_address(address)
+    assert caught.value.reason == "BAD_ADDRESS"
+    assert len(caught.value.message) < 400
+
+
+@given(st.text(max_size=300))
+def test_no_text_breaks_the_parser(text: str) -> None:
+    try:
+        host, port = parse_address(text)
+    except InvalidInput:
+        return
+    assert host
+    assert 0 <= port <= 65535
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example.com", False),
+    ],
+)
+def test_loopback_is_known(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_only_loopback_may_go_unguarded() -> None:
+    require_loopback("127.0.0.1:1")
+    with pytest.raises(ConfigError) as caught:
+        require_loopback("0.0.0.0:1")
+    assert caught.value.reason == "LOOPBACK_ONLY"
+
+
+def test_a_listen_error_names_the_address() -> None:
+    assert listen_error("127.0.0.1:1").metadata == {"address": "127.0.0.1:1"}
+
+
+def test_no_port_is_chosen_twice_by_one_process_or_soon_by_the_next() -> None:
+    """Ports are bound seconds after they were chosen, by several clusters that start beside each other."""
+    choose = "from sealring.mesh.system.addresses import free_port; print([free_port() for _ in range(50)])"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", choose], stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    chosen = [port for process in processes for port in ast.literal_eval(process.communicate()[0])]
+    assert len(set(chosen)) == len(chosen) == 200
+    assert all(15000 <= port < 32000 for port in chosen)
+
+
+def test_a_free_port_can_be_bound() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", free_port()))

@@ -1,0 +1,166 @@
+"""Files that are whole or absent, and secrets that stay private."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from sealring.mesh.errors import ConfigError
+from sealring.mesh.system.files import create_exclusive, read_bounded, read_secret, write_atomic
+
+
+def test_write_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    write_atomic(path, b"one")
+    write_atomic(path, b"two")
+    assert read_secret(path) == b"two"
+    assert oct(path.stat().st_mode)[-4:] == "0600"
+    assert oct(path.parent.stat().st_mode)[-4:] == "0700"
+
+
+def test_exclusive_creation_never_overwrites(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    assert create_exclusive(path, b"one")
+    assert not create_exclusive(path, b"two")
+    assert path.read_bytes() == b"one"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["key"]
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_content_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    path = tmp_path / "state"
+    write_atomic(path, b"old")
+
+    def fail(*_arguments: object) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(os, function, fail)
+    with pytest.raises(OSError):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
+
+
+def test_secrets_of_other_users_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    create_exclusive(path, b"x")
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    with pytest.raises(ConfigError) as error:
+        read_secret(path)
+    assert error.value.reason == "SECRET_FILE_UNSAFE"
+    assert "0600" in error.value.hint
+
+
+def test_secrets_are_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    create_exclusive(path, bytes(11))
+    assert read_secret(path, max_bytes=11) == bytes(11)
+    with pytest.raises(ConfigError):
+        read_secret(path, max_bytes=10)
+    assert read_bounded(path, max_bytes=11) == bytes(11)
+    with pytest.raises(ConfigError) as error:
+        read_bounded(path, max_bytes=10)
+    assert error.value.reason == "FILE_TOO_LARGE"
+    with pytest.raises(FileNotFoundError):
+        read_secret(tmp_path / "absent")
+
+
+def test_a_full_sync_is_asked_for_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda descriptor, command: asked.append(command))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("the disk is made to work twice"))
+    write_atomic(tmp_path / "state", b"x")
+    assert asked == [51, 51]
+
+
+@pytest.mark.parametrize(
+    ("code", "written"),
+    [(errno.ENOTSUP, True), (errno.EINVAL, True), (errno.ENOTTY, True), (errno.EIO, False)],
+)
+def test_where_a_full_sync_is_not_known_a_plain_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, written: bool
+) -> None:
+    """As on SMB and exFAT. A disk that fails is another thing."""
+    plain: list[int] = []
+
+    def refuse(descriptor: int, command: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    monkeypatch.setattr(os, "fsync", plain.append)
+    path = tmp_path / "state"
+    with contextlib.nullcontext() if written else pytest.raises(OSError):
+        write_atomic(path, b"x")
+    assert (path.exists(), len(plain)) == ((True, 2) if written else (False, 0))
+
+
+@pytest.mark.parametrize("bit", [0o040, 0o020, 0o010, 0o004, 0o002, 0o001])
+def test_a_secret_that_others_can_reach_is_refused(tmp_path: Path, bit: int) -> None:
+    path = tmp_path / "key"
+    create_exclusive(path, b"x")
+    path.chmod(0o600 | bit)
+    with pytest.raises(ConfigError) as error:
+        read_secret(path)
+    assert error.value.reason == "SECRET_FILE_UNSAFE"
+    path.chmod(0o700)
+    assert read_secret(path) == b"x"
+
+
+def test_the_bounds_when_none_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    for read, most in ((read_secret, 1 << 16), (read_bounded, 1 << 20)):
+        write_atomic(path, bytes(most))
+        assert len(read(path)) == most
+        write_atomic(path, bytes(most + 1))
+        with pytest.raises(ConfigError):
+            read(path)
+
+
+def test_the_content_is_in_the_file_when_it_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
+    write_atomic(tmp_path / "state", b"whole")
+    assert sizes[0] == 5
+
+
+def test_the_first_error_is_the_one_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the temporary file has gone meanwhile."""
+
+    def fail(_descriptor: int) -> None:
+        for file in tmp_path.iterdir():
+            file.unlink()
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    for write in (write_atomic, create_exclusive):
+        with pytest.raises(OSError) as caught:
+            write(tmp_path / "state", b"x")
+        assert caught.value.errno == 28
+
+
+def test_file_and_folder_are_both_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = []
+    monkeypatch.setattr(os, "fsync", lambda number: kinds.append(stat.S_ISDIR(os.fstat(number).st_mode)))
+    for write in (write_atomic, create_exclusive):
+        kinds.clear()
+        write(tmp_path / write.__name__, b"x")
+        assert kinds == [False, True]
+
+
+def test_a_pipe_is_no_secret(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "key", 0o600)
+    with pytest.raises(ConfigError) as error:
+        read_secret(tmp_path / "key")
+    assert error.value.reason == "SECRET_FILE_UNSAFE"

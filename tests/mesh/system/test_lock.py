@@ -1,0 +1,22 @@
+"""One process per state folder."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from sealring.mesh.errors import Conflict
+from sealring.mesh.system.lock import lock_state
+
+
+def test_a_folder_has_one_holder(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    with lock_state(folder):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        with pytest.raises(Conflict) as caught, lock_state(folder):
+            pass
+        assert caught.value.reason == "STATE_IN_USE"
+    with lock_state(folder):
+        pass

@@ -1,0 +1,148 @@
+"""Apple's device attestation, tried with a certificate authority of the tests' own."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from appletest import SERIAL, DeviceAuthority
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.errors import AttestationError
+from sealring.mesh.trust import apple as device
+from sealring.mesh.trust.apple import APPLE_ROOT, APPLE_ROOT_SHA256, device_nonce, verify_device
+
+NOW = 1_800_000_000
+KEY = SoftwareSigner.generate().public_key
+APPLE = DeviceAuthority(NOW)
+DAY = 86400
+
+
+def reason(chain: object, *, key: bytes = KEY, now: float = NOW, root: bytes = APPLE.root) -> str:
+    with pytest.raises(AttestationError) as caught:
+        verify_device(chain, key, now=now, root=root)  # type: ignore[arg-type]
+    return caught.value.reason
+
+
+def test_the_pinned_root_is_apples() -> None:
+    root = x509.load_der_x509_certificate(APPLE_ROOT)
+    assert hashlib.sha256(APPLE_ROOT).hexdigest() == APPLE_ROOT_SHA256
+    assert "Apple Enterprise Attestation Root CA" in root.subject.rfc4514_string()
+    root.verify_directly_issued_by(root)
+
+
+def test_a_good_chain_names_the_device() -> None:
+    found = verify_device(APPLE.chain(KEY), KEY, now=NOW, root=APPLE.root)
+    assert (found.serial, found.os_version, found.enclave_version) == (SERIAL, "26.1", "26.1")
+    assert found.udid
+    assert found.bootloader_version is None
+
+
+def test_values_may_be_wrapped() -> None:
+    wrapped = {
+        device.SERIAL: b"\x0c\x0c" + SERIAL.encode(),
+        device.FRESHNESS: b"\x04\x20" + device_nonce(KEY),
+    }
+    assert verify_device(APPLE.chain(KEY, wrapped), KEY, now=NOW, root=APPLE.root).serial == SERIAL
+
+
+def test_another_root_is_refused() -> None:
+    chain = APPLE.chain(KEY)
+    assert reason(chain, root=APPLE_ROOT) == "DEVICE_CHAIN"
+    assert reason(chain, root=DeviceAuthority(NOW).root) == "DEVICE_CHAIN"
+    with pytest.raises(AttestationError):
+        verify_device(chain, KEY, now=NOW)
+
+
+@pytest.mark.parametrize("now", [NOW - 2 * DAY, NOW + 400 * DAY])
+def test_a_chain_is_valid_for_its_time_only(now: float) -> None:
+    assert reason(APPLE.chain(KEY), now=now) == "DEVICE_CHAIN"
+
+
+def test_a_chain_for_another_identity_is_refused() -> None:
+    other = SoftwareSigner.generate().public_key
+    assert reason(APPLE.chain(other)) == "DEVICE_FRESHNESS"
+    assert reason(APPLE.chain(KEY), key=other) == "DEVICE_FRESHNESS"
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_a_missing_or_wrong_freshness_code_is_refused(case: int) -> None:
+    value = (None, b"", bytes(32), device_nonce(KEY)[:-1], hashlib.sha256(KEY).digest())[case]
+    assert reason(APPLE.chain(KEY, {device.FRESHNESS: value})) == "DEVICE_FRESHNESS"
+
+
+@pytest.mark.parametrize("value", [None, b"", b"\x00", b"a" * 65, "ä".encode(), b"a\nb"])
+def test_a_missing_or_malformed_serial_is_refused(value: bytes | None) -> None:
+    assert reason(APPLE.chain(KEY, {device.SERIAL: value})) == "DEVICE_CHAIN"
+
+
+@pytest.mark.parametrize("oid", [device.SIP_STATUS, device.SECURE_BOOT_STATUS])
+@pytest.mark.parametrize("value", [b"\x01\x01\x00", b"\x01\x01\x01", b"\xff", b""])
+def test_a_posture_that_is_said_has_to_be_good(oid: str, value: bytes) -> None:
+    assert reason(APPLE.chain(KEY, {oid: value})) == "DEVICE_POSTURE"
+    assert verify_device(APPLE.chain(KEY, {oid: None}), KEY, now=NOW, root=APPLE.root)
+
+
+def test_a_leaf_cannot_be_an_issuer() -> None:
+    leaf_key, forged_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    leaf = APPLE.certificate("device", "sub", leaf_key, APPLE.key, ca=False)
+    said = {device.SERIAL: b"STOLEN", device.FRESHNESS: device_nonce(KEY)}
+    forged = APPLE.certificate("forged", "device", forged_key, leaf_key, ca=False, extensions=said)
+    chain = [one.public_bytes(Encoding.DER) for one in (forged, leaf, APPLE.intermediate)]
+    assert reason(chain) == "DEVICE_CHAIN"
+
+
+def test_an_intermediate_below_the_allowed_depth_is_refused() -> None:
+    key, leaf_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    deeper = APPLE.certificate("deeper", "sub", key, APPLE.key, ca=True)
+    said = {device.SERIAL: b"DEEP", device.FRESHNESS: device_nonce(KEY)}
+    leaf = APPLE.certificate("device", "deeper", leaf_key, key, ca=False, extensions=said)
+    chain = [one.public_bytes(Encoding.DER) for one in (leaf, deeper, APPLE.intermediate)]
+    assert reason(chain) == "DEVICE_CHAIN"
+
+
+def test_an_authority_as_leaf_is_refused() -> None:
+    assert reason([APPLE.intermediate.public_bytes(Encoding.DER)]) == "DEVICE_CHAIN"
+
+
+@pytest.mark.parametrize("chain", [(), (b"",), (b"x" * 5000,), (b"junk",), (b"junk",) * 5])
+def test_malformed_chains_are_refused(chain: tuple[bytes, ...]) -> None:
+    assert reason(chain) == "DEVICE_CHAIN"
+
+
+def test_order_and_gaps_matter() -> None:
+    leaf, intermediate = APPLE.chain(KEY)
+    for chain in ((leaf,), (intermediate, leaf), (leaf, leaf, intermediate)):
+        assert reason(chain) == "DEVICE_CHAIN"
+
+
+@given(st.integers(0, 1), st.data())
+def test_any_flipped_bit_is_refused(which: int, data: st.DataObject) -> None:
+    chain = list(_CHAIN)
+    spoiled = bytearray(chain[which])
+    at = data.draw(st.integers(0, len(spoiled) * 8 - 1))
+    spoiled[at // 8] ^= 1 << at % 8
+    chain[which] = bytes(spoiled)
+    with pytest.raises(AttestationError):
+        verify_device(chain, KEY, now=NOW, root=APPLE.root)
+
+
+_CHAIN = APPLE.chain(KEY)
+
+
+def test_chains_are_bounded_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    monkeypatch.setattr(device, "_certificate", lambda der: parsed.append(der) or der)
+    largest = bytes(device.MAX_CERTIFICATE_BYTES)
+    assert device._load([largest] * device.MAX_CHAIN) == [largest] * device.MAX_CHAIN
+    assert device.MAX_CHAIN == 4
+    parsed.clear()
+    for chain in ([], [largest] * 5, [largest + b"x"], [b"x", largest + b"x"]):
+        with pytest.raises(AttestationError):
+            device._load(chain)
+    assert parsed == []

@@ -1,0 +1,526 @@
+import asyncio
+import secrets
+import time
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prooftest import identity, introduce
+from rostertest import PaperCluster
+
+from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
+from sealring.mesh.member.proof import Identity, Purpose
+from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, to_pem
+from sealring.mesh.prompt.composition import MAX_CHANGES, MAX_CHOICES
+from sealring.mesh.prompt.sealed import RequestInfo, seal_request
+from sealring.mesh.roster.model import RingMember
+from sealring.mesh.rpc.interceptor import Lease
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.tls import PeerChannel, server_credentials
+from sealring.node.control import service as control
+from sealring.node.control.sealed_rows import Unsealer
+from sealring.node.control.service import SERVICE, ControlService, add_control_to_server, reframe
+from sealring.node.daemon.engine_process import EngineFigures
+from sealring.node.daemon.epoch import Epoch, Phase
+from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
+
+
+class Engine:
+    """Keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.figures = EngineFigures(steps=5, memory=77)
+        self.loaded = engine_pb2.StageLoaded(kv_bytes_per_token=3, kv_bytes_per_row=4, rows_in_turn=True)
+        self.work: list[engine_pb2.EngineCommand] = []
+        self.waited_for: list[int] = []
+        """How many commands it had each time somebody waited until it had taken them."""
+
+    def send_work(self, command: bytes) -> None:
+        self.work.append(engine_pb2.EngineCommand.FromString(command))
+
+    async def drained(self) -> None:
+        self.waited_for.append(len(self.work))
+
+    async def close_epoch(self) -> None:
+        return
+
+    def kill(self) -> None:
+        return
+
+
+class Plan:
+    ring, epoch, deployment, rank, size, kv_budget = "demo-0", 1, "demo", 0, 1, 1 << 20
+    members: tuple[RingMember, ...] = ()
+
+
+class Desk:
+    """A daemon with one epoch that is up."""
+
+    def __init__(self, rank: int, gateway: bytes = b"") -> None:
+        self.signer = SoftwareSigner.generate()
+        self.gateway = gateway
+        self.plan = Plan()
+        self.plan.rank = rank
+        self.faults: list[str] = []
+        self.trusted: tuple[bytes, ...] = ()
+        self.epoch = Epoch(self.plan, self)
+        self.epoch.phase = Phase.UP
+        self.engine = self.epoch.engine = Engine()
+        paper = PaperCluster(size=1)
+        self.key = paper.keys["demo-0"]
+        self.roster = paper.roster
+        self.plan.members = paper.roster.rings[0].members
+        self.unsealer = Unsealer(self.key, self.plan.members[0].id)
+        self.unsealer.learn(self.roster)
+
+    def report(self, message: membership_pb2.MemberMessage) -> None:
+        self.faults.append(message.fault.problem.reason)
+
+    def release(self, plan: Any) -> None:
+        return
+
+    @property
+    def identity(self) -> Identity:
+        return identity(self.signer, "testbed")
+
+    def gateway_key(self, cluster: str, identifier: str) -> bytes:
+        if cluster != "testbed":
+            raise PermissionDenied("no", reason="GATEWAY_NOT_ALLOWED")
+        return self.gateway
+
+    def authorities(self) -> tuple[bytes, ...]:
+        return self.trusted
+
+    def serving_epoch(self, ring: str, epoch: int) -> Epoch:
+        return self.epoch
+
+
+class Stream:
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    async def send(self, message: Any = None, **fields: Any) -> None:
+        raw = (
+            message
+            if isinstance(message, bytes)
+            else control_pb2.ScheduleRequest(**fields).SerializeToString()
+        )
+        await self.call.write(raw)
+
+    async def next(self) -> control_pb2.ScheduleResponse | None:
+        answer = await asyncio.wait_for(self.call.read(), 200)
+        return None if answer is grpc.aio.EOF else control_pb2.ScheduleResponse.FromString(answer)
+
+
+def packed(**fields: Any) -> bytes:
+    return control_pb2.ScheduleRequest(**fields).SerializeToString()
+
+
+def unpacked(data: bytes) -> control_pb2.ScheduleResponse:
+    return control_pb2.ScheduleResponse.FromString(data)
+
+
+@pytest.fixture
+async def connect(cluster):
+    """Opens an attached stream to a desk."""
+    member, gateway = cluster.party(), cluster.party(Role.GATEWAY)
+    closing: list[Any] = []
+
+    async def open_stream(rank: int = 0) -> tuple[Desk, Stream]:
+        desk = Desk(rank, gateway.signer.public_key)
+        desk.trusted = (cluster.ca.certificate,)
+        server = Server([(add_control_to_server, ControlService(desk), SERVICE)])
+        port = server.listen("127.0.0.1:0", server_credentials(member.store()))
+        await server.start()
+        name = PeerIdentity("testbed", Role.MEMBER, member.id).server_name
+        channel = PeerChannel(f"127.0.0.1:{port}", gateway.store(), name)
+        stream = Stream(channel.get().stream_stream("/sealring.v1.Control/Schedule")())
+        stream.channel, stream.party, stream.material = channel, gateway, gateway.material
+        closing.extend((channel.close, lambda: server.stop(0)))
+        own, certificate = identity(gateway.signer, "testbed"), gateway.material.certificate
+        stream.proof = await introduce(
+            stream.call, packed, own, certificate, Purpose.SCHEDULE, called=desk.identity.id, parse=unpacked
+        )
+        await stream.send(attach=control_pb2.Attach(ring="demo-0", epoch=1))
+        attached = (await stream.next()).attached
+        assert (attached.rank, attached.kv_bytes_per_token, attached.kv_bytes_per_row) == (rank, 3, 4)
+        assert attached.kv_budget == 1 << 20
+        assert attached.rows_in_turn
+        return desk, stream
+
+    yield open_stream
+    for close in closing:
+        await close()
+
+
+def open_row(**changes: Any) -> control_pb2.OpenRow:
+    envelope = inference_pb2.Envelope(clear=inference_pb2.Prompt(text="hello"))
+    fields = {"row": 1, "request_id": "r", "deployment": "demo", "envelope": envelope, "max_tokens": 9}
+    return control_pb2.OpenRow(**{**fields, **changes})
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(200):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_passes_through(connect) -> None:
+    desk, stream = await connect()
+    step = control_pb2.Step(number=1, prefill=control_pb2.Prefill(chunks=[control_pb2.Chunk(row=1, end=5)]))
+    await stream.send(open=open_row())
+    await stream.send(step=step)
+    await stream.send(discard=control_pb2.DiscardRow(row=4))
+    await until(lambda: len(desk.engine.work) == 3)
+    opened, stepped, discarded = desk.engine.work
+    assert (opened.open_row.prompt.text, opened.open_row.max_tokens) == ("hello", 9)
+    assert stepped.step == step
+    assert discarded.discard.row == 4
+    await until(lambda: desk.engine.waited_for == [1, 2, 3])
+    done = control_pb2.StepDone(step=1, outputs=[control_pb2.RowOutput(row=1, text="x" * 500, tokens=1)])
+    events = [
+        engine_pb2.EngineEvent(opened=control_pb2.RowOpened(row=1, prompt_tokens=5)),
+        engine_pb2.EngineEvent(refused=control_pb2.RowRefused(row=2)),
+        engine_pb2.EngineEvent(done=done),
+    ]
+    for event in events:
+        desk.epoch.row_event(event.SerializeToString())
+    assert (await stream.next()).opened.prompt_tokens == 5
+    assert (await stream.next()).refused.row == 2
+    assert (await stream.next()).done == done
+    await stream.send(ping=control_pb2.Ping(sequence=3))
+    assert (await stream.next()).pong == control_pb2.Pong(sequence=3, steps=5, engine_memory=77)
+    assert desk.faults == []
+
+
+async def test_a_row_that_cannot_be_opened_is_refused_and_the_epoch_goes_on(connect) -> None:
+    desk, stream = await connect()
+    await stream.send(open=open_row(deployment="other"))
+    assert (await stream.next()).refused.problem.reason == "WRONG_DEPLOYMENT"
+    await stream.send(open=open_row(row=2, envelope=inference_pb2.Envelope()))
+    assert (await stream.next()).refused.problem.reason == "EMPTY_ENVELOPE"
+    await stream.send(open=open_row(row=3, choices=MAX_CHOICES + 1))
+    assert (await stream.next()).refused.problem.reason == "BAD_CHOICES"
+    assert desk.epoch.phase is Phase.UP
+    assert desk.engine.work == []
+    await stream.send(open=open_row(row=4 + MAX_CHOICES, choices=MAX_CHOICES))
+    await until(lambda: desk.engine.work)
+    assert desk.engine.work[0].open_row.choices == MAX_CHOICES
+
+
+def sealed_row(desk: Desk, row: int, **changes: Any) -> tuple[control_pb2.OpenRow, Any]:
+    fields = {
+        "request_id": secrets.token_bytes(16),
+        "expires": int(time.time()) + 3000,
+        "roster_hash": desk.roster.hash,
+    }
+    info = RequestInfo(deployment="demo", **{**fields, **changes})
+    prompt = inference_pb2.Prompt(text="the secret")
+    body = inference_pb2.SealedPrompt(prompt=prompt, max_tokens=9).SerializeToString()
+    ciphertext, opener = seal_request(desk.key.public_key, info, body)
+    sealed_for = inference_pb2.SealedFor(
+        ring="demo-0", request_id=info.request_id, expires=info.expires, roster_hash=info.roster_hash
+    )
+    envelope = inference_pb2.Envelope(sealed=ciphertext, sealed_for=sealed_for)
+    return open_row(row=row, envelope=envelope), opener
+
+
+async def test_sealed_rows_are_opened_here_and_answered_sealed(connect) -> None:
+    desk, stream = await connect()
+    row, opener = sealed_row(desk, 1)
+    await stream.send(open=row)
+    await stream.send(open=open_row(row=2))
+    await until(lambda: len(desk.engine.work) == 2)
+    assert desk.engine.work[0].open_row.prompt.text == "the secret"
+    opened = engine_pb2.EngineEvent(opened=control_pb2.RowOpened(row=1, prompt_tokens=5))
+    desk.epoch.row_event(opened.SerializeToString())
+    assert (await stream.next()).opened.prompt_tokens == 5
+    chunks = []
+    for number, (text, finish) in enumerate([("the ", 0), ("", 0), ("answer", 0), ("", 1)]):
+        outputs = [
+            control_pb2.RowOutput(row=1, text=text, tokens=number + 1, finish=finish),
+            control_pb2.RowOutput(row=2, text="clear", tokens=1),
+        ]
+        done = control_pb2.StepDone(step=number + 1, outputs=outputs)
+        desk.epoch.row_event(engine_pb2.EngineEvent(done=done).SerializeToString())
+        sealed, clear = (await stream.next()).done.outputs
+        assert clear.text == "clear"
+        assert not sealed.text
+        if sealed.sealed:
+            chunks.append(opener.open(sealed.sealed))
+    deltas = [inference_pb2.SealedDelta.FromString(chunk) for chunk, _ in chunks]
+    assert [delta.text for delta in deltas] == ["the ", "answer", ""]
+    assert [last for _, last in chunks] == [False, False, True]
+    assert (deltas[-1].finish, deltas[-1].tokens, deltas[-1].prompt_tokens) == (1, 4, 5)
+    row.row = 3
+    await stream.send(open=row)
+    assert (await stream.next()).refused.problem.reason == "ENVELOPE_REPLAYED"
+    late = control_pb2.StepDone(step=9, outputs=[control_pb2.RowOutput(row=1, text="late", tokens=9)])
+    desk.epoch.row_event(engine_pb2.EngineEvent(done=late).SerializeToString())
+    assert (await stream.next()).fault.problem.reason == "REPLY_ENDED"
+
+
+async def test_sealed_rows_that_do_not_open_are_refused(connect) -> None:
+    desk, stream = await connect()
+    good, _ = sealed_row(desk, 1)
+    sealed = good.envelope.sealed
+    rows = {
+        "ENVELOPE_EXPIRED": sealed_row(desk, 1, expires=int(time.time()) - 1)[0],
+        "SEALED_BY_OTHER_ROSTER": sealed_row(desk, 1, roster_hash=bytes(32))[0],
+        "BAD_REQUEST_INFO": open_row(envelope=inference_pb2.Envelope(sealed=sealed)),
+    }
+    cases = list(rows.items())
+    for bytes_sealed in (sealed[:-1] + bytes([sealed[-1] ^ 1]), *(sealed[:cut] for cut in (0, 1, 19, 40))):
+        bad, _ = sealed_row(desk, 1)
+        bad.envelope.sealed = bytes_sealed
+        cases.append(("ENVELOPE_REFUSED", bad))
+    for number, (reason, row) in enumerate(cases, start=1):
+        row.row = number
+        await stream.send(open=row)
+        assert (await stream.next()).refused.problem.reason == reason
+    assert desk.engine.work == []
+    assert desk.epoch.phase is Phase.UP
+
+
+async def test_a_row_number_that_comes_again_ends_the_epoch(connect) -> None:
+    desk, stream = await connect()
+    await stream.send(open=open_row(row=2))
+    await stream.send(open=open_row(row=2))
+    await until(lambda: desk.faults)
+    assert desk.faults == ["BAD_MESSAGE"]
+
+
+BROKEN = [
+    b"",
+    b"\x22",
+    b"\x22\x05\x08",
+    b"\x22\x02\x08\x01\x7a\x00",
+    b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+    b"\xff" * 40,
+    b"\x22\x03\x08\x01\xff",
+    b"\x7a\x00",
+    control_pb2.ScheduleRequest(attach=control_pb2.Attach(ring="demo-0", epoch=1)).SerializeToString(),
+]
+
+
+@pytest.mark.parametrize("message", BROKEN)
+async def test_a_broken_message_ends_the_epoch(connect, message: bytes) -> None:
+    desk, stream = await connect()
+    await stream.send(message)
+    assert (await stream.next()).fault.problem.reason == "BAD_MESSAGE"
+    assert await stream.next() is None
+    assert desk.faults == ["BAD_MESSAGE"]
+    assert desk.engine.work == []
+
+
+async def test_only_the_head_opens_rows(connect) -> None:
+    desk, stream = await connect(rank=1)
+    await stream.send(open=open_row())
+    assert (await stream.next()).fault.problem.reason == "BAD_MESSAGE"
+    assert desk.engine.work == []
+
+
+GOODBYES = {
+    "LEAVING": "GATEWAY_LEFT",
+    "RECORD_LOST": "GATEWAY_ENDED",
+    "what\nis this": "GATEWAY_ENDED",
+    "half close": "GATEWAY_GONE",
+    "cancel": "GATEWAY_GONE",
+}
+
+
+@pytest.mark.parametrize("how", GOODBYES)
+@pytest.mark.parametrize("used", [True, False])
+async def test_a_gateway_that_leaves(connect, how: str, used: bool) -> None:
+    desk, stream = await connect()
+    if used:
+        await stream.send(step=control_pb2.Step(number=1))
+        await until(lambda: desk.engine.work)
+    if how == "half close":
+        await stream.call.done_writing()
+    elif how == "cancel":
+        stream.call.cancel()
+    else:
+        await stream.send(goodbye=membership_pb2.Goodbye(reason=how))
+    await until(lambda: desk.epoch.gateway is None)
+    await asyncio.sleep(0.05)
+    assert desk.faults == ([GOODBYES[how]] if used else [])
+    assert desk.epoch.phase is (Phase.ENDED if used else Phase.UP)
+
+
+@pytest.fixture
+def leases(monkeypatch) -> list[Lease]:
+    """Those of the streams that are opened, in their order."""
+    made: list[Lease] = []
+
+    class Noted(Lease):
+        def __init__(self, limit: asyncio.Timeout, ends: float) -> None:
+            super().__init__(limit, ends)
+            self.limit = limit
+            made.append(self)
+
+        def end_now(self) -> None:
+            self.limit.reschedule(asyncio.get_running_loop().time())
+
+    monkeypatch.setattr("sealring.mesh.rpc.interceptor.Lease", Noted)
+    return made
+
+
+async def test_a_stream_ends_when_its_callers_certificate_does(connect, cluster, leases, monkeypatch) -> None:
+    """The connection would last for as long as somebody keeps it open."""
+    desk, stream = await connect()
+    ends = expires_at(stream.material.certificate)
+    assert leases[0].ends == ends
+    leases[0].end_now()
+    async with asyncio.timeout(200):
+        assert await stream.call.code() is grpc.StatusCode.UNAUTHENTICATED
+    await until(lambda: desk.epoch.gateway is None)
+    monkeypatch.setattr("sealring.mesh.rpc.interceptor.SKEW_SECONDS", time.time() - ends - 1)
+    again = stream.channel.get().stream_stream("/sealring.v1.Control/Schedule")()
+    assert await again.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_stream_outlives_its_callers_certificate_once_it_has_shown_the_next(
+    connect, cluster, leases
+) -> None:
+    desk, stream = await connect()
+    gateway = stream.party
+    later = cluster.material(PeerIdentity("testbed", Role.GATEWAY, gateway.id), age=-50).certificate
+    own = identity(gateway.signer, "testbed")
+    await stream.send(renewal=await stream.proof.renew(later, own.sign))
+    await stream.send(ping=control_pb2.Ping(sequence=1))
+    assert (await stream.next()).pong.sequence == 1
+    assert leases[0].ends == expires_at(later) > expires_at(stream.material.certificate)
+    assert desk.faults == []
+
+
+@pytest.mark.parametrize("how", ["another key", "another stream", "thrown out"])
+async def test_what_does_not_prove_the_next_certificate_ends_the_epoch(
+    connect, cluster, leases, how: str
+) -> None:
+    desk, stream = await connect()
+    _, other = await connect()
+    gateway, proof = stream.party, stream.proof
+    later = cluster.material(PeerIdentity("testbed", Role.GATEWAY, gateway.id), age=-50).certificate
+    sign = identity(gateway.signer, "testbed").sign
+    if how == "another key":
+        sign = identity(SoftwareSigner.generate(), "testbed").sign
+    elif how == "another stream":
+        proof = other.proof
+    else:
+        desk.gateway_key = lambda *_: (_ for _ in ()).throw(PermissionDenied("no", reason="REMOVED"))
+    await stream.send(renewal=await proof.renew(later, sign))
+    await until(lambda: desk.faults)
+    assert desk.faults == ["REMOVED" if how == "thrown out" else "BAD_PROOF"]
+    assert leases[0].ends == expires_at(stream.material.certificate)
+
+
+async def test_a_gateway_that_does_not_read_ends_the_epoch(connect, monkeypatch) -> None:
+    monkeypatch.setattr(control, "MAX_WAITING", 50)
+    desk, _stream = await connect()
+    done = engine_pb2.EngineEvent(done=control_pb2.StepDone(step=1)).SerializeToString()
+    for _ in range(51):
+        desk.epoch.row_event(done)
+    assert desk.faults == ["GATEWAY_SLOW"]
+
+
+async def test_a_daemon_that_stops_says_goodbye(connect) -> None:
+    desk, stream = await connect()
+    desk.epoch.gateway.say_goodbye("stopping")
+    desk.epoch.fault(InvalidInput("x"))
+    assert (await stream.next()).goodbye.reason == "stopping"
+    assert await stream.next() is None
+
+
+@given(st.binary(max_size=400), st.integers(0, 2**64 - 1))
+def test_reframing_keeps_the_inner_message(text: bytes, number: int) -> None:
+    step = control_pb2.Step(number=number)
+    step.changes.extend(control_pb2.Change(evict=control_pb2.Evict(row=byte)) for byte in text)
+    raw = control_pb2.ScheduleRequest(step=step).SerializeToString()
+    assert engine_pb2.EngineCommand.FromString(reframe(raw, b"\x3a")) == engine_pb2.EngineCommand(step=step)
+
+
+@given(st.binary(max_size=64))
+def test_reframing_never_lets_a_second_field_through(tail: bytes) -> None:
+    try:
+        command = engine_pb2.EngineCommand.FromString(reframe(b"\x22" + tail, b"\x3a"))
+    except SealringError:
+        return
+    except Exception as error:
+        assert type(error).__name__ == "DecodeError"  # noqa: PT017
+        return
+    assert command.WhichOneof("command") == "step"
+
+
+async def test_a_step_of_very_many_changes_ends_the_epoch_before_anything_is_kept_of_it(connect) -> None:
+    """With a sealed row open, what leaves is noted; a hostile gateway may not have a million noted."""
+    desk, stream = await connect()
+    row, _ = sealed_row(desk, 1)
+    await stream.send(open=row)
+    change = control_pb2.Change(evict=control_pb2.Evict(row=1))
+    await stream.send(step=control_pb2.Step(number=1, changes=[change] * (MAX_CHANGES + 1)))
+    await until(lambda: desk.faults)
+    assert desk.faults == ["BAD_MESSAGE"]
+    assert len(desk.engine.work) == 1
+
+
+@pytest.mark.parametrize("moment", ["offer", "proof", "attach"])
+async def test_a_gateway_that_is_thrown_out_before_it_attaches_is_refused(cluster, moment: str) -> None:
+    """It opened its stream while it was in the roster, and says what it wants when it is not."""
+    gateway = cluster.party(Role.GATEWAY)
+    desk = Desk(0, gateway.signer.public_key)
+    allowed = [True]
+
+    def check(cluster: str, identifier: str) -> bytes:
+        if not allowed[0]:
+            raise PermissionDenied("no", reason="GATEWAY_NOT_ALLOWED")
+        return gateway.signer.public_key
+
+    class Context:
+        def auth_context(self) -> dict[str, list[bytes]]:
+            uri = PeerIdentity("testbed", Role.GATEWAY, gateway.id).uri
+            certificate = to_pem(gateway.material.certificate)
+            return {
+                "transport_security_type": [b"ssl"],
+                "peer_uri": [uri.encode()],
+                "x509_pem_cert": [certificate],
+            }
+
+        async def write(self, message: bytes) -> None:
+            answers.put_nowait(message)
+
+    desk.gateway_key = check  # type: ignore[method-assign]
+    said: asyncio.Queue[bytes] = asyncio.Queue()
+    answers: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def requests() -> Any:
+        while True:
+            yield await said.get()
+
+    class Call:
+        """What a gateway's end of the stream would be."""
+
+        async def write(self, message: bytes) -> None:
+            kind = control_pb2.ScheduleRequest.FromString(message).WhichOneof("message")
+            allowed[0] = allowed[0] and kind != moment
+            said.put_nowait(message)
+
+        async def read(self) -> bytes:
+            return await answers.get()
+
+    async def attach() -> None:
+        own = identity(gateway.signer, "testbed")
+        certificate = gateway.material.certificate
+        options = {"called": desk.identity.id, "parse": unpacked}
+        await introduce(Call(), packed, own, certificate, Purpose.SCHEDULE, **options)
+        await Call().write(packed(attach=control_pb2.Attach(ring="demo-0", epoch=1)))
+
+    serving = asyncio.create_task(ControlService(desk).schedule(requests(), Context()))
+    attaching = asyncio.create_task(attach())
+    with pytest.raises(PermissionDenied):
+        await serving
+    attaching.cancel()
+    assert desk.epoch.gateway is None

@@ -1,0 +1,111 @@
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from sealring.mesh.errors import ConfigError, RosterError
+from sealring.mesh.member.state import load_member_state
+from sealring.node.daemon.daemon import Daemon
+from sealring.node.settings import NodeSettings
+from sealring.v1 import membership_pb2
+
+
+@pytest.fixture
+async def make_daemon(cluster: Any, tmp_path: Path) -> Callable[[Any], Any]:
+    """A daemon of a party, by itself: nothing runs, and what it says stays in its outbox."""
+
+    def make(party: Any) -> Any:
+        envelope, _ = cluster.roster(members=[party])
+        cluster.enrol(party, tmp_path, "127.0.0.1:1", envelope)
+        chosen = NodeSettings(state_dir=tmp_path, name="n", listen="127.0.0.1:1")
+        return Daemon(chosen, load_member_state(tmp_path), party.signer)
+
+    return make
+
+
+def roster_message(envelope: bytes) -> membership_pb2.CoordinatorMessage:
+    return membership_pb2.CoordinatorMessage(roster=membership_pb2.RosterUpdate(envelope=envelope))
+
+
+def full_disk(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_a_roster_waits_for_room_on_the_disk_and_says_so(
+    cluster: Any, make_daemon: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Used before it is remembered, it could be rolled back; so the node serves nothing new until then."""
+    party = cluster.party()
+    daemon = make_daemon(party)
+    envelope, roster = cluster.roster(members=[party])
+    prepare = membership_pb2.CoordinatorMessage(
+        prepare=membership_pb2.PrepareEpoch(ring="demo-0", epoch=3, roster_version=roster.version)
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(RosterError):
+            await daemon.from_coordinator(roster_message(envelope))
+        await daemon._take_unsaved()
+        await daemon.from_coordinator(prepare)
+    problem = daemon._session._outbox[-1].fault.problem
+    assert problem.reason == "ROSTER_STATE_UNWRITABLE"
+    assert f"{tmp_path}/" in problem.message
+    assert "No space left on device" in problem.message
+    assert "free space" in problem.hint
+
+    await daemon._take_unsaved()
+    assert daemon._session._outbox[-1].roster_seen.version == roster.version
+    await daemon.from_coordinator(prepare)
+    assert daemon._session._outbox[-1].fault.problem.reason != "ROSTER_STATE_UNWRITABLE"
+
+
+async def test_a_folder_that_takes_no_files_is_named(make_daemon: Any, cluster: Any, tmp_path: Path) -> None:
+    daemon = make_daemon(cluster.party())
+    (tmp_path / "run").write_text("in the way")
+    with pytest.raises(ConfigError) as caught:
+        await daemon.carrier(None, (), print)
+    assert caught.value.reason == "STATE_UNWRITABLE"
+    assert str(tmp_path / "run") in str(caught.value)
+
+
+async def test_a_task_that_fails_is_told_of(cluster: Any, make_daemon: Any) -> None:
+    """Nobody waits for what the coordinator's messages begin."""
+    daemon = make_daemon(cluster.party())
+
+    async def fails(challenge: membership_pb2.Challenge) -> None:
+        raise ValueError("a fault")
+
+    daemon._prover.answer = fails
+    with capture_logs() as logs:
+        await daemon.from_coordinator(
+            membership_pb2.CoordinatorMessage(challenge=membership_pb2.Challenge(nonce=b"n"))
+        )
+        async with asyncio.timeout(200):
+            while daemon._tasks:
+                await asyncio.sleep(0)
+    assert [(one["event"], type(one["exc_info"])) for one in logs] == [
+        ("a task of the daemon failed", ValueError)
+    ]
+
+
+async def test_a_node_holds_off_sleep_while_it_is_in_a_ring(cluster: Any, make_daemon: Any) -> None:
+    party = cluster.party()
+    daemon = make_daemon(party)
+    held: list[bool] = []
+
+    async def hold(wanted: bool) -> None:
+        held.append(wanted)
+
+    daemon._awake.hold = hold
+    for ring in ((), (party,), ()):
+        envelope, _ = cluster.roster(ring, members=[party])
+        await daemon.from_coordinator(roster_message(envelope))
+    assert held == [False, True, False]
+    await daemon.from_coordinator(roster_message(cluster.roster((party,))[0]))
+    await daemon._stop("stopping")
+    assert held == [False, True, False, True, False], "nor after its end"

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from sealring.mesh.errors import DeadlineExceeded, NotFound
+from sealring.node.daemon import engines as daemon_engines
+from sealring.node.daemon.engines import EngineKeeper
+from sealring.node.daemon.memory import MemoryMeter
+
+FETCH = """
+import argparse, os
+from pathlib import Path
+parser = argparse.ArgumentParser()
+parser.add_argument("model")
+parser.add_argument("--control-fd", type=int)
+arguments = parser.parse_args()
+folder = Path(os.environ["HF_HUB_CACHE"]) / ("models--" + arguments.model.replace("/", "--"))
+snapshot = folder / "snapshots" / ("b" * 40)
+snapshot.mkdir(parents=True)
+(snapshot / "config.json").write_text("{}")
+(folder / "refs").mkdir()
+(folder / "refs" / "main").write_text("b" * 40)
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+async def test_a_model_that_is_not_here_is_fetched_where_that_is_allowed(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "fetch.py"
+    script.write_text(FETCH)
+    real = daemon_engines.Child.spawn
+
+    async def spawn(name: str, arguments: list[str], **rest: object) -> object:
+        assert arguments[:2] == ["-m", "sealring.node.models.fetch"]
+        return await real(name, [str(script), *arguments[2:]], **rest)
+
+    monkeypatch.setattr(daemon_engines.Child, "spawn", spawn)
+    refusing = EngineKeeper([], MemoryMeter(None), allow_downloads=False)
+    with pytest.raises(NotFound):
+        await refusing.find("org/model")
+    allowing = EngineKeeper([], MemoryMeter(None), allow_downloads=True)
+    found = await allowing.find("org/model")
+    assert found == cache / "models--org--model" / "snapshots" / ("b" * 40)
+    assert await refusing.find("org/model") == found
+
+
+async def test_a_fetch_that_fails_is_told_with_a_hint(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_engines, "FETCH_MODULE", "node.no_such_module")
+    keeper = EngineKeeper([], MemoryMeter(None), allow_downloads=True)
+    with pytest.raises(NotFound) as raised:
+        await keeper.find("org/model")
+    assert "network" in raised.value.hint
+
+
+class ScriptedEngine:
+    """An engine that knows whether it holds weights."""
+
+    started: ClassVar[list[ScriptedEngine]] = []
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.memory_limit = 0
+        self.stage: str | None = None
+        self.profiled: list[str] = []
+        self.hangs = self.cpu = False
+        self.ends = asyncio.Event()
+        self.ends.set()
+        self.started.append(self)
+
+    async def profile(self, path: str) -> str:
+        self.profiled.append(path)
+        if self.hangs:
+            raise DeadlineExceeded("the profile of a model took longer than 120 s")
+        return "profile"
+
+    def kill(self) -> None:
+        self.alive = False
+
+    async def stop(self) -> None:
+        self.alive = False
+        await self.ends.wait()
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineKeeper:
+    async def start(*, cpu: bool, **_: object) -> ScriptedEngine:
+        engine = ScriptedEngine()
+        engine.cpu = cpu
+        return engine
+
+    monkeypatch.setattr(ScriptedEngine, "started", [])
+    monkeypatch.setattr(daemon_engines.Engine, "start", start)
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    return EngineKeeper([tmp_path], MemoryMeter(None), allow_downloads=False)
+
+
+async def test_a_model_is_measured_by_an_engine_that_serves_nothing(keeper: EngineKeeper) -> None:
+    await keeper.profile("one")
+    (spare,) = ScriptedEngine.started
+    await keeper.profile("two")
+    assert len(spare.profiled) == 2
+    assert len(ScriptedEngine.started) == 1
+    spare.stage = "layers"
+    await keeper.profile("three")
+    _, other = ScriptedEngine.started
+    assert len(other.profiled) == 1
+    assert (spare.alive, other.alive) == (True, False)
+    assert (spare.cpu, other.cpu) == (False, True), "the GPU is the one's that serves"
+    await keeper.stop()
+
+
+async def test_an_engine_that_a_model_keeps_busy_is_ended(keeper: EngineKeeper) -> None:
+    await keeper.profile("one")
+    (spare,) = ScriptedEngine.started
+    spare.hangs = True
+    with pytest.raises(DeadlineExceeded):
+        await keeper.profile("two")
+    assert not spare.alive
+    await keeper.stop()
+
+
+async def test_who_stops_all_engines_waits_for_one_that_is_being_dropped(keeper: EngineKeeper) -> None:
+    await keeper.profile("one")
+    (engine,) = ScriptedEngine.started
+    engine.ends.clear()
+    dropping = asyncio.create_task(keeper.drop())
+    while engine.alive:
+        await asyncio.sleep(0)
+    stopping = asyncio.create_task(keeper.stop())
+    done, _ = await asyncio.wait((dropping,))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert dropping in done
+    assert not stopping.done()
+    engine.ends.set()
+    await stopping

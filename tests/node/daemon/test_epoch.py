@@ -1,0 +1,372 @@
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sealring.mesh.errors import Conflict, EpochEnded, FailedPrecondition
+from sealring.node.daemon.engine_process import EngineFigures
+from sealring.node.daemon.epoch import Epoch, LinkSecrets, Phase
+from sealring.node.ipc.channel import create_channel
+from sealring.v1 import engine_pb2, membership_pb2, trace_pb2
+
+
+class Plan:
+    ring, epoch, rank, prefill_chunk, max_rows, kv_budget = "demo-0", 3, 0, 16, 4, 1000
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class Part:
+    """Everything that an epoch waits for waits for the test."""
+
+    def __init__(self, workshop: "Workshop") -> None:
+        self.workshop = workshop
+        self.log: list[str] = []
+
+    async def _wait(self, name: str) -> None:
+        self.log.append(name)
+        await self.workshop.gate(name)
+
+
+class Engine(Part):
+    figures, loaded = EngineFigures(), engine_pb2.StageLoaded()
+
+    async def open_epoch(self, command: Any, descriptors: tuple[int, ...], sink: Any) -> None:
+        assert command.epoch == 3
+        assert len(descriptors) == (4 if command.size > 1 else 0)
+        await self._wait("open")
+
+    async def close_epoch(self) -> None:
+        self.log.append("close")
+        if self.workshop.close_fails:
+            raise EpochEnded("it hangs")
+
+    def send_work(self, command: bytes) -> None:
+        self.log.append("work")
+
+    async def drained(self) -> None:
+        return
+
+    async def trace(self, since: int) -> trace_pb2.ProcessTrace:
+        return trace_pb2.ProcessTrace(since=since)
+
+    def kill(self) -> None:
+        self.log.append("kill")
+
+
+class Carrier(Part):
+    def __init__(self, workshop: "Workshop") -> None:
+        super().__init__(workshop)
+        self.start = engine_pb2.StartCarrier()
+
+    def give(self, start: engine_pb2.StartCarrier) -> None:
+        self.start.MergeFrom(start)
+        self.log.append("give")
+
+    async def form(self, seconds: float) -> None:
+        await self._wait("form")
+
+    async def trace(self, since: int) -> trace_pb2.ProcessTrace:
+        return trace_pb2.ProcessTrace(since=since + 1)
+
+    async def stop(self) -> None:
+        self.log.append("stop")
+
+
+class Gateway:
+    id, used = "g", True
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def epoch_over(self, problem: membership_pb2.Problem) -> None:
+        self.problems.append(problem.reason)
+
+
+class Workshop:
+    def __init__(self) -> None:
+        self.gates: dict[str, asyncio.Future[None]] = {}
+        self.made_engine = Engine(self)
+        self.made_carrier: Carrier | None = None
+        self.reports: list[str] = []
+        self.channels: list[Any] = []
+        self.released = 0
+        self.settlements = 0
+        self.again: Any = None
+        self.close_fails = False
+        self.on_fault: Any = None
+
+    async def gate(self, name: str) -> None:
+        await self.gates.setdefault(name, asyncio.get_running_loop().create_future())
+
+    def open(self, name: str, error: Exception | None = None) -> None:
+        gate = self.gates.setdefault(name, asyncio.get_running_loop().create_future())
+        if not gate.done():
+            gate.set_exception(error) if error else gate.set_result(None)
+            gate.exception()  # whether or not somebody waits
+
+    async def engine(self, plan: Any, progress: Any) -> Engine:
+        progress(0.5)
+        await self.gate("engine")
+        return self.made_engine
+
+    def channel(self) -> Any:
+        self.channels.append(create_channel())
+        return self.channels[-1]
+
+    async def carrier(self, plan: Any, channel: Any, on_fault: Any) -> Carrier:
+        self.on_fault = on_fault
+        await self.gate("carrier")
+        self.made_carrier = Carrier(self)
+        return self.made_carrier
+
+    async def handshakes(self, plan: Any, again: Any) -> LinkSecrets:
+        self.again = again
+        await self.gate("handshakes")
+        return LinkSecrets(b"out", b"in", b"out pass", b"in pass", "b:2", [])
+
+    def settled(self, plan: Any) -> None:
+        self.settlements += 1
+
+    async def rotate(self, plan: Any, gate: Any, carrier: Any) -> None:
+        await self.gate("rotation")
+
+    def release(self, plan: Any) -> None:
+        self.released += 1
+
+    def report(self, message: membership_pb2.MemberMessage) -> None:
+        kind = message.WhichOneof("message")
+        if kind != "progress":
+            self.reports.append(kind)
+
+
+GATES = ("engine", "carrier", "handshakes", "open", "form")
+
+
+async def settle() -> None:
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+async def test_the_whole_way(size: int) -> None:
+    shop = Workshop()
+    epoch = Epoch(Plan(size), shop)
+    epoch.prepare()
+    for gate in GATES[:4]:
+        assert epoch.phase is Phase.PREPARING
+        shop.open(gate)
+        await settle()
+    assert epoch.phase is Phase.PREPARED
+    with pytest.raises(FailedPrecondition):
+        epoch.attach(Gateway())
+    with pytest.raises(FailedPrecondition):
+        await epoch.trace(0)
+    epoch.commit()
+    shop.open("form")
+    await settle()
+    assert epoch.phase is Phase.UP
+    assert shop.reports == ["prepared", "up"]
+    assert [one.since for one in await epoch.trace(40)] == [40, 41][:size]
+    gateway = Gateway()
+    epoch.attach(gateway)
+    with pytest.raises(Conflict):
+        epoch.attach(Gateway())
+    epoch.end("done")
+    await epoch.closed()
+    assert shop.reports == ["prepared", "up"]
+    assert gateway.problems == ["EPOCH_ENDED"]
+    assert shop.made_engine.log == ["open", "close"]
+    assert shop.released == 1
+
+
+@pytest.mark.parametrize("when", ["before the keys are given", "when they have been"])
+async def test_a_repeated_handshake_brings_the_keys_that_count(when: str) -> None:
+    shop = Workshop()
+    epoch = Epoch(Plan(2), shop)
+    epoch.prepare()
+    for gate in ("engine", "carrier", "handshakes"):
+        shop.open(gate)
+        await settle()
+    newer = LinkSecrets(incoming_keys=b"newer in", incoming_pass=b"newer pass")
+    if when == "before the keys are given":
+        shop.again(newer)
+    shop.open("open")
+    await settle()
+    if when == "when they have been":
+        assert shop.made_carrier.start.incoming_keys == b"in"
+        shop.again(newer)
+    start = shop.made_carrier.start
+    assert (start.outgoing_keys, start.outgoing_pass, start.next_address) == (b"out", b"out pass", "b:2")
+    assert (start.incoming_keys, start.incoming_pass) == (b"newer in", b"newer pass")
+    assert shop.settlements == 0
+    epoch.commit()
+    assert shop.settlements == 1
+    shop.again(LinkSecrets(incoming_keys=b"too late"))
+    assert shop.made_carrier.start.incoming_keys == b"newer in"
+    epoch.end("done")
+    await epoch.closed()
+
+
+async def test_handshakes_do_not_wait_for_the_epoch_before() -> None:
+    first_shop, second_shop = Workshop(), Workshop()
+    first = Epoch(Plan(2), first_shop)
+    first.prepare()
+    await settle()
+    first.end("superseded")
+    blocked = asyncio.get_running_loop().create_future()
+    first._cleanup = asyncio.ensure_future(blocked)
+    second = Epoch(Plan(2), second_shop, after=first)
+    second.prepare()
+    await settle()
+    assert "handshakes" in second_shop.gates
+    assert not {"engine", "carrier"} & set(second_shop.gates)
+    blocked.set_result(None)
+    await settle()
+    assert {"engine", "carrier"} <= set(second_shop.gates)
+    second.end("done")
+    await second.closed()
+
+
+async def test_an_engine_that_does_not_close_is_killed() -> None:
+    shop = Workshop()
+    shop.close_fails = True
+    epoch = Epoch(Plan(1), shop)
+    epoch.prepare()
+    shop.open("engine")
+    shop.open("open")
+    await settle()
+    epoch.fault(EpochEnded("x"))
+    await epoch.closed()
+    assert shop.made_engine.log == ["open", "close", "kill"]
+
+
+@pytest.mark.parametrize("part", ["carrier", "channel", "engine"])
+async def test_a_part_that_does_not_end_holds_up_no_other(part: str) -> None:
+    shop = Workshop()
+    epoch = Epoch(Plan(2), shop)
+    epoch.prepare()
+    for gate in GATES[:4]:
+        shop.open(gate)
+        await settle()
+    assert epoch.phase is Phase.PREPARED
+
+    def fail(*_: Any) -> Any:
+        raise OSError(5, "a fault")
+
+    carrier, engine = shop.made_carrier, shop.made_engine
+    assert carrier is not None
+    if part == "carrier":
+        carrier.stop = fail  # type: ignore[method-assign]
+    elif part == "engine":
+        engine.close_epoch = fail  # type: ignore[method-assign]
+    else:
+        epoch._close_channel = fail  # type: ignore[method-assign]
+    epoch.fault(EpochEnded("x"))
+    await epoch.closed()
+    assert shop.released == 1
+    assert ("kill" in engine.log) == (part == "engine")
+    assert ("close" in engine.log) == (part != "engine")
+    assert ("stop" in carrier.log) == (part != "carrier")
+
+
+async def test_an_epoch_waits_for_the_one_before() -> None:
+    first_shop, second_shop = Workshop(), Workshop()
+    first = Epoch(Plan(1), first_shop)
+    first.prepare()
+    await settle()
+    first.end("superseded")
+    second = Epoch(Plan(1), second_shop, after=first)
+    second.prepare()
+    await settle()
+    assert first_shop.released == 1
+    assert "engine" in second_shop.gates
+    second.end("done")
+    await second.closed()
+
+
+async def test_a_commit_that_comes_too_early_ends_the_epoch() -> None:
+    shop = Workshop()
+    epoch = Epoch(Plan(1), shop)
+    epoch.prepare()
+    epoch.commit()
+    await epoch.closed()
+    assert shop.reports == ["fault"]
+
+
+STEERING = (
+    "rotation",
+    "rotation fails",
+    "commit",
+    "carrier fault",
+    "engine fault",
+    "end",
+    "attach",
+    "detach",
+)
+FAILURES = tuple(f"{gate} fails" for gate in GATES)
+EVENTS = st.sampled_from([*GATES, *FAILURES, *STEERING, "settle", "settle", "settle"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(EVENTS, max_size=24), st.sampled_from([1, 2]), st.booleans())
+def test_any_order_of_events_leaves_nothing_behind(events: list[str], size: int, stubborn: bool) -> None:
+    asyncio.run(run_events(events, size, stubborn))
+
+
+async def run_events(events: list[str], size: int, stubborn: bool) -> None:
+    shop = Workshop()
+    shop.close_fails = stubborn
+    epoch = Epoch(Plan(size), shop)
+    gateways: list[Gateway] = []
+    ended_at: int | None = None
+    epoch.prepare()
+    for event in events:
+        await happen(event, epoch, shop, gateways)
+        if epoch.phase is Phase.ENDED and ended_at is None:
+            ended_at = len(shop.reports)
+    was_over = epoch.phase is Phase.ENDED
+    epoch.fault(EpochEnded("the test is over"))
+    epoch.fault(EpochEnded("and over"))
+    assert shop.reports.count("fault") <= 1
+    assert was_over or shop.reports[-1] == "fault"
+    if ended_at is not None:
+        assert len(shop.reports) == ended_at, "something was said after the end"
+    assert all(len(gateway.problems) <= 1 for gateway in gateways)
+    await epoch.closed()
+    assert epoch.phase is Phase.ENDED
+    assert shop.released == 1
+    log = shop.made_engine.log
+    assert log.count("close") == log.count("open")
+    assert ("kill" in log) == (stubborn and "open" in log)
+    if shop.made_carrier is not None:
+        assert shop.made_carrier.log.count("stop") == 1
+    for channel in shop.channels:
+        with pytest.raises(OSError):
+            channel.close()
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+async def happen(event: str, epoch: Epoch, shop: Workshop, gateways: list[Gateway]) -> None:
+    if event.endswith(" fails"):
+        shop.open(event.removesuffix(" fails"), EpochEnded("it failed"))
+    elif event in (*GATES, "rotation"):
+        shop.open(event)
+    elif event == "commit":
+        epoch.commit()
+    elif event == "carrier fault" and shop.on_fault is not None:
+        shop.on_fault(EpochEnded("carrier"))
+    elif event == "engine fault":
+        epoch.engine_fault(EpochEnded("engine"))
+    elif event == "end":
+        epoch.end("test")
+    elif event == "attach" and epoch.phase is Phase.UP and epoch.gateway is None:
+        gateways.append(Gateway())
+        epoch.attach(gateways[-1])
+    elif event == "detach" and gateways:
+        epoch.detach(gateways[-1])
+    elif event == "settle":
+        await settle()

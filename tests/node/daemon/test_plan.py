@@ -1,0 +1,91 @@
+from typing import Any
+
+import pytest
+
+from sealring.mesh.errors import SealringError
+from sealring.node.daemon.plan import plan_epoch
+from sealring.v1 import membership_pb2
+
+
+def prepare(roster: Any, **changes: Any) -> membership_pb2.PrepareEpoch:
+    ring = roster.rings[0]
+    fields = {
+        "ring": ring.id,
+        "epoch": 4,
+        "roster_version": roster.version,
+        "roster_hash": roster.hash,
+        "model": ring.model,
+        "model_digest": ring.model_digest.hex(),
+        "context": ring.context,
+        "max_rows": 4,
+        "kv_budget": 1 << 20,
+        "prefill_chunk": 16,
+    }
+    return membership_pb2.PrepareEpoch(**{**fields, **changes})
+
+
+def test_a_place_in_a_ring_of_three(cluster) -> None:
+    parties = [cluster.party() for _ in range(3)]
+    _, roster = cluster.roster(parties, layers=9)
+    for rank, party in enumerate(parties):
+        plan = plan_epoch(prepare(roster), roster, party.id)
+        assert (plan.rank, plan.size, plan.layers) == (rank, 3, (3 * rank, 3 * rank + 3))
+        outgoing, incoming = plan.links
+        assert not outgoing.receives
+        assert incoming.receives
+        assert outgoing.params.peer_id == parties[(rank + 1) % 3].id
+        assert incoming.params.peer_id == parties[rank - 1].id
+        assert outgoing.params.initiates == (rank < (rank + 1) % 3)
+        assert incoming.params.initiates == (rank < (rank - 1) % 3)
+        assert outgoing.params.epoch == 4
+
+
+def test_a_ring_of_two_has_two_links_between_the_same_members(cluster) -> None:
+    parties = [cluster.party() for _ in range(2)]
+    _, roster = cluster.roster(parties)
+    head, tail = (plan_epoch(prepare(roster), roster, party.id) for party in parties)
+    edges = [(link.params.from_rank, link.params.to_rank) for link in head.links]
+    assert edges == [(0, 1), (1, 0)]
+    assert all(link.params.initiates for link in head.links)
+    assert not any(link.params.initiates for link in tail.links)
+
+
+def test_a_ring_of_one_has_no_links(cluster) -> None:
+    party = cluster.party()
+    _, roster = cluster.roster([party])
+    plan = plan_epoch(prepare(roster, kv_bits=4), roster, party.id)
+    assert plan.links == ()
+    assert plan.kv_bits == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"roster_version": 9}, "ROSTER_MISMATCH"),
+        ({"roster_hash": bytes(32)}, "ROSTER_MISMATCH"),
+        ({"ring": "other"}, "NO_SUCH_RING"),
+        ({"model": "other"}, "PLAN_MISMATCH"),
+        ({"model_digest": "00"}, "PLAN_MISMATCH"),
+        ({"context": 1}, "PLAN_MISMATCH"),
+        ({"epoch": 0}, "BAD_EPOCH"),
+        ({"max_rows": 0}, "BAD_EPOCH"),
+        ({"max_rows": 1 << 20}, "BAD_EPOCH"),
+        ({"prefill_chunk": 0}, "BAD_EPOCH"),
+        ({"kv_budget": 0}, "BAD_EPOCH"),
+        ({"kv_bits": 3}, "BAD_EPOCH"),
+    ],
+)
+def test_what_does_not_fit_the_roster_is_refused(cluster, changes: dict[str, Any], reason: str) -> None:
+    party = cluster.party()
+    _, roster = cluster.roster([party])
+    with pytest.raises(SealringError) as raised:
+        plan_epoch(prepare(roster, **changes), roster, party.id)
+    assert raised.value.reason == reason
+
+
+def test_a_member_outside_the_ring_has_no_plan(cluster) -> None:
+    inside, outside = cluster.party(), cluster.party()
+    _, roster = cluster.roster([inside], members=[inside, outside])
+    with pytest.raises(SealringError) as raised:
+        plan_epoch(prepare(roster), roster, outside.id)
+    assert raised.value.reason == "NOT_IN_RING"

@@ -1,0 +1,282 @@
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from prooftest import answer_offer, identity
+from structlog.testing import capture_logs
+
+from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied
+from sealring.mesh.member.introduction import Introduction
+from sealring.mesh.member.proof import Purpose, SignProof, by_roster_keys, of_identity
+from sealring.mesh.pki.certificates import PeerIdentity, Role, role_server_name
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore, server_credentials
+from sealring.node.daemon import session as session_module
+from sealring.node.daemon.session import CoordinatorSession
+from sealring.v1 import membership_pb2, membership_pb2_grpc, proof_pb2
+
+
+class Coordinator(membership_pb2_grpc.MembershipServicer):
+    def __init__(self, sign: SignProof, member: bytes) -> None:
+        self.sign = sign
+        self.member = member
+        self.proves = True
+        self.offers = asyncio.Semaphore(0)
+        self.parted = asyncio.Semaphore(0)
+        self.heard: asyncio.Queue[membership_pb2.MemberMessage] = asyncio.Queue()
+        self.say: asyncio.Queue[membership_pb2.CoordinatorMessage | None] = asyncio.Queue()
+        self.refusal: Exception | None = None
+
+    async def Session(self, requests: Any, context: Any) -> AsyncIterator[membership_pb2.CoordinatorMessage]:
+        proof, answer = await answer_offer(requests, context, Purpose.SESSION, self.sign)
+        self.proof = proof
+        self.offers.release()
+        if not self.proves:
+            yield GOODBYE
+            return
+        yield membership_pb2.CoordinatorMessage(proof=answer)
+        proof.check((await anext(requests)).proof, of_identity(self.member))
+        if self.refusal is not None:
+            raise self.refusal
+        yield membership_pb2.CoordinatorMessage(accepted=proof_pb2.ProofAccepted())
+
+        async def read() -> None:
+            async for message in requests:
+                self.heard.put_nowait(message)
+            self.parted.release()
+
+        reader = asyncio.create_task(read())
+        try:
+            while (message := await self.say.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+
+    async def offered(self, times: int) -> None:
+        """Returns when so many more streams have begun."""
+        while self.offers.locked() is False:
+            await self.offers.acquire()
+        for _ in range(times):
+            await asyncio.wait_for(self.offers.acquire(), 200)
+
+    async def hears(self, kind: str) -> membership_pb2.MemberMessage:
+        async with asyncio.timeout(200):
+            while True:
+                message = await self.heard.get()
+                if message.WhichOneof("message") == kind:
+                    return message
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[str] = asyncio.Queue()
+        self.out = asyncio.Event()
+
+    def hello(self) -> membership_pb2.Hello:
+        return membership_pb2.Hello(software_version="1")
+
+    def heartbeat(self) -> membership_pb2.Heartbeat:
+        return membership_pb2.Heartbeat(memory_total=1)
+
+    async def from_coordinator(self, message: membership_pb2.CoordinatorMessage) -> None:
+        kind = message.WhichOneof("message")
+        self.heard.put_nowait(kind)
+        if kind == "commit":
+            raise InvalidInput("no")
+
+    def thrown_out(self) -> None:
+        self.out.set()
+
+
+@pytest.fixture
+async def talk(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    monkeypatch.setattr(session_module, "HEARTBEAT_SECONDS", 0.2)
+    store = TlsStore(cluster.material(PeerIdentity("testbed", Role.COORDINATOR, "coordinator")))
+    party = cluster.party()
+    coordinator = Coordinator(by_roster_keys([cluster.roster_key]), party.signer.public_key)
+    listener = Listener()
+    add = membership_pb2_grpc.add_MembershipServicer_to_server
+    server = Server([(add, coordinator, "sealring.v1.Membership")])
+    port = server.listen("127.0.0.1:0", server_credentials(store))
+    await server.start()
+    name = role_server_name(Role.COORDINATOR)
+    channel = PeerChannel(f"127.0.0.1:{port}", party.store(), name)
+    own = identity(party.signer, "testbed")
+
+    async def newer_root() -> None:
+        raise InvalidInput("there is none", reason="NO_NEWER_ROOT")
+
+    introduction = Introduction(Purpose.SESSION, own, channel, lambda: cluster.root, newer_root)
+    session = CoordinatorSession(channel, introduction, listener)
+    task = asyncio.create_task(session.run())
+    yield coordinator, listener, session, channel
+    assert not task.done() or not task.cancelled()
+    task.cancel()
+    await asyncio.wait((task,))
+    await channel.close()
+    await server.stop(0)
+
+
+def fault(epoch: int) -> membership_pb2.MemberMessage:
+    return membership_pb2.MemberMessage(fault=membership_pb2.EpochFault(ring="r", epoch=epoch))
+
+
+GOODBYE = membership_pb2.CoordinatorMessage(goodbye=membership_pb2.Goodbye(reason="x"))
+COMMIT = membership_pb2.CoordinatorMessage(commit=membership_pb2.CommitEpoch(ring="r"))
+
+
+async def test_hello_heartbeats_and_messages_in_order(talk: Any) -> None:
+    coordinator, listener, session, _ = talk
+    assert (await coordinator.hears("hello")).hello.software_version == "1"
+    for _ in range(3):
+        await coordinator.hears("heartbeat")
+    for epoch in range(50):
+        session.send(fault(epoch))
+    assert [(await coordinator.hears("fault")).fault.epoch for _ in range(50)] == list(range(50))
+    coordinator.say.put_nowait(COMMIT)
+    coordinator.say.put_nowait(GOODBYE)
+    assert [await listener.heard.get() for _ in range(2)] == ["commit", "goodbye"]
+
+
+async def test_it_ends_its_side_when_it_is_said_goodbye_to_and_says_the_rest_on_the_next_stream(
+    talk: Any,
+) -> None:
+    coordinator, listener, session, _ = talk
+    await coordinator.hears("hello")
+    coordinator.say.put_nowait(GOODBYE)
+    assert await listener.heard.get() == "goodbye"
+    await asyncio.wait_for(coordinator.parted.acquire(), 200)
+    session.send(fault(7))
+    coordinator.say.put_nowait(None)
+    await coordinator.hears("hello")
+    assert (await coordinator.hears("fault")).fault.epoch == 7
+
+
+async def test_it_comes_back_with_what_was_not_said(talk: Any) -> None:
+    coordinator, _, session, _ = talk
+    await coordinator.hears("hello")
+    coordinator.say.put_nowait(None)
+    await asyncio.sleep(0.05)
+    for epoch in range(1000):
+        session.send(fault(epoch))
+    await coordinator.hears("hello")
+    last = 0
+    while last < 999:
+        last = (await coordinator.hears("fault")).fault.epoch
+
+
+async def test_a_channel_that_is_replaced_does_not_end_the_session(talk: Any) -> None:
+    coordinator, _, _, channel = talk
+    await coordinator.hears("hello")
+    coordinator.say.put_nowait(GOODBYE)
+    await asyncio.sleep(0.05)
+    await channel.close()
+    await coordinator.hears("hello")
+
+
+async def test_the_coordinator_is_told_what_keeps_a_node_from_coming_online(
+    talk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, listener, _, _ = talk
+
+    def hello() -> membership_pb2.Hello:
+        raise ConfigError("its version is unknown", reason="BROKEN_INSTALLATION")
+
+    monkeypatch.setattr(listener, "hello", hello)
+    coordinator.say.put_nowait(None)
+    assert (await coordinator.hears("trouble")).trouble.reason == "BROKEN_INSTALLATION"
+
+
+async def test_a_hello_that_cannot_be_made_is_told_of(talk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator, listener, _, _ = talk
+
+    def hello() -> membership_pb2.Hello:
+        raise LookupError("no version")
+
+    monkeypatch.setattr(listener, "hello", hello)
+    with capture_logs() as logs:
+        await coordinator.offered(2)
+    errors = [entry for entry in logs if entry["log_level"] == "error"]
+    assert [type(entry["exc_info"]) for entry in errors[:1]] == [LookupError]
+
+
+@pytest.mark.parametrize("reason", ["NOT_ENROLLED", "EVICTED", "BANNED"])
+async def test_a_node_that_is_not_enrolled_any_more_learns_it(talk: Any, reason: str) -> None:
+    coordinator, listener, _, _ = talk
+    await coordinator.hears("hello")
+    coordinator.refusal = PermissionDenied("no", reason=reason)
+    coordinator.say.put_nowait(None)
+    await asyncio.wait_for(listener.out.wait(), 200)
+
+
+@pytest.mark.parametrize("reason", ["NOT_ENROLLED", "EVICTED", "BANNED"])
+async def test_who_has_not_proved_to_be_the_coordinator_throws_nobody_out(talk: Any, reason: str) -> None:
+    """With the authority's stolen key anybody can answer in its place."""
+    coordinator, listener, _, _ = talk
+    await coordinator.hears("hello")
+    coordinator.sign = by_roster_keys([Ed25519Signer.generate()])
+    coordinator.refusal = PermissionDenied("no", reason=reason)
+    coordinator.say.put_nowait(None)
+    await coordinator.offered(3)
+    assert not listener.out.is_set()
+
+
+async def test_a_coordinator_without_a_proof_is_told_nothing(talk: Any) -> None:
+    coordinator, listener, session, _ = talk
+    await coordinator.hears("hello")
+    coordinator.proves = False
+    coordinator.say.put_nowait(None)
+    await coordinator.offered(2)
+    while not coordinator.heard.empty():
+        coordinator.heard.get_nowait()
+    session.send(fault(1))
+    coordinator.say.put_nowait(COMMIT)
+    await coordinator.offered(2)
+    assert coordinator.heard.empty()
+    assert listener.heard.empty()
+    coordinator.proves = True
+    assert (await coordinator.hears("fault")).fault.epoch == 1
+
+
+async def test_goodbye_is_said_last(talk: Any) -> None:
+    coordinator, _, session, _ = talk
+    await coordinator.hears("hello")
+    coordinator.say.put_nowait(COMMIT)
+    await asyncio.sleep(0.05)
+    session.send(fault(1))
+    await session.goodbye("stopping")
+    assert (await coordinator.hears("fault")).fault.epoch == 1
+    assert (await coordinator.hears("goodbye")).goodbye.reason == "stopping"
+
+
+def peer(session: CoordinatorSession) -> PeerIdentity:
+    return PeerIdentity("testbed", Role.MEMBER, session._introduction._identity.id)
+
+
+async def test_a_session_outlives_the_certificate_that_it_was_opened_with(talk: Any, cluster: Any) -> None:
+    """Whenever there is a newer one it says so, on the same stream, with a proof of its own."""
+    coordinator, _, session, channel = talk
+    await coordinator.hears("hello")
+    proof = coordinator.proof
+    for _ in range(2):
+        newer = cluster.material(peer(session))
+        channel._store.replace(newer)
+        renewal = (await coordinator.hears("renewal")).renewal
+        assert renewal.certificate == newer.certificate
+        proof.check_renewal(renewal, of_identity(coordinator.member))
+    assert coordinator.proof is proof
+
+
+async def test_a_new_stream_does_not_begin_with_a_renewal_of_the_last(talk: Any, cluster: Any) -> None:
+    coordinator, _, session, channel = talk
+    await coordinator.hears("hello")
+    coordinator.say.put_nowait(None)
+    channel._store.replace(cluster.material(peer(session)))
+    await coordinator.hears("hello")
+    channel._store.replace(newest := cluster.material(peer(session)))
+    renewal = (await coordinator.hears("renewal")).renewal
+    while renewal.certificate != newest.certificate:
+        renewal = (await coordinator.hears("renewal")).renewal
+    coordinator.proof.check_renewal(renewal, of_identity(coordinator.member))

@@ -1,0 +1,329 @@
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import structlog
+from patience import PATIENCE_SECONDS, until
+
+from sealring.mesh.errors import DeadlineExceeded, EpochEnded
+from sealring.node.daemon import supervisor
+from sealring.node.daemon.supervisor import MAX_FRAME, Child, Liveness, _Frames, stopped_at, within
+from sealring.v1 import control_pb2, engine_pb2
+
+SCRIPT = str(Path(__file__).with_name("scripted_child.py"))
+
+
+class Family:
+    """Children that end with the test, and what they said."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[engine_pb2.EngineEvent] = asyncio.Queue()
+        self.ended = asyncio.Event()
+        self.children: list[Child] = []
+
+    async def spawn(self, *arguments: str) -> Child:
+        child = await Child.spawn(
+            "scripted",
+            [SCRIPT, *arguments],
+            on_message=lambda body: self.events.put_nowait(engine_pb2.EngineEvent.FromString(body)),
+            on_end=self.ended.set,
+        )
+        self.children.append(child)
+        return child
+
+
+@pytest.fixture
+async def family():
+    before = psutil.Process().num_fds()
+    family = Family()
+    yield family
+    for child in family.children:
+        await child.stop()
+        assert not psutil.pid_exists(child.pid)
+    await until(lambda: psutil.Process().num_fds() <= before)
+
+
+def ping(sequence: int) -> bytes:
+    return engine_pb2.EngineCommand(ping=control_pb2.Ping(sequence=sequence)).SerializeToString()
+
+
+def order(what: str) -> bytes:
+    return engine_pb2.EngineCommand(profile=engine_pb2.ProfileModel(path=what)).SerializeToString()
+
+
+async def test_frames_go_both_ways(family: Family) -> None:
+    child = await family.spawn()
+    ready = await family.events.get()
+    assert ready.ready.memory_limit <= 5  # standard streams, its control socket, and the listing itself
+    for sequence in range(200):
+        child.send(ping(sequence))
+    answers = [(await family.events.get()).pong.sequence for _ in range(200)]
+    assert answers == list(range(200))
+    farewell = engine_pb2.EngineCommand(shutdown=engine_pb2.Shutdown()).SerializeToString()
+    assert await child.stop(farewell, grace=PATIENCE_SECONDS) == 0
+    with pytest.raises(EpochEnded):
+        child.send(ping(1))
+
+
+async def test_a_child_that_ignores_everything_is_killed(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_TERM_GRACE_SECONDS", 0.2)
+    child = await family.spawn("--stubborn")
+    await family.events.get()
+    assert await child.stop(grace=0.1) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("how", ["crash", "garbage"])
+async def test_the_end_of_a_child_is_told_once(family: Family, how: str) -> None:
+    child = await family.spawn()
+    await family.events.get()
+    child.send(order(how))
+    await asyncio.wait_for(family.ended.wait(), PATIENCE_SECONDS)
+    assert child.ended
+    status = await child.stop()
+    assert status in (3, -signal.SIGTERM, -signal.SIGKILL)
+
+
+async def test_a_child_exits_when_the_daemon_is_gone(family: Family) -> None:
+    child = await family.spawn()
+    await family.events.get()
+    child._frames.close()
+    assert await asyncio.wait_for(child._process.wait(), PATIENCE_SECONDS) == 0
+
+
+async def test_what_a_child_started_ends_with_it(family: Family) -> None:
+    child = await family.spawn()
+    await family.events.get()
+    child.send(order("grandchild"))
+    grandchild = (await family.events.get()).loaded.weight_bytes
+    child.kill()
+    await child.stop()
+    await until(lambda: gone(grandchild))
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+async def test_stop_survives_cancellation(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_TERM_GRACE_SECONDS", 0.2)
+    child = await family.spawn("--stubborn")
+    await family.events.get()
+    first = asyncio.create_task(child.stop(grace=0.1))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await child.stop() == -signal.SIGKILL
+
+
+async def test_a_frozen_child_is_found(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its silence alone."""
+    monkeypatch.setattr(supervisor, "stopped_at", lambda pid: None)
+    child = await family.spawn()
+    await family.events.get()
+    frozen = asyncio.Event()
+    liveness = Liveness(child, ping, frozen.set)
+    liveness.watch(interval=0.02, deadline=PATIENCE_SECONDS)
+    for sequence in range(1, 6):
+        assert (await family.events.get()).pong.sequence == sequence
+    assert not frozen.is_set()
+    os.kill(child.pid, signal.SIGSTOP)
+    liveness.watch(interval=0.02, deadline=0.3)
+    await asyncio.wait_for(frozen.wait(), PATIENCE_SECONDS)
+    liveness.stop()
+
+
+async def test_a_stopped_child_is_found_by_its_state(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.02)
+    looks: list[int] = []
+    monkeypatch.setattr(supervisor, "stopped_at", lambda pid: looks.append(pid) or stopped_at(pid))
+    child = await family.spawn()
+    await family.events.get()
+    frozen = asyncio.Event()
+    liveness = Liveness(child, ping, frozen.set)
+    liveness.watch(interval=500.0, deadline=1000.0)
+    await until(lambda: len(looks) > 8)
+    assert not frozen.is_set(), "it only has nothing to say"
+    os.kill(child.pid, signal.SIGSTOP)
+    await asyncio.wait_for(frozen.wait(), PATIENCE_SECONDS)
+    assert not liveness._tasks
+
+
+async def test_a_child_that_is_slowed_down_is_not_frozen(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held at every look, but it has worked in between: whoever limits its share of a core does so."""
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.02)
+    worked: list[float] = []
+    monkeypatch.setattr(supervisor, "stopped_at", lambda pid: worked.append(len(worked)) or worked[-1])
+    child = await family.spawn()
+    await family.events.get()
+    frozen = asyncio.Event()
+    liveness = Liveness(child, ping, frozen.set)
+    liveness.watch(interval=500.0, deadline=1000.0)
+    await until(lambda: len(worked) > 8)
+    assert not frozen.is_set()
+    liveness.stop()
+
+
+async def test_a_child_that_does_not_read_pushes_back(family: Family) -> None:
+    child = await family.spawn()
+    await family.events.get()
+    os.kill(child.pid, signal.SIGSTOP)
+    for _ in range(64):
+        child.send(order("x" * 100_000))
+    waiting = asyncio.create_task(child.drained())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    os.kill(child.pid, signal.SIGCONT)
+    await asyncio.wait_for(waiting, PATIENCE_SECONDS)
+
+
+async def test_logs_hold_event_names_only(family: Family) -> None:
+    with structlog.testing.capture_logs() as logs:
+        child = await family.spawn()
+        await family.events.get()
+        child.send(order("log"))
+        child.send(ping(1))
+        await family.events.get()
+        await child.stop(grace=PATIENCE_SECONDS)
+    said = [entry.get("said") for entry in logs if entry["event"] == "child says"]
+    assert said == [
+        "hello there",
+        "broke",
+        "odd",
+        'File "x.py", line 3, in main',
+        "ValueError",
+        "[ring] connecting to 127.0.0.1",
+    ]
+    assert "secret" not in str(logs)
+    broke = next(entry for entry in logs if entry.get("said") == "broke")
+    assert (broke["error"], broke["exception"]) == ("KeyError", ["KeyError", "  /x/y.py:3 main"])
+    assert any(entry.get("lines") == 3 for entry in logs)
+
+
+def test_the_environment_is_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", "x")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    environment = supervisor.child_environment({"TMPDIR": "/somewhere"})
+    assert environment["TMPDIR"] == "/somewhere"
+    assert not {"SEALRING_SECRET", "PYTHONPATH"} & set(environment)
+    assert sys.executable
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written; `held` bytes of it cannot go out."""
+
+    def __init__(self, held: int = 0) -> None:
+        super().__init__()
+        self.written, self.ends, self.held = b"", [], held
+
+    def writelines(self, parts) -> None:
+        self.written += b"".join(parts)
+
+    def get_write_buffer_size(self) -> int:
+        return self.held
+
+    def close(self) -> None:
+        self.ends.append("closed")
+
+    def abort(self) -> None:
+        self.ends.append("aborted")
+
+
+class Connection:
+    """Frames over such a transport, and what they hand on; `refuse` is a message that cannot be handled."""
+
+    def __init__(self, held: int = 0, refuse: bytes = b"bad") -> None:
+        self.heard: list[bytes] = []
+        self.refuse, self.ended = refuse, 0
+        self.frames = _Frames(self._hear, self._end)
+        self.transport = Transport(held)
+        self.frames.connection_made(self.transport)
+
+    def _hear(self, body: bytes) -> None:
+        if body == self.refuse:
+            raise ValueError("no")
+        self.heard.append(body)
+
+    def _end(self) -> None:
+        self.ended += 1
+
+
+def framed(*bodies: bytes) -> bytes:
+    return b"".join(supervisor._LENGTH.pack(len(body)) + body for body in bodies)
+
+
+async def test_frames_are_found_however_they_come() -> None:
+    bodies = [b"", b"one", b"x" * 300]
+    for size in (1, 3, 5, 7, 1000):
+        connection = Connection()
+        data = framed(*bodies, *bodies)
+        for start in range(0, len(data), size):
+            connection.frames.data_received(data[start : start + size])
+        assert connection.heard == bodies * 2
+        assert not connection.frames._buffer
+    connection.frames.send(b"back")
+    assert connection.transport.written == framed(b"back")
+
+
+async def test_what_is_no_frame_or_cannot_be_handled_ends_the_connection() -> None:
+    for data in (framed(b"bad", b"next"), supervisor._LENGTH.pack(MAX_FRAME + 1)):
+        connection = Connection()
+        connection.frames.data_received(framed(b"first") + data)
+        assert (connection.heard, connection.transport.ends) == ([b"first"], ["aborted"])
+        assert connection.frames.closed
+        assert not connection.frames._buffer
+    largest = Connection()
+    largest.frames.data_received(supervisor._LENGTH.pack(MAX_FRAME))
+    assert largest.transport.ends == []
+
+
+async def test_nothing_is_sent_before_or_after_a_connection() -> None:
+    early = _Frames(lambda body: None, lambda: None)
+    early.send(b"early")
+    early.close()
+    connection = Connection()
+    connection.frames.pause_writing()
+    assert not connection.frames.writable.is_set()
+    connection.frames.resume_writing()
+    assert connection.frames.writable.is_set()
+    connection.frames.pause_writing()
+    connection.frames.connection_lost(None)
+    connection.frames.send(b"late")
+    assert (connection.ended, connection.transport.written) == (1, b"")
+    assert connection.frames.writable.is_set(), "nobody waits for a child that is gone"
+
+
+async def test_a_child_that_does_not_read_its_last_frames_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_TERM_GRACE_SECONDS", 0)
+    for held, ends in ((0, ["closed"]), (1, ["closed", "aborted"])):
+        connection = Connection(held)
+        connection.frames.pause_writing()
+        connection.frames.close()
+        assert connection.frames.writable.is_set()
+        assert connection.frames.closed
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert connection.transport.ends == ends
+
+
+async def test_a_cancellation_that_comes_with_the_answer_is_not_lost() -> None:
+    """The answer is there, and whoever asked has not seen it yet."""
+    answer = asyncio.get_running_loop().create_future()
+    asking = asyncio.ensure_future(within(answer, 200.0, "a question", "X"))
+    await asyncio.sleep(0)
+    answer.set_result("yes")
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+
+async def test_an_answer_that_does_not_come_is_named() -> None:
+    with pytest.raises(DeadlineExceeded, match="a question took longer than 0 s") as caught:
+        await within(asyncio.get_running_loop().create_future(), 0.0, "a question", "LATE")
+    assert caught.value.reason == "LATE"

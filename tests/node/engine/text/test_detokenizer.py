@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sealring.node.engine.text.detokenizer import (
+    ApartDetokenizer,
+    BytesDetokenizer,
+    StopStrings,
+    WindowDetokenizer,
+)
+
+texts = st.text(alphabet=st.sampled_from("ab \n<>|é漢🙂\u200d🏽"), max_size=20)
+stop_lists = st.lists(st.text(alphabet="ab<>é", min_size=1, max_size=5), max_size=4)
+
+
+def split(content: bytes, borders: list[int]) -> list[bytes]:
+    edges = [0, *sorted({border % (len(content) + 1) for border in borders}), len(content)]
+    return [content[start:end] for start, end in itertools.pairwise(edges)]
+
+
+def by_bytes(pieces: list[bytes], *, strip_space: bool = False) -> list[str]:
+    detokenizer = BytesDetokenizer(pieces.__getitem__, strip_space=strip_space)
+    return [*(detokenizer.add(token) for token in range(len(pieces))), detokenizer.flush()]
+
+
+@given(texts, st.lists(st.integers(0, 100), max_size=8))
+def test_bytes_come_back_whatever_the_borders(text: str, borders: list[int]) -> None:
+    told = by_bytes(split(text.encode(), borders))
+    assert "".join(told) == text
+
+
+@given(texts)
+def test_every_border_within_a_character_is_held_back(text: str) -> None:
+    content = text.encode()
+    told = by_bytes([bytes([byte]) for byte in content])
+    assert "".join(told) == text
+    assert all("�" not in piece for piece in told)
+    for length in range(len(content) + 1):
+        assert text.startswith("".join(told[:length]))
+
+
+@given(st.binary(max_size=30), st.lists(st.integers(0, 100), max_size=8))
+def test_broken_bytes_become_replacements_and_text_stays_valid(content: bytes, borders: list[int]) -> None:
+    told = "".join(by_bytes(split(content, borders)))
+    assert content.decode("utf-8", "replace").startswith(told)
+    assert told.encode().decode() == told
+
+
+def test_an_unfinished_character_at_the_end_is_dropped() -> None:
+    assert "".join(by_bytes([b"ok", "漢".encode()[:2]])) == "ok"
+
+
+def test_one_leading_space_is_stripped() -> None:
+    assert by_bytes([b" ", b" a", b" b"], strip_space=True)[:3] == ["", " a", " b"]
+    assert by_bytes([b"", b" a"], strip_space=True)[:2] == ["", "a"]
+
+
+@given(texts, st.lists(st.integers(0, 100), max_size=8))
+def test_the_window_tells_what_the_whole_decodes_to(text: str, borders: list[int]) -> None:
+    pieces = split(text.encode(), borders)
+    detokenizer = WindowDetokenizer(
+        lambda tokens: b"".join(pieces[token] for token in tokens).decode("utf-8", "replace")
+    )
+    told = [*(detokenizer.add(token) for token in range(len(pieces))), detokenizer.flush()]
+    assert "".join(told) == text
+    assert all("�" not in piece for piece in told)
+
+
+@given(st.lists(st.sampled_from(["un", "##break", "##able", "word", ",", "it"]), max_size=30))
+def test_the_window_joins_pieces_that_depend_on_their_neighbours(pieces: list[str]) -> None:
+    def decode(tokens: object) -> str:
+        assert isinstance(tokens, list)
+        return " ".join(pieces[token] for token in tokens).replace(" ##", "").replace(" ,", ",")
+
+    detokenizer = WindowDetokenizer(decode)
+    told = [*(detokenizer.add(token) for token in range(len(pieces))), detokenizer.flush()]
+    assert "".join(told) == decode(list(range(len(pieces))))
+
+
+def character_by_character(text: str, stops: list[str]) -> tuple[str, bool]:
+    """What an answer is cut to, by definition."""
+    for end in range(1, len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return text[: end - max(map(len, ending))], True
+    return text, False
+
+
+@given(text=st.text(alphabet="ab<>é", max_size=25), stops=stop_lists, borders=st.lists(st.integers(0, 100)))
+@example(text="abcd", stops=["abcde", "bc"], borders=[2, 3])
+def test_stops_do_not_depend_on_borders(text: str, stops: list[str], borders: list[int]) -> None:
+    matcher, told = StopStrings(stops), ""
+    edges = [0, *sorted({border % (len(text) + 1) for border in borders}), len(text)]
+    for start, end in itertools.pairwise(edges):
+        told += matcher.add(text[start:end])
+        assert text.startswith(told)
+        if matcher.stopped:
+            break
+    if not matcher.stopped:
+        told += matcher.flush()
+    assert (told, matcher.stopped) == character_by_character(text, stops)
+
+
+@given(text=st.text(alphabet="ab<>é", max_size=25), stops=stop_lists)
+def test_no_more_is_withheld_than_might_be_a_stop(text: str, stops: list[str]) -> None:
+    matcher, told = StopStrings(stops), ""
+    for end, character in enumerate(text, start=1):
+        told += matcher.add(character)
+        if matcher.stopped:
+            return
+        held = text[len(told) : end]
+        assert not held or any(stop.startswith(held) and stop != held for stop in stops)
+
+
+@pytest.mark.parametrize("stops", [[], [""], ["", ""]])
+def test_without_stops_nothing_is_withheld(stops: list[str]) -> None:
+    matcher = StopStrings(stops)
+    assert matcher.add("a<") == "a<"
+    assert not matcher.stopped
+
+
+TOKENS = {10: b"analysis", 11: b"so", 12: b"assistant", 13: b"final", 14: b"Paris\n", 15: b"\xc3", 16: b"!"}
+SPECIAL = frozenset({1, 2, 3, 4})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        ([1, 10, 2, 11, 3, 4, 12, 1, 13, 2, 14, 3, 16, 3], "analysis\nso\nassistant\nfinal\nParis\n!"),
+        ([11, 16], "so!"),
+        ([1, 2, 11, 3], "so"),
+        ([11, 15, 3, 16], "so\n\ufffd!"),
+        ([11, 15], "so"),
+    ],
+)
+def test_texts_between_special_tokens_do_not_run_together(tokens: list[int], text: str) -> None:
+    inner = BytesDetokenizer(lambda token: TOKENS.get(token, b""), strip_space=False)
+    detokenizer = ApartDetokenizer(inner, SPECIAL)
+    assert "".join([*map(detokenizer.add, tokens), detokenizer.flush()]) == text
+
+
+def test_a_window_drops_an_unfinished_character_too() -> None:
+    detokenizer = WindowDetokenizer(lambda tokens: bytes(tokens).decode("utf-8", "replace"))
+    assert "".join([detokenizer.add(0x41), detokenizer.add(0xC3), detokenizer.flush()]) == "A"

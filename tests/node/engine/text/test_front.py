@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.mesh.prompt.composition import Chunk, Keeping, ResolvedStep
+from sealring.mesh.prompt.prefix_names import split
+from sealring.node.engine import params
+from sealring.node.engine.logprobs import TokenLogprobs
+from sealring.node.engine.text import front as front_module
+from sealring.node.engine.text.detokenizer import BytesDetokenizer, StopStrings
+from sealring.node.engine.text.front import Answer, Front
+from sealring.node.engine.text.tokenlog import TokenLog
+from sealring.v1 import engine_pb2 as engine
+from sealring.v1 import inference_pb2 as inference
+
+CONTEXT = 40
+END = 256
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tokenizer of single bytes: a token's id is the byte; 256 ends an answer."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend = Backend(models.BPE(vocab={character: spell(character) for character in alphabet}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}:"
+    settings = {"eos_token": "<end>", "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+def spell(character: str) -> int:
+    from sealring.node.engine.text.tokenizer import _byte_level_table
+
+    return _byte_level_table()[character]
+
+
+class Desk:
+    """A front and what it says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.events: SimpleQueue[engine.EngineEvent] = SimpleQueue()
+        self.front = Front(folder, CONTEXT, self.events.put)
+        self.front.wait_loaded()
+        self._step = 0
+
+    def open(
+        self, row: int, prompt: inference.Prompt, max_tokens: int = 0, scope: bytes = b""
+    ) -> engine.EngineEvent:
+        command = engine.OpenEngineRow(row=row, prompt=prompt, max_tokens=max_tokens, prefix_scope=scope)
+        self.front.open(command)
+        return self.events.get(timeout=200)
+
+    def deliver(self, rows: dict[int, int]) -> dict[int, tuple[str, int, int]]:
+        """Row -> (text, tokens, finish) after a step that brought these tokens."""
+        self._step += 1
+        step = ResolvedStep(self._step, bytes(32), (), (), 0, tuple(rows), tuple(rows))
+        self.front.deliver(step, list(rows.values()), {})
+        done = self.events.get(timeout=200).done
+        assert done.step == self._step
+        return {output.row: (output.text, output.tokens, output.finish) for output in done.outputs}
+
+
+@pytest.fixture
+def desk(folder: Path) -> Iterator[Desk]:
+    made = Desk(folder)
+    yield made
+    made.front.stop()
+
+
+def text_prompt(text: str, **fields: object) -> inference.Prompt:
+    return inference.Prompt(text=text, **fields)  # type: ignore[arg-type]
+
+
+def test_a_row_is_opened_and_told(desk: Desk) -> None:
+    messages = [inference.ChatMessage(role="user", content="hi é")]
+    opened = desk.open(1, inference.Prompt(chat=inference.Chat(messages=messages))).opened
+    assert (opened.row, opened.prompt_tokens, opened.params_bytes) == (1, 6, params.BLOCK)
+    assert opened.max_tokens == CONTEXT - 6
+    assert desk.front.prompt(1).tolist() == list("hi é:".encode())
+    assert params.decode(desk.front.parameters(1)).greedy
+    desk.front.prefilled(1)
+    with pytest.raises(InvalidInput):
+        desk.front.prompt(1)
+    first, second = "é".encode()
+    assert desk.deliver({1: first}) == {1: ("", 1, 0)}
+    assert desk.deliver({1: second}) == {1: ("é", 2, 0)}
+    assert desk.deliver({1: END}) == {1: ("", 3, inference.FINISH_REASON_STOP)}
+    assert desk.deliver({1: 65}) == {}
+
+
+def test_the_longest_answer_is_the_requests_or_the_contexts(desk: Desk) -> None:
+    assert desk.open(1, text_prompt("abc"), max_tokens=2).opened.max_tokens == 2
+    assert desk.open(2, text_prompt("abc"), max_tokens=1000).opened.max_tokens == CONTEXT - 3
+    assert desk.deliver({1: 65, 2: 65}) == {1: ("A", 1, 0), 2: ("A", 1, 0)}
+    assert desk.deliver({1: 66, 2: 66}) == {1: ("B", 2, inference.FINISH_REASON_LENGTH), 2: ("B", 2, 0)}
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_the_numbers(desk: Desk) -> None:
+    assert desk.open(1, text_prompt("x" * (CONTEXT - 1))).opened.max_tokens == 1
+    refused = desk.open(2, text_prompt("x" * CONTEXT)).refused
+    assert refused.row == 2
+    assert refused.problem.reason == "CONTEXT_TOO_LONG"
+    assert dict(refused.problem.metadata) == {
+        "param": "prompt",
+        "prompt_tokens": str(CONTEXT),
+        "context": str(CONTEXT),
+    }
+
+
+def test_bad_prompts_are_refused(desk: Desk) -> None:
+    assert desk.open(1, inference.Prompt()).refused.problem.reason == "EMPTY_PROMPT"
+    hot = text_prompt("a", sampling=inference.Sampling(temperature=9))
+    assert desk.open(1, hot).refused.problem.code == "INVALID_ARGUMENT"
+    assert desk.open(1, text_prompt("a")).opened.row == 1
+    assert desk.open(1, text_prompt("a")).refused.problem.reason == "ROW_EXISTS"
+
+
+def test_an_error_that_might_quote_is_masked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(text: str) -> list[int]:
+        raise ValueError(text)
+
+    monkeypatch.setattr(desk.front._tokenizer, "encode_text", explode)
+    problem = desk.open(1, text_prompt("marked secret")).refused.problem
+    assert problem.reason == "PROMPT_UNUSABLE"
+    assert "marked" not in str(problem)
+
+
+def test_discarded_forgotten_and_closed_rows_are_gone(desk: Desk) -> None:
+    for row in (1, 2, 3):
+        desk.open(row, text_prompt("a"))
+    desk.front.discard(1)
+    desk.open(4, text_prompt("a"))
+    desk.front.forget(2)
+    assert desk.deliver({1: 65, 2: 65, 3: 65}) == {3: ("A", 1, 0)}
+    desk.front.close_rows()
+    assert desk.deliver({3: 65, 4: 65}) == {}
+    with pytest.raises(InvalidInput):
+        desk.front.parameters(4)
+
+
+def test_a_folder_without_a_tokenizer_fails_the_load(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    front = Front(tmp_path, CONTEXT, lambda event: None)
+    with pytest.raises(ModelError) as caught:
+        front.wait_loaded()
+    assert caught.value.reason == "TOKENIZER_CORRUPT"
+
+
+def answer(stops: list[str], max_tokens: int = 100) -> Answer:
+    spelling = BytesDetokenizer(lambda token: bytes([token]), strip_space=False)
+    return Answer(spelling, StopStrings(stops), frozenset({0}), max_tokens)
+
+
+def tell(made: Answer, content: bytes) -> str:
+    told = ""
+    for token in content:
+        told += made.add(token)
+        if made.finish:
+            break
+    return told
+
+
+def test_a_stop_string_ends_an_answer_and_is_no_part_of_it() -> None:
+    made = answer(["<stop>", "zz"])
+    assert tell(made, b"one <sto two <stop> three") == "one <sto two "
+    assert made.finish == inference.FINISH_REASON_STOP
+    assert made.tokens == len("one <sto two <stop>")
+
+
+def test_withheld_text_is_told_at_the_end() -> None:
+    assert tell(answer(["<stop>"]), b"one <sto\0") == "one <sto"
+    cut = answer(["<stop>"], max_tokens=7)
+    assert tell(cut, b"one <sto") == "one <st"
+    assert cut.finish == inference.FINISH_REASON_LENGTH
+
+
+def test_an_end_at_the_last_token_is_a_stop() -> None:
+    made = answer([], max_tokens=2)
+    assert tell(made, b"a\0") == "a"
+    assert made.finish == inference.FINISH_REASON_STOP
+
+
+def test_a_row_that_was_being_opened_when_its_epoch_closed_is_gone(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = threading.Event()
+
+    def close_meanwhile(text: str) -> list[int]:
+        if text == "late":
+            desk.front.close_rows()
+            closed.set()
+        return [65]
+
+    monkeypatch.setattr(desk.front._tokenizer, "encode_text", close_meanwhile)
+    desk.front.open(engine.OpenEngineRow(row=1, prompt=text_prompt("late")))
+    assert closed.wait(200)
+    assert desk.open(2, text_prompt("next")).opened.row == 2
+    assert desk.deliver({1: 65}) == {}
+
+
+@pytest.fixture
+def long_desk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.setattr(f"{__name__}.CONTEXT", 400)
+    made = Desk(folder)
+    yield made
+    made.front.stop()
+
+
+def names_of(event: engine.EngineEvent) -> tuple[bytes, ...]:
+    return tuple(name for _, name in split(event.opened.prefixes, event.opened.prompt_tokens))
+
+
+def test_prefixes_are_named_by_scope_and_not_across(long_desk: Desk) -> None:
+    begin = "a" * 100
+    mine = names_of(long_desk.open(1, text_prompt(begin + "b" * 60), scope=b"me"))
+    again = names_of(long_desk.open(2, text_prompt(begin + "c" * 60), scope=b"me"))
+    theirs = names_of(long_desk.open(3, text_prompt(begin + "b" * 60), scope=b"you"))
+    assert len(mine) == 2
+    assert mine[0] == again[0]
+    assert mine[1] != again[1]
+    assert not set(mine) & set(theirs)
+    assert names_of(long_desk.open(4, text_prompt(begin))) == ()
+    long_desk.front.close_rows()
+    assert not set(mine) & set(names_of(long_desk.open(1, text_prompt(begin + "b" * 60), scope=b"me")))
+
+
+def test_the_head_refuses_a_prefix_that_is_not_the_rows_own(long_desk: Desk) -> None:
+    """Whatever a gateway commands: a row of another scope, or with other tokens, never begins with it."""
+    front = long_desk.front
+    long_desk.open(1, text_prompt("a" * 140), scope=b"me")
+    front.keep(Keeping(1, 1, 128, 140, None, 0))
+    for row, (text, scope) in enumerate(
+        [("a" * 140, b"you"), ("a" * 70 + "b" * 70, b"me"), ("a" * 140, b""), ("a" * 65, b"me")], start=2
+    ):
+        long_desk.open(row, text_prompt(text), scope=scope)
+    front.reuse(Chunk(3, 64, 70, False, 0, 1))
+    front.reuse(Chunk(5, 64, 65, False, 0, 1))
+    for row, start in ((2, 64), (2, 128), (3, 128), (4, 64), (5, 63), (9, 64)):
+        with pytest.raises(InvalidInput) as caught:
+            front.reuse(Chunk(row, start, start + 1, False, 0, 1))
+        assert caught.value.reason == "BAD_STEP"
+    front.drop(1)
+    with pytest.raises(InvalidInput):
+        front.reuse(Chunk(3, 64, 70, False, 0, 1))
+
+
+def test_only_named_lengths_of_named_rows_are_kept(long_desk: Desk) -> None:
+    long_desk.open(1, text_prompt("a" * 140), scope=b"me")
+    long_desk.open(2, text_prompt("a" * 140))
+    for keeping in (
+        Keeping(1, 1, 100, 140, None, 0),
+        Keeping(1, 2, 64, 140, None, 0),
+        Keeping(1, 7, 64, 64, None, 0),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            long_desk.front.keep(keeping)
+        assert caught.value.reason == "BAD_STEP"
+
+
+def test_an_answer_goes_on_with_its_prompts_names(long_desk: Desk) -> None:
+    """Of the last token no cache knows, so 64 tokens are named only once there is a 65th."""
+    front = long_desk.front
+    long_desk.open(1, text_prompt("a" * 60), 6, scope=b"me")
+    step = ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,))
+    for _ in range(6):
+        front.deliver(step, [ord("b")], {})
+        (output,) = long_desk.events.get(timeout=200).done.outputs
+        assert bool(output.prefixes) == bool(output.finish)
+    follow = long_desk.open(2, text_prompt("a" * 60 + "b" * 5 + "c"), scope=b"me")
+    assert output.finish
+    assert output.prefixes == follow.opened.prefixes
+    front.keep(Keeping(1, 1, 64, 66, 0, 0))
+    front.reuse(Chunk(2, 64, 66, True, 0, 1))
+
+
+def told_of(token: int, *top: int) -> TokenLogprobs:
+    return TokenLogprobs(-0.5, tuple((each, -1.0) for each in top))
+
+
+def spelt(entries: list[inference.TokenLogprob]) -> bytes:
+    return b"".join(entry.spelling for entry in entries)
+
+
+def logged(stops: list[str], content: bytes, max_tokens: int = 100) -> list[tuple[str, bytes]]:
+    """What is told with each token: text, and the tokens beside it."""
+    spelling = BytesDetokenizer(lambda token: bytes([token]), strip_space=False)
+    log = TokenLog(lambda token: bytes([token]))
+    made = Answer(spelling, StopStrings(stops), frozenset({0}), max_tokens, log)
+    found = []
+    for token in content:
+        text, entries = made.add_logged(token, told_of(token))
+        found.append((text, spelt(entries)))
+        if made.finish:
+            break
+    return found
+
+
+def test_tokens_are_told_with_their_text() -> None:
+    assert logged([], b"ab\0") == [("a", b"a"), ("b", b"b"), ("", b"")]
+    assert logged([], "é!".encode(), max_tokens=3) == [("", b"\xc3"), ("é", b"\xa9"), ("!", b"!")]
+
+
+def test_tokens_are_withheld_with_their_text() -> None:
+    assert logged(["cd"], b"abcx\0") == [("a", b"a"), ("b", b"b"), ("", b""), ("cx", b"cx"), ("", b"")]
+    assert logged(["cd"], b"abc\0") == [("a", b"a"), ("b", b"b"), ("", b""), ("c", b"c")]
+
+
+def test_tokens_of_a_stop_string_are_not_told() -> None:
+    assert logged(["bc"], b"abcd") == [("a", b"a"), ("", b""), ("", b"")]
+    found = logged(["cde"], b"abcdcde")
+    assert "".join(text for text, _ in found).encode() == b"".join(told for _, told in found) == b"abcd"
+
+
+def test_an_answer_that_is_cut_off_tells_all_of_its_tokens() -> None:
+    assert logged(["cd"], b"abc", max_tokens=3)[-1] == ("c", b"c")
+    assert logged([], "é".encode(), max_tokens=1) == [("", b"\xc3")]
+
+
+def test_a_row_that_asks_is_told_log_probabilities(desk: Desk) -> None:
+    desk.open(1, text_prompt("a"))
+    desk.open(2, text_prompt("a", sampling=inference.Sampling(logprobs=2)))
+    assert desk.front.asking((1,)) == ()
+    assert desk.front.asking((2, 1, 2)) == ((0, 2), (2, 2))
+    step = ResolvedStep(1, bytes(32), (), (), 0, (1, 2), (1, 2))
+    desk.front.deliver(step, [65, 66], {1: told_of(66, 67, END)})
+    plain, asked = desk.events.get(timeout=200).done.outputs
+    assert (plain.text, list(plain.logprobs)) == ("A", [])
+    (entry,) = asked.logprobs
+    assert (asked.text, entry.id, entry.spelling, entry.logprob) == ("B", 66, b"B", -0.5)
+    assert [(each.id, each.spelling) for each in entry.top] == [(67, b"C"), (END, b"<end>")]
+    desk.front.forget(2)
+    assert desk.front.asking((2,)) == ()
+    desk.open(3, text_prompt("a", sampling=inference.Sampling(logprobs=0)))
+    desk.front.close_rows()
+    assert desk.front.asking((3,)) == ()
+
+
+def test_a_repetition_penalty_takes_the_prompts_end_along(desk: Desk) -> None:
+    sampling = inference.Sampling(repetition_penalty=1.5, repetition_context_size=2)
+    opened = desk.open(1, text_prompt("abc", sampling=sampling)).opened
+    record = desk.front.parameters(1)
+    assert opened.params_bytes == len(record)
+    assert params.decode(record).prompt_tail == (98, 99)
+
+
+def test_a_bias_on_a_token_that_is_not_there_is_refused(desk: Desk) -> None:
+    last = inference.Sampling(logit_bias={END: 1.0})
+    assert desk.open(1, text_prompt("a", sampling=last)).opened.row == 1
+    beyond = inference.Sampling(logit_bias={END + 1: 1.0})
+    problem = desk.open(2, text_prompt("a", sampling=beyond)).refused.problem
+    assert (problem.reason, problem.metadata["param"]) == ("BAD_SAMPLING", "logit_bias")
+
+
+def test_choices_are_opened_with_their_row_and_forgotten_with_it(desk: Desk) -> None:
+    command = engine.OpenEngineRow(row=1, prompt=text_prompt("hi"), max_tokens=2, choices=3)
+    desk.front.open(command)
+    assert desk.events.get(timeout=200).opened.row == 1
+    desk.front.prefilled(1)
+    desk.front.forget(1)
+    assert desk.deliver({1: 97, 2: 98, 3: 99}) == {2: ("b", 1, 0), 3: ("c", 1, 0)}
+    command.row = 4
+    desk.front.open(command)
+    desk.events.get(timeout=200)
+    desk.front.forget(4)
+    assert desk.deliver({4: 97, 5: 98, 6: 99}) == {}
+    command.row, command.choices = 3, 2
+    desk.front.open(command)
+    assert desk.events.get(timeout=200).refused.problem.reason == "ROW_EXISTS"
+
+
+def test_a_gateway_that_opens_rows_for_ever_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens and steps nothing; what is open goes on, and so does opening once a row has gone."""
+    monkeypatch.setattr(front_module, "MAX_UNSTARTED", 4)
+    for row in range(1, 5):
+        assert desk.open(row, inference.Prompt(text="abc")).WhichOneof("event") == "opened"
+    refused = desk.open(5, inference.Prompt(text="abc"))
+    assert refused.refused.problem.reason == "TOO_MANY_ROWS"
+    desk.front.prefilled(1)
+    assert desk.open(6, inference.Prompt(text="abc")).WhichOneof("event") == "opened"
+
+
+def test_prompts_that_wait_to_be_read_are_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_module, "MAX_UNREAD_BYTES", 1000)
+    refused = desk.open(1, inference.Prompt(text="a" * 1000))
+    assert refused.refused.problem.reason == "TOO_MANY_ROWS"
+    for row in range(2, 100):
+        assert desk.open(row, inference.Prompt(text="abc")).WhichOneof("event") == "opened"
+        desk.front.forget(row)

@@ -1,0 +1,99 @@
+"""A chat template may run or grow without end: the front goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.node.engine.text import rendering
+from sealring.node.engine.text.rendering import RenderingProcess
+
+LOOP = (
+    "{% set many = range(99999) | list %}{% for one in many %}{% for two in many %}{% endfor %}{% endfor %}"
+)
+ECHO = "{{ start }}{{ messages[0].content }}"
+ON_DEMAND = "{% if messages[0].content == 'loop' %}" + LOOP + "{% endif %}" + ECHO
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], RenderingProcess]]:
+    made: list[RenderingProcess] = []
+
+    def starting(source: str) -> RenderingProcess:
+        made.append(RenderingProcess(source, {"start": "<"}))
+        return made[-1]
+
+    yield starting
+    for process in made:
+        process.close()
+
+
+def chat(content: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content}]
+
+
+def test_a_template_that_does_not_end_is_ended_and_the_next_chat_is_answered(
+    start: Callable[[str], RenderingProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = start(ON_DEMAND)
+    assert template.render(chat("漢\n🙂")) == "<漢\n🙂"
+    template.close()  # so that the next one has less time
+    monkeypatch.setattr(rendering, "SECONDS", 1)
+    with pytest.raises(InvalidInput) as caught:
+        template.render(chat("loop"))
+    assert caught.value.reason == "CHAT_TEMPLATE_REFUSED"
+    assert "1 s" in caught.value.hint
+    monkeypatch.undo()
+    assert template.render(chat("x")) == "<x"
+
+
+def test_a_child_that_stands_still_is_ended_and_the_next_chat_is_answered(
+    start: Callable[[str], RenderingProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It uses no processor, which has a limit of its own."""
+    template = start(ECHO)
+    assert template._child is not None
+    os.kill(template._child.pid, signal.SIGSTOP)
+    monkeypatch.setattr(rendering, "WALL_SECONDS", 0.1)
+    with pytest.raises(InvalidInput) as caught:
+        template.render(chat("x"))
+    assert caught.value.reason == "CHAT_TEMPLATE_REFUSED"
+    monkeypatch.undo()
+    assert template.render(chat("x")) == "<x"
+
+
+def test_a_template_that_never_ends_is_refused_before_anything_serves(
+    start: Callable[[str], RenderingProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "SECONDS", 1)
+    with pytest.raises(ModelError) as caught:
+        start(LOOP)
+    assert caught.value.reason == "CHAT_TEMPLATE_ENDLESS"
+
+
+def test_a_template_that_refuses_the_shortest_chat_is_a_template(
+    start: Callable[[str], RenderingProcess],
+) -> None:
+    template = start("{{ raise_exception('only in pairs') if messages | length < 2 }}ok")
+    with pytest.raises(InvalidInput):
+        template.render(chat("x"))
+    assert template.render(chat("x") * 2) == "ok"
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS holds no process to its address space")
+def test_a_template_takes_no_more_memory_than_it_may(start: Callable[[str], RenderingProcess]) -> None:
+    template = start("{% if messages[0].content == 'grow' %}{{ 'a' * 4000000000 }}{% endif %}" + ECHO)
+    with pytest.raises(InvalidInput):
+        template.render(chat("grow"))
+    assert template.render(chat("x")) == "<x"
+
+
+def test_a_template_that_does_not_compile_is_told(start: Callable[[str], RenderingProcess]) -> None:
+    with pytest.raises(ModelError) as caught:
+        start("{% if %}")
+    assert caught.value.reason == "CHAT_TEMPLATE_CORRUPT"

@@ -1,0 +1,115 @@
+"""The identity that a machine chooses by itself: the best that it can prove."""
+
+from __future__ import annotations
+
+import functools
+import stat
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from appletest import SERIAL, DeviceAuthority
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealring.mesh.crypto.identity import _encode_private_key
+from sealring.mesh.errors import Unavailable
+from sealring.mesh.trust.apple import verify_device
+from sealring.mesh.trust.attestation import Posture
+from sealring.mesh.trust.levels import TrustLevel
+from sealring.node import identity_choice
+from sealring.node.identity.key import ENCLAVE_KEY, make_signer
+from sealring.node.identity_choice import HELPER, choose_identity
+from sealring.node.settings import NodeSettings
+
+STANDIN = Path(__file__).parents[1] / "support" / "enclave_standin.py"
+GOOD = Posture(
+    hardware_model="Mac16,11",
+    chip="Apple M4 Pro",
+    os_version="26.1",
+    boot_session="1",
+    serial=SERIAL,
+    sip=True,
+    secure_boot=True,
+    authenticated_root=True,
+    filevault=True,
+)
+
+
+@pytest.fixture
+def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSettings:
+    """Settings of a machine with the helper beside its Python, and everything on."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / HELPER).write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STANDIN}" "$@"\n')
+    (commands / HELPER).chmod(0o755)
+    folder = tmp_path / "node"
+    folder.mkdir(mode=0o700)
+    key = ec.generate_private_key(ec.SECP256R1())
+    (folder / ENCLAVE_KEY).write_bytes(b"well\n" + _encode_private_key(key))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(commands))
+    monkeypatch.setattr(identity_choice, "measure_posture", lambda *, serial: GOOD)
+    return NodeSettings(state_dir=folder)
+
+
+def test_without_a_helper_it_is_software(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    found = choose_identity(NodeSettings(state_dir=tmp_path / "node"))
+    assert (found.level, found.helper) == (TrustLevel.SOFTWARE, None)
+    assert found.why.startswith("the key is in a file: ")
+
+
+def test_a_key_in_the_enclave_is_self_signed(mac: NodeSettings) -> None:
+    found = choose_identity(mac)
+    assert found.level is TrustLevel.SELF_SIGNED
+    assert found.helper is not None
+    assert stat.S_ISREG(found.helper.stat().st_mode)
+    assert "device_attestation" in found.why
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"filevault": None}, "FileVault"), ({"sip": False}, "System Integrity"), ({"chip": None}, "chip")],
+)
+def test_what_is_off_or_unknown_is_named(
+    mac: NodeSettings, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr(identity_choice, "measure_posture", lambda *, serial: replace(GOOD, **change))
+    found = choose_identity(mac)
+    assert found.level is TrustLevel.SOFTWARE
+    assert found.helper is not None, "the key stays in the enclave all the same"
+    assert words in found.why
+
+
+def test_with_apples_attestation_it_is_hardware(
+    mac: NodeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = DeviceAuthority(time.time())
+    signer = make_signer(mac.model_copy(update={"enclave_helper": tmp_path / "bin" / HELPER}))
+    chain = authority.chain(signer.public_key)
+    signer.close()  # type: ignore[attr-defined]
+    file = tmp_path / "device.pem"
+    file.write_bytes(
+        b"".join(x509.load_der_x509_certificate(der).public_bytes(Encoding.PEM) for der in chain)
+    )
+    named = mac.model_copy(update={"device_attestation": file})
+    found = choose_identity(named)
+    assert found.level is TrustLevel.SELF_SIGNED, "its root is not Apple's"
+    assert "does not count" in found.why
+    trusting = functools.partial(verify_device, root=authority.root)
+    monkeypatch.setattr(identity_choice, "verify_device", trusting)
+    found = choose_identity(named)
+    assert (found.level, found.why) == (TrustLevel.HARDWARE, "")
+
+
+def test_a_helper_that_fails_is_passed_over_unless_it_was_named(mac: NodeSettings, tmp_path: Path) -> None:
+    (mac.state_dir / ENCLAVE_KEY).write_bytes(b"not a key\n")
+    found = choose_identity(mac)
+    assert (found.level, found.helper) == (TrustLevel.SOFTWARE, None)
+    assert "Secure Enclave helper failed" in found.why
+    with pytest.raises(Unavailable):
+        choose_identity(mac.model_copy(update={"enclave_helper": tmp_path / "bin" / HELPER}))

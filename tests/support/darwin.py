@@ -1,0 +1,247 @@
+"""What macOS does otherwise than Linux, imposed on Python processes on Linux.
+
+`python tests/support/darwin.py FOLDER` makes a virtual environment over the one that runs it. Every process
+of its interpreter, and so all that tests and daemons start by `sys.executable`, has these conditions:
+
+* socket pairs hold at most 8 KiB and get no more;
+* `killpg` of a group of zombies fails with EPERM;
+* there is no /proc, but for psutil, which asks the system on macOS, and for tests;
+* nothing that only Linux has: memfd, pidfd, the scheduler's calls, eventfd, splice, TCP_INFO;
+* a port that is bound and on which nobody listens drops whoever connects, where Linux resets;
+* TCP_CONNECTION_INFO tells what came on a connection, in XNU's layout;
+* F_FULLFSYNC exists, and the disk does not know it.
+
+Start it with a soft limit of 256 open files (`ulimit -S -n 256`), as a terminal on macOS does. What macOS
+does to programs that call the system by themselves, as MLX and gRPC do, cannot be imposed here.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import site
+import socket
+import struct
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+PAIR_BYTES = 8192
+ONLY_LINUX = {
+    os: (
+        *("memfd_create", "pidfd_open", "eventfd", "eventfd_read", "eventfd_write", "splice"),
+        *(
+            "sched_getaffinity",
+            "sched_setaffinity",
+            "sched_getscheduler",
+            "sched_setscheduler",
+            "sched_getparam",
+        ),
+        *("sched_setparam", "sched_param", "sched_rr_get_interval", "SCHED_BATCH", "SCHED_IDLE"),
+        *("copy_file_range", "posix_fadvise", "posix_fallocate", "getrandom", "getresuid", "O_TMPFILE"),
+    ),
+    signal: ("pidfd_send_signal", "sigtimedwait", "sigwaitinfo"),
+    socket: ("TCP_INFO", "SOCK_CLOEXEC", "SOCK_NONBLOCK", "SO_PEERCRED"),
+}
+_TESTS = str(Path(__file__).resolve().parents[1]) + os.sep
+_PRODUCT = str(Path(__file__).resolve().parents[2]) + os.sep
+_ALLOWED = ("/proc/self/coredump_filter",)
+"""Of what Linux is secured by when it is known to be Linux."""
+
+_LISTENING = "0A"
+_CONNECTION_INFO = 0x106
+_LINUX_BYTES_RECEIVED = struct.Struct("=128xQ")
+_DARWIN_INFO = struct.Struct("=88xQ16x")
+
+_real_connect, _real_connect_ex = socket.socket.connect, socket.socket.connect_ex
+_real_bind, _real_killpg, _real_pair = socket.socket.bind, os.killpg, socket.socketpair
+_real_getsockopt, _real_setsockopt = socket.socket.getsockopt, socket.socket.setsockopt
+_TCP_INFO = getattr(socket, "TCP_INFO", 11)
+_tarpit: list[socket.socket] = []
+
+
+def make(folder: Path) -> Path:
+    """Makes the environment in `folder`, anew if it is there; its interpreter."""
+    venv.EnvBuilder(clear=True, symlinks=True, with_pip=False).create(folder)
+    (folder / "bound").mkdir()
+    (inside,) = folder.glob("lib/python3*/site-packages")
+    own = str(Path(__file__).resolve().parent)
+    lines = [f"import site; site.addsitedir({place!r})" for place in site.getsitepackages()]
+    imposing = (
+        f"import sys; sys.path.insert(0, {own!r}); import darwin; sys.path.remove({own!r}); darwin.impose()"
+    )
+    (inside / "darwin.pth").write_text("\n".join([*lines, imposing]) + "\n")
+    script = Path(sys.executable).with_name("sealring")
+    own_script = folder / "bin" / "sealring"
+    own_script.write_text(f"#!{folder / 'bin' / 'python'}\n" + script.read_text().partition("\n")[2])
+    own_script.chmod(0o755)
+    return folder / "bin" / "python"
+
+
+def impose() -> None:
+    """Puts this process under the conditions, for good."""
+    for module, names in ONLY_LINUX.items():
+        for name in names:
+            if hasattr(module, name):
+                delattr(module, name)
+    os.killpg = _killpg
+    fcntl.F_FULLFSYNC = 51
+    socket.socketpair = _pair
+    for name, work in (
+        ("bind", _bind),
+        ("connect", _connect),
+        ("connect_ex", _connect_ex),
+        ("getsockopt", _getsockopt),
+        ("setsockopt", _setsockopt),
+    ):
+        setattr(socket.socket, name, work)
+    sys.addaudithook(_audit)
+    for name in ("stat", "lstat", "readlink", "access"):
+        setattr(os, name, _without_proc(getattr(os, name)))
+
+
+# /proc
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("open", "os.listdir", "os.scandir") and arguments:
+        _check_path(arguments[0])
+
+
+def _without_proc(real: Any) -> Any:
+    def checked(path: Any, *arguments: Any, **options: Any) -> Any:
+        _check_path(path)
+        return real(path, *arguments, **options)
+
+    return checked
+
+
+def _check_path(path: Any) -> None:
+    """Raises FileNotFoundError for what the product, or a library other than psutil, looks for in /proc."""
+    if isinstance(path, int) or path is None:
+        return
+    name = os.fsdecode(path)
+    if not (name == "/proc" or name.startswith("/proc/")) or name in _ALLOWED:
+        return
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if f"{os.sep}psutil{os.sep}" in file or (file.startswith(_TESTS) and file != __file__):
+            return
+        if file == __file__ and frame.f_code.co_name in ("_zombies", "_listens", "_held"):
+            return
+        if file.startswith(_PRODUCT) and file != __file__ and f"{os.sep}site-packages{os.sep}" not in file:
+            break
+        frame = frame.f_back
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+
+# Signals
+
+
+def _killpg(group: int, number: int) -> None:
+    if _zombies(group):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+    _real_killpg(group, number)
+
+
+def _zombies(group: int) -> bool:
+    """Whether a process group has members and all of them have ended."""
+    states = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[2]) == group:
+                states.append(fields[0])
+    return bool(states) and set(states) <= {"Z", "X"}
+
+
+# Sockets
+
+
+def _pair(*arguments: Any, **options: Any) -> tuple[socket.socket, socket.socket]:
+    pair = _real_pair(*arguments, **options)
+    for end in pair:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            _real_setsockopt(end, socket.SOL_SOCKET, option, PAIR_BYTES)
+    return pair
+
+
+def _setsockopt(self: socket.socket, level: int, option: int, *value: Any) -> None:
+    sizes = (socket.SO_SNDBUF, socket.SO_RCVBUF)
+    larger = level == socket.SOL_SOCKET and option in sizes and value[0] > PAIR_BYTES
+    if self.family == socket.AF_UNIX and larger:
+        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+    _real_setsockopt(self, level, option, *value)
+
+
+def _getsockopt(self: socket.socket, level: int, option: int, *size: int) -> Any:
+    if (level, option) == (socket.IPPROTO_TCP, _CONNECTION_INFO):
+        info = _real_getsockopt(self, level, _TCP_INFO, _LINUX_BYTES_RECEIVED.size)
+        return _DARWIN_INFO.pack(*_LINUX_BYTES_RECEIVED.unpack(info))[: size[0]]
+    return _real_getsockopt(self, level, option, *size)
+
+
+def _bind(self: socket.socket, address: Any) -> None:
+    _real_bind(self, address)
+    if self.family in (socket.AF_INET, socket.AF_INET6) and self.type == socket.SOCK_STREAM:
+        name = f"{self.getsockname()[1]}-{os.getpid()}-{self.fileno()}-{os.fstat(self.fileno()).st_ino}"
+        Path(sys.prefix, "bound", name).touch()
+
+
+def _connect(self: socket.socket, address: Any) -> None:
+    _real_connect(self, _silent_instead(self, address))
+
+
+def _connect_ex(self: socket.socket, address: Any) -> int:
+    return _real_connect_ex(self, _silent_instead(self, address))
+
+
+def _silent_instead(self: socket.socket, address: Any) -> Any:
+    """Where nobody answers, if `address` is bound here and nobody listens on it; else `address`."""
+    if self.family != socket.AF_INET or self.type != socket.SOCK_STREAM:
+        return address
+    port = address[1]
+    if not any(_held(entry) for entry in Path(sys.prefix, "bound").glob(f"{port}-*")) or _listens(port):
+        return address
+    if not _tarpit:  # Linux drops who connects when one more waits to be accepted than may
+        full = socket.socket()
+        _real_bind(full, ("127.0.0.1", 0))
+        full.listen(0)
+        waiting = socket.socket()
+        _real_connect(waiting, full.getsockname())
+        _tarpit.extend((full, waiting))
+    return _tarpit[0].getsockname()
+
+
+def _held(entry: Path) -> bool:
+    """Whether the process that bound the port still has the socket."""
+    _, pid, descriptor, inode = entry.name.split("-")
+    try:
+        if os.readlink(f"/proc/{pid}/fd/{descriptor}") == f"socket:[{inode}]":
+            return True
+    except OSError:
+        pass
+    entry.unlink(missing_ok=True)
+    return False
+
+
+def _listens(port: int) -> bool:
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with open(table) as lines:
+            for line in list(lines)[1:]:
+                local, state = line.split()[1], line.split()[3]
+                if state == _LISTENING and int(local.rpartition(":")[2], 16) == port:
+                    return True
+    return False
+
+
+if __name__ == "__main__":
+    print(make(Path(sys.argv[1]).absolute()))  # noqa: T201

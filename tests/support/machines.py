@@ -1,0 +1,125 @@
+"""Machines of a cluster as people make one: `sealring` with a home of its own for each, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+SEALRING = str(Path(sys.executable).with_name("sealring"))
+
+
+class Machine:
+    """Where `sealring` is typed. `within` are the words that a command begins with, to be elsewhere."""
+
+    def __init__(self, folder: Path, within: Sequence[str] = ()) -> None:
+        folder.mkdir(mode=0o700, parents=True)
+        self.folder = folder
+        self.within = within
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
+        self.environment = kept | {"HOME": str(folder), "XDG_STATE_HOME": "", "XDG_CONFIG_HOME": ""}
+
+    @property
+    def state(self) -> Path:
+        """Where `sealring` keeps everything on Linux."""
+        return self.folder / ".local" / "state" / "sealring"
+
+    def run(self, *words: str) -> str:
+        """What a command that ends by itself prints on standard output."""
+        command = [*self.within, SEALRING, *words]
+        done = subprocess.run(
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @contextmanager
+    def running(self, *words: str, stdin: str = "") -> Iterator[Running]:
+        """A command that goes on until it is interrupted, as Ctrl-C does; it has to end well then."""
+        command = [*self.within, SEALRING, *words]
+        process = subprocess.Popen(
+            command,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(stdin)
+        process.stdin.close()
+        running = Running(process)
+        try:
+            yield running
+            running.stop()
+        finally:
+            process.kill()
+            running.close()
+
+
+class Running:
+    """A command and the lines that it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._said = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def wait_for(self, what: Callable[[str], bool] | str) -> str:
+        """The first line with these words, said or to come."""
+        wanted = what if callable(what) else lambda line: what in line
+
+        def find() -> str | None:
+            return next((line for line in self.lines if wanted(line)), None)
+
+        with self._said:
+            self._said.wait_for(lambda: find() is not None or not self._reader.is_alive() or self._ended)
+            found = find()
+        assert found is not None, "it ended before it said so:\n" + "\n".join(self.lines)
+        return found
+
+    def family(self) -> list[psutil.Process]:
+        """The command and all that it has started."""
+        own = psutil.Process(self.process.pid)
+        return [own, *own.children(recursive=True)]
+
+    def stop(self) -> None:
+        """Ctrl-C; nothing of it is left then. It ends with status 0."""
+        family = self.family()
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait() == 0, "\n".join(self.lines)
+        psutil.wait_procs(family)
+        assert not any(one.is_running() for one in family)
+
+    def close(self) -> None:
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    _ended = False
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._said:
+                self.lines.append(line.rstrip("\n"))
+                self._said.notify_all()
+        with self._said:
+            self._ended = True
+            self._said.notify_all()

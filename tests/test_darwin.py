@@ -1,0 +1,126 @@
+"""Under Darwin's conditions (tests/support/darwin.py): they hold, and the parts that meet them work.
+
+`make darwin` runs the integration tests so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import darwin
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="imposed on Linux; a Mac has them")
+
+ROOT = Path(__file__).parents[1]
+PARTS = (
+    "tests/node/ipc/test_channel.py",
+    "tests/node/daemon/test_supervisor.py::test_what_a_child_started_ends_with_it",
+    "tests/node/daemon/test_supervisor.py::test_a_child_that_does_not_read_pushes_back",
+    "tests/node/daemon/test_supervisor.py::test_the_end_of_a_child_is_told_once",
+    "tests/node/carrier/test_ring.py",
+    "tests/node/carrier/test_carrier.py::test_records_go_round_the_ring[2]",
+    "tests/node/daemon/test_carrier_process.py",
+    "tests/mesh/system/test_processes.py",
+    "tests/mesh/system/test_files.py",
+)
+PROBE = """
+import errno, fcntl, json, os, resource, select, signal, socket, subprocess, sys, time
+from pathlib import Path
+import psutil
+
+def refusal(work, *arguments):
+    try:
+        work(*arguments)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+
+found = {}
+left, right = socket.socketpair()
+left.setblocking(False)
+found["grown"] = refusal(left.setsockopt, socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+held = 0
+while refusal(left.send, bytes(78)) is None:
+    held += 78
+found["held"] = held
+child = subprocess.Popen([sys.executable, "-c", ""], process_group=0)
+os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+found["zombie"] = refusal(os.killpg, child.pid, signal.SIGKILL)
+child.wait()
+found["gone"] = refusal(os.killpg, child.pid, signal.SIGKILL)
+found["proc"] = [
+    refusal(work, path)
+    for work, path in ((open, "/proc/self/maps"), (os.listdir, "/proc/self/fd"), (os.stat, "/proc"))
+] + [os.path.exists("/proc"), Path("/proc/net/tcp").is_file()]
+found["psutil"] = psutil.Process().num_fds() >= 3
+found["linux"] = [name for name in ("memfd_create", "pidfd_open", "sched_getaffinity") if hasattr(os, name)]
+with socket.socket() as bound, socket.socket() as caller:
+    bound.bind(("127.0.0.1", 0))
+    caller.setblocking(False)
+    found["bound"] = errno.errorcode[caller.connect_ex(bound.getsockname())]
+    poll = select.poll()
+    poll.register(caller, select.POLLOUT)
+    found["answered"] = bool(poll.poll(50))
+    bound.listen()
+    with socket.create_connection(bound.getsockname()) as heard:
+        visitor, _ = bound.accept()
+        visitor.sendall(b"12345")
+        heard.recv(5, socket.MSG_WAITALL)
+        found["received"] = int.from_bytes(heard.getsockopt(socket.IPPROTO_TCP, 0x106, 112)[88:96], "little")
+        visitor.close()
+    address = bound.getsockname()
+with socket.socket() as caller:
+    found["unbound"] = errno.errorcode[caller.connect_ex(address)]
+with open(sys.argv[1], "w") as file:
+    found["full sync"] = refusal(fcntl.fcntl, file.fileno(), fcntl.F_FULLFSYNC)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return darwin.make(tmp_path_factory.mktemp("darwin") / "environment")
+
+
+def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = 'ulimit -S -n 256; exec "$@"'
+    return subprocess.run(
+        ["/bin/sh", "-c", command, "sh", str(python), *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def test_the_conditions_hold(python: Path, tmp_path: Path) -> None:
+    done = run(python, "-c", PROBE, str(tmp_path / "file"))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert 0 < found.pop("held") <= darwin.PAIR_BYTES
+    assert found == {
+        "grown": "ENOBUFS",
+        "zombie": "EPERM",
+        "gone": "ESRCH",
+        "proc": ["ENOENT", "ENOENT", "ENOENT", False, False],
+        "psutil": True,
+        "linux": [],
+        "bound": "EINPROGRESS",
+        "answered": False,
+        "received": 5,
+        "unbound": "ECONNREFUSED",
+        "full sync": "EINVAL",
+    }
+
+
+def test_the_parts_that_meet_them_work(python: Path) -> None:
+    done = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PARTS)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
