@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from machines import Machine, Running
+from namespaces import separate_machines
 
 pytestmark = pytest.mark.integration
 QUESTION = "What is the capital of France?"
@@ -72,3 +74,32 @@ def test_more_tokens_come_from_the_same_line(three: Three) -> None:
     line = three.first.run("token", "create")
     assert line.startswith("sealring join sr2.")
     assert line.split(".")[1] == three.token.split(".")[1]
+
+
+@pytest.mark.sweep
+def test_three_separate_machines_by_three_kinds_of_command(tmp_path: Path) -> None:
+    """With networks of their own, and nothing typed but `up`, `join` and `deploy`, until there is an answer.
+
+    Started again, without a token, they are the same cluster.
+    """
+    names = ["studio", "mini", "book"]
+    with separate_machines(tmp_path, names) as (studio, mini, book), ExitStack() as stack:
+        up = stack.enter_context(studio.running("up"))
+        line = up.wait_for("sealring join sr2.").split()
+        others = [stack.enter_context(one.running(*line[1:])) for one in (mini, book)]
+        for name in ("mini", "book"):
+            up.wait_for(f"{name} is online")
+        assert any("10.77.0.1" in said for said in up.lines)
+        studio.run("deploy", "demo", "--stages", "3")
+        assert "Paris" in studio.run("chat", QUESTION)
+        up.wait_for("demo serves on book, mini, studio")
+        for running in others:
+            running.wait_for("serves demo: layers ")
+
+        for running in (up, *others):
+            running.stop()
+        up = stack.enter_context(studio.running("up"))
+        for one in (mini, book):
+            stack.enter_context(one.running("join"))
+        up.wait_for("demo serves on book, mini, studio")
+        assert "Paris" in studio.run("chat", QUESTION)

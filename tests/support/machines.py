@@ -99,7 +99,9 @@ class Running:
         return [own, *own.children(recursive=True)]
 
     def stop(self) -> None:
-        """Ctrl-C; nothing of it is left then. It ends with status 0."""
+        """Ctrl-C; nothing of it is left then. It ends with status 0. Once more does nothing."""
+        if self.process.returncode is not None:
+            return
         family = self.family()
         self.process.send_signal(signal.SIGINT)
         assert self.process.wait() == 0, "\n".join(self.lines)
