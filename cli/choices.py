@@ -144,7 +144,7 @@ def _node(
     made: Choices,
 ) -> dict[str, Any]:
     from sealring.node.identity.attestor import require_software_allowed
-    from sealring.node.identity_choice import IdentityChoice, choose_identity
+    from sealring.node.identity.choice import IdentityChoice, choose_identity
 
     own = _host_of(given["node"]) or host
     settings: dict[str, Any] = {

@@ -43,7 +43,7 @@ def local_model(name: str, folders: Sequence[Path]) -> Path | None:
 
 def bundled_model() -> Path:
     """The demo model, as installed or in the checkout. Raises NotFound (MODEL_NOT_FOUND)."""
-    above = Path(__file__).resolve().parents[1]
+    above = Path(__file__).resolve().parents[2]
     for folder in (above / "cli" / "demo_model", above / "examples" / "demo_model" / "model"):
         if (folder / "config.json").is_file():
             return folder

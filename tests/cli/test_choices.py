@@ -15,7 +15,7 @@ from sealring.cli.own_address import OwnAddress, address_towards, is_free, own_a
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied
 from sealring.mesh.system.addresses import free_port, parse_address
 from sealring.mesh.trust.levels import TrustLevel
-from sealring.node.identity_choice import IdentityChoice
+from sealring.node.identity.choice import IdentityChoice
 
 LOOPBACK = "127.0.0.1"
 HERE = Wishes(address=LOOPBACK)
@@ -136,13 +136,13 @@ def test_the_level_of_the_machine_decides_whom_it_takes(
     assert error.value.reason == "SOFTWARE_IDENTITY"
     helper = Path("/usr/local/bin/sealring-enclave")
     enclave = IdentityChoice(TrustLevel.SELF_SIGNED, helper, "")
-    monkeypatch.setattr("sealring.node.identity_choice.choose_identity", lambda settings: enclave)
+    monkeypatch.setattr("sealring.node.identity.choice.choose_identity", lambda settings: enclave)
     assert allowed("enclave") == (False, False)
     assert allowed("enclave", wish=True) == (True, True)
     assert allowed("enclave")[0] is True
     assert allowed("enclave", wish=False) == (False, False)
     poor = IdentityChoice(TrustLevel.SOFTWARE, helper, "FileVault is off")
-    monkeypatch.setattr("sealring.node.identity_choice.choose_identity", lambda settings: poor)
+    monkeypatch.setattr("sealring.node.identity.choice.choose_identity", lambda settings: poor)
     assert allowed("poor") == (True, True)
 
 

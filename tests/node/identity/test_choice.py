@@ -21,12 +21,12 @@ from sealring.mesh.errors import Unavailable
 from sealring.mesh.trust.apple import verify_device
 from sealring.mesh.trust.attestation import Posture
 from sealring.mesh.trust.levels import TrustLevel
-from sealring.node import identity_choice
+from sealring.node.identity import choice
+from sealring.node.identity.choice import HELPER, choose_identity
 from sealring.node.identity.key import ENCLAVE_KEY, make_signer
-from sealring.node.identity_choice import HELPER, choose_identity
 from sealring.node.settings import NodeSettings
 
-STANDIN = Path(__file__).parents[1] / "support" / "enclave_standin.py"
+STANDIN = Path(__file__).parents[2] / "support" / "enclave_standin.py"
 GOOD = Posture(
     hardware_model="Mac16,11",
     chip="Apple M4 Pro",
@@ -52,7 +52,7 @@ def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSettings:
     key = ec.generate_private_key(ec.SECP256R1())
     (folder / ENCLAVE_KEY).write_bytes(b"well\n" + _encode_private_key(key))
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(commands))
-    monkeypatch.setattr(identity_choice, "measure_posture", lambda *, serial: GOOD)
+    monkeypatch.setattr(choice, "measure_posture", lambda *, serial: GOOD)
     return NodeSettings(state_dir=folder)
 
 
@@ -78,7 +78,7 @@ def test_a_key_in_the_enclave_is_self_signed(mac: NodeSettings) -> None:
 def test_what_is_off_or_unknown_is_named(
     mac: NodeSettings, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], words: str
 ) -> None:
-    monkeypatch.setattr(identity_choice, "measure_posture", lambda *, serial: replace(GOOD, **change))
+    monkeypatch.setattr(choice, "measure_posture", lambda *, serial: replace(GOOD, **change))
     found = choose_identity(mac)
     assert found.level is TrustLevel.SOFTWARE
     assert found.helper is not None, "the key stays in the enclave all the same"
@@ -101,7 +101,7 @@ def test_with_apples_attestation_it_is_hardware(
     assert found.level is TrustLevel.SELF_SIGNED, "its root is not Apple's"
     assert "does not count" in found.why
     trusting = functools.partial(verify_device, root=authority.root)
-    monkeypatch.setattr(identity_choice, "verify_device", trusting)
+    monkeypatch.setattr(choice, "verify_device", trusting)
     found = choose_identity(named)
     assert (found.level, found.why) == (TrustLevel.HARDWARE, "")
 
