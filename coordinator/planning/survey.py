@@ -16,7 +16,7 @@ from sealring.coordinator.planning.specs import check_spec
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.coordinator.streams.sessions import Sessions
-from sealring.mesh.errors import Conflict, FailedPrecondition
+from sealring.mesh.errors import Conflict
 from sealring.mesh.pki.certificates import Role
 from sealring.v1 import admin_pb2, model_pb2
 
@@ -110,13 +110,7 @@ class Survey:
             )
             for member in self._store.members.all(Role.MEMBER)
         ]
-        able = usable(spec, candidates)
-        if not agreeing:
-            raise FailedPrecondition(
-                f"{able[0].name} became free while the others were asked",
-                hint="try again",
-                reason="NOT_ENOUGH_NODES",
-            )
+        usable(spec, candidates)  # raises where nobody agrees
         return next(iter(agreeing.values())), candidates
 
     def _obstacle(self, member: StoredMember, serving: dict[str, str]) -> str:

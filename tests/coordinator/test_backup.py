@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import stat
 import tarfile
@@ -123,6 +124,50 @@ def test_a_backup_is_private_whole_and_never_overwritten(site: Site) -> None:
     assert "root.key" not in names
     with pytest.raises(AlreadyExists):
         backup(site.settings, site.file, clock=site.clock)
+
+
+def test_where_there_is_no_state_there_is_nothing_to_back_up(site: Site) -> None:
+    (site.settings.state_dir / "coordinator.db").unlink()
+    with pytest.raises(ConfigError) as caught:
+        backup(site.settings, site.file, clock=site.clock)
+    assert caught.value.reason == "STATE_MISSING"
+    assert not site.file.exists()
+
+
+def test_a_backup_that_fails_leaves_no_file(site: Site) -> None:
+    database = site.settings.state_dir / "coordinator.db"
+    database.write_bytes(b"no database" * 1000)
+    with pytest.raises(ConfigError) as caught:
+        backup(site.settings, site.file, clock=site.clock)
+    assert caught.value.reason == "STATE_CORRUPT"
+    assert not site.file.exists()
+    with pytest.raises(ConfigError) as caught:
+        backup(site.settings, site.folder / "none" / "backup.tar", clock=site.clock)
+    assert caught.value.reason == "STATE_UNWRITABLE"
+
+
+def test_a_restore_into_what_cannot_be_written_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    backup(site.settings, site.file, clock=site.clock)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr("sealring.coordinator.backup.os.replace", full)
+    with pytest.raises(ConfigError) as caught:
+        restore(site.at("second"), site.file, clock=site.clock)
+    assert "no space left on device" in caught.value.message
+    assert list((site.folder / "second").glob(".restoring*")) == []
+
+
+def test_a_restore_over_what_an_earlier_one_left_takes_the_new_one(site: Site) -> None:
+    backup(site.settings, site.file, clock=site.clock)
+    leftover = site.folder / "second" / ".restoring" / "ca.key"
+    leftover.parent.mkdir(parents=True)
+    leftover.write_text("of one that was killed")
+    restore(site.at("second"), site.file, clock=site.clock)
+    assert (site.folder / "second" / "ca.key").read_bytes() == (site.folder / "first" / "ca.key").read_bytes()
+    assert not leftover.parent.exists()
+    assert stat.S_IMODE((site.folder / "second" / "operator").stat().st_mode) == 0o700
 
 
 def test_a_restore_overwrites_nothing(site: Site) -> None:

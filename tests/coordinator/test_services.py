@@ -15,9 +15,9 @@ from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import Label, SoftwareSigner
 from sealring.mesh.errors import ConfigError, SealringError
-from sealring.mesh.member.proof import Purpose
+from sealring.mesh.member.proof import CallerProof, Connection, HeldRoster, Purpose
 from sealring.mesh.member.state import IDENTITY_KEY, MemberState, load_member_state, parse_pem_leaf
-from sealring.mesh.pki.certificates import LeafKey, Role, expires_at, load_certificate
+from sealring.mesh.pki.certificates import LeafKey, Role, expires_at, key_hash, load_certificate
 from sealring.mesh.pki.root import (
     cosign_root,
     decode_chain,
@@ -241,6 +241,33 @@ async def test_an_identity_that_is_used_twice_is_told_to_the_second_and_in_statu
     assert third.roster.version, "once the other is gone it comes back"
 
 
+async def test_who_does_not_prove_itself_gets_no_stream(cluster: Cluster) -> None:
+    """Neither a session nor a watch, whatever comes in the proof's place."""
+    from tests.coordinator.conftest import channel_to
+
+    await cluster.join("alpha")
+    await cluster.join("gate", role=Role.GATEWAY)
+    for name, follow in (("alpha", False), ("gate", True)):
+        state = load_member_state(cluster.folder / name)
+        async with channel_to(cluster.coordinator.main_address(), state.tls) as channel:
+            if follow:
+                stub, request = membership_pb2_grpc.SchedulingStub(channel), membership_pb2.FollowRequest
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.Watch(membership_pb2.WatchRequest()).read()
+                assert from_rpc_error(caught.value).reason == "NO_PROOF"
+            purpose = Purpose.WATCH if follow else Purpose.SESSION
+            own = Connection(purpose, "test", state.peer.id, "", key_hash(state.tls.certificate))
+            for offers in (False, True):
+                method = stub.Follow if follow else membership_pb2_grpc.MembershipStub(channel).Session
+                request = membership_pb2.FollowRequest if follow else membership_pb2.MemberMessage
+                call = method()
+                if offers:
+                    await call.write(request(offer=CallerProof(own, HeldRoster()).offer))
+                    assert (await call.read()).HasField("proof")
+                await call.write(request())
+                assert await end_of(call) in ("NO_PROOF", "BAD_PROOF")
+
+
 async def test_an_evicted_gateway_is_cut_off(cluster: Cluster, watcher: Watcher) -> None:
     roster = await watcher.roster()
     await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=roster.gateways[0].id))
@@ -357,6 +384,8 @@ async def hello_error(cluster: Cluster, spoil: Any) -> str:
         (lambda message: message.heartbeat.SetInParent(), "BAD_HELLO"),
         (lambda message: message.hello.ClearField("software_version"), "BAD_HELLO"),
         (lambda message: setattr(message.hello, "software_version", "x" * 65), "BAD_HELLO"),
+        (lambda message: setattr(message.hello, "instance", bytes(15)), "BAD_HELLO"),
+        (lambda message: setattr(message.hello, "instance", bytes(17)), "BAD_HELLO"),
         (lambda message: message.hello.ClearField("addresses"), "BAD_ADDRESS"),
         (lambda message: setattr(message.hello, "sealing_key", bytes(32)), "SEALING_KEY_SIGNATURE"),
         (lambda message: message.hello.ClearField("sealing_key_signature"), "SEALING_KEY_SIGNATURE"),
@@ -434,6 +463,42 @@ async def test_a_new_sealing_key_is_in_the_next_roster(cluster: Cluster) -> None
     again = await cluster.node("alpha", join=False)
     assert again.sealing_key != node.sealing_key
     assert again.roster.member(node.id).sealing_key == again.sealing_key
+
+
+async def test_another_version_of_the_software_is_kept_without_a_new_roster(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await cluster.node("alpha")
+    from tests.coordinator.conftest import FakeNode
+
+    hello = FakeNode.hello
+    longest = "x" * 64
+
+    def newer(self: FakeNode) -> membership_pb2.Hello:
+        self.sealing_key = node.sealing_key
+        made = hello(self)
+        made.software_version = longest
+        return made
+
+    monkeypatch.setattr(FakeNode, "hello", newer)
+    version = cluster.coordinator.authority.current.version
+    again = await cluster.node("alpha", join=False)
+    assert cluster.coordinator.store.members.get(again.id).software_version == longest
+    assert cluster.coordinator.authority.current.version == version
+
+
+async def test_an_error_of_our_own_ends_one_session_and_no_more(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, other = await cluster.node("alpha"), await cluster.node("beta")
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("of our own")
+
+    monkeypatch.setattr(cluster.coordinator.rings, "progressed", broken)
+    await node.send(progress=membership_pb2.EpochProgress(ring="no", epoch=1))
+    assert (await node.wait_for("goodbye")).reason == "an internal error"
+    assert cluster.coordinator.sessions.find(other.id) is not None
 
 
 async def test_rosters_renew_themselves_in_one_chain(start_cluster: Any) -> None:

@@ -279,6 +279,13 @@ def test_too_few_nodes() -> None:
     assert (caught.value.metadata["needed"], caught.value.metadata["available"]) == ("4", "3")
 
 
+def test_a_split_by_hand_needs_a_member_for_each_stage_of_each_replica() -> None:
+    with pytest.raises(FailedPrecondition) as caught:
+        plan(spec(split=[3, 6], replicas=2), profile(), THREE)
+    assert caught.value.reason == "NOT_ENOUGH_NODES"
+    assert len(plan(spec(split=[3, 6], replicas=2), profile(), [*THREE, member(4, 2 * GIB)]).rings) == 2
+
+
 def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
     with pytest.raises(ResourceExhausted) as caught:
         plan(spec(), profile(layer=GIB), THREE)

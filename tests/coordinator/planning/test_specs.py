@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sealring.coordinator.planning.specs import DEFAULT_PREFILL_CHUNK, check_spec
+from sealring.coordinator.planning.specs import check_spec
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.deployment_limits import (
@@ -29,7 +29,7 @@ def spec(**fields: Any) -> admin_pb2.DeploymentSpec:
 
 def test_what_is_left_open_is_filled_in_and_the_rest_kept() -> None:
     found = check_spec(spec())
-    assert (found.strategy, found.replicas, found.prefill_chunk) == ("pipeline", 1, DEFAULT_PREFILL_CHUNK)
+    assert (found.strategy, found.replicas, found.prefill_chunk) == ("pipeline", 1, 256)
     given = spec(strategy="pipeline", replicas=3, prefill_chunk=7, context=99, kv_bits=4, stages=2)
     assert check_spec(given) == given
 
@@ -51,7 +51,7 @@ def test_numbers_go_up_to_their_limit(field: str, most: int) -> None:
 
 
 def test_models_have_a_name_that_can_be_shown() -> None:
-    for name in ("m", "m" * 256, "org/model name"):
+    for name in ("m", "m" * 256, "org/model name", " ", "a\x20b"):
         assert check_spec(spec(model=name)).model == name
     for name in ("", "m" * 257, "a\nb", "a\x1fb"):
         refused("model", model=name)
@@ -62,6 +62,7 @@ def test_splits_name_layers_and_are_instead_of_stages() -> None:
         assert list(check_spec(spec(split=split)).split) == split
     for split in ([1] * (MAX_STAGES + 1), [1, MAX_LAYERS + 1], [0, 1]):
         refused("split", split=split)
+    assert list(check_spec(spec(split=[1, 2])).split) == [1, 2]
     refused("split", split=[1, 2], stages=2)
 
 
@@ -71,11 +72,15 @@ def test_members_are_named_once_and_as_many_as_a_split_needs() -> None:
     refused("members", split=[1, 2, 3], members=IDS)
     refused("members", members=[IDS[0], IDS[0]])
     refused("members", members=["nobody"])
+    refused("members", split=[1, 2, 3], members=IDS[:2])
     many = [encode_base32(number.to_bytes(32, "big")) for number in range(MAX_STAGES * MAX_REPLICAS + 1)]
+    assert len(check_spec(spec(members=many[1:])).members) == MAX_STAGES * MAX_REPLICAS
     refused("members", members=many)
 
 
-@pytest.mark.parametrize("fields", [{"strategy": "tensor"}, {"kv_bits": 2}])
+@pytest.mark.parametrize(
+    "fields", [{"strategy": "tensor"}, *({"kv_bits": bits} for bits in (1, 2, 3, 5, 7, 9, 16))]
+)
 def test_what_is_not_served_is_refused(fields: dict[str, Any]) -> None:
     refused(next(iter(fields)), **fields)
 
@@ -84,3 +89,8 @@ def refused(param: str, **fields: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_spec(spec(**fields))
     assert caught.value.metadata["param"] == param
+
+
+@pytest.mark.parametrize("bits", [0, 4, 8])
+def test_caches_are_kept_in_these_precisions(bits: int) -> None:
+    assert check_spec(spec(kv_bits=bits)).kv_bits == bits

@@ -1,63 +1,173 @@
-"""Plans are made beside the event loop, and hold for the nodes that are there when they are done."""
+"""Who could serve a model, and plans that hold while nodes come and go."""
 
 from __future__ import annotations
 
-import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.coordinator.test_planner import GIB, member, profile
 
-from sealring.coordinator.planning import survey as survey_module
-from sealring.coordinator.planning.arrangement import Candidate
-from sealring.coordinator.planning.planner import plan
+from sealring.coordinator.planning import survey
 from sealring.coordinator.planning.profiles import Answer
 from sealring.coordinator.planning.survey import Survey
-from sealring.mesh.errors import Conflict
+from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.errors import Conflict, FailedPrecondition, NotFound, Unavailable
 from sealring.v1 import admin_pb2
+from tests.coordinator.conftest import small_profile
 
-SPEC = admin_pb2.DeploymentSpec(name="demo", model="demo")
-
-
-class Surveyed(Survey):
-    """What it knows of nodes is given: one list for each look at them, the last for all further ones."""
-
-    def __init__(self, *looks: list[Candidate]) -> None:
-        self.looks = list(looks)
-
-    def _candidates(self, *_: Any) -> Any:
-        return profile(), self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+GIB = 1 << 30
+IDS = [encode_base32(bytes([number]) * 32) for number in range(4)]
+SPEC = admin_pb2.DeploymentSpec(name="demo", model="demo", trust_floor=10)
 
 
-async def made(survey: Survey) -> list[str]:
-    answers: dict[str, Answer] = {}
-    return [stage.member_name for stage in (await survey.plan(SPEC, answers)).rings[0].stages]
+def member(number: int, *, draining: bool = False) -> Any:
+    return SimpleNamespace(id=IDS[number], name=f"node-{number}", draining=draining)
 
 
-async def test_a_plan_is_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = []
-
-    def noting(*arguments: Any) -> admin_pb2.DeploymentPlan:
-        threads.append(threading.current_thread())
-        return plan(*arguments)
-
-    monkeypatch.setattr(survey_module, "plan", noting)
-    assert await made(Surveyed([member(1, 2 * GIB)])) == ["node-1"]
-    assert threads != []
-    assert threading.current_thread() not in threads
+def session(number: int, memory: int = GIB) -> Any:
+    heartbeat = object() if memory else None
+    return SimpleNamespace(member=IDS[number], memory_usable=memory, heartbeat=heartbeat)
 
 
-async def test_a_node_that_went_meanwhile_is_not_planned_with() -> None:
-    """Two looks at the nodes for each attempt: one before, one after."""
-    strong, weak = member(1, 4 * GIB), member(2, 2 * GIB)
-    gone = member(1, 4 * GIB, obstacle="it is draining")
-    assert await made(Surveyed([strong, weak], [strong, weak])) == ["node-1"]
-    assert await made(Surveyed([strong, weak], [weak])) == ["node-2"]
-    assert await made(Surveyed([strong, weak], [gone, weak])) == ["node-2"]
+class Sessions(list[Any]):
+    def find(self, member: str) -> Any:
+        return next((one for one in self if one.member == member), None)
+
+    async def next_beat(self) -> None:
+        raise TimeoutError
 
 
-async def test_nodes_that_never_rest_are_not_waited_for() -> None:
-    strong, weak = member(1, 4 * GIB), member(2, 2 * GIB)
+def answer(number: int, digest: str = "ab" * 32) -> dict[str, Answer]:
+    return {IDS[number]: Answer(IDS[number], small_profile(digest), None)}
+
+
+def failed(number: int) -> dict[str, Answer]:
+    return {IDS[number]: Answer(IDS[number], None, Unavailable("away"))}
+
+
+def deployed(*stages: int) -> Any:
+    ring = admin_pb2.RingPlan(ring="other-0", stages=[admin_pb2.StagePlan(member=IDS[one]) for one in stages])
+    return SimpleNamespace(plan=admin_pb2.DeploymentPlan(rings=[ring]))
+
+
+def make(
+    members: list[Any], sessions: list[Any], *, deployments: tuple[Any, ...] = (), floor: int = 10
+) -> Any:
+    made = Survey(
+        SimpleNamespace(  # type: ignore[arg-type]
+            members=SimpleNamespace(all=lambda role: members),
+            deployments=SimpleNamespace(all=lambda: deployments),
+        ),
+        Sessions(sessions),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        SimpleNamespace(trust=lambda member: 10),  # type: ignore[arg-type]
+        SimpleNamespace(trust_floor=floor),  # type: ignore[arg-type]
+    )
+    asked: list[list[str]] = []
+
+    async def ask(model: str, members: list[str]) -> dict[str, Answer]:
+        asked.append(members)
+        return made.answers
+
+    made._profiles = SimpleNamespace(ask=ask)
+    made.asked, made.answers = asked, {}
+    return made
+
+
+def test_the_clusters_floor_is_the_lowest() -> None:
+    made = make([], [], floor=20)
+    for asked, floor in ((0, 20), (19, 20), (21, 21)):
+        spec = admin_pb2.DeploymentSpec(name="demo", model="demo", trust_floor=asked)
+        assert made.check(spec).trust_floor == floor
+
+
+async def test_only_who_is_here_and_free_is_asked() -> None:
+    members = [member(0), member(1, draining=True), member(2), member(3)]
+    made = make(members, [session(0), session(1), session(2)], deployments=(deployed(2),))
+    assert await made.ask(SPEC) == {}
+    await made.ask(SPEC, freed=[IDS[2]])
+    await made.ask(admin_pb2.DeploymentSpec(model="demo", members=[IDS[2]]), freed=[IDS[2]])
+    assert made.asked == [[IDS[0]], [IDS[0], IDS[2]], [IDS[2]]]
+
+
+async def test_who_has_not_told_its_memory_is_waited_for_and_then_left_out() -> None:
+    made = make([member(0), member(1)], [session(0), session(1, memory=0)])
+    await made.ask(SPEC)
+    assert made.asked == [[IDS[0]]]
+
+
+async def test_a_model_that_nobody_has_is_unknown() -> None:
+    made = make([member(0), member(1)], [session(0), session(1)])
+    made.answers = failed(0)
+    with pytest.raises(NotFound):
+        await made.ask(SPEC)
+    made.answers = failed(0) | answer(1)
+    assert await made.ask(SPEC) == made.answers
+
+
+async def test_the_version_of_the_model_with_most_memory_is_served_unless_one_is_named() -> None:
+    members = [member(number) for number in range(3)]
+    made = make(members, [session(0), session(1), session(2, memory=3 * GIB)])
+    answers = answer(0) | answer(1) | answer(2, "cd" * 32)
+    assert (await made.plan(SPEC, answers)).profile.digest == "cd" * 32
+    assert (await made.plan(SPEC, answers, digest="ab" * 32)).profile.digest == "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("answers", "named", "why"),
+    [
+        (answer(1), 0, "it was not asked for the model"),
+        (answer(1) | answer(0, "00" * 32), 0, "it has another version of the model"),
+        (answer(1) | failed(0), 0, "away"),
+        (answer(1) | {IDS[0]: Answer(IDS[0], None, None)}, 0, "it does not have the model"),
+        (answer(0), 1, "it has not reported its memory yet"),
+        (answer(0), 2, "it is draining"),
+        (answer(0), 3, "it is offline"),
+    ],
+)
+async def test_why_a_node_cannot_serve_is_told(answers: dict[str, Answer], named: int, why: str) -> None:
+    members = [member(0), member(1), member(2, draining=True), member(3)]
+    made = make(members, [session(0), session(1, 2 * GIB if named == 0 else 0), session(2)])
+    spec = admin_pb2.DeploymentSpec(name="demo", model="demo", members=[IDS[named]])
+    with pytest.raises(FailedPrecondition) as caught:
+        await made.plan(spec, answers)
+    assert caught.value.message.endswith(why)
+
+
+@pytest.mark.parametrize("answers", [{}, answer(1)])
+async def test_nothing_is_planned_where_nobody_has_the_model(answers: dict[str, Answer]) -> None:
+    with pytest.raises(FailedPrecondition) as caught:
+        await make([member(0)], [session(0)]).plan(SPEC, answers)
+    assert caught.value.reason == "NOT_ENOUGH_NODES"
+
+
+async def test_a_plan_over_who_has_gone_meanwhile_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make([member(0), member(1)], [session(0, 2 * GIB), session(1)])
+    real, plans = survey.plan, []
+
+    def leaving(*args: Any) -> Any:
+        plans.append(real(*args))
+        made._sessions[:] = [one for one in made._sessions if one.member != IDS[0]]
+        return plans[-1]
+
+    monkeypatch.setattr(survey, "plan", leaving)
+    found = await made.plan(SPEC, answer(0) | answer(1))
+    chosen = [one.rings[0].stages[0].member for one in plans]
+    assert (chosen, found) == ([IDS[0], IDS[1]], plans[-1])
+
+
+async def test_a_plan_that_never_holds_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make([member(0), member(1)], [session(0), session(1)])
+    real, tries = survey.plan, []
+
+    def changing(*args: Any) -> Any:
+        found = real(*args)
+        tries.append(found)
+        gone = found.rings[0].stages[0].member
+        made._sessions[:] = [session(number) for number in (0, 1) if IDS[number] != gone]
+        return found
+
+    monkeypatch.setattr(survey, "plan", changing)
     with pytest.raises(Conflict) as caught:
-        await made(Surveyed(*[[strong, weak], [weak]] * 3))
-    assert caught.value.reason == "NODES_CHANGED"
+        await made.plan(SPEC, answer(0) | answer(1))
+    assert (caught.value.reason, len(tries)) == ("NODES_CHANGED", 3)

@@ -127,7 +127,12 @@ async def test_a_serving_ring_outlives_a_stream_that_comes_back(cluster: Cluster
     session = cluster.coordinator.sessions.find(again.id)
     await until(lambda: session.heartbeat and session.heartbeat.memory_usable == again.memory)
     assert (await ring_state(cluster, SERVING)).epoch == 1
-    assert not [one for one in nodes[1].messages if one.HasField("end")]
+    assert not [one for node in (again, nodes[1]) for one in node.messages if one.HasField("end")]
+    for reported, unload in (({"demo-0": 7}, False), ({"gone-0": 1}, True)):
+        rings = [membership_pb2.RingHealth(ring=name, epoch=epoch) for name, epoch in reported.items()]
+        cluster.coordinator.rings.first_heartbeat(session, membership_pb2.Heartbeat(rings=rings))
+        end = await again.wait_for("end", lambda end, told=reported: {end.ring: end.epoch} == told)
+        assert (end.reason, end.unload) == ("the epoch is over", unload)
 
 
 async def test_status_names_the_culprit_and_not_who_noticed_first(cluster: Cluster) -> None:

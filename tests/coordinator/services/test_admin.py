@@ -85,6 +85,42 @@ async def test_bad_tokens_name_the_field(
     assert caught.value.metadata["param"] == param
 
 
+async def test_tokens_have_their_defaults_and_go_up_to_their_limits(cluster: Cluster) -> None:
+    role = membership_pb2.ROLE_NODE
+    note = "x" * 200
+    most = admin_pb2.CreateJoinTokenRequest(role=role, ttl_seconds=3600, uses=64, note=note)
+    for request in (admin_pb2.CreateJoinTokenRequest(role=role), most):
+        await cluster.call("CreateJoinToken", request)
+    listed = (await cluster.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest())).tokens
+    found = {(one.expires - one.created, one.uses, one.note) for one in listed}
+    assert found == {(600, 1, ""), (3600, 64, note)}
+
+
+async def test_the_audit_log_is_read_in_parts(cluster: Cluster) -> None:
+    for number in range(101):
+        cluster.coordinator.store.audit.append(1, "test", "note", str(number), {})
+    for request, count in (
+        ({}, 100),
+        ({"limit": 1000}, 102),
+        ({"limit": 2}, 2),
+        ({"after": (1 << 63) - 1}, 0),
+    ):
+        answer = await cluster.call("ListAuditLog", admin_pb2.ListAuditLogRequest(**request))
+        assert len(answer.entries) == count
+
+
+async def test_a_node_that_drains_already_drains_on_and_a_gateway_never_does(cluster: Cluster) -> None:
+    node = await cluster.node("alpha")
+    gate = await cluster.join("gate", role=Role.GATEWAY)
+    for undo in (True, False, False):
+        await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=node.id, undo=undo))
+    assert [one.action for one in await audit(cluster)].count("drain_node") == 1
+    assert "undo_drain_node" not in [one.action for one in await audit(cluster)]
+    with pytest.raises(InvalidInput) as caught:
+        await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=gate.state.peer.id))
+    assert caught.value.reason == "NOT_A_NODE"
+
+
 async def test_nodes_are_listed_with_what_they_report(cluster: Cluster) -> None:
     node = await cluster.node("alpha", memory=3 << 30)
     await cluster.join("beta")

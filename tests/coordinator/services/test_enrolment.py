@@ -15,6 +15,7 @@ import structlog
 
 from sealring.coordinator.auth.nonces import Attempts
 from sealring.coordinator.services import enrolment
+from sealring.coordinator.services.enrolment import _check_form
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.crypto.identity import Label, SoftwareSigner, member_id
@@ -322,6 +323,67 @@ async def test_malformed_requests_name_the_field(joiner: Joiner, changes: dict[s
     with pytest.raises(InvalidInput) as caught:
         await joiner.send(await joiner.request(**changes))
     assert caught.value.metadata["param"] == param
+
+
+FORM: dict[str, Any] = {
+    "role": membership_pb2.ROLE_NODE,
+    "token_id": "t",
+    "token_secret": "s",
+    "identity_key": bytes(65),
+    "key_type": "software",
+    "csr": b"c",
+    "nonce": bytes(32),
+    "signature": b"s",
+    "sealing_key": bytes(32),
+    "addresses": ["127.0.0.1:7999"],
+    "name": "joiner",
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "high"),
+    [
+        ("token_id", 1, 64),
+        ("token_secret", 1, 128),
+        ("identity_key", 65, 65),
+        ("csr", 1, 4096),
+        ("nonce", 32, 32),
+        ("signature", 1, 72),
+        ("attestation", 0, 8192),
+        ("attestation_signature", 0, 72),
+    ],
+)
+def test_sizes_are_taken_up_to_their_limits(field: str, low: int, high: int) -> None:
+    one = "x" if field.startswith("token") else b"x"
+    for size in (low - 1, low, high, high + 1):
+        request = membership_pb2.EnrolRequest(**(FORM | {field: one * size}))
+        if low <= size <= high:
+            assert _check_form(request) is Role.MEMBER
+        elif size >= 0:
+            with pytest.raises(InvalidInput) as caught:
+                _check_form(request)
+            assert caught.value.metadata["param"] == field
+
+
+def test_a_nodes_own_is_a_nodes_and_bounded() -> None:
+    certificates = [bytes(4096)] * 4
+    good: dict[str, Any] = {"addresses": ["127.0.0.1:1"] * 8, "device_chain": certificates}
+    assert _check_form(membership_pb2.EnrolRequest(**(FORM | good))) is Role.MEMBER
+    for spoilt in ({"device_chain": [*certificates, b"x"]}, {"device_chain": [bytes(4097)]}):
+        with pytest.raises(InvalidInput) as caught:
+            _check_form(membership_pb2.EnrolRequest(**(FORM | spoilt)))
+        assert caught.value.metadata["param"] == "device_chain"
+    bare = FORM | {"role": membership_pb2.ROLE_GATEWAY, "addresses": [], "sealing_key": b""}
+    assert _check_form(membership_pb2.EnrolRequest(**bare)) is Role.GATEWAY
+    for field, value in (
+        ("addresses", ["127.0.0.1:1"]),
+        ("sealing_key", bytes(32)),
+        ("attestation", b"x"),
+        ("device_chain", [b"x"]),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            _check_form(membership_pb2.EnrolRequest(**(bare | {field: value})))
+        assert caught.value.metadata["param"] == "sealing_key"
 
 
 async def test_a_request_without_a_role_is_malformed(joiner: Joiner) -> None:

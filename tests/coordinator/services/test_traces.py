@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patience import until
 
-from sealring.coordinator.services.traces import Offset, check_trace
+from sealring.coordinator.services.traces import Offset, Traces, check_trace
 from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.traces import MAX_SPANS
 from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
 
@@ -141,6 +143,9 @@ async def test_a_member_that_lies_or_leaves_costs_only_its_own_part(cluster: Clu
             cluster.call("TraceRing", admin_pb2.TraceRingRequest(ring="demo-0", milliseconds=1))
         )
         await until(lambda: asked(liar) > seen)
+        with pytest.raises(SealringError) as caught:
+            await cluster.call("TraceRing", admin_pb2.TraceRingRequest(milliseconds=1))
+        assert caught.value.reason == "TRACE_BUSY"
         liar._call.cancel()
         found = await tracing
         problems = {member.member: member.problem.reason for member in found.members}
@@ -149,6 +154,72 @@ async def test_a_member_that_lies_or_leaves_costs_only_its_own_part(cluster: Clu
     finally:
         for task in tasks:
             task.cancel()
+
+
+class Scripted:
+    """A session whose member answers each question with what `script` says, or not at all."""
+
+    member, instance = "alpha", b"one"
+
+    def __init__(self, script: list[membership_pb2.TraceAnswer | None]) -> None:
+        self.script = script
+        self.told: Any = None
+
+    def send(self, message: membership_pb2.CoordinatorMessage) -> None:
+        answer = self.script.pop(0)
+        if answer is not None:
+            answer.id = message.trace.id
+            asyncio.get_running_loop().call_soon(self.told, self, answer)
+
+
+async def member_trace(script: list[membership_pb2.TraceAnswer | None]) -> admin_pb2.MemberTrace:
+    """What becomes of one member of a ring, by a clock that stands still."""
+    session = Scripted(script)
+    stage = admin_pb2.StagePlan(member="alpha", member_name="a", rank=3)
+    plan = admin_pb2.RingPlan(ring="demo-0", stages=[stage])
+    running = SimpleNamespace(plan=plan, machine=SimpleNamespace(epoch=7))
+    traces = Traces(
+        SimpleNamespace(find=lambda member: session),  # type: ignore[arg-type]
+        SimpleNamespace(serving=lambda name: running),  # type: ignore[arg-type]
+        clock=lambda: 1000,
+    )
+    session.told = traces.answered
+    (made,) = (await traces.trace("", 1)).members
+    assert (made.member, made.name, made.rank) == ("alpha", "a", 3)
+    return made
+
+
+def clocks(asked: int = 1, answered: int = 1) -> list[membership_pb2.TraceAnswer | None]:
+    return [membership_pb2.TraceAnswer(asked=asked, answered=answered) for _ in range(8)]
+
+
+async def test_a_trace_is_moved_to_our_clock() -> None:
+    told = trace_pb2.ProcessTrace(spans=[span(start=5), span(start=2000)], since=4)
+    made = await member_trace(
+        [*clocks(900, 900), *clocks(902, 902), membership_pb2.TraceAnswer(processes=[told])]
+    )
+    assert (made.clock_offset, made.clock_error) == (99, 1)
+    assert (made.since, [one.start for one in made.spans]) == (103, [104, 2099])
+    assert not made.HasField("problem")
+
+
+@pytest.mark.parametrize(("asked", "answered"), [(0, 5), (6, 5), (1 << 62, 1 << 62), (5, 1 << 62)])
+async def test_a_clock_that_cannot_be_is_refused(asked: int, answered: int) -> None:
+    made = await member_trace([*clocks(asked, answered), *clocks(asked, answered)])
+    assert made.problem.reason == "BAD_TRACE"
+
+
+async def test_a_members_own_problem_is_told() -> None:
+    problem = to_problem(InvalidInput("no", reason="NO_TRACE"))
+    made = await member_trace([*clocks(), *clocks(), membership_pb2.TraceAnswer(problem=problem)])
+    assert (made.problem.reason, len(made.spans), made.clock_error) == ("NO_TRACE", 0, 0)
+
+
+async def test_who_does_not_answer_in_time_has_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sealring.coordinator.services.traces._ANSWER_SECONDS", 0)
+    assert (await member_trace([*clocks(), *clocks(), None])).problem.reason == "TRACE_TIMEOUT"
+    monkeypatch.setattr("sealring.coordinator.services.traces._CLOCK_SECONDS", 0)
+    assert (await member_trace([None, None])).problem.reason == "TRACE_TIMEOUT"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sealring.coordinator.services.watchers import Watchers
 from sealring.coordinator.streams.outbox import Outbox
+from sealring.mesh.errors import Unavailable
 from sealring.v1.membership_pb2 import RingGone, RingState, RosterUpdate, WatchResponse
 
 
@@ -44,3 +47,27 @@ async def test_a_roster_comes_before_the_rings_of_it() -> None:
     for event in (roster(b"one"), ring("a-0", 1), roster(b"two"), ring("b-0", 2)):
         watchers.tell(event)
     assert await heard(outbox) == [roster(b"two"), ring("a-0", 1), ring("b-0", 2)]
+
+
+async def test_who_has_left_is_told_nothing_more() -> None:
+    watchers = Watchers()
+    stays, leaves = watchers.add("gate"), watchers.add("other")
+    assert watchers.watches("other")
+    for _ in range(2):
+        watchers.remove(leaves)
+    assert (watchers.watches("gate"), watchers.watches("other")) == (True, False)
+    watchers.tell(ring("a-0", 1))
+    assert await heard(leaves) == []
+    assert await heard(stays) == [ring("a-0", 1)]
+
+
+async def test_every_watch_of_who_is_thrown_out_ends_and_no_other() -> None:
+    watchers = Watchers()
+    first, second, other = (watchers.add(name) for name in ("gate", "gate", "other"))
+    watchers.throw_out("gate", Unavailable("evicted", reason="EVICTED"))
+    watchers.tell(ring("a-0", 1))
+    for outbox in (first, second):
+        with pytest.raises(Unavailable):
+            await heard(outbox)
+    watchers.close_all()
+    assert [event async for event in other.messages()] == [ring("a-0", 1)]

@@ -57,3 +57,25 @@ def test_what_does_not_agree_with_itself_is_named(
     assert caught.value.message.endswith(f"corrupt: {named}")
     assert "sealring coordinator restore" in caught.value.hint
     store.close()
+
+
+def test_a_key_that_is_none_and_a_list_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    settings = CoordinatorSettings(state_dir=tmp_path, cluster="demo")
+    init(settings, clock=lambda: NOW)
+    store = Store.open(tmp_path)
+    key = SoftwareSigner.generate().public_key
+    with Authority(store, ClusterKeys.load(settings, now=NOW), settings, clock=lambda: NOW).change():
+        store.members.enrol(StoredMember(member_id(key), Role.GATEWAY, "gate", key, KeyType.SOFTWARE, NOW))
+    for column, value, named in (
+        ("identity_key", b"", "the identity key of gate"),
+        ("role", "no role", "the list of members"),
+    ):
+        with store.transaction() as connection:
+            connection.execute(f"UPDATE members SET {column} = ?", (value,))
+        with pytest.raises(ConfigError) as caught:
+            check_stored(store)
+        assert (caught.value.reason, caught.value.message.endswith(f"corrupt: {named}")) == (
+            "STATE_CORRUPT",
+            True,
+        )
+    store.close()

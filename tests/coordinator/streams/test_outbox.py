@@ -45,3 +45,29 @@ async def test_a_reader_that_does_not_read_is_cut_off() -> None:
     with pytest.raises(Unavailable) as caught:
         await collect(outbox)
     assert caught.value.reason == "SLOW_PEER"
+
+
+async def test_so_much_waits_and_no_more_and_what_is_known_now_is_not_counted() -> None:
+    outbox: Outbox[int] = Outbox()
+    for number in range(512):
+        outbox.put(number)
+    outbox.put_latest("subject", 1000)
+    outbox.put_latest("subject", 1001)
+    outbox.put_latest("first", -1, first=True)
+    assert not outbox.closed
+    outbox.put(512)
+    assert outbox.closed
+    outbox.put_latest("subject", 1002)
+    with pytest.raises(Unavailable):
+        await collect(outbox)
+
+
+async def test_what_is_known_now_comes_in_the_order_of_the_last_words() -> None:
+    outbox: Outbox[int] = Outbox()
+    outbox.put_latest("a", 1)
+    outbox.put_latest("b", 2)
+    outbox.put_latest("a", 3)
+    outbox.put_latest("c", 4, first=True)
+    outbox.close()
+    outbox.put_latest("d", 5)
+    assert await collect(outbox) == [4, 2, 3]
