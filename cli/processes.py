@@ -86,5 +86,5 @@ def run_daemon(
         asyncio.run(work())
     except Exception as error:
         if log_file is not None or not isinstance(error, SealringError):
-            structlog.get_logger().error("ended by an error", exc_info=error)
+            structlog.get_logger().error("ended_by_error", exc_info=error)
         raise

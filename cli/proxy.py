@@ -104,7 +104,7 @@ async def serve(client: AsyncClient, listen: str, *, say: Callable[[str], None])
                 port = edge.listen(listen)
                 rings = await client.rings()
                 await edge.start()
-                log.info("proxy started", http_port=port, gateway=client.gateway, rings=len(rings))
+                log.info("proxy_started", http_port=port, gateway=client.gateway, rings=len(rings))
                 host = listen.rpartition(":")[0]
                 say(f"serving http://{host}:{port}/v1; {client.gateway} gets sealed prompts")
                 for ring in rings:
@@ -112,7 +112,7 @@ async def serve(client: AsyncClient, listen: str, *, say: Callable[[str], None])
                 await stop.wait()
         finally:
             await edge.stop()
-            log.info("proxy stopped")
+            log.info("proxy_stopped")
 
 
 def _answered_by(ring: Ring) -> str:

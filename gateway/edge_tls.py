@@ -62,9 +62,9 @@ class EdgeTls:
                 self._check()
                 self._context.load_cert_chain(self._certificate, self._key, _no_password)
                 self._read = found
-                log.info("edge certificate renewed", file=self._certificate)
+                log.info("edge_certificate_renewed", file=self._certificate)
         except (OSError, ConfigError) as error:
-            log.error("edge certificate not renewed", file=self._certificate, error=error)
+            log.error("edge_certificate_not_renewed", file=self._certificate, error=error)
 
     def _files(self) -> tuple[bytes, bytes]:
         try:

@@ -79,7 +79,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         await server.start()
         await edge.start()
         log.info(
-            "gateway started",
+            "gateway_started",
             gateway=state.peer.id,
             http_port=http_port,
             grpc_port=grpc_port,
@@ -95,7 +95,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         await rings.close()
         await gate.flush()
         await channel.close()
-        log.info("gateway stopped", gateway=state.peer.id)
+        log.info("gateway_stopped", gateway=state.peer.id)
 
 
 def _gate(settings: GatewaySettings, metrics: Metrics) -> Gate:

@@ -171,7 +171,7 @@ class Ring:
         if not self.patient:
             error = ring_down(f"the ring has been down for {PATIENCE_SECONDS:g} s")
             for request, answer, _ in self.take_waiting():
-                log.info("request given up", request_id=request.id, ring=self.name)
+                log.info("request_given_up", request_id=request.id, ring=self.name)
                 answer.fail(error)
 
     def fail_all(self, error: SealringError) -> None:
@@ -199,14 +199,14 @@ class Ring:
         try:
             attached = await session.attach()
             self._begin(serving, session, attached)
-            known.info("ring attached", stages=len(attached), min_trust=serving.min_trust)
+            known.info("ring_attached", stages=len(attached), min_trust=serving.min_trust)
             await session.run(self._handle)
         except SealringError as error:
             reason = error.reason
             member = error.metadata.get("member", "")
-            known.warning("ring lost", reason=reason, member=member, why=error.message, hint=error.hint)
+            known.warning("ring_lost", reason=reason, member=member, why=error.message, hint=error.hint)
         except Exception as error:
-            known.error("ring lost", exc_info=error)
+            known.error("ring_lost", exc_info=error)
         finally:
             used = self._end(session, reason)
             session.cancel()

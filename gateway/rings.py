@@ -124,7 +124,7 @@ class Rings:
         if state is None or state.phase != membership.RING_PHASE_SERVING:
             mine.leave()
         elif state.deployment != ring.deployment or not (state.max_rows and state.prefill_chunk):
-            log.error("ring state contradicts the roster", ring=ring.id)
+            log.error("ring_state_contradicts_roster", ring=ring.id)
             mine.leave()
         else:
             mine.serve(self._serving(ring, state))

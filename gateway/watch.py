@@ -72,11 +72,11 @@ class Watch:
             renewing = asyncio.create_task(_renew(call, introduced))
             while (event := await call.read()) is not grpc.aio.EOF:
                 await self._hear(event)
-            log.info("coordinator ended the watch")
+            log.info("coordinator_ended_watch")
         except grpc.RpcError as error:
             problem = from_rpc_error(error)
             log.warning(
-                "watch of the coordinator ended",
+                "coordinator_watch_ended",
                 reason=problem.reason,
                 code=problem.code,
                 why=problem.message,
@@ -87,12 +87,12 @@ class Watch:
         except asyncio.CancelledError:
             if is_own_cancellation():
                 raise
-            log.info("channel to the coordinator was replaced")
+            log.info("coordinator_channel_replaced")
         except SealringError as error:
             if believed:
                 raise
             log.error(
-                "whoever answers in the coordinator's place is not believed",
+                "coordinator_not_believed",
                 reason=error.reason,
                 why=error.message,
                 hint=error.hint,
@@ -102,7 +102,7 @@ class Watch:
                 renewing.cancel()
                 await asyncio.wait((renewing,))
                 if not renewing.cancelled() and (failure := renewing.exception()) is not None:
-                    log.error("the watch ends with this certificate", exc_info=failure)
+                    log.error("watch_ends_with_certificate", exc_info=failure)
             if call is not None:
                 call.cancel()
 
@@ -114,9 +114,9 @@ class Watch:
             except PermissionDenied as error:
                 if error.reason == "REMOVED":
                     raise
-                log.error("roster refused", reason=error.reason)
+                log.error("roster_refused", reason=error.reason)
             except SealringError as error:
-                log.error("roster refused", reason=error.reason)
+                log.error("roster_refused", reason=error.reason)
         elif kind == "ring":
             self._rings.ring_state(event.ring)
         elif kind == "gone":

@@ -46,9 +46,9 @@ class Awake:
         except FileNotFoundError:  # not a Mac
             return
         except OSError as error:
-            log.warning("sleep cannot be held off", why=error.strerror)
+            log.warning("sleep_not_prevented", why=error.strerror)
             return
-        log.info("sleep is held off", pid=self._process.pid)
+        log.info("sleep_prevented", pid=self._process.pid)
 
     async def _end(self) -> None:
         process, self._process = self._process, None
@@ -58,4 +58,4 @@ class Awake:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         await process.wait()
-        log.info("sleep is allowed")
+        log.info("sleep_allowed")

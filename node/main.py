@@ -60,12 +60,12 @@ async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
     )
     port = server.listen(settings.listen, server_credentials(daemon.store))
     await server.start()
-    log.info("node started", node=state.peer.id, cluster=state.peer.cluster, port=port)
+    log.info("node_started", node=state.peer.id, cluster=state.peer.cluster, port=port)
     try:
         await daemon.run(settings.advertised(port), stop)
     finally:
         await server.stop(_STOP_SECONDS)
-        log.info("node stopped", node=state.peer.id)
+        log.info("node_stopped", node=state.peer.id)
 
 
 def _signer(settings: NodeSettings, state: MemberState) -> Signer:

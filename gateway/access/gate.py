@@ -153,7 +153,7 @@ class Gate:
             try:
                 await asyncio.to_thread(self._file.note_use, used)
             except (OSError, ConfigError) as error:
-                log.warning("use of keys not noted", error=error)
+                log.warning("key_use_not_recorded", error=error)
 
     async def _caller(self, peer: str, authorization: str | None, scopes: Collection[Scope] | None) -> Caller:
         self._peers.check(peer)
@@ -225,7 +225,7 @@ class Gate:
 
     def _refuse(self, peer: str) -> Unauthenticated:
         """Does not tell which check failed."""
-        log.warning("api key refused", peer=peer)
+        log.warning("api_key_refused", peer=peer)
         return Unauthenticated(
             "the API key is missing or not valid",
             hint="send the header authorization: Bearer KEY; the gateway's owner makes keys",
@@ -240,14 +240,14 @@ class Gate:
             self._read()
         except (OSError, ConfigError) as error:
             self._records = {}
-            log.error("api keys cannot be read: all are refused", error=error)
+            log.error("api_keys_unreadable", error=error)
 
     def _read(self) -> None:
         if self._file is not None:
             self._stamp = self._file.stamp()
             self._required = self._required or self._stamp is not None
             self._records = self._file.read()
-            log.debug("api keys read", count=len(self._records))
+            log.debug("api_keys_read", count=len(self._records))
 
 
 def _buckets(rate: float, clock: Clock) -> Buckets:

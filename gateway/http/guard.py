@@ -107,7 +107,7 @@ class Guard:
         except Exception as error:
             known = _known(error)
             if isinstance(known, Internal):
-                log.error("http request failed", request_id=request_id, exc_info=error)
+                log.error("http_request_failed", request_id=request_id, exc_info=error)
             if not begun:
                 cut_off = known.reason in ("BODY_TOO_LARGE", "TOO_MANY_BYTES")
                 unread = cut_off or not (admitted or _has_small_body(scope))

@@ -79,7 +79,7 @@ class CertificateKeeper:
                     if error.reason == "NOT_ENROLLED":
                         pause = thrown_out.after(0.0)
                     log.warning(
-                        "certificate not renewed",
+                        "certificate_not_renewed",
                         reason=error.reason,
                         why=error.message,
                         hint=error.hint,
@@ -109,7 +109,7 @@ class CertificateKeeper:
             self._store.replace(material)
             self._state = replace(self._state, root=root, tls=material)
             self._on_root(root)
-            log.info("certificate renewed", by_identity=not valid)
+            log.info("certificate_renewed", by_identity=not valid)
 
     @property
     def _certificate(self) -> bytes:

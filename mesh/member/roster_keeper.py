@@ -46,10 +46,10 @@ class RosterKeeper:
             envelope = read_bounded(self._file, max_bytes=_MAX_ENVELOPE)
             self._learn(self._reader.accept(envelope), envelope)
         except FileNotFoundError:
-            log.info("no stored roster")
+            log.info("stored_roster_missing")
         except RosterError as error:
             self._check_removed(error)
-            log.info("stored roster is not used", reason=error.reason)
+            log.info("stored_roster_refused", reason=error.reason)
 
     async def accept(self, envelope: bytes, newer_root: Callable[[], Awaitable[None]]) -> Roster:
         """Verifies, stores and uses a roster; fetches the root metadata first when it was made under newer.
@@ -65,7 +65,7 @@ class RosterKeeper:
             await newer_root()
             roster = await asyncio.to_thread(self._accept, envelope)
         log.info(
-            "roster accepted", version=roster.version, members=len(roster.members), rings=len(roster.rings)
+            "roster_accepted", version=roster.version, members=len(roster.members), rings=len(roster.rings)
         )
         return roster
 
@@ -139,7 +139,7 @@ class RosterKeeper:
         try:
             write_atomic(self._file, envelope)
         except OSError as error:  # without it, a restart waits for the coordinator
-            log.warning("roster not stored", errno=error.errno)
+            log.warning("roster_not_stored", errno=error.errno)
         return roster
 
     def _learn(self, roster: Roster, envelope: bytes) -> None:

@@ -216,6 +216,6 @@ async def _abort(error: Exception, context: Context, method: str) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if not isinstance(error, SealringError):
-        log.error("unexpected error in a handler", method=method, exc_info=error)
+        log.error("handler_error", method=method, exc_info=error)
         error = Internal("an internal error", hint="see the server's log")
     await context.abort_with_status(rpc_status.to_status(to_status(error)))

@@ -152,7 +152,7 @@ def _log_uncaught(
 ) -> None:
     if issubclass(kind, SystemExit | KeyboardInterrupt):
         return
-    structlog.get_logger().error("uncaught exception", exc_info=error if error is not None else kind())
+    structlog.get_logger().error("uncaught_exception", exc_info=error if error is not None else kind())
 
 
 def _tells(name: str, value: object) -> bool:

@@ -87,4 +87,4 @@ async def run_enrolled(folder: Path, serve: Callable[[asyncio.Event], Awaitable[
         if error.reason != "REMOVED":
             raise
         # A success towards whoever supervises this process: to start it again would change nothing.
-        log.error("removed from the cluster", why=error.message, hint=error.hint)
+        log.error("removed_from_cluster", why=error.message, hint=error.hint)

@@ -140,7 +140,7 @@ class Carrier:
         """Reports once and ends the process: threads inside MLX cannot be stopped otherwise."""
         with self._fault_lock:
             if not isinstance(error, SealringError):
-                log.error("carrier fault", kind=type(error).__name__, exc_info=error)
+                log.error("carrier_fault", kind=type(error).__name__, exc_info=error)
             try:
                 fault = engine_pb2.CarrierFault(problem=to_problem(error))
                 self._control.send(engine_pb2.CarrierEvent(fault=fault))

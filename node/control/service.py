@@ -288,7 +288,7 @@ class ControlService:
         )
         stream = GatewayStream(caller.id, epoch, self._schedules.unsealer, tenure)
         epoch.attach(stream)
-        log.info("gateway attached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
+        log.info("gateway_attached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
         reader: asyncio.Task[None] | None = None
         try:
             await context.write(control_pb2.ScheduleResponse(attached=_attached(epoch)).SerializeToString())
@@ -301,7 +301,7 @@ class ControlService:
                 reader.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await reader
-            log.info("gateway detached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
+            log.info("gateway_detached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
 
 
 def add_control_to_server(service: ControlService, server: Any) -> None:

@@ -46,19 +46,19 @@ class ChildLog:
         if line:
             self._take(line)
         if self._unknown:
-            self._log.warning("child wrote lines that are not logged", lines=self._unknown)
+            self._log.warning("child_lines_not_logged", lines=self._unknown)
 
     def _take(self, line: bytes) -> None:
         text = line.decode("utf-8", errors="replace").strip("\r")
         entry = _parse(text)
         if entry is not None:
             level, fields = entry
-            getattr(self._log, level)("child says", **fields)
+            getattr(self._log, level)("child_log", **fields)
             return
         for pattern in (_PLACE, _EXCEPTION, _RING):
             match = pattern.match(text)
             if match is not None:
-                self._log.warning("child says", said=match[0].strip())
+                self._log.warning("child_log", said=match[0].strip())
                 return
         if text.strip():
             self._unknown += 1

@@ -188,7 +188,7 @@ class Daemon:
         elif kind == "end":
             self._end(message.end)
         elif kind == "goodbye":
-            log.info("coordinator says goodbye", reason=message.goodbye.reason[:80])
+            log.info("coordinator_goodbye", reason=message.goodbye.reason[:80])
 
     def thrown_out(self) -> None:
         """The coordinator does not know this node any more."""
@@ -242,7 +242,7 @@ class Daemon:
         except SealringError as error:
             result.problem.CopyFrom(to_problem(error))
         except Exception as error:
-            log.error("profile failed", exc_info=error)
+            log.error("profile_failed", exc_info=error)
             result.problem.CopyFrom(to_problem(error))
         self._session.send(membership_pb2.MemberMessage(profile=result))
 
@@ -322,7 +322,7 @@ class Daemon:
         return None
 
     def _refuse(self, ring: str, number: int, error: SealringError) -> None:
-        log.warning("epoch refused", ring=ring[:64], epoch=number, reason=error.reason)
+        log.warning("epoch_refused", ring=ring[:64], epoch=number, reason=error.reason)
         fault = membership_pb2.EpochFault(ring=ring, epoch=number, problem=to_problem(error))
         self._session.send(membership_pb2.MemberMessage(fault=fault))
 
@@ -474,7 +474,7 @@ class Daemon:
     def _gone(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a task of the daemon failed", exc_info=error)
+            log.error("daemon_task_failed", exc_info=error)
 
 
 def _expired() -> FailedPrecondition:

@@ -122,7 +122,7 @@ class Engine:
             await engine.stop()
             raise
         engine._liveness = Liveness(engine._child, _ping, engine._frozen)
-        log.info("engine ready", pid=engine._child.pid, memory_limit=engine.memory_limit)
+        log.info("engine_ready", pid=engine._child.pid, memory_limit=engine.memory_limit)
         return engine
 
     @property

@@ -206,7 +206,7 @@ class EngineKeeper:
     async def _drop_spare(self) -> None:
         async with self._turn:
             if self._engine is not None and self._engine.stage is None:
-                log.info("spare engine ends")
+                log.info("spare_engine_ended")
                 await self._stop_engine()
 
     async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:

@@ -244,7 +244,7 @@ class Epoch:
         if self.phase is Phase.ENDED:
             return
         if not isinstance(error, SealringError):
-            self._log.error("unexpected error in an epoch", exc_info=error)
+            self._log.error("epoch_error", exc_info=error)
         problem = to_problem(error)
         level = logging.INFO if problem.reason == GATEWAY_LEFT else logging.WARNING
         self._log.log(level, "epoch fault", phase=self.phase.value, reason=problem.reason)
@@ -273,7 +273,7 @@ class Epoch:
         """Ends the epoch on the coordinator's word; only the gateway is told."""
         if self.phase is Phase.ENDED:
             return
-        self._log.info("epoch ends", phase=self.phase.value, reason=reason)
+        self._log.info("epoch_ended", phase=self.phase.value, reason=reason)
         self._end(
             to_problem(
                 EpochEnded(
@@ -312,7 +312,7 @@ class Epoch:
         if plan.size > 1:
             infos = self._give_keys(handshakes.result())
         self.phase = Phase.PREPARED
-        self._log.info("epoch prepared", rank=plan.rank, size=plan.size, suites=[one.suite for one in infos])
+        self._log.info("epoch_prepared", rank=plan.rank, size=plan.size, suites=[one.suite for one in infos])
         self._workshop.report(
             membership_pb2.MemberMessage(
                 prepared=membership_pb2.EpochPrepared(ring=plan.ring, epoch=plan.epoch, links=infos)
@@ -323,7 +323,7 @@ class Epoch:
         if self._carrier is not None:
             await self._carrier.form(FORM_SECONDS)
         self.phase = Phase.UP
-        self._log.info("epoch up")
+        self._log.info("epoch_up")
         if self._carrier is not None:
             rotation = self._guard(partial(self._workshop.rotate, self.plan, self.gate, self._carrier), None)
             self._rotation = asyncio.get_running_loop().create_task(rotation)
@@ -409,7 +409,7 @@ class Epoch:
                 parts.callback(self._close_channel)
                 parts.push_async_callback(self._stop_carrier)  # the engine may wait for it
         except Exception as error:
-            self._log.error("an epoch has not ended cleanly", exc_info=error)
+            self._log.error("epoch_clean_up_failed", exc_info=error)
 
     async def _stop_carrier(self) -> None:
         carrier, self._carrier = self._carrier, None
@@ -424,7 +424,7 @@ class Epoch:
         try:
             await engine.close_epoch()
         except Exception as error:
-            self._log.warning("engine does not close its epoch", exc_info=error)
+            self._log.warning("engine_epoch_not_closed", exc_info=error)
             engine.kill()
 
     def _close_channel(self) -> None:

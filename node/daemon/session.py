@@ -103,11 +103,11 @@ class CoordinatorSession:
                 if message.HasField("goodbye"):
                     self._dismissed = True
                     self._wake.set()
-            log.info("coordinator ended the session")
+            log.info("coordinator_ended_session")
         except grpc.RpcError as error:
             problem = from_rpc_error(error)
             log.warning(
-                "session with the coordinator ended",
+                "coordinator_session_ended",
                 reason=problem.reason,
                 code=problem.code,
                 why=problem.message,
@@ -117,7 +117,7 @@ class CoordinatorSession:
                 self._listener.thrown_out()
         except SealringError as error:
             log.error(
-                "whoever answers in the coordinator's place is not believed",
+                "coordinator_not_believed",
                 reason=error.reason,
                 why=error.message,
                 hint=error.hint,
@@ -125,14 +125,14 @@ class CoordinatorSession:
         except asyncio.CancelledError:
             if is_own_cancellation():
                 raise
-            log.info("channel to the coordinator was replaced")
+            log.info("coordinator_channel_replaced")
         finally:
             for task in (writer, renewing):
                 if task is not None:
                     task.cancel()
                     await asyncio.wait((task,))
                     if not task.cancelled() and (failure := task.exception()) is not None:
-                        log.error("nothing can be said to the coordinator", exc_info=failure)
+                        log.error("coordinator_not_told", exc_info=failure)
             self._renewal = None
             if call is not None:
                 call.cancel()
@@ -148,7 +148,7 @@ class CoordinatorSession:
             try:
                 hello = self._listener.hello()
             except SealringError as error:
-                log.error("this node cannot come online", reason=error.reason, why=error.message)
+                log.error("node_cannot_come_online", reason=error.reason, why=error.message)
                 await call.write(membership_pb2.MemberMessage(trouble=to_problem(error)))
                 await self._end_side(call)
                 return
@@ -199,9 +199,9 @@ class CoordinatorSession:
     async def _hear(self, message: membership_pb2.CoordinatorMessage) -> None:
         if not self.connected:
             self.connected = True
-            log.info("coordinator answers")
+            log.info("coordinator_answers")
         try:
             await self._listener.from_coordinator(message)
         except SealringError as error:
             kind = message.WhichOneof("message")
-            log.warning("coordinator's message refused", kind=kind, reason=error.reason)
+            log.warning("coordinator_message_refused", kind=kind, reason=error.reason)

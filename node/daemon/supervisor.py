@@ -181,7 +181,7 @@ class Child:
         self._kill_leftovers()
         for task in self._tasks:
             await _finish(task)
-        log.info("child ended", child=self.name, pid=self.pid, status=status)
+        log.info("child_ended", child=self.name, pid=self.pid, status=status)
         return status
 
     async def _exits_within(self, seconds: float) -> bool:
@@ -226,7 +226,7 @@ class _Frames(asyncio.Protocol):
                 start = end
                 self._on_message(body)
         except Exception as error:
-            log.error("child broke its protocol", kind=type(error).__name__, exc_info=True)
+            log.error("child_protocol_error", kind=type(error).__name__, exc_info=True)
             self._abort()
             return
         if start:
@@ -355,7 +355,7 @@ class Liveness:
                 return
 
     def _frozen(self, how: str) -> None:
-        log.error("child is frozen", how=how, child=self._child.name, pid=self._child.pid)
+        log.error("child_frozen", how=how, child=self._child.name, pid=self._child.pid)
         self.stop()
         self._on_frozen()
 

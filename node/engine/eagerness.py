@@ -34,7 +34,7 @@ def awaits_input(stage: Stage) -> bool:
         made.close()
         mx.clear_cache()
     if why is not None:
-        log.info("stage awaits its input", model_type=stage.spec.model_type, why=why)
+        log.info("stage_awaits_input", model_type=stage.spec.model_type, why=why)
     return why is not None
 
 

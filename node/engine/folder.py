@@ -104,7 +104,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
         if front is not None:
             front.stop()
         raise
-    log.info("stage loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
+    log.info("stage_loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
     return Loaded(stage, front, command, measured)
 
 

@@ -96,7 +96,7 @@ class Engine:
         except OSError:
             pass
         except BaseException as error:
-            log.error("engine broke off", exc_info=error)
+            log.error("engine_exited", exc_info=error)
             os._exit(1)
         os._exit(0)
 
@@ -149,7 +149,7 @@ class Engine:
 
     def _pong(self, sequence: int) -> engine.EnginePong:
         if self._loaded is not None and self._loaded.front is not None and self._loaded.front.stuck:
-            log.error("a prompt cannot be read, the engine ends")
+            log.error("prompt_unreadable")
             os._exit(1)
         epoch = self._epoch
         return engine.EnginePong(
@@ -164,7 +164,7 @@ class Engine:
         try:
             work()
         except Exception as error:
-            log.warning("engine command failed", exc_info=error)
+            log.warning("engine_command_failed", exc_info=error)
             self._emit(engine.EngineEvent(problem=engine.EngineProblem(id=number, problem=to_problem(error))))
 
     def _queue_load(self, command: engine.LoadStage) -> None:
@@ -248,7 +248,7 @@ class Engine:
         self._emit(engine.EngineEvent(profiled=engine.ModelProfiled(id=command.id, profile=profile)))
 
     def _fault(self, epoch: int, error: BaseException) -> None:
-        log.error("epoch failed", epoch=epoch, exc_info=error)
+        log.error("epoch_failed", epoch=epoch, exc_info=error)
         self._emit(engine.EngineEvent(fault=engine.EngineFault(epoch=epoch, problem=to_problem(error))))
 
     # The compute thread

@@ -45,7 +45,7 @@ class Prover:
     async def answer(self, challenge: membership_pb2.Challenge) -> membership_pb2.MemberMessage | None:
         """The answer, or None where there is none to give; the coordinator counts silence as a failure."""
         if len(challenge.nonce) != NONCE_BYTES:
-            log.warning("challenge refused", reason="BAD_NONCE")
+            log.warning("challenge_refused", reason="BAD_NONCE")
             return None
         try:
             posture, manifest = await asyncio.gather(
@@ -66,7 +66,7 @@ class Prover:
                 sign_statement, self._signer, statement, Label.CHALLENGE
             )
         except SealringError as error:
-            log.error("challenge not answered", reason=error.reason)
+            log.error("challenge_not_answered", reason=error.reason)
             return None
         answer = membership_pb2.ChallengeAnswer(statement=data, signature=signature)
         return membership_pb2.MemberMessage(challenge_answer=answer)

@@ -160,7 +160,7 @@ class Links(links_pb2_grpc.LinksServicer):
                     raise refused from None
             else:
                 code = "ENDED"
-            log.warning("handshake failed", peer=params.peer_id, code=code)
+            log.warning("handshake_failed", peer=params.peer_id, code=code)
             raise HandshakeError(
                 "the neighbour broke the handshake off",
                 hint="see the log of the other node",
@@ -232,7 +232,7 @@ class Links(links_pb2_grpc.LinksServicer):
             await self._respond(Frames(requests), context)
         except (SealringError, TimeoutError) as error:
             reason = error.reason if isinstance(error, SealringError) else "HANDSHAKE_TIMEOUT"
-            log.warning("handshake refused", reason=reason)
+            log.warning("handshake_refused", reason=reason)
             if reason == _OTHER_RELEASE:
                 raise
             raise HandshakeError("the handshake failed", hint="see the log of the other node") from None

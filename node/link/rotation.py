@@ -145,7 +145,7 @@ class Rotation:
                 )
         except (SealringError, TimeoutError) as error:
             reason = error.reason if isinstance(error, SealringError) else "REKEY_TIMEOUT"
-            log.warning("link keys not renewed", peer=link.params.peer_id, reason=reason)
+            log.warning("link_keys_not_renewed", peer=link.params.peer_id, reason=reason)
             return False
         return True
 
@@ -162,7 +162,7 @@ class Rotation:
                 )
                 session += 1
             except SealringError as error:
-                log.warning("link keys not renewed", peer=link.params.peer_id, reason=error.reason)
+                log.warning("link_keys_not_renewed", peer=link.params.peer_id, reason=error.reason)
             finally:
                 waiting.cancel()
                 await asyncio.wait((waiting,))
@@ -200,7 +200,7 @@ class Rotation:
                     self._changed_at[link] = at_step
             except TimeoutError:
                 raise HandshakeError("the change of keys took too long", reason="REKEY_TIMEOUT") from None
-        log.info("link keys renewed", peer=link.params.peer_id, at_step=at_step)
+        log.info("link_keys_renewed", peer=link.params.peer_id, at_step=at_step)
 
 
 def _unpack(note: bytes) -> int:

@@ -113,7 +113,7 @@ class LinkSetup:
             except SealringError as error:
                 if not is_broken_off(error) or loop.time() > until:
                     raise
-                log.info("handshake is repeated", peer=link.params.peer_id, reason=error.reason)
+                log.info("handshake_repeated", peer=link.params.peer_id, reason=error.reason)
             patience *= _LONGER
             await asyncio.sleep(_PAUSE)
 
@@ -122,7 +122,7 @@ class LinkSetup:
             if not first.done():
                 first.set_result(result)
             elif not first.cancelled():
-                log.info("neighbour has repeated its handshake", peer=link.params.peer_id)
+                log.info("handshake_repeated_by_neighbour", peer=link.params.peer_id)
                 self._again(_secrets(link, result))
 
         def failed(error: SealringError) -> None:

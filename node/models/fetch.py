@@ -39,7 +39,7 @@ def main() -> None:
     try:
         snapshot_download(arguments.model, allow_patterns=PATTERNS)
     except Exception as error:
-        log.error("model not fetched", exc_info=error)
+        log.error("model_not_fetched", exc_info=error)
         sys.exit(1)
 
 

@@ -223,7 +223,7 @@ async def test_an_impostor_is_not_given_anything(make_cluster: Callable[..., Any
 
 def lost(logs: list[Any]) -> list[str]:
     """Why the ring was, as often as it was tried."""
-    return [one["reason"] for one in logs if one["event"] == "ring lost"]
+    return [one["reason"] for one in logs if one["event"] == "ring_lost"]
 
 
 @pytest.mark.parametrize("downgrade", [False, True])
@@ -253,7 +253,7 @@ async def test_rosters_that_do_not_hold_are_not_used(cluster: Any) -> None:
             cluster.publish()
             while (await gateway.ask("x"))[2].roster_version < cluster.version:
                 pass
-    reasons = [one["reason"] for one in logs if one["event"] == "roster refused"]
+    reasons = [one["reason"] for one in logs if one["event"] == "roster_refused"]
     assert reasons == ["ROSTER_ROLLBACK", "ENVELOPE_MALFORMED"]
 
 

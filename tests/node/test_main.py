@@ -85,7 +85,7 @@ async def test_a_node_that_is_thrown_out_ends_cleanly(tmp_path: Path, monkeypatc
 
     with capture_logs() as logs:
         await ends_with(removed())
-    assert [one["event"] for one in logs] == ["removed from the cluster"]
+    assert [one["event"] for one in logs] == ["removed_from_cluster"]
     assert "new token" in logs[0]["hint"]
     with pytest.raises(PermissionDenied):
         await ends_with(PermissionDenied("something else"))
@@ -133,7 +133,7 @@ def wait_for_event(process: Any, event: str) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
 def test_a_daemon_without_a_coordinator_runs_stays_small_and_stops(process: Any, sign: int) -> None:
-    wait_for_event(process, "node started")
+    wait_for_event(process, "node_started")
     daemon = psutil.Process(process.pid)
     assert daemon.memory_info().rss < 150 << 20
     if sys.platform == "linux":
@@ -145,7 +145,7 @@ def test_a_daemon_without_a_coordinator_runs_stays_small_and_stops(process: Any,
 
 @pytest.mark.integration
 def test_a_second_daemon_on_one_state_is_refused(process: Any, tmp_path: Path) -> None:
-    wait_for_event(process, "node started")
+    wait_for_event(process, "node_started")
     chosen = settings(tmp_path / "node").model_dump_json()
     second = subprocess.run(
         [sys.executable, "-c", PROGRAM, chosen], stderr=subprocess.PIPE, timeout=200, check=False

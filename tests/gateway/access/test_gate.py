@@ -330,7 +330,7 @@ async def test_no_key_reaches_a_log(
     await refused(gate, text)
     out, err = capfd.readouterr()
     told = out + err + capture_logs()
-    assert "api key refused" in told
+    assert "api_key_refused" in told
     assert text[:-1].rpartition("_")[2] not in told
 
 

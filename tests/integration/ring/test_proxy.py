@@ -36,7 +36,7 @@ async def proxy(ring, folder, *options):
     )
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
-            while b"proxy started" not in (line := await process.stderr.readline()):
+            while b"proxy_started" not in (line := await process.stderr.readline()):
                 assert line, f"the proxy has ended: {await process.wait()}"
         drain = asyncio.create_task(process.stderr.read())
         yield f"http://127.0.0.1:{port}", process

@@ -38,7 +38,7 @@ async def test_whoever_is_thrown_out_ends_cleanly(tmp_path: Path) -> None:
 
     with capture_logs() as logs:
         await run_enrolled(tmp_path, serve)
-    assert [(one["event"], one["hint"]) for one in logs] == [("removed from the cluster", "join again")]
+    assert [(one["event"], one["hint"]) for one in logs] == [("removed_from_cluster", "join again")]
 
 
 async def test_another_refusal_is_an_error(tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ async def logged(*parts: bytes) -> list[dict[str, Any]]:
 
 
 def said(text: str, level: str = "warning", **more: Any) -> dict[str, Any]:
-    return {"event": "child says", "log_level": level, "said": text, **more}
+    return {"event": "child_log", "log_level": level, "said": text, **more}
 
 
 def unknown(lines: int) -> dict[str, Any]:
-    return {"event": "child wrote lines that are not logged", "log_level": "warning", "lines": lines}
+    return {"event": "child_lines_not_logged", "log_level": "warning", "lines": lines}
 
 
 async def test_lines_are_found_however_they_come() -> None:

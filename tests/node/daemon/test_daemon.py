@@ -88,9 +88,7 @@ async def test_a_task_that_fails_is_told_of(cluster: Any, make_daemon: Any) -> N
         async with asyncio.timeout(200):
             while daemon._tasks:
                 await asyncio.sleep(0)
-    assert [(one["event"], type(one["exc_info"])) for one in logs] == [
-        ("a task of the daemon failed", ValueError)
-    ]
+    assert [(one["event"], type(one["exc_info"])) for one in logs] == [("daemon_task_failed", ValueError)]
 
 
 async def test_a_node_holds_off_sleep_while_it_is_in_a_ring(cluster: Any, make_daemon: Any) -> None:

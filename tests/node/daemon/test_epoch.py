@@ -301,7 +301,7 @@ STEERING = (
     "rotation",
     "rotation fails",
     "commit",
-    "carrier fault",
+    "carrier_fault",
     "engine fault",
     "end",
     "attach",
@@ -357,7 +357,7 @@ async def happen(event: str, epoch: Epoch, shop: Workshop, gateways: list[Gatewa
         shop.open(event)
     elif event == "commit":
         epoch.commit()
-    elif event == "carrier fault" and shop.on_fault is not None:
+    elif event == "carrier_fault" and shop.on_fault is not None:
         shop.on_fault(EpochEnded("carrier"))
     elif event == "engine fault":
         epoch.engine_fault(EpochEnded("engine"))

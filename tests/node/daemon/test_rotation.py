@@ -12,7 +12,7 @@ QUESTION = "What is the capital of France?"
 
 
 def renewals(logs: list[Any]) -> int:
-    return sum(entry["event"] == "link keys renewed" for entry in logs)
+    return sum(entry["event"] == "link_keys_renewed" for entry in logs)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -33,8 +33,8 @@ async def test_keys_change_while_tokens_flow(
         await gateway.close()
         assert texts[0]
         assert len(set(texts)) == 1
-    assert not [entry for entry in logs if entry["event"] == "link keys not renewed"]
-    at_steps = [entry["at_step"] for entry in logs if entry["event"] == "link keys renewed"]
+    assert not [entry for entry in logs if entry["event"] == "link_keys_not_renewed"]
+    at_steps = [entry["at_step"] for entry in logs if entry["event"] == "link_keys_renewed"]
     assert max(at_steps) > 10
 
 
@@ -67,7 +67,7 @@ async def test_an_idle_ring_changes_keys_at_its_next_step(
         assert await gateway.generate(QUESTION, 8, row=2)
         assert renewals(logs) >= before + 4
         await gateway.close()
-    assert {entry["at_step"] for entry in logs if entry["event"] == "link keys renewed"} >= {1}
+    assert {entry["at_step"] for entry in logs if entry["event"] == "link_keys_renewed"} >= {1}
 
 
 async def test_a_failed_change_of_keys_is_tried_again(make_bed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ async def test_a_failed_change_of_keys_is_tried_again(make_bed: Any, monkeypatch
         gateway = await ring.attach()
         first = asyncio.create_task(gateway.generate(QUESTION, 8, row=1))
         async with asyncio.timeout(200):
-            while not any(entry["event"] == "link keys not renewed" for entry in logs):
+            while not any(entry["event"] == "link_keys_not_renewed" for entry in logs):
                 await asyncio.sleep(0.02)
         ring.coordinator.send(ring.nodes[1].id, roster=update)
         done = renewals(logs)

@@ -191,7 +191,7 @@ async def test_logs_hold_event_names_only(family: Family) -> None:
         child.send(ping(1))
         await family.events.get()
         await child.stop(grace=PATIENCE_SECONDS)
-    said = [entry.get("said") for entry in logs if entry["event"] == "child says"]
+    said = [entry.get("said") for entry in logs if entry["event"] == "child_log"]
     assert said == [
         "hello there",
         "broke",

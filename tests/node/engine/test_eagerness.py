@@ -86,7 +86,7 @@ def test_a_model_that_routes_by_values_waits(bounds: tuple[int, int]) -> None:
     with capture_logs() as logs:
         assert awaits_input(stage)
     (event,) = logs
-    assert (event["event"], event["log_level"]) == ("stage awaits its input", "info")
+    assert (event["event"], event["log_level"]) == ("stage_awaits_input", "info")
     assert (event["model_type"], event["why"]) == ("dbrx", "its code evaluates arrays")
 
 
