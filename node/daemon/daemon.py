@@ -38,8 +38,8 @@ from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 from sealring.mesh.system.addresses import listen_error
 from sealring.mesh.system.files import unwritable
 from sealring.mesh.trust.attestation import sign_sealing_key
-from sealring.node.awake import Awake
 from sealring.node.control.sealed_rows import Unsealer
+from sealring.node.daemon.awake import Awake
 from sealring.node.daemon.carrier_process import Carrier
 from sealring.node.daemon.engine_process import Engine, StageKey
 from sealring.node.daemon.engines import EngineKeeper

@@ -24,7 +24,7 @@ from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput
 from sealring.mesh.system.processes import signal_group
 from sealring.node.daemon.childlog import ChildLog
 from sealring.node.ipc.frames import MAX_FRAME
-from sealring.node.sockets import socket_pair
+from sealring.node.ipc.sockets import socket_pair
 
 log = structlog.get_logger()
 

@@ -74,11 +74,12 @@ def make(folder: Path) -> Path:
         f"import sys; sys.path.insert(0, {own!r}); import darwin; sys.path.remove({own!r}); darwin.impose()"
     )
     (inside / "darwin.pth").write_text("\n".join([*lines, imposing]) + "\n")
-    script = Path(sys.executable).with_name("sealring")
-    own_script = folder / "bin" / "sealring"
-    own_script.write_text(f"#!{folder / 'bin' / 'python'}\n" + script.read_text().partition("\n")[2])
-    own_script.chmod(0o755)
-    return folder / "bin" / "python"
+    python, script = folder / "bin" / "python", folder / "bin" / "sealring"
+    installed = Path(sys.executable).with_name("sealring")
+    if installed.exists():
+        script.write_text(f"#!{python}\n" + installed.read_text().partition("\n")[2])
+        script.chmod(0o755)
+    return python
 
 
 def impose() -> None:

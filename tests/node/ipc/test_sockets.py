@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from sealring.node import sockets
+from sealring.node.ipc import sockets
 
 
 def test_both_ends_have_room_as_far_as_the_system_gives_it() -> None:

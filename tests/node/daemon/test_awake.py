@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sealring.node.awake import Awake
+from sealring.node.daemon.awake import Awake
 
 
 @pytest.fixture

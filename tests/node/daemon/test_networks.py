@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sealring.node.networks import network_of
+from sealring.node.daemon.networks import network_of
 
 
 def address(host: str | None, mask: str | None) -> Any:
