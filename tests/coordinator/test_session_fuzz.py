@@ -145,7 +145,7 @@ def alpha_id(cluster: Cluster) -> str:
 
 @given(said=st.lists(ANYTHING, max_size=8), hello=st.integers(0, 9).map(bool), draw_nonce=st.booleans())
 @settings(
-    max_examples=150 * HARD,
+    max_examples=80 * HARD,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

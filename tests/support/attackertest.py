@@ -47,9 +47,31 @@ async def lines(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str, 
         yield json.loads(line)
 
 
-async def told(mode: str, **arguments: Any) -> list[dict[str, Any]]:
-    async with attacker(mode, **arguments) as process:
-        return [line async for line in lines(process)]
+_callers: list[asyncio.subprocess.Process] = []
+
+
+@asynccontextmanager
+async def calling() -> AsyncIterator[None]:
+    """Has the process that `attack_with` calls with, one for all attacks."""
+    async with attacker("calls") as process:
+        _callers.append(process)
+        try:
+            yield
+        finally:
+            _callers.pop()
+
+
+async def told(**arguments: Any) -> list[dict[str, Any]]:
+    process = _callers[-1]
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(arguments).encode() + b"\n")
+    await process.stdin.drain()
+    found = []
+    async for line in lines(process):
+        if "done" in line:
+            return found
+        found.append(line)
+    raise AssertionError("the attacker ended")
 
 
 async def nodes(ring: Ring) -> dict[str, Any]:
@@ -85,7 +107,6 @@ async def targets(ring: Ring) -> list[dict[str, str]]:
 async def attack_with(ring: Ring, state: Path, **options: Any) -> list[dict[str, Any]]:
     now = await ring.status()
     return await told(
-        "calls",
         **options,
         state=str(state),
         authorities=str(ring.cluster.operator_bundle / "ca.pem"),

@@ -172,8 +172,14 @@ async def call(
         await channel.close()
 
 
-async def calls(arguments: dict[str, Any]) -> None:
-    """Tries every method at every target."""
+async def calls(_: dict[str, Any]) -> None:
+    """Tries every method at every target, once for each further line of arguments."""
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        await call_all(json.loads(line))
+        say(done=True)
+
+
+async def call_all(arguments: dict[str, Any]) -> None:
     thief = Thief(arguments["state"], arguments["authorities"])
     requests = thief.requests(arguments["cluster"], arguments["ring"], arguments["epoch"])
 

@@ -482,5 +482,6 @@ class MovingMachine(SchedulerMachine):
             self.patches.undo()
 
 
-MovingMachine.TestCase.settings = SchedulerMachine.TestCase.settings
+# An example has many times the steps of one without `drift`.
+MovingMachine.TestCase.settings = settings(SchedulerMachine.TestCase.settings, max_examples=20)
 TestMovedRows = MovingMachine.TestCase

@@ -32,15 +32,16 @@ MARK = "Zanzibar-7431"
 
 
 @contextlib.asynccontextmanager
-async def working(ring, text):
-    """A ring that works from beginning to end of the block."""
+async def working(ring, text, *, rows=3, pause=0.0):
+    """A ring that works from beginning to end of the block, with so many seconds between requests."""
 
     async def ask_on():
         while not ended:
             await ring.ask(chat(text), 40)
+            await asyncio.sleep(pause)
 
     ended = False
-    asking = asyncio.gather(*(ask_on() for _ in range(3)))
+    asking = asyncio.gather(*(ask_on() for _ in range(rows)))
     try:
         yield
     finally:
@@ -107,7 +108,7 @@ async def test_the_command_prints_shares_and_writes_a_file(ring, tmp_path):
     out = tmp_path / "trace.json"
     command = [sys.executable, "-m", "sealring.cli", "trace", "--seconds", "1", "--out", str(out), "--json"]
     environment = os.environ | {"SEALRING_CLI_OPERATOR": str(ring.cluster.operator_bundle)}
-    async with working(ring, "List the months of the year."):
+    async with working(ring, "Hello!", rows=1, pause=0.2):
         process = await asyncio.create_subprocess_exec(
             *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )

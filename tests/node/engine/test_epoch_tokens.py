@@ -15,10 +15,13 @@ from sealring.node.engine import params
 from sealring.node.engine.params import RowParameters
 from sealring.v1 import control_pb2 as control
 
+UNMOVED = ["llama", "gpt_oss", "mamba2", "deepseek_v3", "qwen3:4"]
+"""Families whose rows also stay in their lanes over three members; those of others move over as many."""
+
 
 @pytest.mark.parametrize(
     ("family", "size"),
-    combinations(FAMILIES, [1, 2, 3], always=[*((each, 3) for each in FAMILIES), ("llama", 1), ("llama", 2)]),
+    combinations(FAMILIES, [1, 2, 3], always=[*((each, 3) for each in UNMOVED), ("llama", 1), ("llama", 2)]),
 )
 def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
     lengths = {
@@ -35,7 +38,8 @@ def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "size"), combinations(FAMILIES, [1, 2, 3], always=[(each, 2) for each in FAMILIES])
+    ("family", "size"),
+    combinations(FAMILIES, [1, 2, 3], always=[(each, 2 if each in UNMOVED else 3) for each in FAMILIES]),
 )
 def test_rows_that_change_lanes_get_the_tokens_of_mlx_lm(family: str, size: int) -> None:
     lengths = dict(enumerate([(3, 12), (17, 11), (1, 12), (30, 10), (8, 12), (9, 12), (2, 11)], start=1))
