@@ -117,7 +117,7 @@ class BenchEngine(Engine):
                     {name: getattr(one, name) for name in names if hasattr(one, name)} for one in epoch.trace
                 ],
                 "tokens": front.tokens if front is not None else {},
-                "peak_memory": device.peak_memory(),
+                "peak_memory": mx.get_peak_memory(),
             }
             (self._traces / f"{epoch.number}-{self._lo}.json").write_text(json.dumps(left))
             if front is not None:

@@ -80,7 +80,7 @@ def measure(stages: int, rows: int, waiting: int, steps: int, answer: int) -> di
     """Keeps `rows` running and `waiting` waiting while it times `steps` steps."""
     ring, scheduler = Ring(), Scheduler(queue_limit=waiting + rows)
     member = MemberMemory(1024, 4096, 1 << 40)
-    ring.take(scheduler.attach(RingFacts(1, (member,) * stages, rows, 256)))
+    ring.take(scheduler.attach(RingFacts((member,) * stages, rows, 256)))
     count, now = 0, 0.0
     times: list[float] = []
     sizes: list[int] = []

@@ -130,7 +130,7 @@ def routing(rings: int) -> Result:
     ]
     member = MemberMemory(1024, 4096, 1 << 40)
     for ring in made:
-        ring.scheduler.attach(RingFacts(1, (member, member), 16, 256))
+        ring.scheduler.attach(RingFacts((member, member), 16, 256))
     spent = []
     for _ in range(20):
         begun = time.thread_time()

@@ -52,7 +52,7 @@ class SimulatedRing:
         self._sequence = itertools.count()
         self._scheduler = Scheduler(queue_limit=queue)
         member = MemberMemory(1024, 4096, 1 << 40)
-        facts = RingFacts(1, (member,) * stages, rows, 256, rows_in_turn=rows_in_turn)
+        facts = RingFacts((member,) * stages, rows, 256, rows_in_turn=rows_in_turn)
         self.lanes = facts.lanes
         self._do(self._scheduler.attach(facts))
 

@@ -32,7 +32,6 @@ FAULT = 1
 USAGE = 2
 CHECK_FAILED = 13
 INTERRUPTED = 130
-TERMINATED = 143
 
 BY_CODE: Mapping[str, int] = MappingProxyType(
     {

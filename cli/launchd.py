@@ -1,17 +1,12 @@
-"""launchd property lists and newsyslog rules for the three components (launchd.plist(5), newsyslog.conf(5)).
-
-launchd and plistlib take unknown and misspelt keys in silence, so every key is checked against a list first.
-"""
+"""launchd property lists and newsyslog rules for the components (launchd.plist(5), newsyslog.conf(5))."""
 
 from __future__ import annotations
 
 import plistlib
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any
 
 from sealring.mesh.errors import InvalidInput
@@ -26,34 +21,6 @@ DRAIN_SECONDS = 30
 EXIT_TIME_OUT = DRAIN_SECONDS + 15
 _UMASK = 0o077
 
-KNOWN_KEYS: Mapping[str, type | tuple[type, ...]] = MappingProxyType(
-    {
-        "Label": str,
-        "UserName": str,
-        "GroupName": str,
-        "ProgramArguments": list,
-        "WorkingDirectory": str,
-        "EnvironmentVariables": dict,
-        "RunAtLoad": bool,
-        "KeepAlive": (bool, dict),
-        "ThrottleInterval": int,
-        "ExitTimeOut": int,
-        "ProcessType": str,
-        "Umask": int,
-        "SoftResourceLimits": dict,
-        "HardResourceLimits": dict,
-        "StandardOutPath": str,
-        "StandardErrorPath": str,
-    }
-)
-KNOWN_NESTED: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        "KeepAlive": frozenset({"SuccessfulExit", "Crashed"}),
-        "SoftResourceLimits": frozenset({"NumberOfFiles", "Core"}),
-        "HardResourceLimits": frozenset({"NumberOfFiles", "Core"}),
-        "EnvironmentVariables": frozenset({"HOME", "PATH", "LANG"}),
-    }
-)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,31}\Z")
 _UNSAFE_PATH = re.compile(r"[\s\x00-\x1f\x7f]")
 
@@ -118,10 +85,10 @@ class Service:
 
 
 def property_list(service: Service) -> dict[str, Any]:
-    """The checked content of the service's property list, without secrets: everybody can read it."""
+    """The content of the service's property list, without secrets: everybody can read it."""
     config = [] if service.config is None else ["--config", service.config]
     flags = ["--log-file", service.log_file, "--state-dir", service.folder]
-    content: dict[str, Any] = {
+    return {
         "Label": service.label,
         "UserName": service.user,
         "ProgramArguments": [service.program, *config, service.component, "run", *flags],
@@ -142,26 +109,6 @@ def property_list(service: Service) -> dict[str, Any]:
         "StandardOutPath": service.crash_file,
         "StandardErrorPath": service.crash_file,
     }
-    check_property_list(content)
-    return content
-
-
-def check_property_list(content: Mapping[str, Any]) -> None:
-    """Raises InvalidInput (BAD_PROPERTY_LIST) for a key or a type that launchd would pass over in silence."""
-    for key, value in content.items():
-        expected = KNOWN_KEYS.get(key)
-        if expected is None:
-            raise _bad(f"launchd knows no key {key[:60]}")
-        if not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
-            raise _bad(f"{key} is a {type(value).__name__}")
-        for inner in value if isinstance(value, dict) else ():
-            if inner not in KNOWN_NESTED[key]:
-                raise _bad(f"launchd knows no key {inner[:60]} in {key}")
-    arguments = content.get("ProgramArguments") or [""]
-    if not all(isinstance(argument, str) for argument in arguments) or not arguments[0].startswith("/"):
-        raise _bad("ProgramArguments does not begin with an absolute path")
-    if content.get("ExitTimeOut", 0) <= DRAIN_SECONDS:
-        raise _bad("ExitTimeOut is not above the drain time")
 
 
 def render(service: Service) -> bytes:
@@ -176,10 +123,6 @@ def newsyslog_rules(service: Service) -> str:
     """
     heading = "# logfilename\t\t[owner:group]\tmode count size(KiB) when flags"
     return f"{heading}\n{service.log_file}\t{service.user}:wheel\t600 7 10240 * JN\n"
-
-
-def _bad(what: str) -> InvalidInput:
-    return InvalidInput(f"the property list is refused: {what}", reason="BAD_PROPERTY_LIST")
 
 
 def write_examples(folder: Path) -> None:

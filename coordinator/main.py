@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import structlog
 
@@ -147,8 +145,7 @@ class Coordinator:
             clock=clock,
             device_root=self._device_root,
         )
-        self._tasks: list[asyncio.Task[None]] = []
-        self._failure: asyncio.Future[None] | None = None
+        self._work: asyncio.Task[None] | None = None
 
     def main_address(self) -> str:
         """Where members, gateways and operators find the coordinator."""
@@ -186,14 +183,17 @@ class Coordinator:
         )
         self.authority.publish()
         self._operator_certificate = self._renew_operator()
-        self._failure = asyncio.get_running_loop().create_future()
         await self._main.start()
         await self._join.start()
-        self._run(self.authority.renew_forever())
-        self._run(self.rings.run())
-        self._run(self.sessions.watch(self.settings.heartbeat_timeout))
-        self._run(self.challenges.run())
-        self._run(self._rotate_forever())
+        self._work = asyncio.create_task(
+            first_of(
+                self.authority.renew_forever(),
+                self.rings.run(),
+                self.sessions.watch(self.settings.heartbeat_timeout),
+                self.challenges.run(),
+                self._rotate_forever(),
+            )
+        )
         log.info(
             "coordinator_started",
             cluster=self.keys.root.cluster,
@@ -208,31 +208,19 @@ class Coordinator:
         self.sessions.close_all("the coordinator is stopping")
         self.watchers.close_all()
         await self.moves.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait((self._work,))
         await asyncio.gather(self._main.stop(_STOP_GRACE_SECONDS), self._join.stop(_STOP_GRACE_SECONDS))
         self._seal_audit()
         self.store.close()
-        if self._tasks:  # one that could not start says why instead
+        if self._work is not None:  # one that could not start says why instead
             log.info("coordinator_stopped")
 
     async def failed(self) -> None:
         """Raises what ended one of the coordinator's own tasks, if that ever happens."""
-        if self._failure is not None:
-            await self._failure
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.append(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or self._failure is None or self._failure.done():
-            return
-        error = task.exception()
-        log.error("coordinator_task_ended", exc_info=error)
-        self._failure.set_exception(error or RuntimeError("a task of the coordinator ended"))
+        if self._work is not None:
+            await asyncio.shield(self._work)
 
     def rotate_certificates(self) -> None:
         """A new one for the servers and one for the operator, where half of the life of the last is over."""

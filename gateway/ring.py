@@ -367,7 +367,6 @@ class Ring:
 def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> RingFacts:
     """What the scheduler needs to know of an epoch; `attached` are its members' answers by rank."""
     return RingFacts(
-        epoch=serving.epoch,
         members=tuple(
             MemberMemory(each.kv_bytes_per_token, each.kv_bytes_per_row, each.kv_budget) for each in attached
         ),

@@ -17,7 +17,7 @@ from sealring.mesh.member.proof import PROOF_SECONDS, Purpose, no_proof
 from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role
 from sealring.v1 import membership_pb2_grpc
-from sealring.v1.membership_pb2 import FollowRequest, RosterUpdate, WatchRequest, WatchResponse
+from sealring.v1.membership_pb2 import FollowRequest, RosterUpdate, WatchResponse
 
 log = structlog.get_logger()
 
@@ -92,10 +92,6 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
         self._proofs = proofs
         self._watchers = watchers
         self._snapshot = snapshot
-
-    def Watch(self, request: WatchRequest, context: Any) -> AsyncIterator[WatchResponse]:  # noqa: N802
-        """Not served: it has no place for a proof. Raises Unauthenticated (NO_PROOF)."""
-        raise no_proof()
 
     async def Follow(  # noqa: N802
         self, requests: AsyncIterator[FollowRequest], context: Any

@@ -63,7 +63,6 @@ class RingFacts:
     `rows_in_turn`: on every member a step takes about as long as its rows would one after the other.
     """
 
-    epoch: int
     members: tuple[MemberMemory, ...]
     max_rows: int
     prefill_chunk: int

@@ -74,10 +74,6 @@ class Ledger:
             default=0.0,
         )
 
-    def member_bytes(self) -> list[int]:
-        """Reserved bytes per member, in the order of ranks."""
-        return [self._bytes(member, self._tokens, self.rows) for member in self._members]
-
     def place(self, tokens: int) -> int | None:
         """The lane for a new row: the one with the fewest rows where it fits, or None when it must wait."""
         size = rounded(tokens)

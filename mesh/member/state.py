@@ -1,6 +1,6 @@
 """What an enrolled machine keeps: one folder, written so that a crash never leaves a half-made identity.
 
-`tls.key tls.pem ca.pem root.dsse member.json`, and for members and gateways `identity.key roster.dsse
+`tls.key tls.pem root.dsse member.json`, and for members and gateways `identity.key roster.dsse
 roster-state.json` too. `member.json` is written last and is what makes the folder an enrolled one.
 """
 
@@ -29,7 +29,6 @@ _MEMBER = "member.json"
 _TLS_KEY = "tls.key"
 _NEXT_TLS_KEY = "tls.key.next"
 _TLS_CERTIFICATE = "tls.pem"
-_AUTHORITIES = "ca.pem"
 _ROOT = "root.dsse"
 _NAMES = ("member_id", "cluster", "role", "name", "coordinator", "join", "root_sha256")
 _MAX_BYTES = 1 << 17
@@ -78,7 +77,7 @@ def check_may_join(folder: Path, root_sha256: bytes) -> None:
 
 def forget_enrolment(folder: Path) -> None:
     """Remove an enrolment and the memory of its rosters; the identity key stays. Raises OSError."""
-    tls = (_TLS_KEY, _NEXT_TLS_KEY, _TLS_CERTIFICATE, _AUTHORITIES)
+    tls = (_TLS_KEY, _NEXT_TLS_KEY, _TLS_CERTIFICATE)
     for name in (_MEMBER, *tls, _ROOT, ROSTER, ROSTER_STATE):
         (folder / name).unlink(missing_ok=True)
 
@@ -110,8 +109,7 @@ def save_description(
 
 
 def save_root(folder: Path, root: RootMetadata) -> None:
-    """Replace the root metadata and the authorities that it names."""
-    write_atomic(folder / _AUTHORITIES, to_pem(*root.authorities))
+    """Replace the root metadata."""
     write_atomic(folder / _ROOT, encode_chain(root.chain))
 
 

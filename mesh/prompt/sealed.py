@@ -192,12 +192,6 @@ class ReplyOpener(Uncopyable):
         """Whether the last chunk has come: a stream that ends before it was cut off."""
         return self._complete
 
-    def restart(self) -> None:
-        """Expect a new reply from its first chunk, after the ring formed anew."""
-        self._aead = None
-        self._sequence = 0
-        self._ended = self._complete = False
-
     def open(self, sealed: bytes) -> tuple[bytes, bool]:
         """The next chunk, and whether it is the last.
 

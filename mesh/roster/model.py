@@ -143,10 +143,6 @@ class Roster:
                 return gateway
         raise NotFound("gateway is not in the roster", reason="NOT_IN_ROSTER", gateway=identifier)
 
-    def is_revoked(self, identifier: str) -> bool:
-        """Whether this id was thrown out."""
-        return any(entry.id == identifier for entry in self.revoked)
-
     def expired(self, now: float) -> bool:
         """Whether its life, with the skew allowance, is over."""
         return now >= self.expires + SKEW_SECONDS

@@ -34,11 +34,8 @@ APPLE_ROOT = base64.b64decode(
 )
 """Apple Enterprise Attestation Root CA (DER), which apple.com/certificateauthority publishes."""
 
-APPLE_ROOT_SHA256 = "ccf59ef8fcb3017d97f8b5fa6fa90e7a3f9283f76b55ac6cf6eda8b8b949f05b"
-
 _ARC = "1.2.840.113635.100.8"
-SERIAL, UDID = f"{_ARC}.9.1", f"{_ARC}.9.2"
-OS_VERSION, ENCLAVE_VERSION, BOOTLOADER_VERSION = f"{_ARC}.10.1", f"{_ARC}.10.2", f"{_ARC}.10.3"
+SERIAL = f"{_ARC}.9.1"
 FRESHNESS = f"{_ARC}.11.1"
 SIP_STATUS, SECURE_BOOT_STATUS = f"{_ARC}.13.1", f"{_ARC}.13.2"
 _UTF8_STRING, _OCTET_STRING, _TRUE = 0x0C, 0x04, b"\x01\x01\xff"
@@ -50,10 +47,6 @@ class Device:
     """The Mac that a verified chain names."""
 
     serial: str
-    udid: str | None = None
-    os_version: str | None = None
-    enclave_version: str | None = None
-    bootloader_version: str | None = None
 
 
 def device_nonce(identity_key: bytes) -> bytes:
@@ -88,13 +81,7 @@ def verify_device(
     serial = _text(leaf, SERIAL)
     if serial is None:
         raise _bad_chain("it names no serial number")
-    return Device(
-        serial,
-        _text(leaf, UDID),
-        _text(leaf, OS_VERSION),
-        _text(leaf, ENCLAVE_VERSION),
-        _text(leaf, BOOTLOADER_VERSION),
-    )
+    return Device(serial)
 
 
 def _load(chain: Sequence[bytes]) -> list[x509.Certificate]:

@@ -6,7 +6,6 @@ the trust level from evidence; the member's own claims never raise it above what
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from dataclasses import asdict, dataclass, fields
 
@@ -264,11 +263,6 @@ def verify_sealing_key(identity_key: bytes, cluster: str, sealing_key: bytes, si
 def _sealing_content(cluster: str, sealing_key: bytes) -> bytes:
     """Never a statement: those begin with a brace."""
     return pack_fields(b"sealring sealing key v1", cluster.encode(), sealing_key)
-
-
-def statement_hash(data: bytes) -> bytes:
-    """How rosters name a statement: SHA-256 of its bytes."""
-    return hashlib.sha256(data).digest()
 
 
 def _posture(value: Json) -> Posture:

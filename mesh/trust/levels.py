@@ -1,9 +1,9 @@
-"""Trust levels, their scores, and the minimum over members that a cluster or ring may claim."""
+"""Trust levels and their scores."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from sealring.mesh.errors import AttestationError
@@ -49,18 +49,8 @@ def parse_level(name: str) -> TrustLevel:
         ) from None
 
 
-def score(level: str) -> int:
-    """The score of a level. Raises AttestationError for an unknown level."""
-    return SCORES[parse_level(level)]
-
-
 def ceiling(level: TrustLevel, key_type: KeyType) -> int:
     """The highest score that evidence of `level` by a key of `key_type` may reach."""
     if key_type is KeyType.SOFTWARE:
         return min(SCORES[level], SCORES[TrustLevel.SOFTWARE])
     return SCORES[level]
-
-
-def min_trust(levels: Iterable[str]) -> int:
-    """The lowest score among `levels`, 0 when there are none. Raises AttestationError for an unknown one."""
-    return min((score(level) for level in levels), default=0)

@@ -158,7 +158,6 @@ class Carrier:
         pong = engine_pb2.CarrierPong(sequence=ping.sequence)
         if counters:
             pong.records_sealed, pong.records_opened = counters.sealed, counters.opened
-            pong.bytes_sealed, pong.bytes_opened = counters.bytes_sealed, counters.bytes_opened
             pong.waiting_ms = int(counters.waiting_seconds() * 1000)
         self._control.send(engine_pb2.CarrierEvent(pong=pong))
 

@@ -25,8 +25,6 @@ class Counters:
 
     sealed: int = 0
     opened: int = 0
-    bytes_sealed: int = 0
-    bytes_opened: int = 0
     sending_since: float = 0.0
     receiving_since: float = 0.0
     waiting_since: float = 0.0
@@ -112,7 +110,6 @@ class Pump:
         self._outgoing.sealer.seal_into(data, self._group.send_buffer(length), header)
         sealed = now()
         self.counters.sealed += 1
-        self.counters.bytes_sealed += header.length
         self.counters.sending_since = time.monotonic()
         self._group.send(length)
         self.counters.sending_since = 0.0
@@ -129,4 +126,3 @@ class Pump:
         self._incoming.opener.open_into(ciphertext, out, header)
         self.counters.opened += 1
         self._receives.add(header.step, self.counters.opened, begun, received, now())
-        self.counters.bytes_opened += header.length

@@ -54,11 +54,10 @@ class StageKey:
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """The newest figures of an engine: steps executed in its epoch, and bytes active and at most."""
+    """The newest figures of an engine: steps executed in its epoch, and bytes active."""
 
     steps: int = 0
     memory: int = 0
-    peak_memory: int = 0
 
 
 class EngineSink(Protocol):
@@ -162,7 +161,7 @@ class Engine:
         The caller closes its own copies. Raises EpochEnded, DeadlineExceeded, or what the engine says.
         """
         command.id = self._number()
-        self.figures = EngineFigures(memory=self.figures.memory, peak_memory=self.figures.peak_memory)
+        self.figures = EngineFigures(memory=self.figures.memory)
         if descriptors:
             self._hand_over(command.epoch, descriptors)
         self._sink = sink
@@ -295,7 +294,7 @@ class Engine:
             self._answer(kind, event)
 
     def _pong(self, pong: engine_pb2.EnginePong) -> None:
-        self.figures = EngineFigures(pong.steps, pong.memory, pong.peak_memory)
+        self.figures = EngineFigures(pong.steps, pong.memory)
         if self._busy and not self._worked:
             self._set_busy(False)
         self._worked = False

@@ -110,7 +110,3 @@ def rows_in_turn() -> bool:
 
 def active_memory() -> int:
     return int(mx.get_active_memory())
-
-
-def peak_memory() -> int:
-    return int(mx.get_peak_memory())

@@ -35,7 +35,7 @@ from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.sampling import Sampler
-from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.trace import engine_trace
 from sealring.node.engine.transfer import Departure, Landing, SharedDeparture, transfer
@@ -156,10 +156,6 @@ class Epoch:
     @property
     def over(self) -> bool:
         return self._over
-
-    @property
-    def cache_bytes(self) -> int:
-        return self._lanes.nbytes + sum(caches.nbytes(cache) for cache in self._prefixes.held())
 
     @property
     def trace(self) -> list[StepTimes]:

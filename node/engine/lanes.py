@@ -145,10 +145,3 @@ class Lanes:
     def clear(self) -> None:
         self._prefilling.clear()
         self._lanes.clear()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all caches, room for growth included."""
-        held = [row.cache for row in self._prefilling.values()]
-        held += [lane.cache for lane in self._lanes.values()]
-        return sum(caches.nbytes(cache) for cache in held)

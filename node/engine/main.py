@@ -156,7 +156,6 @@ class Engine:
             sequence=sequence,
             steps=epoch.steps if epoch is not None else 0,
             memory=device.active_memory(),
-            peak_memory=device.peak_memory(),
         )
 
     def _guarded(self, number: int, work: Callable[[], None]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,12 @@ _BLOCK = 256 * 1024 * 1024
 _REDOWNLOAD = "download or convert the model again"
 
 
-def load_stage(
-    path: Path, lo: int, hi: int, *, kv_bits: int = 0, progress: Callable[[float], None] | None = None
-) -> Stage:
+def load_stage(path: Path, lo: int, hi: int, *, kv_bits: int = 0) -> Stage:
     """The layers [lo, hi) of the model in the folder `path`, with embedding, norm and head as they need.
 
     mlx-lm's `load_model` maps the complete weights lazily, converts and quantizes them and insists that they
     are exactly the model's parameters; only then is the stage cut out and its own parameters read, a block
-    at a time. No other layer's weights are read from the disk. `progress` is told the fraction read. With
+    at a time. No other layer's weights are read from the disk. With
     `kv_bits` (8 or 4) its caches are quantized.
 
     Raises ModelError for a missing, corrupt or unsupported model, InvalidInput for an impossible range.
@@ -48,7 +45,7 @@ def load_stage(
     stage = Stage(model, anatomy, lo, hi, quantization=quantization)
     del model, anatomy
     try:
-        _read(stage, progress or (lambda _: None))
+        _read(stage)
     except (RuntimeError, ValueError) as error:
         raise ModelError(
             f"the weights of {path.name} could not be read: {_first_words(error)}",
@@ -60,19 +57,15 @@ def load_stage(
     return stage
 
 
-def _read(stage: Stage, progress: Callable[[float], None]) -> None:
-    total, done = max(1, stage.weight_bytes), 0
+def _read(stage: Stage) -> None:
     block: list[mx.array] = []
     for array in stage.kept:
         block.append(array)
         if sum(one.nbytes for one in block) >= _BLOCK:
             mx.eval(block)
-            done += sum(one.nbytes for one in block)
             block.clear()
-            progress(done / total)
     mx.eval(block)
     mx.clear_cache()
-    progress(1.0)
 
 
 def load_lazily(path: Path) -> tuple[nn.Module, dict[str, Any]]:

@@ -1,12 +1,11 @@
 """Length-prefixed protobuf frames on the private pipes between a daemon and its child processes.
 
-A frame is a 4-byte big-endian length and one serialized message. `FrameSocket` is the blocking form for
-child processes and bare threads; `read_frame` / `write_frame` are for asyncio streams.
+A frame is a 4-byte big-endian length and one serialized message. `FrameSocket` is for child processes and
+bare threads; the daemon's end is `sealring.node.daemon.supervisor.Child`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 import threading
@@ -70,26 +69,6 @@ class FrameSocket:
         """Closes the socket and the buffer over it."""
         self._reader.close()
         self.socket.close()
-
-
-async def read_frame(reader: asyncio.StreamReader, kind: type[M]) -> M | None:
-    """The next message, or None at a clean end. Raises InvalidInput on a broken frame."""
-    head = b""
-    try:
-        head = await reader.readexactly(_LENGTH.size)
-        body = await reader.readexactly(_checked_length(head))
-    except asyncio.IncompleteReadError as error:
-        if head or error.partial:
-            raise _broken() from None
-        return None
-    except ConnectionResetError:
-        return None
-    return _decoded(kind, body)
-
-
-def write_frame(writer: asyncio.StreamWriter, message: Message) -> None:
-    """Queues one message; await `writer.drain()` where the amount matters."""
-    writer.write(encode_frame(message))
 
 
 def _checked_length(head: bytes) -> int:

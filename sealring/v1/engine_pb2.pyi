@@ -513,23 +513,20 @@ class EnginePong(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
-    PEAK_MEMORY_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     steps: _builtins.int
     memory: _builtins.int
     """bytes active"""
-    peak_memory: _builtins.int
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         steps: _builtins.int = ...,
         memory: _builtins.int = ...,
-        peak_memory: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "peak_memory", b"peak_memory", "sequence", b"sequence", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "sequence", b"sequence", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -886,15 +883,11 @@ class CarrierPong(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     RECORDS_SEALED_FIELD_NUMBER: _builtins.int
     RECORDS_OPENED_FIELD_NUMBER: _builtins.int
-    BYTES_SEALED_FIELD_NUMBER: _builtins.int
-    BYTES_OPENED_FIELD_NUMBER: _builtins.int
     WAITING_MS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     records_sealed: _builtins.int
     """and at least begun to be sent"""
     records_opened: _builtins.int
-    bytes_sealed: _builtins.int
-    bytes_opened: _builtins.int
     waiting_ms: _builtins.int
     """since when no byte has come of a record that is waited for; 0 while none is"""
     def __init__(
@@ -903,13 +896,11 @@ class CarrierPong(_message.Message):
         sequence: _builtins.int = ...,
         records_sealed: _builtins.int = ...,
         records_opened: _builtins.int = ...,
-        bytes_sealed: _builtins.int = ...,
-        bytes_opened: _builtins.int = ...,
         waiting_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_opened", b"bytes_opened", "bytes_sealed", b"bytes_sealed", "records_opened", b"records_opened", "records_sealed", b"records_sealed", "sequence", b"sequence", "waiting_ms", b"waiting_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["records_opened", b"records_opened", "records_sealed", b"records_sealed", "sequence", b"sequence", "waiting_ms", b"waiting_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

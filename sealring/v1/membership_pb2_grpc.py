@@ -433,11 +433,6 @@ class SchedulingStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Watch = channel.unary_stream(
-                '/sealring.v1.Scheduling/Watch',
-                request_serializer=sealring_dot_v1_dot_membership__pb2.WatchRequest.SerializeToString,
-                response_deserializer=sealring_dot_v1_dot_membership__pb2.WatchResponse.FromString,
-                _registered_method=True)
         self.Follow = channel.stream_stream(
                 '/sealring.v1.Scheduling/Follow',
                 request_serializer=sealring_dot_v1_dot_membership__pb2.FollowRequest.SerializeToString,
@@ -449,13 +444,6 @@ class SchedulingServicer:
     """Served on the coordinator's main address, mTLS, role gateway.
     """
 
-    def Watch(self, request, context):
-        """Not served any more: a watcher that does not prove its identity. Follow is the way.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Follow(self, request_iterator, context):
         """Offer, answer and proof; then the current roster and the state of every ring, and every change.
         """
@@ -466,11 +454,6 @@ class SchedulingServicer:
 
 def add_SchedulingServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Watch': grpc.unary_stream_rpc_method_handler(
-                    servicer.Watch,
-                    request_deserializer=sealring_dot_v1_dot_membership__pb2.WatchRequest.FromString,
-                    response_serializer=sealring_dot_v1_dot_membership__pb2.WatchResponse.SerializeToString,
-            ),
             'Follow': grpc.stream_stream_rpc_method_handler(
                     servicer.Follow,
                     request_deserializer=sealring_dot_v1_dot_membership__pb2.FollowRequest.FromString,
@@ -487,33 +470,6 @@ def add_SchedulingServicer_to_server(servicer, server):
 class Scheduling:
     """Served on the coordinator's main address, mTLS, role gateway.
     """
-
-    @staticmethod
-    def Watch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/sealring.v1.Scheduling/Watch',
-            sealring_dot_v1_dot_membership__pb2.WatchRequest.SerializeToString,
-            sealring_dot_v1_dot_membership__pb2.WatchResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Follow(request_iterator,

@@ -7,7 +7,6 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from sealring.v1 import membership_pb2 as _membership_pb2
 import abc as _abc_1
-import builtins as _builtins
 import grpc as _grpc
 import sys
 import typing as _typing
@@ -16,11 +15,6 @@ if sys.version_info >= (3, 11):
     from typing import Self as _Self
 else:
     from typing_extensions import Self as _Self
-
-if sys.version_info >= (3, 13):
-    from warnings import deprecated as _deprecated
-else:
-    from typing_extensions import deprecated as _deprecated
 
 _T = _typing.TypeVar("_T")
 
@@ -199,10 +193,6 @@ class SchedulingStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulingAsyncStub: ...
-    @_builtins.property
-    @_deprecated("""This method has been marked as deprecated using proto method options.""")
-    def Watch(self) -> _grpc.UnaryStreamMultiCallable[_membership_pb2.WatchRequest, _membership_pb2.WatchResponse]:
-        """Not served any more: a watcher that does not prove its identity. Follow is the way."""
     Follow: _grpc.StreamStreamMultiCallable[_membership_pb2.FollowRequest, _membership_pb2.WatchResponse]
     """Offer, answer and proof; then the current roster and the state of every ring, and every change."""
 
@@ -211,24 +201,11 @@ class SchedulingAsyncStub(SchedulingStub):
     """Served on the coordinator's main address, mTLS, role gateway."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    @_builtins.property
-    @_deprecated("""This method has been marked as deprecated using proto method options.""")
-    def Watch(self) -> _aio.UnaryStreamMultiCallable[_membership_pb2.WatchRequest, _membership_pb2.WatchResponse]:  # type: ignore[override]
-        """Not served any more: a watcher that does not prove its identity. Follow is the way."""
     Follow: _aio.StreamStreamMultiCallable[_membership_pb2.FollowRequest, _membership_pb2.WatchResponse]  # type: ignore[assignment]
     """Offer, answer and proof; then the current roster and the state of every ring, and every change."""
 
 class SchedulingServicer(metaclass=_abc_1.ABCMeta):
     """Served on the coordinator's main address, mTLS, role gateway."""
-
-    @_deprecated("""Not served any more: a watcher that does not prove its identity. Follow is the way.""")
-    @_abc_1.abstractmethod
-    def Watch(
-        self,
-        request: _membership_pb2.WatchRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_membership_pb2.WatchResponse], _abc.AsyncIterator[_membership_pb2.WatchResponse]]:
-        """Not served any more: a watcher that does not prove its identity. Follow is the way."""
 
     @_abc_1.abstractmethod
     def Follow(

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import stat
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,10 +211,15 @@ async def test_the_operator_bundle_follows_the_address(cluster: Cluster) -> None
     assert bundle.coordinator == cluster.coordinator.main_address()
 
 
-async def test_a_task_that_fails_ends_the_process(cluster: Cluster) -> None:
-    async def broken() -> None:
+async def test_a_part_that_fails_ends_the_process(
+    start_cluster: Callable[..., Awaitable[Cluster]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
         raise OSError("no space left")
 
-    cluster.coordinator._run(broken())
+    monkeypatch.setattr(Coordinator, "rotate_certificates", broken)
+    cluster = await start_cluster()
     with pytest.raises(OSError, match="no space"):
-        await asyncio.wait_for(cluster.coordinator.failed(), 200)
+        async with asyncio.timeout(200):
+            await cluster.coordinator.failed()
+    await cluster.close()

@@ -32,7 +32,7 @@ def test_members_tell_their_memory_and_the_least_that_their_caches_allow() -> No
         for support in (control.PREFIX_SUPPORT_ANY, control.PREFIX_SUPPORT_EXACT)
     ]
     facts = ring_facts(SERVING, attached)
-    assert (facts.epoch, facts.max_rows, facts.prefill_chunk) == (4, 8, 64)
+    assert (facts.max_rows, facts.prefill_chunk) == (8, 64)
     assert facts.members == (MemberMemory(3, 4, 5),) * 2
     assert facts.prefixes == control.PREFIX_SUPPORT_EXACT
 

@@ -34,9 +34,6 @@ class DeviceAuthority:
         """Leaf and intermediate for one identity key; `extensions` replace (or with None leave out) some."""
         values: dict[str, bytes | None] = {
             device.SERIAL: SERIAL.encode(),
-            device.UDID: b"00008132-000000000000001E",
-            device.OS_VERSION: b"26.1",
-            device.ENCLAVE_VERSION: b"26.1",
             device.FRESHNESS: device.device_nonce(identity_key),
             device.SIP_STATUS: b"\x01\x01\xff",
             device.SECURE_BOOT_STATUS: b"\x01\x01\xff",

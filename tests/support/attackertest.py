@@ -109,7 +109,7 @@ async def attack_with(ring: Ring, state: Path, **options: Any) -> list[dict[str,
     return await told(
         **options,
         state=str(state),
-        authorities=str(ring.cluster.operator_bundle / "ca.pem"),
+        authorities=str(ring.cluster.operator_bundle.parent / "ca.pem"),
         targets=await targets(ring),
         cluster=load_member_state(ring.cluster.operator_bundle).peer.cluster,
         ring=now.ring,

@@ -132,7 +132,6 @@ class Thief:
                 nonce=bytes(32),
                 signature=self._signer.sign(Label.CSR, csr),
             ),
-            f"{v1}Scheduling/Watch": membership_pb2.WatchRequest(),
             f"{v1}Scheduling/Follow": membership_pb2.FollowRequest(),
             f"{v1}Admin/ListNodes": admin_pb2.ListNodesRequest(),
             f"{v1}Admin/CreateJoinToken": admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE),

@@ -126,13 +126,6 @@ def detached(cache: Cache) -> Cache:
     return cache
 
 
-def nbytes(cache: Batch) -> int:
-    """The bytes that the cache holds, room for growth included."""
-    if isinstance(cache, RowByRow):
-        return sum(nbytes(row) for row in cache)
-    return sum(int(part.nbytes) for part in cache)
-
-
 class Slots:
     """Places a stage's caches where the model expects them.
 

@@ -1,4 +1,8 @@
-"""From tokens to text, one token at a time: incremental decoding and stop strings."""
+"""From tokens to text, one token at a time: incremental decoding and stop strings.
+
+Not `tokenizers.DecodeStream`: where the bytes of tokens are no valid text, which a model may well sample, it
+raises (byte fallback) or loses the rest, and for byte-level vocabularies it takes twice the time.
+"""
 
 from __future__ import annotations
 

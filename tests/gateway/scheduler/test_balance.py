@@ -107,7 +107,7 @@ class Uneven:
     """Two lanes with so many rows each, and what copies of 0.4 s a round's rows cost."""
 
     def __init__(self, *sizes: int, limit: int = 1000, copy: float = 0.01) -> None:
-        self.ledger = Ledger(RingFacts(1, (MemberMemory(1, 0, 1 << 40),) * 2, 64, 256))
+        self.ledger = Ledger(RingFacts((MemberMemory(1, 0, 1 << 40),) * 2, 64, 256))
         self.lanes = [Lane(number) for number in range(2)]
         for lane, size in zip(self.lanes, sizes, strict=True):
             lane.change([], [self.row(lane, limit) for _ in range(size)])

@@ -35,7 +35,7 @@ requests = st.lists(
 def run(work: list[tuple[str, int, int]], stages: int, max_rows: int) -> list[int]:
     """Asks for everything at once; returns the requests in the order of their first chunks."""
     scheduler = Scheduler(queue_limit=1000)
-    ring = RingFacts(1, (MemberMemory(1, 0, 2048),) * stages, max_rows, 64)
+    ring = RingFacts((MemberMemory(1, 0, 2048),) * stages, max_rows, 64)
     todo: deque[Action] = deque(scheduler.attach(ring))
     steps: deque[tuple[int, list[int]]] = deque()
     lanes: dict[int, list[int]] = {}
@@ -206,7 +206,7 @@ def test_what_is_to_be_soon_goes_first_and_what_is_too_late_fails() -> None:
 
 def test_a_row_that_waits_for_memory_is_given_back_and_one_that_has_begun_goes_on() -> None:
     scheduler = Scheduler(queue_limit=100)
-    scheduler.attach(RingFacts(1, (MemberMemory(1, 0, 512),), 8, 64))
+    scheduler.attach(RingFacts((MemberMemory(1, 0, 512),), 8, 64))
     for name in ("runs", "waits"):
         actions = scheduler.submit(Request(name, "k", 200, inference.Envelope(), patience=1.0), 0.0)
         (opened,) = [action for action in actions if isinstance(action, OpenRow)]

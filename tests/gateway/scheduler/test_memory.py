@@ -30,11 +30,16 @@ def padded_bytes(ring: RingFacts, held: dict[int, tuple[int, int]]) -> list[int]
     return [each.kv_bytes_per_token * tokens + each.kv_bytes_per_row * len(held) for each in ring.members]
 
 
+def member_bytes(ledger: Ledger) -> list[int]:
+    """Reserved bytes per member, in the order of ranks."""
+    return [ledger._bytes(member, ledger._tokens, ledger.rows) for member in ledger._members]
+
+
 @given(members, operations)
 def test_the_ledger_never_promises_what_is_not_there(
     figures: list[MemberMemory], work: list[tuple[str, int]]
 ) -> None:
-    ring = RingFacts(1, tuple(figures), 100, 64)
+    ring = RingFacts(tuple(figures), 100, 64)
     ledger = Ledger(ring)
     held: dict[int, tuple[int, int]] = {}
     for row, (operation, tokens) in enumerate(work):
@@ -56,17 +61,17 @@ def test_the_ledger_never_promises_what_is_not_there(
         elif ledger.grow(oldest, held[oldest][1] + tokens):
             held[oldest] = (held[oldest][0], held[oldest][1] + tokens)
         expected = padded_bytes(ring, held)
-        assert ledger.member_bytes() == expected
+        assert member_bytes(ledger) == expected
         assert all(used <= each.kv_budget for used, each in zip(expected, figures, strict=True))
         assert ledger.rows == len(held)
     for row in held:
         ledger.release(row)
-    assert ledger.member_bytes() == [0] * len(figures)
+    assert member_bytes(ledger) == [0] * len(figures)
 
 
 @given(members)
 def test_what_fits_alone_is_what_capacity_says(figures: list[MemberMemory]) -> None:
-    ledger = Ledger(RingFacts(1, tuple(figures), 100, 64))
+    ledger = Ledger(RingFacts(tuple(figures), 100, 64))
     capacity = ledger.capacity
     assert capacity % BLOCK == 0
     assert capacity == 0 or ledger.place(capacity) is not None
@@ -74,7 +79,7 @@ def test_what_fits_alone_is_what_capacity_says(figures: list[MemberMemory]) -> N
 
 
 def test_rows_go_to_the_emptiest_lane_and_long_ones_to_a_lane_of_their_own() -> None:
-    ledger = Ledger(RingFacts(1, (MemberMemory(1, 0, 16 * BLOCK),) * 2, 100, 64))
+    ledger = Ledger(RingFacts((MemberMemory(1, 0, 16 * BLOCK),) * 2, 100, 64))
     for row in range(6):
         lane = ledger.place(BLOCK)
         assert lane == row % 2
@@ -89,7 +94,7 @@ def test_rows_go_to_the_emptiest_lane_and_long_ones_to_a_lane_of_their_own() -> 
 def test_a_ring_has_a_lane_more_than_stages_where_a_step_costs_what_its_rows_do(
     stages: int, in_turn: bool, lanes: int
 ) -> None:
-    facts = RingFacts(1, (MemberMemory(1, 0, 16 * BLOCK),) * stages, 100, 64, rows_in_turn=in_turn)
+    facts = RingFacts((MemberMemory(1, 0, 16 * BLOCK),) * stages, 100, 64, rows_in_turn=in_turn)
     ledger = Ledger(facts)
     assert facts.lanes == ledger.regular == lanes
     for row in range(2 * lanes if lanes < 8 else 0):
@@ -98,7 +103,7 @@ def test_a_ring_has_a_lane_more_than_stages_where_a_step_costs_what_its_rows_do(
 
 
 def test_a_prefix_that_is_given_up_leaves_nothing_behind() -> None:
-    ledger = Ledger(RingFacts(1, (MemberMemory(2, 10, 1000), MemberMemory(1, 0, 1000)), 100, 64))
+    ledger = Ledger(RingFacts((MemberMemory(2, 10, 1000), MemberMemory(1, 0, 1000)), 100, 64))
     ledger.keep(64)
     ledger.keep(128)
     assert ledger.kept_bytes() == [404, 192]
@@ -109,7 +114,7 @@ def test_a_prefix_that_is_given_up_leaves_nothing_behind() -> None:
 
 
 def test_a_row_moves_to_a_lane_with_two_rows_fewer_than_its_own_keeps() -> None:
-    ledger = Ledger(RingFacts(1, (MemberMemory(1, 0, 16 * BLOCK),) * 2, 100, 64))
+    ledger = Ledger(RingFacts((MemberMemory(1, 0, 16 * BLOCK),) * 2, 100, 64))
     for row in range(3):
         ledger.reserve(row, 0, BLOCK)
     assert [ledger.fits_better(0, leaving) for leaving in (0, 1, 2)] == [True, True, False]
@@ -118,7 +123,7 @@ def test_a_row_moves_to_a_lane_with_two_rows_fewer_than_its_own_keeps() -> None:
     ledger.reserve(4, 1, BLOCK)
     assert not ledger.fits_better(0, 0)
     assert ledger.move(0) == 0
-    alone = Ledger(RingFacts(1, (MemberMemory(1, 0, 8 * BLOCK),) * 2, 100, 64))
+    alone = Ledger(RingFacts((MemberMemory(1, 0, 8 * BLOCK),) * 2, 100, 64))
     for row, tokens in enumerate((BLOCK, BLOCK, BLOCK)):
         alone.reserve(row, 0, tokens)
     alone.reserve(3, 1, 5 * BLOCK)

@@ -31,7 +31,7 @@ class Desk:
     """A prefix cache, and rows of one character per token."""
 
     def __init__(self, support: control.PrefixSupport.ValueType = ANY, tokens: int = 10_000) -> None:
-        self.ledger = Ledger(RingFacts(1, (MemberMemory(1, 0, tokens),), 8, 256, support))
+        self.ledger = Ledger(RingFacts((MemberMemory(1, 0, tokens),), 8, 256, support))
         self.cache = PrefixCache(self.ledger, support)
         self.count = 0
 

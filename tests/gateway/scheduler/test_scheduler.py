@@ -39,7 +39,7 @@ class Driver:
         queue: int = 100,
     ) -> None:
         self.scheduler = Scheduler(queue_limit=queue)
-        self.facts = RingFacts(1, (MemberMemory(1, 0, budget),) * stages, max_rows, chunk)
+        self.facts = RingFacts((MemberMemory(1, 0, budget),) * stages, max_rows, chunk)
         self.prompts: dict[str, int] = {}
         self.actions: list[Action] = []
         self.steps: list[control.Step] = []

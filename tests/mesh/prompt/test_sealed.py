@@ -141,14 +141,12 @@ def test_a_clock_moved_back_revives_nothing(guard: ReplayGuard, clock: Any) -> N
 def test_request_ids_are_single_use_within_an_epoch(guard: ReplayGuard) -> None:
     request = info()
     sealed, opener = seal_request(KEY.public_key, request, b"x")
-    first = KEY.open_request(sealed, request, guard, epoch=3)
+    KEY.open_request(sealed, request, guard, epoch=3)
     for epoch in (3, 2, 0):
         assert refusal(KEY.open_request, sealed, request, guard, epoch=epoch) == "ENVELOPE_REPLAYED"
     other, _ = seal_request(KEY.public_key, request, b"y")
     assert refusal(KEY.open_request, other, request, guard, epoch=4) == "ENVELOPE_REPLAYED"
     again = KEY.open_request(sealed, request, guard, epoch=4)
-    opener.open(first.reply.seal(b"part"))
-    opener.restart()
     assert opener.open(again.reply.seal(b"whole", last=True)) == (b"whole", True)
 
 

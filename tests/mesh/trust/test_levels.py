@@ -1,20 +1,11 @@
-"""Levels, scores and minima."""
+"""Levels and scores."""
 
 from __future__ import annotations
 
 import pytest
 
 from sealring.mesh.errors import AttestationError
-from sealring.mesh.trust.levels import (
-    MAX_SCORE,
-    SCORES,
-    KeyType,
-    TrustLevel,
-    ceiling,
-    min_trust,
-    parse_level,
-    score,
-)
+from sealring.mesh.trust.levels import MAX_SCORE, SCORES, KeyType, TrustLevel, ceiling, parse_level
 
 
 def test_scores() -> None:
@@ -27,18 +18,11 @@ def test_scores() -> None:
     assert MAX_SCORE == 30
 
 
-def test_minimum_over_members() -> None:
-    assert min_trust(["hardware", "software", "self_signed"]) == 10
-    assert min_trust(["hardware"]) == 30
-    assert min_trust([]) == 0
-
-
 @pytest.mark.parametrize("level", ["", "Hardware", "golden", "hardware ", "30"])
 def test_an_unknown_level_is_refused(level: str) -> None:
-    for action in (parse_level, score, lambda name: min_trust(["hardware", name])):
-        with pytest.raises(AttestationError) as error:
-            action(level)
-        assert error.value.reason == "UNKNOWN_TRUST_LEVEL"
+    with pytest.raises(AttestationError) as error:
+        parse_level(level)
+    assert error.value.reason == "UNKNOWN_TRUST_LEVEL"
 
 
 def test_a_software_key_never_passes_ten() -> None:

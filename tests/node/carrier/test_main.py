@@ -38,7 +38,7 @@ class Pump:
         self.noted = 0
         self.installed: list[tuple[bool, int]] = []
         self.counters = SimpleNamespace(
-            sealed=1, opened=2, bytes_sealed=3, bytes_opened=4, sending_since=0.0, receiving_since=0.0,
+            sealed=1, opened=2, sending_since=0.0, receiving_since=0.0,
             waiting_seconds=lambda: 1.5,
         )  # fmt: skip
 
@@ -95,7 +95,7 @@ def test_commands_are_answered_until_it_is_to_end(monkeypatch: pytest.MonkeyPatc
     ready, pong, trace = control.sent
     assert ready.HasField("ready")
     assert pong.pong == engine_pb2.CarrierPong(
-        sequence=9, records_sealed=1, records_opened=2, bytes_sealed=3, bytes_opened=4, waiting_ms=1500
+        sequence=9, records_sealed=1, records_opened=2, waiting_ms=1500
     )
     assert (trace.trace.id, trace.trace.trace.since) == (5, 77)
     assert pump.installed == [(True, 8)]

@@ -23,7 +23,7 @@ def test_mlx_keeps_little_of_what_is_freed() -> None:
 def test_memory_is_told() -> None:
     held = mx.zeros((1 << 20,), mx.uint8)
     mx.eval(held)
-    assert device.peak_memory() >= device.active_memory() >= held.nbytes
+    assert device.active_memory() >= held.nbytes
     assert device.memory_limit() >= device.usable_memory() >= 0
 
 

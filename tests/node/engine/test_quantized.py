@@ -192,7 +192,6 @@ def test_a_lane_is_merged_filtered_and_extracted(archs: dict[str, Any]) -> None:
     batch = caches.merge(rows)
     assert {type(one) for one in batch} == {QuantizedBatchCache}
     batch = caches.filter(batch, [1, 2])
-    assert caches.nbytes(batch) > 0
     assert [one.offset for one in caches.extract(batch, 1)] == [2] * 4
 
 

@@ -123,7 +123,6 @@ def test_batched_cache_operations(llama: dict[str, Any]) -> None:
     batch = caches.extend(caches.merge(rows[:2]), caches.merge(rows[2:]))
     batch = caches.filter(batch, [2, 0])
     assert [int(offset) for offset in batch[0].offset] == [4, 6]
-    assert caches.nbytes(batch) > 0
     (out,) = stage([mx.zeros((2, 1, 32))], batch)
     assert out.shape == (2, 1, 32)
     assert caches.filter(batch, []) == []
@@ -142,10 +141,8 @@ def test_rows_of_a_model_that_does_not_batch(archs: dict[str, dict[str, Any]]) -
     kept = [caches.extract(own, 1) for own in lane]
     lane = [caches.filter(own, [0, 2]) for own in lane]
     lane = [caches.extend(own, caches.merge([other])) for own, other in zip(lane, kept, strict=True)]
-    before = [caches.nbytes(own) for own in lane]
     logits = greedy(stages, mx.zeros((3, 1), mx.uint32), lane)
     assert logits.shape == (3, 1, 1000)
-    assert before[0] > 0
 
 
 def test_a_stage_without_counting_caches_counts_by_a_shadow(archs: dict[str, dict[str, Any]]) -> None:

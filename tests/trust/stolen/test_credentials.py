@@ -161,7 +161,7 @@ async def evicted_while_open(
     now = await ring.status()
     arguments = {
         "state": str(stolen),
-        "authorities": str(ring.cluster.operator_bundle / "ca.pem"),
+        "authorities": str(ring.cluster.operator_bundle.parent / "ca.pem"),
         "targets": await targets(ring),
         "cluster": load_member_state(stolen).peer.cluster,
         "ring": now.ring,
