@@ -342,8 +342,9 @@ class Front:
         return opened.names.names if opened is not None and opened.names is not None else {}
 
     def forget(self, row: int) -> None:
-        opened = self._rows.pop(row, None)
-        self._asking.pop(row, None)
+        with self._lock:  # `open`, in another thread, may be counting rows
+            opened = self._rows.pop(row, None)
+            self._asking.pop(row, None)
         for copy in opened.copies if opened is not None else ():
             self.forget(copy)
 

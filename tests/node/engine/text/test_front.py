@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -391,6 +392,22 @@ def test_a_gateway_that_opens_rows_for_ever_is_refused(desk: Desk, monkeypatch: 
     assert refused.refused.problem.reason == "TOO_MANY_ROWS"
     desk.front.prefilled(1)
     assert desk.open(6, inference.Prompt(text="abc")).WhichOneof("event") == "opened"
+
+
+def test_rows_are_not_forgotten_while_others_are_counted(desk: Desk) -> None:
+    """Rows are opened by the thread that reads commands and forgotten by the one that computes."""
+
+    class Counted(dict[int, Any]):
+        def pop(self, *arguments: Any) -> Any:
+            assert desk.front._lock.locked()
+            return super().pop(*arguments)
+
+    desk.front._rows = Counted()
+    command = engine.OpenEngineRow(row=1, choices=2, max_tokens=2, prompt=text_prompt("abc"))
+    desk.front.open(command)
+    assert desk.events.get(timeout=200).WhichOneof("event") == "opened"
+    desk.front.forget(1)
+    assert not desk.front._rows
 
 
 def test_prompts_that_wait_to_be_read_are_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
