@@ -3,7 +3,7 @@
 | status | meaning |
 |---|---|
 | 0 | done |
-| 1 | a fault of sealring itself |
+| 1 | a fault of sealring itself, or a problem that `doctor` found |
 | 2 | the command line or another input is wrong |
 | 3 | the named thing does not exist |
 | 4 | the named thing exists already |
@@ -29,6 +29,7 @@ from sealring.mesh.errors import SealringError
 
 OK = 0
 FAULT = 1
+PROBLEM_FOUND = 1
 USAGE = 2
 CHECK_FAILED = 13
 INTERRUPTED = 130

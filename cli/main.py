@@ -17,6 +17,7 @@ from sealring.cli.commands import (
     coordinator,
     demo,
     deployments,
+    doctor,
     gateway,
     join,
     keys,
@@ -53,7 +54,7 @@ _GROUPS = (
         keys.app,
     ),
     *(operators.app, deployments.app, trust.app, root_commands.app, model.app, config_commands.app),
-    *(service.app, bench.app, trace.app),
+    *(service.app, bench.app, trace.app, doctor.app),
 )
 
 

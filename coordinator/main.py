@@ -22,6 +22,7 @@ from sealring.coordinator.services.admin import AdminService
 from sealring.coordinator.services.certificates import CertificatesService, Issuer, RenewalService
 from sealring.coordinator.services.challenges import Challenges
 from sealring.coordinator.services.deployments import DeploymentService
+from sealring.coordinator.services.diagnoses import Diagnoses
 from sealring.coordinator.services.enrolment import EnrolmentService
 from sealring.coordinator.services.membership import MembershipService
 from sealring.coordinator.services.traces import Traces
@@ -103,6 +104,7 @@ class Coordinator:
             keys.server_material(settings.hosts(), lifetime=settings.certificate_lifetime, now=clock())
         )
         traces = Traces(sessions, rings)
+        diagnoses = Diagnoses(sessions)
         self._admin = AdminService(
             OperatorAccess(access, store, keys, clock=clock),
             store,
@@ -115,6 +117,7 @@ class Coordinator:
             deployments,
             self.moves,
             traces,
+            diagnoses,
             join_addresses=self.join_addresses,
             clock=clock,
         )
@@ -129,6 +132,7 @@ class Coordinator:
             profiles,
             challenges,
             traces,
+            diagnoses,
             cluster,
             clock=clock,
         )

@@ -16,7 +16,9 @@ from sealring.mesh.pki.certificates import Role
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import server_credentials
 from sealring.mesh.system.processes import run_enrolled
+from sealring.node.control import diagnosis
 from sealring.node.control import service as control
+from sealring.node.control.diagnosis import DiagnosisService
 from sealring.node.control.service import ControlService, add_control_to_server
 from sealring.node.daemon.daemon import Daemon
 from sealring.node.identity.attestor import require_software_allowed
@@ -24,7 +26,7 @@ from sealring.node.identity.key import load_signer
 from sealring.node.link import exchange as links
 from sealring.node.scratch import is_private
 from sealring.node.settings import NodeSettings
-from sealring.v1 import links_pb2_grpc
+from sealring.v1 import diagnosis_pb2_grpc, links_pb2_grpc
 
 log = structlog.get_logger()
 
@@ -56,6 +58,11 @@ async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
         [
             (links_pb2_grpc.add_LinksServicer_to_server, daemon.links, links.SERVICE),
             (add_control_to_server, ControlService(daemon), control.SERVICE),
+            (
+                diagnosis_pb2_grpc.add_DiagnosisServicer_to_server,
+                DiagnosisService(daemon.diagnosis, state.peer),
+                diagnosis.SERVICE,
+            ),
         ]
     )
     port = server.listen(settings.listen, server_credentials(daemon.store))

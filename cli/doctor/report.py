@@ -6,7 +6,6 @@ A report crosses the network from a node to its operator, so everything in it is
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -163,10 +162,9 @@ def decode(data: bytes) -> Report:
         raise _bad() from None
 
 
-def plain(report: Report) -> dict[str, Any]:
+def plain(found: Report | Finding) -> dict[str, Any]:
     """As JSON data."""
-    data: dict[str, Any] = json.loads(report.model_dump_json())
-    return data
+    return found.model_dump(mode="json")
 
 
 def _bad() -> InvalidInput:

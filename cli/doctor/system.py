@@ -23,6 +23,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sealring.mesh.system.processes import signal_group
+
 if TYPE_CHECKING:
     from sealring.mesh.trust.attestation import Posture
 
@@ -178,7 +180,7 @@ def _run(command: tuple[str, ...], seconds: float, errors: bool) -> Answer:
 
     def stop() -> None:
         late.set()
-        _kill(process)
+        signal_group(process.pid, signal.SIGKILL)
 
     timer = threading.Timer(seconds, stop)
     timer.start()
@@ -186,7 +188,7 @@ def _run(command: tuple[str, ...], seconds: float, errors: bool) -> Answer:
         with process:
             output = process.stdout.read(_MAX_OUTPUT + 1) if process.stdout else b""
             if len(output) > _MAX_OUTPUT:
-                _kill(process)
+                signal_group(process.pid, signal.SIGKILL)
     finally:
         timer.cancel()
         timer.join()
@@ -196,9 +198,3 @@ def _run(command: tuple[str, ...], seconds: float, errors: bool) -> Answer:
     if len(output) > _MAX_OUTPUT:
         return Answer(text, f"{name} printed too much")
     return Answer(text, "" if process.returncode == 0 else f"{name} ended with status {process.returncode}")
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """With whatever it started. Of a group of zombies macOS says EPERM."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)

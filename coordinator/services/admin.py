@@ -12,6 +12,7 @@ from sealring.coordinator.rings.expulsion import Expulsion
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.roster.authority import Authority
 from sealring.coordinator.services.deployments import DeploymentService
+from sealring.coordinator.services.diagnoses import Diagnoses
 from sealring.coordinator.services.nodes import describe_node
 from sealring.coordinator.services.traces import Traces
 from sealring.coordinator.services.watchers import Watchers
@@ -56,6 +57,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         deployments: DeploymentService,
         moves: Moves,
         traces: Traces,
+        diagnoses: Diagnoses,
         *,
         join_addresses: Callable[[], Sequence[str]],
         clock: Clock,
@@ -73,6 +75,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._deployments = deployments
         self._moves = moves
         self._traces = traces
+        self._diagnoses = diagnoses
         self._clock = clock
 
     # Join tokens
@@ -255,6 +258,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.TraceRingResponse:
         """Raises what `Traces.trace` raises."""
         return await self._traces.trace(request.ring, request.milliseconds)
+
+    @needs(OperatorRole.ADMIN)
+    async def DiagnoseNode(  # noqa: N802
+        self, request: admin_pb2.DiagnoseNodeRequest, actor: str
+    ) -> admin_pb2.DiagnoseNodeResponse:
+        """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID), and what `Diagnoses.ask` raises."""
+        return await self._diagnoses.ask(self._store.members.get(_member_id(request.id)).id)
 
     # What can be verified
 

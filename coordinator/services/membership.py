@@ -15,6 +15,7 @@ from sealring.coordinator.planning.profiles import Profiles
 from sealring.coordinator.rings.rings import Rings
 from sealring.coordinator.roster.authority import Authority
 from sealring.coordinator.services.challenges import Challenges
+from sealring.coordinator.services.diagnoses import Diagnoses
 from sealring.coordinator.services.enrolment import check_addresses
 from sealring.coordinator.services.traces import Traces
 from sealring.coordinator.store import Store
@@ -59,6 +60,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         profiles: Profiles,
         challenges: Challenges,
         traces: Traces,
+        diagnoses: Diagnoses,
         cluster: str,
         *,
         clock: Clock,
@@ -72,6 +74,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         self._profiles = profiles
         self._challenges = challenges
         self._traces = traces
+        self._diagnoses = diagnoses
         self._alarms: set[tuple[str, int]] = set()
         self._cluster = cluster
         self._clock = clock
@@ -128,6 +131,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     def _ended(self, session: NodeSession) -> None:
         self._profiles.gone(session)
         self._traces.gone(session)
+        self._diagnoses.gone(session)
         self._sessions.closed(session)
 
     async def _hello(
@@ -226,6 +230,8 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             self._challenges.answered(member, message.challenge_answer)
         elif kind == "trace":
             self._traces.answered(session, message.trace)
+        elif kind == "diagnosis":
+            self._diagnoses.answered(session, message.diagnosis)
         elif kind == "roster_seen":
             self._check_seen(member, message.roster_seen)
         elif kind == "goodbye":

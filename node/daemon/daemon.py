@@ -8,6 +8,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 from sealring.mesh.system.addresses import listen_error
 from sealring.mesh.system.files import unwritable
 from sealring.mesh.trust.attestation import sign_sealing_key
+from sealring.node.control.diagnosis import Diagnosis
 from sealring.node.control.sealed_rows import Unsealer
 from sealring.node.daemon.awake import Awake
 from sealring.node.daemon.carrier_process import Carrier
@@ -112,6 +114,9 @@ class Daemon:
             self._certificates.renew,
         )
         self._session = CoordinatorSession(self._channel, introduction, self)
+        self.diagnosis = Diagnosis(
+            settings, self._own_id, lambda: self._rosters.valid, lambda: self._session.connected
+        )
 
     async def run(self, addresses: tuple[str, ...], stop: asyncio.Event) -> None:
         """Works until `stop` is set. Raises PermissionDenied (REMOVED) once the node is out of the roster.
@@ -181,6 +186,8 @@ class Daemon:
             self._go(self._prove(message.challenge))
         elif kind == "trace":
             self._trace(message.trace)
+        elif kind == "diagnose":
+            self._go(self._diagnose(message.diagnose))
         elif kind == "prepare":
             self._prepare(message.prepare)
         elif kind == "commit":
@@ -250,6 +257,18 @@ class Daemon:
         answer = await self._prover.answer(challenge)
         if answer is not None:
             self._session.send(answer)
+
+    async def _diagnose(self, question: membership_pb2.DiagnosisQuestion) -> None:
+        answer = membership_pb2.DiagnosisAnswer(id=question.id, asked=time.time_ns())
+        try:
+            answer.report = await self.diagnosis.report()
+        except SealringError as error:
+            answer.problem.CopyFrom(to_problem(error))
+        except Exception as error:
+            log.error("report failed", exc_info=error)
+            answer.problem.CopyFrom(to_problem(error))
+        answer.answered = time.time_ns()
+        self._session.send(membership_pb2.MemberMessage(diagnosis=answer))
 
     async def _served_models(self) -> tuple[bytes, ...]:
         """The digest of the model that it serves, by its files as they are now; zeros if they are gone."""

@@ -1015,6 +1015,53 @@ class MemberTrace(_message.Message):
 Global___MemberTrace: _TypeAlias = MemberTrace  # noqa: Y015
 
 @_typing.final
+class DiagnoseNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiagnoseNodeRequest: _TypeAlias = DiagnoseNodeRequest  # noqa: Y015
+
+@_typing.final
+class DiagnoseNodeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPORT_FIELD_NUMBER: _builtins.int
+    CLOCK_OFFSET_FIELD_NUMBER: _builtins.int
+    CLOCK_ERROR_FIELD_NUMBER: _builtins.int
+    report: _builtins.bytes
+    """JSON as the node made it: nothing in it was checked"""
+    clock_offset: _builtins.int
+    """nanoseconds by which the node's clock is ahead of the coordinator's"""
+    clock_error: _builtins.int
+    """nanoseconds by which that may be wrong"""
+    def __init__(
+        self,
+        *,
+        report: _builtins.bytes = ...,
+        clock_offset: _builtins.int = ...,
+        clock_error: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_error", b"clock_error", "clock_offset", b"clock_offset", "report", b"report"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiagnoseNodeResponse: _TypeAlias = DiagnoseNodeResponse  # noqa: Y015
+
+@_typing.final
 class GetAdminRosterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -94,6 +94,11 @@ class AdminStub:
                 request_serializer=sealring_dot_v1_dot_admin__pb2.TraceRingRequest.SerializeToString,
                 response_deserializer=sealring_dot_v1_dot_admin__pb2.TraceRingResponse.FromString,
                 _registered_method=True)
+        self.DiagnoseNode = channel.unary_unary(
+                '/sealring.v1.Admin/DiagnoseNode',
+                request_serializer=sealring_dot_v1_dot_admin__pb2.DiagnoseNodeRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_admin__pb2.DiagnoseNodeResponse.FromString,
+                _registered_method=True)
         self.GetRoster = channel.unary_unary(
                 '/sealring.v1.Admin/GetRoster',
                 request_serializer=sealring_dot_v1_dot_admin__pb2.GetAdminRosterRequest.SerializeToString,
@@ -207,6 +212,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DiagnoseNode(self, request, context):
+        """A node looks at its machine, and connects to the other members, which takes it some seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetRoster(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -307,6 +319,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.TraceRing,
                     request_deserializer=sealring_dot_v1_dot_admin__pb2.TraceRingRequest.FromString,
                     response_serializer=sealring_dot_v1_dot_admin__pb2.TraceRingResponse.SerializeToString,
+            ),
+            'DiagnoseNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiagnoseNode,
+                    request_deserializer=sealring_dot_v1_dot_admin__pb2.DiagnoseNodeRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_admin__pb2.DiagnoseNodeResponse.SerializeToString,
             ),
             'GetRoster': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRoster,
@@ -663,6 +680,33 @@ class Admin:
             '/sealring.v1.Admin/TraceRing',
             sealring_dot_v1_dot_admin__pb2.TraceRingRequest.SerializeToString,
             sealring_dot_v1_dot_admin__pb2.TraceRingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DiagnoseNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Admin/DiagnoseNode',
+            sealring_dot_v1_dot_admin__pb2.DiagnoseNodeRequest.SerializeToString,
+            sealring_dot_v1_dot_admin__pb2.DiagnoseNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

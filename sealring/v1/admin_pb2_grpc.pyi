@@ -51,6 +51,8 @@ class AdminStub:
     DeleteDeployment: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteDeploymentRequest, _admin_pb2.DeleteDeploymentResponse]
     TraceRing: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TraceRingRequest, _admin_pb2.TraceRingResponse]
     """Waits for as long as asked, then collects what the ring's members did meanwhile."""
+    DiagnoseNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DiagnoseNodeRequest, _admin_pb2.DiagnoseNodeResponse]
+    """A node looks at its machine, and connects to the other members, which takes it some seconds."""
     GetRoster: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetAdminRosterRequest, _admin_pb2.GetAdminRosterResponse]
     ListAuditLog: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAuditLogRequest, _admin_pb2.ListAuditLogResponse]
     ListOperators: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListOperatorsRequest, _admin_pb2.ListOperatorsResponse]
@@ -81,6 +83,8 @@ class AdminAsyncStub(AdminStub):
     DeleteDeployment: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteDeploymentRequest, _admin_pb2.DeleteDeploymentResponse]  # type: ignore[assignment]
     TraceRing: _aio.UnaryUnaryMultiCallable[_admin_pb2.TraceRingRequest, _admin_pb2.TraceRingResponse]  # type: ignore[assignment]
     """Waits for as long as asked, then collects what the ring's members did meanwhile."""
+    DiagnoseNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.DiagnoseNodeRequest, _admin_pb2.DiagnoseNodeResponse]  # type: ignore[assignment]
+    """A node looks at its machine, and connects to the other members, which takes it some seconds."""
     GetRoster: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetAdminRosterRequest, _admin_pb2.GetAdminRosterResponse]  # type: ignore[assignment]
     ListAuditLog: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAuditLogRequest, _admin_pb2.ListAuditLogResponse]  # type: ignore[assignment]
     ListOperators: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListOperatorsRequest, _admin_pb2.ListOperatorsResponse]  # type: ignore[assignment]
@@ -180,6 +184,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.TraceRingResponse, _abc.Awaitable[_admin_pb2.TraceRingResponse]]:
         """Waits for as long as asked, then collects what the ring's members did meanwhile."""
+
+    @_abc_1.abstractmethod
+    def DiagnoseNode(
+        self,
+        request: _admin_pb2.DiagnoseNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DiagnoseNodeResponse, _abc.Awaitable[_admin_pb2.DiagnoseNodeResponse]]:
+        """A node looks at its machine, and connects to the other members, which takes it some seconds."""
 
     @_abc_1.abstractmethod
     def GetRoster(

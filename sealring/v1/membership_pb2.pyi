@@ -303,6 +303,7 @@ class MemberMessage(_message.Message):
     PROOF_FIELD_NUMBER: _builtins.int
     RENEWAL_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    DIAGNOSIS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first after the proof"""
@@ -341,6 +342,8 @@ class MemberMessage(_message.Message):
     def trouble(self) -> Global___Problem:
         """in place of the hello: why this node cannot come online"""
 
+    @_builtins.property
+    def diagnosis(self) -> Global___DiagnosisAnswer: ...
     def __init__(
         self,
         *,
@@ -359,12 +362,13 @@ class MemberMessage(_message.Message):
         proof: _proof_pb2.ProofFinish | None = ...,
         renewal: _proof_pb2.ProofRenewal | None = ...,
         trouble: Global___Problem | None = ...,
+        diagnosis: Global___DiagnosisAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "diagnosis", b"diagnosis", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "diagnosis", b"diagnosis", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye", "challenge_answer", "trace", "offer", "proof", "renewal", "trouble"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye", "challenge_answer", "trace", "offer", "proof", "renewal", "trouble", "diagnosis"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -384,6 +388,7 @@ class CoordinatorMessage(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
+    DIAGNOSE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def roster(self) -> Global___RosterUpdate: ...
     @_builtins.property
@@ -408,6 +413,8 @@ class CoordinatorMessage(_message.Message):
     def accepted(self) -> _proof_pb2.ProofAccepted:
         """second; the member says nothing between its proof and this"""
 
+    @_builtins.property
+    def diagnose(self) -> Global___DiagnosisQuestion: ...
     def __init__(
         self,
         *,
@@ -421,12 +428,13 @@ class CoordinatorMessage(_message.Message):
         trace: Global___TraceQuestion | None = ...,
         proof: _proof_pb2.ProofAnswer | None = ...,
         accepted: _proof_pb2.ProofAccepted | None = ...,
+        diagnose: Global___DiagnosisQuestion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "commit", b"commit", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye", "challenge", "trace", "proof", "accepted"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye", "challenge", "trace", "proof", "accepted", "diagnose"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -545,6 +553,64 @@ class TraceAnswer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TraceAnswer: _TypeAlias = TraceAnswer  # noqa: Y015
+
+@_typing.final
+class DiagnosisQuestion(_message.Message):
+    """The node looks at its machine, and connects to the other members of its roster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiagnosisQuestion: _TypeAlias = DiagnosisQuestion  # noqa: Y015
+
+@_typing.final
+class DiagnosisAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    asked: _builtins.int
+    """when the question came, nanoseconds since 1970 by the node's clock"""
+    answered: _builtins.int
+    """when the answer was given to the stream, likewise"""
+    report: _builtins.bytes
+    """JSON, at most 128 KiB"""
+    @_builtins.property
+    def problem(self) -> Global___Problem:
+        """set when there is no report"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        asked: _builtins.int = ...,
+        answered: _builtins.int = ...,
+        report: _builtins.bytes = ...,
+        problem: Global___Problem | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "asked", b"asked", "id", b"id", "problem", b"problem", "report", b"report"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiagnosisAnswer: _TypeAlias = DiagnosisAnswer  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):

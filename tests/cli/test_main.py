@@ -68,6 +68,7 @@ COMMANDS = [
     "model check",
     "model profile",
     "config show",
+    "doctor",
     *(f"service {verb}" for verb in ("install", "uninstall", "start", "stop", "restart", "status", "logs")),
 ]
 

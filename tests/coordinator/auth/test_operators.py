@@ -39,6 +39,7 @@ EMPTY_REQUEST = {"TraceRing": "BAD_DURATION"}
 """What calls that were let in answer to a request without content, if not something."""
 
 ADMIN = {
+    "DiagnoseNode",
     "CreateJoinToken",
     "RevokeJoinToken",
     "DrainNode",

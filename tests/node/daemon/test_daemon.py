@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from sealring.mesh.errors import ConfigError, RosterError
+from sealring.mesh.errors import ConfigError, NotFound, RosterError
 from sealring.mesh.member.state import load_member_state
 from sealring.node.daemon.daemon import Daemon
 from sealring.node.settings import NodeSettings
@@ -107,3 +107,30 @@ async def test_a_node_holds_off_sleep_while_it_is_in_a_ring(cluster: Any, make_d
     await daemon.from_coordinator(roster_message(cluster.roster((party,))[0]))
     await daemon._stop("stopping")
     assert held == [False, True, False, True, False], "nor after its end"
+
+
+async def test_a_question_about_the_machine_is_answered(cluster: Any, make_daemon: Any) -> None:
+    """Also where there is no answer; the clock is told both times."""
+    daemon = make_daemon(cluster.party())
+    question = membership_pb2.CoordinatorMessage(diagnose=membership_pb2.DiagnosisQuestion(id=5))
+    answers: list[Any] = [b"a report", NotFound("no", reason="NO_REPORT"), ValueError("a fault")]
+
+    async def report() -> bytes:
+        told = answers.pop(0)
+        if isinstance(told, Exception):
+            raise told
+        return bytes(told)
+
+    daemon.diagnosis.report = report
+    for _ in range(3):
+        await daemon.from_coordinator(question)
+        async with asyncio.timeout(200):
+            while daemon._tasks:
+                await asyncio.sleep(0)
+    told = [message.diagnosis for message in daemon._session._outbox]
+    assert [(one.id, one.report, one.problem.reason) for one in told] == [
+        (5, b"a report", ""),
+        (5, b"", "NO_REPORT"),
+        (5, b"", "INTERNAL"),
+    ]
+    assert all(0 < one.asked <= one.answered for one in told)

@@ -1,0 +1,196 @@
+"""`sealring doctor`: what keeps this machine, or a whole cluster, from serving, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sealring.cli.exit_codes import PROBLEM_FOUND
+from sealring.cli.output import print_data, print_json, progress, say
+from sealring.cli.settings_flags import config_file, settings_model
+from sealring.cli.words import AsJson
+
+if TYPE_CHECKING:
+    from sealring.cli.doctor.cluster import Node
+    from sealring.cli.doctor.report import Finding, Report
+    from sealring.cli.operator import Admin
+    from sealring.node.settings import NodeSettings
+
+app = typer.Typer()
+
+_AT_ONCE = 8
+_NODE_SECONDS = 120.0
+
+
+@app.command()
+def doctor(
+    context: typer.Context,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="all nodes and what they are together; needs an operator's bundle"),
+    ] = False,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="state folder of this machine's node")
+    ] = None,
+    operator: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="operator's bundle, with --cluster")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find what keeps this machine from serving, and what to do about it.
+
+    Asks the running node daemon whom it reaches. Changes nothing. Exits with 1 when there is a problem.
+    """
+    if cluster:
+        findings = _cluster(context, operator, as_json=as_json)
+    else:
+        findings = _machine(context, state_dir, as_json=as_json)
+    from sealring.cli.doctor.report import Severity, worst
+    from sealring.cli.doctor.show import summary
+
+    say(summary(findings))
+    if worst(findings) is Severity.PROBLEM:
+        raise typer.Exit(PROBLEM_FOUND)
+
+
+def _settings(context: typer.Context, section: str, **given: Path | None) -> Any:
+    from sealring.mesh.system.config import load
+
+    file = config_file(context.find_root().params.get("config"))
+    return load(settings_model(section), section, file=file, flags=given).settings
+
+
+def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -> list[Finding]:
+    from sealring.cli.doctor.daemon import ask_daemon
+    from sealring.cli.doctor.local import examine
+    from sealring.cli.doctor.report import plain
+    from sealring.cli.doctor.show import lines
+    from sealring.cli.doctor.system import System
+    from sealring.cli.doctor.view import read_view
+
+    settings = _settings(context, "node", state_dir=state_dir or _service_folder(context))
+    with progress("looking at this machine"):
+        view = asyncio.run(ask_daemon(read_view(settings)))
+        report = examine(System(), view)
+    if as_json:
+        print_json(plain(report))
+    else:
+        _print(lines(report.findings))
+    return list(report.findings)
+
+
+def _service_folder(context: typer.Context) -> Path | None:
+    """The folder of a node that launchd runs, where the settings name no enrolled one."""
+    from sealring.cli.launchd import STATE_FOLDER
+    from sealring.mesh.member.state import is_enrolled
+
+    settings: NodeSettings = _settings(context, "node")
+    service = Path(STATE_FOLDER) / "node"
+    try:
+        return service if service.is_dir() and not is_enrolled(settings.state_dir) else None
+    except OSError:
+        return None
+
+
+def _cluster(context: typer.Context, operator: Path | None, *, as_json: bool) -> list[Finding]:
+    from sealring.cli.doctor.cluster import examine
+    from sealring.cli.doctor.report import plain
+    from sealring.cli.doctor.show import lines, summary
+    from sealring.cli.operator import connect
+
+    settings = _settings(context, "cli", operator=operator)
+
+    async def collect() -> list[Node]:
+        async with connect(
+            settings.operator, address=settings.coordinator, seconds=settings.timeout
+        ) as admin:
+            return await _nodes(admin)
+
+    with progress("asking every node"):
+        nodes = asyncio.run(collect())
+    together = examine(nodes)
+    if as_json:
+        print_json({"findings": [plain(one) for one in together], "nodes": [*map(_plain_node, nodes)]})
+    else:
+        _print(lines(together))
+        for node in nodes:
+            if node.report is not None:
+                print_data(f"\n{node.name}: {summary(node.report.findings)}")
+                _print(lines(one for one in node.report.findings if one.severity != "ok"))
+    own = [one for node in nodes if node.report is not None for one in node.report.findings]
+    return [*together, *own]
+
+
+async def _nodes(admin: Admin) -> list[Node]:
+    """Every node with its report; those that are asked are asked a few at once."""
+    from sealring.cli.doctor.cluster import Node, Stage
+    from sealring.v1 import admin_pb2
+
+    listed = await admin.call("ListNodes", admin_pb2.ListNodesRequest())
+    deployed = await admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+    stages: dict[str, list[Stage]] = {}
+    for deployment in deployed.deployments:
+        for ring in deployment.plan.rings:
+            for stage in ring.stages:
+                planned = Stage(ring.ring, stage.weight_bytes, stage.kv_bytes)
+                stages.setdefault(stage.member, []).append(planned)
+    few = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(node: Any) -> Node:
+        online = node.state in (admin_pb2.NODE_STATE_ONLINE, admin_pb2.NODE_STATE_DRAINING)
+        known: dict[str, Any] = {"failure": "it is offline"}
+        if online:
+            async with few:
+                known = await _ask(admin, node.id)
+        return Node(
+            node.id,
+            node.name,
+            online,
+            trouble=node.trouble,
+            memory_usable=node.memory_usable,
+            stages=tuple(stages.get(node.id, ())),
+            **known,
+        )
+
+    return await asyncio.gather(*map(one, listed.nodes))
+
+
+async def _ask(admin: Admin, member: str) -> dict[str, Any]:
+    from sealring.cli.doctor.cluster import without_commands
+    from sealring.cli.doctor.report import decode
+    from sealring.mesh.errors import SealringError
+    from sealring.v1 import admin_pb2
+
+    try:
+        request = admin_pb2.DiagnoseNodeRequest(id=member)
+        answer = await admin.call("DiagnoseNode", request, seconds=_NODE_SECONDS)
+        report: Report = without_commands(decode(answer.report))
+    except SealringError as error:
+        return {"failure": str(error)}
+    return {
+        "report": report,
+        "offset": answer.clock_offset / 1e9,
+        "offset_error": answer.clock_error / 1e9,
+    }
+
+
+def _plain_node(node: Node) -> dict[str, Any]:
+    from sealring.cli.doctor.report import plain
+
+    return {
+        "name": node.name,
+        "member": node.member,
+        "online": node.online,
+        "clock_offset_s": node.offset,
+        "clock_error_s": node.offset_error,
+        "failure": node.failure,
+        "report": None if node.report is None else plain(node.report),
+    }
+
+
+def _print(shown: list[str]) -> None:
+    for line in shown:
+        print_data("".join(char if char.isprintable() else "?" for char in line))

@@ -1,0 +1,33 @@
+"""`python -m sealring.cli.doctor`: one report on standard output, for the daemon that asks on standard input.
+
+What it gets is JSON: the daemon's settings, and in hex the DiagnoseResponse with what the daemon found.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from sealring.cli.doctor.daemon import with_daemon
+from sealring.cli.doctor.local import examine
+from sealring.cli.doctor.report import encode
+from sealring.cli.doctor.system import System
+from sealring.cli.doctor.view import read_view
+from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.node.settings import NodeSettings
+from sealring.v1 import diagnosis_pb2
+
+_MAX_INPUT = 1 << 20
+
+
+def main() -> None:
+    """Raises whatever is wrong with the input: it is the daemon's."""
+    forbid_core_files()
+    asked = json.loads(sys.stdin.buffer.read(_MAX_INPUT))
+    told = diagnosis_pb2.DiagnoseResponse.FromString(bytes.fromhex(asked["daemon"]))
+    view = with_daemon(read_view(NodeSettings.model_validate(asked["settings"])), told)
+    sys.stdout.buffer.write(encode(examine(System(), view)))
+
+
+if __name__ == "__main__":
+    main()

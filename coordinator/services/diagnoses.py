@@ -1,0 +1,79 @@
+"""Asks a node what it finds on its machine, and measures its clock by the way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from sealring.coordinator.services.traces import Offset
+from sealring.coordinator.streams.questions import Questions
+from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.mesh.errors import Conflict, DeadlineExceeded, InvalidInput
+from sealring.mesh.rpc.problem import from_problem
+from sealring.v1 import admin_pb2, membership_pb2
+from sealring.v1.membership_pb2 import CoordinatorMessage
+
+MAX_REPORT_BYTES = 128 << 10
+_ANSWER_SECONDS = 100.0
+_MAX_TIME = 1 << 62
+
+
+class Diagnoses:
+    """One question to a node at a time. What a node reports is passed on as it is: its reader checks it."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        *,
+        timeout: float = _ANSWER_SECONDS,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._timeout = timeout
+        self._clock = clock
+        self._asked: set[str] = set()
+        self._questions: Questions[tuple[membership_pb2.DiagnosisAnswer, int]] = Questions(sessions)
+
+    async def ask(self, member: str) -> admin_pb2.DiagnoseNodeResponse:
+        """What a node says of itself.
+
+        Raises Unavailable (MEMBER_OFFLINE), Conflict (DIAGNOSIS_BUSY), DeadlineExceeded (DIAGNOSIS_TIMEOUT),
+        InvalidInput (BAD_REPORT), and the problem that the node had.
+        """
+        if member in self._asked:
+            raise Conflict(
+                "the node is being looked at", hint="try again in a moment", reason="DIAGNOSIS_BUSY"
+            )
+        self._asked.add(member)
+        try:
+            sent = self._clock()
+            async with asyncio.timeout(self._timeout):
+                answer, received = await self._questions.ask(member, _question)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the node did not answer in {self._timeout:g} s",
+                hint="run sealring doctor on it",
+                reason="DIAGNOSIS_TIMEOUT",
+            ) from None
+        finally:
+            self._asked.discard(member)
+        if answer.HasField("problem"):
+            raise from_problem(answer.problem)
+        if len(answer.report) > MAX_REPORT_BYTES or not 0 < answer.asked <= answer.answered < _MAX_TIME:
+            raise InvalidInput("the node's report is out of bounds", reason="BAD_REPORT")
+        offset = Offset.of(sent, answer.asked, answer.answered, received)
+        return admin_pb2.DiagnoseNodeResponse(
+            report=answer.report, clock_offset=-offset.value, clock_error=offset.error
+        )
+
+    def answered(self, session: NodeSession, answer: membership_pb2.DiagnosisAnswer) -> None:
+        """A node's answer has come just now."""
+        self._questions.answered(session, answer.id, (answer, self._clock()))
+
+    def gone(self, session: NodeSession) -> None:
+        """A node's stream has ended."""
+        self._questions.gone(session)
+
+
+def _question(number: int) -> CoordinatorMessage:
+    return CoordinatorMessage(diagnose=membership_pb2.DiagnosisQuestion(id=number))

@@ -1,0 +1,117 @@
+"""Cables between Macs: each once, and loops over bridges."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from doctortest import by_id
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealring.cli.doctor.cabling import Cable, check, find_cables, find_loop
+from sealring.cli.doctor.report import Bridge, Facts, Port, Severity
+
+
+def host(name: str, *cables: str, bridged: bool = True, rdma: str = "") -> Facts:
+    """A Mac with a port for each cable, which two Macs name; all ports are in one bridge."""
+    ports = tuple(
+        Port(uuid=f"{cable}/{name}", peer="/".join((cable, *(set(cable) - {name}))), device=f"en{number}")
+        for number, cable in enumerate(cables)
+    )
+    bridge = Bridge(
+        name="bridge0",
+        service="Thunderbolt Bridge",
+        members=tuple(port.device for port in ports),
+        enabled=bridged,
+    )
+    return Facts(name=name, ports=ports, bridges=(bridge,), rdma=rdma)
+
+
+def hosts(*facts: Facts) -> dict[str, Facts]:
+    return {one.name: one for one in facts}
+
+
+def test_two_macs_with_a_cable() -> None:
+    pair = hosts(host("a", "ab"), host("b", "ab"))
+    assert [set(cable.ends) for cable in find_cables(pair)] == [{"a", "b"}]
+    assert by_id(check(pair))["thunderbolt.loop"].severity is Severity.OK
+
+
+def test_what_one_end_tells_is_enough() -> None:
+    silent = Facts(name="b", ports=(Port(uuid="ab/b", device="en0"),))
+    assert len(find_cables(hosts(host("a", "ab"), silent))) == 1
+
+
+def test_a_chain_is_no_loop() -> None:
+    chain = hosts(host("a", "ab"), host("b", "ab", "bc"), host("c", "bc"))
+    assert by_id(check(chain))["thunderbolt.loop"].severity is Severity.OK
+
+
+def test_three_macs_in_a_circle_storm() -> None:
+    circle = hosts(host("a", "ab", "ac"), host("b", "ab", "bc"), host("c", "ac", "bc"))
+    found = by_id(check(circle))["thunderbolt.loop"]
+    assert found.severity is Severity.PROBLEM
+    assert found.command == 'sudo /usr/sbin/networksetup -setnetworkserviceenabled "Thunderbolt Bridge" off'
+    assert all(name in found.what for name in "abc")
+
+
+def test_a_circle_with_one_bridge_off_does_not() -> None:
+    circle = hosts(host("a", "ab", "ac"), host("b", "ab", "bc", bridged=False), host("c", "ac", "bc"))
+    assert by_id(check(circle))["thunderbolt.loop"].severity is Severity.OK
+
+
+def test_a_command_holds_nothing_that_a_node_made_up() -> None:
+    circle = hosts(host("a", "ab", "ac"), host("b", "ab", "bc"), host("c", "ac", "bc"))
+    evil = Bridge(name="x", service='" off; rm -rf / "', members=("en0", "en1"))
+    circle = {name: one.model_copy(update={"bridges": (evil,)}) for name, one in circle.items()}
+    assert by_id(check(circle))["thunderbolt.loop"].command == "sudo /sbin/ifconfig bridge0 down"
+
+
+def test_two_cables_between_two_macs_are_a_loop() -> None:
+    twice = [
+        Facts(
+            name=name,
+            ports=tuple(
+                Port(uuid=f"{cable}{name}", peer=f"{cable}{other}", device=f"en{cable}") for cable in "12"
+            ),
+            bridges=(Bridge(name="bridge0", members=("en1", "en2")),),
+        )
+        for name, other in (("a", "b"), ("b", "a"))
+    ]
+    assert set(find_loop(find_cables(hosts(*twice)))) == {"a", "b"}
+
+
+def test_a_cable_to_a_stranger_counts_for_nothing() -> None:
+    assert list(check(hosts(host("a", "ax")))) == []
+
+
+def test_a_mesh_for_rdma_has_a_cable_between_every_pair() -> None:
+    chain = [host("a", "ab", rdma="enabled"), host("b", "ab", "bc", rdma="enabled")]
+    open_end = hosts(*chain, host("c", "bc", rdma="enabled"))
+    assert by_id(check(open_end))["rdma.mesh"].what == "no cable between a - c"
+    assert "rdma.mesh" not in by_id(check(hosts(*chain, host("c", "bc"))))
+
+
+EDGES = st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("abcdef")), max_size=9)
+
+
+@given(edges=EDGES)
+def test_a_loop_is_found_where_there_is_one_and_is_one(edges: list[tuple[str, str]]) -> None:
+    cables = [Cable(edge, True) for edge in edges]
+    loop = find_loop(cables)
+    nodes = {end for edge in edges for end in edge}
+    groups = {node: node for node in nodes}
+
+    def root(node: str) -> str:
+        while groups[node] != node:
+            node = groups[node]
+        return node
+
+    closed = False
+    for first, second in edges:
+        closed |= root(first) == root(second)
+        groups[root(first)] = root(second)
+    assert bool(loop) == closed
+    assert len(set(loop)) == len(loop)
+    known = {frozenset(edge) for edge in edges}
+    assert all(frozenset(pair) in known for pair in pairwise([*loop, *loop[:1]]))

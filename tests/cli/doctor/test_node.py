@@ -1,0 +1,227 @@
+"""What is found about an enrolled node: whom it reaches, its certificate, clock, trust and planned model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from doctortest import FakeSystem, by_id
+
+from sealring.cli.doctor import certificates, clocks, reach, storage, trust
+from sealring.cli.doctor.report import Connection, Severity
+from sealring.cli.doctor.view import View
+from sealring.mesh.crypto.suites import DEFAULT_SUITES
+from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role
+from sealring.mesh.roster.model import Ring, RingMember, Roster, RosterMember
+from sealring.mesh.trust.levels import KeyType, TrustLevel
+
+DAY = 86400
+NOW = 1_800_000_000
+DIGEST = bytes(range(32))
+
+
+def member(name: str, address: str, **fields: Any) -> RosterMember:
+    known: dict[str, Any] = {
+        "id": name,
+        "identity_key": b"",
+        "key_type": KeyType.SOFTWARE,
+        "sealing_key": b"",
+        "level": TrustLevel.SOFTWARE,
+        "trust": 10,
+        "attestation_hash": b"",
+        "attested_at": NOW,
+        "challenged_at": NOW,
+        "manifest_hash": b"",
+        "addresses": (address,),
+    }
+    return RosterMember(**(known | fields))
+
+
+def roster(*members: RosterMember, **fields: Any) -> Roster:
+    ring = Ring(
+        "demo-0", "demo", 0, "tiny", DIGEST, "pipeline", 512, 9, b"", 0, 0, (RingMember("me", 0, (0, 9)),)
+    )
+    known: dict[str, Any] = {
+        "cluster": "testbed",
+        "root_version": 1,
+        "version": 1,
+        "previous": b"",
+        "issued": NOW,
+        "expires": NOW + 600,
+        "suites": DEFAULT_SUITES,
+        "trust_floor": 0,
+        "min_trust": 0,
+        "members": members,
+        "rings": (ring,),
+    }
+    return Roster(**(known | fields))
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> ClusterCA:
+    return ClusterCA.create(tmp_path_factory.mktemp("authority"), "testbed", now=NOW)
+
+
+@pytest.fixture
+def enrolled(view: View, authority: ClusterCA) -> View:
+    """A node with a daemon that reaches its one peer."""
+    peer = PeerIdentity("testbed", Role.MEMBER, "me")
+    certificate = authority.issue(LeafKey().csr(), peer, lifetime=DAY, now=NOW, addresses=("10.0.0.1",))
+    state: Any = SimpleNamespace(
+        peer=peer,
+        name="mini",
+        join="10.0.0.9:7701",
+        root=SimpleNamespace(expires=NOW + 365 * DAY),
+        tls=SimpleNamespace(certificate=certificate),
+    )
+    settings = view.settings.model_copy(update={"ring_host": "10.0.0.1"})
+    return replace(
+        view,
+        settings=settings,
+        state=state,
+        roster=roster(member("me", "10.0.0.1:7710"), member("other", "10.0.0.2:7710")),
+        connections=(Connection(member="other", address="10.0.0.2:7710"),),
+        session=True,
+    )
+
+
+def mac(**options: Any) -> FakeSystem:
+    return FakeSystem(now=NOW, **options)
+
+
+def failing(view: View, *errors: str) -> View:
+    made = tuple(
+        Connection(member="other", address=f"10.0.0.{number}:7710", error=error)
+        for number, error in enumerate(errors, 2)
+    )
+    return replace(view, connections=made)
+
+
+def test_a_good_node(enrolled: View) -> None:
+    for check in (reach.check, certificates.check, clocks.check):
+        assert {one.severity for one in check(mac(), enrolled)} == {Severity.OK}
+
+
+@pytest.mark.parametrize(
+    ("errors", "platform", "identifier", "severity"),
+    [
+        (["EHOSTUNREACH", "EHOSTUNREACH"], "darwin", "reach.local_network", Severity.PROBLEM),
+        (["EHOSTUNREACH", "EHOSTUNREACH"], "linux", "reach.peers", Severity.PROBLEM),
+        (["EHOSTUNREACH", ""], "darwin", "reach.peers", Severity.WARNING),
+        (["ECONNREFUSED"], "darwin", "reach.peers", Severity.PROBLEM),
+        (["TIMEOUT", ""], "darwin", "reach.peers", Severity.WARNING),
+    ],
+)
+def test_peers(enrolled: View, errors: list[str], platform: str, identifier: str, severity: Severity) -> None:
+    found = by_id(reach.check(mac(platform=platform), failing(enrolled, *errors)))
+    assert found[identifier].severity is severity
+    if identifier == "reach.local_network":
+        assert "errno 65" in found[identifier].what
+        assert found[identifier].command == "sudo sealring service install node"
+
+
+def test_loopback_is_exempt_from_local_network_access(enrolled: View) -> None:
+    view = replace(
+        enrolled,
+        connections=(
+            Connection(member="x", address="127.0.0.1:1", error="ECONNREFUSED"),
+            Connection(member="y", address="10.0.0.3:1", error="EHOSTUNREACH"),
+        ),
+    )
+    assert "reach.local_network" in by_id(reach.check(mac(), view))
+
+
+def test_a_daemon_without_its_coordinator(enrolled: View) -> None:
+    found = by_id(reach.check(mac(), replace(enrolled, session=False)))
+    assert found["reach.coordinator"].severity is Severity.PROBLEM
+
+
+def test_a_daemon_that_does_not_answer(enrolled: View) -> None:
+    found = by_id(reach.check(mac(), replace(enrolled, connections=None, session=None)))
+    assert found["sealring.node.daemon.daemon"].severity is Severity.WARNING
+    assert "ports.listen" in found
+
+
+def test_addresses_that_only_this_machine_reaches(enrolled: View) -> None:
+    near = roster(member("me", "127.0.0.1:7710"), member("other", "10.0.0.2:7710"))
+    settings = enrolled.settings.model_copy(update={"ring_host": "127.0.0.1"})
+    found = by_id(reach.check(mac(), replace(enrolled, roster=near, settings=settings)))
+    assert found["reach.address"].severity is Severity.PROBLEM
+    assert found["reach.ring_host"].severity is Severity.PROBLEM
+    alone = roster(member("me", "127.0.0.1:7710"), member("other", "127.0.0.1:7711"))
+    found = by_id(reach.check(mac(), replace(enrolled, roster=alone, settings=settings)))
+    assert not {"reach.address", "reach.ring_host"} & set(found)
+
+
+@pytest.mark.parametrize(
+    ("after", "session", "severity"),
+    [
+        (0, True, Severity.OK),
+        (DAY * 0.9, True, Severity.WARNING),
+        (DAY * 0.9, False, Severity.OK),
+        (2 * DAY, True, Severity.PROBLEM),
+    ],
+)
+def test_certificate(enrolled: View, after: float, session: bool, severity: Severity) -> None:
+    found = by_id(certificates.check(FakeSystem(now=NOW + after), replace(enrolled, session=session)))
+    assert found["certificate.life"].severity is severity
+    assert ("certificate.roster" in found) == (session and after > 600)
+
+
+@pytest.mark.parametrize(
+    ("left", "severity"),
+    [(365 * DAY, Severity.OK), (5 * DAY, Severity.WARNING), (-DAY, Severity.PROBLEM)],
+)
+def test_root_metadata(enrolled: View, left: int, severity: Severity) -> None:
+    assert enrolled.state is not None
+    enrolled.state.root.expires = NOW + left  # type: ignore[misc]
+    assert by_id(certificates.check(mac(), enrolled))["certificate.root"].severity is severity
+
+
+@pytest.mark.parametrize(
+    ("now", "severity"),
+    [
+        (NOW, Severity.OK),
+        (NOW - 59, Severity.OK),
+        (NOW - 61, Severity.PROBLEM),
+        (NOW + 659, Severity.OK),
+        (NOW + 661, Severity.PROBLEM),
+    ],
+)
+def test_clock(enrolled: View, now: float, severity: Severity) -> None:
+    assert by_id(clocks.check(FakeSystem(now=now), enrolled))["clock.offset"].severity is severity
+
+
+def test_trust_below_its_level_or_the_floor(enrolled: View) -> None:
+    low = roster(member("me", "10.0.0.1:7710", trust=0, challenged_at=NOW - DAY), trust_floor=10)
+    found = by_id(trust.check(mac(platform="linux"), replace(enrolled, roster=low)))
+    assert found["trust.level"].severity is Severity.WARNING
+    assert found["trust.challenge"].severity is Severity.WARNING
+    assert found["trust.floor"].severity is Severity.PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("told", "downloads", "severity", "words"),
+    [
+        ({"result": {"digest": DIGEST.hex()}}, False, Severity.OK, "is the model planned"),
+        ({"result": {"digest": "00" * 32}}, False, Severity.PROBLEM, "another model"),
+        ({"problem": {}}, False, Severity.NOTE, "could not tell"),
+        (None, False, Severity.PROBLEM, "is not here"),
+        (None, True, Severity.NOTE, "would be downloaded"),
+    ],
+)
+def test_the_planned_model(
+    enrolled: View, tmp_path: Path, told: Any, downloads: bool, severity: Severity, words: str
+) -> None:
+    if told is not None:
+        (tmp_path / "tiny").mkdir()
+        (tmp_path / "tiny" / "config.json").touch()
+    settings = enrolled.settings.model_copy(update={"models": [tmp_path], "allow_downloads": downloads})
+    system = mac(says={"python -P -m sealring.node.engine.profile": json.dumps(told)})
+    found = by_id(storage.check(system, replace(enrolled, settings=settings)))["models.planned"]
+    assert found.severity is severity
+    assert words in found.what

@@ -1,0 +1,50 @@
+"""The doctor on a real cluster: each node by its daemon, and all of them together."""
+
+import asyncio
+import json
+import os
+import sys
+
+from ringtest import CLUSTER
+
+pytestmark = CLUSTER
+
+
+async def doctor(*arguments, **environment):
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sealring.cli", "doctor", "--json", *arguments),
+        env=os.environ | environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    told, said = await process.communicate()
+    assert process.returncode in (0, 1), said
+    return process.returncode, json.loads(told)
+
+
+def kinds(findings):
+    return {one["id"]: one["severity"] for one in findings}
+
+
+async def test_a_nodes_daemon_says_whom_it_reaches(ring):
+    name, *_ = ring.cluster.node_names
+    folder = ring.cluster.state_dir / name
+    _, told = await doctor("--state-dir", str(folder))
+    found = kinds(told["findings"])
+    assert {"reach.coordinator", "reach.peers", "certificate.life", "models.planned"} <= set(found)
+    assert found["reach.coordinator"] == found["reach.peers"] == found["models.planned"] == "ok"
+    assert [one["error"] for one in told["facts"]["connections"]] == ["", ""]
+    assert told["facts"]["member"] in (folder / "member.json").read_text()
+
+
+async def test_the_cluster_is_looked_at_as_one(ring):
+    _, told = await doctor("--cluster", "--operator", str(ring.cluster.operator_bundle))
+    found = kinds(told["findings"])
+    for kind in ("cluster.report", "versions.equal", "reach.pair"):
+        assert found[kind] == "ok"
+    assert "memory.plan" in found
+    assert sorted(node["name"] for node in told["nodes"]) == sorted(ring.cluster.node_names)
+    for node in told["nodes"]:
+        assert abs(node["clock_offset_s"]) <= node["clock_error_s"]  # it is one machine's
+        assert kinds(node["report"]["findings"])["reach.peers"] == "ok"
+        assert not any(one["command"] for one in node["report"]["findings"])
