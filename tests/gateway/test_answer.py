@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from sealring.gateway.answer import Answer
+from sealring.mesh.errors import Unavailable
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -43,3 +48,52 @@ async def test_a_token_without_text_is_told() -> None:
     events = [event async for event in answer]
     assert [event.WhichOneof("event") for event in events] == ["delta", "finished"]
     assert list(events[0].delta.logprobs) == told(1)
+
+
+async def test_deltas_of_other_choices_and_sealed_ones_are_not_joined() -> None:
+    answer = Answer()
+    answer.delta("a", b"", 1)
+    answer.delta("b", b"", 2, choice=1)
+    answer.delta("c", b"", 3, choice=1)
+    answer.delta("", b"s1", 4)
+    answer.delta("", b"s2", 5)
+    answer.delta("d", b"", 6)
+    answer.fail(Unavailable("gone"))
+    seen = []
+    with pytest.raises(Unavailable):
+        async for event in answer:
+            delta = event.delta
+            seen.append((delta.text, delta.sealed, delta.tokens, delta.choice))
+    assert seen == [
+        ("a", b"", 1, 0),
+        ("bc", b"", 3, 1),
+        ("", b"s1", 4, 0),
+        ("", b"s2", 5, 0),
+        ("d", b"", 6, 0),
+    ]
+
+
+async def test_log_probabilities_are_joined_up_to_their_limit() -> None:
+    answer = Answer()
+    for number in range(1, 258):
+        answer.delta("x", b"", number, told(number))
+    assert [len((await anext(answer)).delta.logprobs) for _ in range(2)] == [256, 1]
+
+
+async def test_who_waits_is_woken_by_each_event() -> None:
+    for tell in (
+        lambda answer: answer.delta("a", b"", 1),
+        lambda answer: answer.started(inference.Started()),
+        lambda answer: answer.finished(inference.Finished()),
+    ):
+        answer = Answer()
+        waiting = asyncio.ensure_future(anext(answer))
+        await asyncio.sleep(0)
+        tell(answer)
+        assert await waiting
+    answer = Answer()
+    waiting = asyncio.ensure_future(anext(answer))
+    await asyncio.sleep(0)
+    answer.fail(Unavailable("gone"))
+    with pytest.raises(Unavailable):
+        await waiting

@@ -116,6 +116,161 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+LIMITS: list[tuple[str, list[Any], list[Any]]] = [
+    ("temperature", [0, 2], [-0.01, 2.01]),
+    ("top_p", [0.01, 1], [0, 1.01]),
+    ("top_k", [-1, 0, 1 << 20], [-2, (1 << 20) + 1]),
+    ("min_p", [0, 1], [-0.01, 1.01]),
+    ("n", [1, 8], [0, 9]),
+    ("seed", [-(1 << 63), (1 << 64) - 1], [-(1 << 63) - 1, 1 << 64]),
+    ("max_tokens", [1, (1 << 31) - 1], [0, 1 << 31]),
+    ("max_completion_tokens", [1, (1 << 31) - 1], [0, 1 << 31]),
+    ("presence_penalty", [-2, 2], [-2.01, 2.01]),
+    ("frequency_penalty", [-2, 2], [-2.01, 2.01]),
+    ("repetition_penalty", [0, 10], [-0.01, 10.01]),
+    ("repetition_context_size", [1, 4096], [0, 4097]),
+    ("priority", [-10, 10], [-11, 11]),
+    ("deadline_ms", [1, 86_400_000], [0, 86_400_001]),
+    ("min_trust", [0, 100], [-1, 101]),
+    ("stop", ["x", ["x"] * 16], [["x"] * 17]),
+    ("user", ["x" * 256], ["x" * 257]),
+    ("safety_identifier", ["x" * 256], ["x" * 257, 7]),
+    ("prompt_cache_key", ["x" * 256], ["x" * 257]),
+    ("logit_bias", [{str(token): 1 for token in range(300)}, {"2147483647": 1}], [{"2147483648": 1}]),
+    ("messages", [[{"role": "user", "content": "x"}] * 4096], [[{"role": "user", "content": "x"}] * 4097]),
+]
+
+
+@pytest.mark.parametrize(("field", "taken", "refused"), LIMITS)
+def test_a_field_is_taken_up_to_its_limits(field: str, taken: list[Any], refused: list[Any]) -> None:
+    for value in taken:
+        parse_body({**GOOD, field: value}, ChatBody)
+        chat_request(parse_body({**GOOD, field: value}, ChatBody), "id")
+    for value in refused:
+        with pytest.raises(InvalidInput) as caught:
+            chat_request(parse_body({**GOOD, field: value}, ChatBody), "id")
+        assert caught.value.metadata["param"].startswith(field)
+
+
+def test_a_message_has_so_many_parts_and_so_long_a_name() -> None:
+    part = {"type": "text", "text": "x"}
+    for message, good in (
+        ({"content": [part] * 1024}, True),
+        ({"content": [part] * 1025}, False),
+        ({"content": []}, False),
+        ({"content": "x", "name": "n" * 64}, True),
+        ({"content": "x", "name": "n" * 65}, False),
+    ):
+        body = {"model": "demo", "messages": [{"role": "user", **message}]}
+        if good:
+            parse(body)
+        else:
+            with pytest.raises(InvalidInput):
+                parse(body)
+
+
+NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
+    "best_of": ([1, 1.0], [0, 2, True, "1"]),
+    "echo": ([False], [True, 0]),
+    "suffix": ([""], ["x"]),
+    "response_format": ([{"type": "text"}], [{}, {"type": "json_object"}]),
+    "tools": ([[]], [[{}]]),
+    "tool_choice": (["none", "auto"], ["required"]),
+    "parallel_tool_calls": ([True, False], [1]),
+    "functions": ([[]], [[{}]]),
+    "function_call": (["none", "auto"], [{}]),
+    "modalities": ([["text"]], [["audio"], []]),
+    "store": ([False], [True]),
+    "service_tier": (["auto", "default"], ["flex"]),
+    "metadata": ([{}], [{"a": "b"}]),
+    "audio": ([], [{}]),
+    "prediction": ([], [{}]),
+    "web_search_options": ([], [{}]),
+    "reasoning_effort": ([], ["low"]),
+    "verbosity": ([], ["low"]),
+    "add_generation_prompt": ([True], [False]),
+    "add_special_tokens": ([], [True, False]),
+    "allowed_token_ids": ([], [[]]),
+    "bad_words": ([[]], [["x"]]),
+    "chat_template": ([], ["x"]),
+    "chat_template_kwargs": ([{}], [{"a": 1}]),
+    "continue_final_message": ([False], [True]),
+    "guided_choice": ([], [[]]),
+    "ignore_eos": ([False], [True]),
+    "include_stop_str_in_output": ([False], [True]),
+    "length_penalty": ([1, 1.0], [0, 2]),
+    "logits_processors": ([[]], [["x"]]),
+    "min_tokens": ([0], [1]),
+    "prompt_logprobs": ([], [0]),
+    "return_tokens_as_token_ids": ([False], [True]),
+    "skip_special_tokens": ([True], [False]),
+    "spaces_between_special_tokens": ([True], [False]),
+    "stop_token_ids": ([[]], [[1]]),
+    "truncate_prompt_tokens": ([], [1]),
+    "use_beam_search": ([False], [True]),
+    "adapters": ([], ["x"]),
+    "xtc_probability": ([0, 0.0], [1, 0.5]),
+    "xtc_threshold": ([0.1], [0.2]),
+}
+
+
+@pytest.mark.parametrize("field", NEUTRAL)
+def test_what_is_not_served_is_taken_where_it_asks_for_nothing(field: str) -> None:
+    taken, refused = NEUTRAL[field]
+    for value in (None, *taken):
+        assert parse({**GOOD, field: value}) == parse(GOOD)
+    for value in refused:
+        with pytest.raises(InvalidInput) as caught:
+            parse({**GOOD, field: value})
+        assert (caught.value.reason, caught.value.metadata["param"]) == ("UNSUPPORTED_FIELD", field)
+
+
+def test_a_completion_takes_no_chats_log_probabilities() -> None:
+    base = {"model": "demo", "prompt": "x"}
+    for value in (None, 0):
+        assert parse_body({**base, "top_logprobs": value}, CompletionBody)
+    for value in (1, False):
+        with pytest.raises(InvalidInput):
+            parse_body({**base, "top_logprobs": value}, CompletionBody)
+    body = parse_body({**base, "prompt": ["y"], "logprobs": 0, "max_tokens": 3}, CompletionBody)
+    request = completion_request(body, "id")
+    assert (request.envelope.clear.text, request.max_tokens, request.request_id) == ("y", 3, "id")
+    assert request.envelope.clear.sampling.HasField("logprobs")
+    for prompt in ([], ["a", "b"]):
+        with pytest.raises(InvalidInput):
+            parse_body({**base, "prompt": prompt}, CompletionBody)
+
+
+def test_what_is_left_out_or_means_off_is_as_documented() -> None:
+    plain = parse(GOOD)
+    assert (plain.choices, plain.max_tokens, plain.min_trust) == (1, 0, 0)
+    sampling = plain.envelope.clear.sampling
+    assert not any(sampling.HasField(name) for name in ("seed", "logprobs"))
+    asked = parse({**GOOD, "n": 3, "min_trust": 20, "max_completion_tokens": 5, "max_tokens": 5, "stop": "x"})
+    assert (asked.choices, asked.max_tokens, asked.min_trust) == (3, 5, 20)
+    assert list(asked.envelope.clear.stop) == ["x"]
+    found = parse({**GOOD, "top_k": -1, "seed": -1, "top_p": 0.5, "min_p": 0.25}).envelope.clear.sampling
+    assert (found.top_k, found.seed, found.top_p, found.min_p) == (0, (1 << 64) - 1, 0.5, 0.25)
+
+
+def test_what_is_told_of_a_fault_is_short() -> None:
+    for name, told in (("x" * 65, "x" * 64), ("x" * 64, "x" * 64)):
+        with pytest.raises(InvalidInput) as caught:
+            parse_body({**GOOD, name: 1}, ChatBody)
+        assert caught.value.metadata["param"] == told
+    with pytest.raises(InvalidInput) as caught:
+        parse({**GOOD, "messages": [{"role": "user", "content": "x", "y" * 200: 1}]})
+    assert caught.value.metadata["param"] == f"messages[0].{'y' * 64}"
+    with pytest.raises(InvalidInput, match="model is refused: input should be a valid string"):
+        parse_body({**GOOD, "model": 3}, ChatBody)
+
+
+def test_whether_usage_is_told() -> None:
+    for options, told in ((None, False), ({}, False), ({"include_usage": True}, True)):
+        body = parse_body({**GOOD, "stream": True, "stream_options": options}, ChatBody)
+        assert body.include_usage is told
+
+
 @pytest.mark.parametrize(("change", "code", "param"), BAD_FIELDS, ids=lambda value: str(value)[:40])
 def test_bad_fields(change: dict[str, Any], code: str, param: str) -> None:
     with pytest.raises(InvalidInput) as caught:

@@ -1,0 +1,126 @@
+"""Answers that break off, and clients that do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from sealring.gateway.http import answers
+from sealring.gateway.http.answers import _Writer, collect, unless_disconnected
+from sealring.mesh.errors import Cancelled, Internal
+from sealring.v1 import inference_pb2 as inference
+
+STARTED = inference.GenerateResponse(started=inference.Started(model="demo"))
+FINISHED = inference.GenerateResponse(finished=inference.Finished(completion_tokens=3))
+
+
+def delta(text: str, choice: int = 0, *logged: int) -> inference.GenerateResponse:
+    told = [inference.TokenLogprob(id=one) for one in logged]
+    return inference.GenerateResponse(delta=inference.Delta(text=text, choice=choice, logprobs=told))
+
+
+async def events(*given: inference.GenerateResponse) -> AsyncGenerator[inference.GenerateResponse, None]:
+    for event in given:
+        yield event
+
+
+async def test_a_whole_answer_is_put_together_by_choice() -> None:
+    told = events(STARTED, delta("a", 0, 1), delta("x", 1), delta("b", 0, 2, 3), FINISHED)
+    begin, choices, end = await collect(told, 2)
+    assert (begin.model, end.completion_tokens) == ("demo", 3)
+    assert [(text, [one.id for one in logged]) for text, logged in choices] == [("ab", [1, 2, 3]), ("x", [])]
+
+
+@pytest.mark.parametrize("given", [(FINISHED,), (STARTED, delta("a"))])
+async def test_an_answer_without_its_start_or_end_is_a_fault_of_ours(given: Any) -> None:
+    with pytest.raises(Internal):
+        await collect(events(*given), 1)
+
+
+async def test_work_ends_with_its_client() -> None:
+    ended = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    for last in ({"type": "http.disconnect"}, OSError("reset")):
+        told: list[Any] = [{"type": "http.request"}, last]
+
+        async def receive(told: list[Any] = told) -> Any:
+            message = told.pop(0)
+            if isinstance(message, OSError):
+                raise message
+            return message
+
+        with pytest.raises(Cancelled):
+            await unless_disconnected(receive, work())
+    assert ended == [True, True]
+
+    async def silent() -> Any:
+        await asyncio.Event().wait()
+
+    async def quick() -> int:
+        return 7
+
+    assert await unless_disconnected(silent, quick()) == 7
+
+
+async def test_a_client_that_is_gone_ends_the_writing() -> None:
+    sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) == 3:
+            raise OSError("gone")
+
+    writer = _Writer(send)
+    with writer:
+        await writer.write(b"a")
+        await writer.write(b"b", more=False)
+        with pytest.raises(Cancelled, match="went away"):
+            await writer.write(b"c")
+    assert [(one["body"], one["more_body"]) for one in sent] == [(b"a", True), (b"b", False), (b"c", True)]
+
+
+async def test_only_who_does_not_read_is_cancelled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        await held.wait()
+
+    async def write() -> None:
+        writer = _Writer(send)
+        with writer:
+            await writer.write(b"a")
+
+    task = asyncio.create_task(write())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    monkeypatch.setattr(answers, "SEND_SECONDS", 0.01)
+    with pytest.raises(Cancelled, match="does not read"):
+        await asyncio.create_task(write())
+
+
+async def test_a_writer_that_waits_for_its_answer_and_not_its_client_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answers, "SEND_SECONDS", 0.001)
+
+    async def send(message: Any) -> None: ...
+
+    writer = _Writer(send)
+    looks, look = [], writer._look
+    writer._look = lambda: (looks.append(True), look())[1]  # type: ignore[method-assign]
+    with writer:
+        await writer.write(b"a")
+        while len(looks) < 3:
+            await asyncio.sleep(0.001)
+        await writer.write(b"b")

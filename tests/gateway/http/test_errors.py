@@ -1,0 +1,59 @@
+"""Errors as OpenAI's clients expect them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sealring.gateway.http.errors import error_body, error_event, error_response, error_status
+from sealring.mesh import errors
+from sealring.mesh.errors import SealringError
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (errors.InvalidInput("x"), 400, "invalid_request_error"),
+        (errors.Unauthenticated("x"), 401, "authentication_error"),
+        (errors.PermissionDenied("x"), 403, "permission_error"),
+        (errors.NotFound("x"), 404, "invalid_request_error"),
+        (errors.AlreadyExists("x"), 409, "invalid_request_error"),
+        (errors.Conflict("x"), 409, "conflict_error"),
+        (errors.FailedPrecondition("x"), 422, "invalid_request_error"),
+        (errors.ResourceExhausted("x"), 429, "rate_limit_error"),
+        (errors.Cancelled("x"), 499, "cancelled_error"),
+        (errors.Unavailable("x"), 503, "server_error"),
+        (errors.DeadlineExceeded("x"), 504, "server_error"),
+        (errors.Internal("x"), 500, "server_error"),
+        (errors.InvalidInput("x", reason="BODY_TOO_LARGE"), 413, "invalid_request_error"),
+        (errors.InvalidInput("x", reason="BAD_CONTENT_TYPE"), 415, "invalid_request_error"),
+        (errors.InvalidInput("x", reason="METHOD_NOT_ALLOWED"), 405, "invalid_request_error"),
+        (errors.DeadlineExceeded("x", reason="BODY_TOO_SLOW"), 408, "server_error"),
+        (errors.PermissionDenied("x", reason="HOST_NOT_ALLOWED"), 403, "permission_error"),
+    ],
+    ids=lambda value: str(getattr(value, "reason", value)),
+)
+def test_an_error_has_its_status_and_kind(error: SealringError, status: int, kind: str) -> None:
+    assert error_status(error) == error_response(error).status_code == status
+    assert error_body(error)["error"]["type"] == kind
+    assert error_event(error) == b"data: " + json.dumps(error_body(error)).encode() + b"\n\n"
+
+
+def test_what_an_error_names_is_told() -> None:
+    error = errors.ResourceExhausted(
+        "full", hint="wait", reason="TOO_LARGE_FOR_RING", retry_after=3, param="n"
+    )
+    assert error_body(error)["error"] == {
+        "message": str(error),
+        "type": "rate_limit_error",
+        "param": "n",
+        "code": "context_length_exceeded",
+    }
+    assert error_response(error).headers["retry-after"] == "3"
+    assert error_body(errors.NotFound("x", reason="NO_SUCH_PATH"))["error"]["code"] == "no_such_path"
+    plain = error_response(errors.InvalidInput("x"))
+    assert not {"retry-after", "www-authenticate", "allow"} & set(plain.headers)
+    assert plain.headers["content-type"] == "application/json"
+    assert error_response(errors.Unauthenticated("x")).headers["www-authenticate"] == "Bearer"
+    assert error_response(errors.InvalidInput("x", allow="GET")).headers["allow"] == "GET"
