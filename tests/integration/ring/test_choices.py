@@ -10,7 +10,7 @@ from sealring.mesh.errors import InvalidInput
 
 pytestmark = CLUSTER
 QUESTION = [{"role": "user", "content": "Tell me about the planets."}]
-SAMPLING = {"temperature": 1.2, "top_p": 0.95, "max_tokens": 30}
+SAMPLING = {"temperature": 1.2, "top_p": 0.95, "max_tokens": 12}
 
 
 async def test_choices_are_answers_of_seeds_that_follow(client):
@@ -51,7 +51,7 @@ async def test_sealed_choices_are_those_in_clear(ring, client):
     prompt = chat(QUESTION[0]["content"], temperature=1.2, top_p=0.95, seed=5)
     async with ring.sealing() as sealed:
         texts = ["", "", ""]
-        reply = sealed.ask(prompt, max_tokens=30, n=3)
+        reply = sealed.ask(prompt, max_tokens=12, n=3)
         async for delta in reply:
             texts[delta.choice] += delta.text
         completion = reply.completion
