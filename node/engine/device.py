@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from types import ModuleType
 
 import mlx.core as mx
-
-from sealring.node.engine import attention
 
 CACHE_LIMIT = 256 << 20
 """Bytes that MLX keeps of freed buffers; enough for the temporaries of a decode step."""
@@ -21,16 +20,21 @@ their pages as well."""
 _WIRED_SPARE = 8
 """What is wired above weights and KV caches, for activations: one part of so many of them."""
 
-GRAPH_OPERATIONS = "20"
-"""Operations that MLX hands to an NVIDIA GPU at once. Its own 100 are six layers of a decode step, for which
-the GPU waits at the beginning and we at the end."""
+
+def nvidia() -> ModuleType | None:
+    """`node.engine.nvidia`, where MLX computes on such a GPU."""
+    if not mx.cuda.is_available() or mx.default_device() != mx.gpu:
+        return None
+    from sealring.node.engine import nvidia
+
+    return nvidia
 
 
 def prepare() -> None:
     """Keeps MLX's cache of freed buffers small. Before any computation."""
-    if mx.cuda.is_available():
-        attention.install()
-        os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", GRAPH_OPERATIONS)
+    found = nvidia()
+    if found is not None:
+        found.prepare()
     mx.set_cache_limit(cache_limit())
 
 
@@ -56,8 +60,9 @@ def wire(planned: int) -> None:
 
 
 def warm_up_lengths() -> tuple[int, ...]:
-    """Tokens of the chunks that warm a stage up. NVIDIA's libraries load a kernel for a range of lengths."""
-    return (128, 24, 2, 1) if mx.cuda.is_available() and mx.default_device() == mx.gpu else (2, 1)
+    """Tokens of the chunks that warm a stage up, one after the other."""
+    found = nvidia()
+    return (2, 1) if found is None else found.WARM_UP_LENGTHS
 
 
 def compute_in_batches() -> None:

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from sealring.node.engine.staging import TensorSpec
-from sealring.node.engine.transfer import SharedDeparture, SharedTransfer, _copy_in, _copy_out, transfer
+from sealring.node.engine.transfer import SharedDeparture, SharedTransfer, transfer
 
 TENSORS = (TensorSpec("hidden", "bfloat16", (4, 3)), TensorSpec("ids", "int32", ()))
 
@@ -59,71 +57,6 @@ def test_views_leave_as_contiguous_bytes() -> None:
     assert found == [np.ascontiguousarray(np.array(view)).tobytes() for view in views]
     departure.release()
     made.close()
-
-
-@dataclass
-class Launch:
-    source: str
-    inputs: list[mx.array]
-    grid: tuple[int, int, int]
-    threadgroup: tuple[int, int, int]
-    options: dict[str, object]
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
-    """What MLX would be asked to launch on an NVIDIA GPU; nothing is copied."""
-    found: list[Launch] = []
-
-    def kernel(source: str, **_: object) -> Callable[..., list[mx.array]]:
-        def launch(
-            *,
-            inputs: list[mx.array],
-            grid: tuple[int, int, int],
-            threadgroup: tuple[int, int, int],
-            output_shapes: list[tuple[int, ...]],
-            output_dtypes: list[mx.Dtype],
-            **options: object,
-        ) -> list[mx.array]:
-            found.append(Launch(source, inputs, grid, threadgroup, options))
-            return [mx.zeros(output_shapes[0], output_dtypes[0])]
-
-        return launch
-
-    monkeypatch.setattr(mx.fast, "cuda_kernel", kernel)
-    monkeypatch.setattr("sealring.node.engine.transfer._kernels", {})
-    return found
-
-
-def test_no_kernel_is_compiled_for_a_size(launches: list[Launch]) -> None:
-    """MLX compiles what has another source or template; threads beyond the data would write elsewhere."""
-    address = mx.array([0], mx.uint64)
-    sizes = [16 * count for count in (1, 3, 255, 256, 257, 509, 1024, 5 * 509, 1 << 17)]
-    for size in sizes:
-        _copy_in(address, size, (1, 1, size // 2), mx.bfloat16)
-        _copy_out(mx.zeros((1, 1, size // 4), mx.uint32), address, size)
-    assert len({launch.source for launch in launches}) == 2
-    assert not any(launch.options for launch in launches)
-    for launch, size in zip(launches, [size for size in sizes for _ in range(2)], strict=True):
-        threads, groups = launch.threadgroup[0], -(-launch.grid[0] // launch.threadgroup[0])
-        assert launch.grid[1:] == launch.threadgroup[1:] == (1, 1)
-        assert 1 <= threads <= 256
-        assert threads * groups * 16 == size
-
-
-def test_a_tensor_has_one_kernel_whatever_its_rows_and_tokens(launches: list[Launch]) -> None:
-    address = mx.array([0], mx.uint64)
-    for rows, tokens in ((1, 1), (3, 1), (4, 1), (16, 1), (1, 8), (1, 255)):
-        _copy_in(address, 4 * rows * tokens, (rows, tokens), mx.uint32)
-        _copy_in(address, 32 * rows * tokens, (rows, tokens, 4, 4), mx.bfloat16)
-        _copy_out(mx.zeros((rows * tokens,), mx.uint32), address, 4 * rows * tokens)
-    assert len({launch.source for launch in launches}) == 3
-
-
-def test_most_blocks_are_of_many_threads(launches: list[Launch]) -> None:
-    for hidden, rows in ((4096, 31), (8192, 7), (2880, 32), (5120, 1)):
-        _copy_in(mx.array([0], mx.uint64), 2 * hidden * rows, (rows, 1, hidden), mx.bfloat16)
-    assert all(launch.threadgroup[0] >= 128 for launch in launches)
 
 
 @pytest.mark.parametrize("tensors", [TENSORS, TENSORS[1:], (TensorSpec("ids", "uint32", ()),)])

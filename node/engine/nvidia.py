@@ -1,0 +1,301 @@
+"""All that is for NVIDIA GPUs alone; `node.engine.device.nvidia` imports it where MLX computes on one.
+
+**Attention without a plan for each length.** There MLX leaves attention of more than one new token to cuDNN,
+which plans it anew for every pair of new tokens and tokens held: 32 to 42 ms on the host of an H200, as much
+as 4,000 tokens of a prompt take. Prompts are seldom of a length that was there before. So what is not of a
+regular length is computed in three operations, as MLX does where there is no cuDNN: 16 layers of an 8B model
+take 4.7 ms instead of 4.1 for 126 tokens, and 13 instead of 8 for the last 512 of 4,096.
+
+**Records through pinned memory.** When the CPU reads an array MLX moves that array to managed memory, whose
+pages then fault back and forth whenever the buffer is used again. So kernels of ours copy from and to pinned
+memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from sealring.mesh.errors import ResourceExhausted
+from sealring.node.engine import records
+from sealring.node.engine.staging import TensorSpec
+from sealring.node.engine.transfer import Departure, Landing, is_evaluated
+
+WARM_UP_LENGTHS = (128, 24, 2, 1)
+"""Tokens of the chunks that warm a stage up: NVIDIA's libraries load a kernel for a range of lengths."""
+
+GRAPH_OPERATIONS = "20"
+"""Operations that MLX hands to the GPU at once. Its own 100 are six layers of a decode step, for which the
+GPU waits at the beginning and we at the end."""
+
+REGULAR = 512
+"""Tokens of which a chunk, and all that it attends to, are multiples where a plan is worth its time."""
+
+LARGEST = 256 << 20
+"""Bytes of scores at most that are written out."""
+
+Attention = Callable[..., mx.array]
+
+_PORTABLE_AND_MAPPED = 0x03
+_BLOCK_STEP = 4096
+_MAX_THREADS = 256
+_UNITS = {16: "uint4", 4: "unsigned int", 1: "unsigned char"}
+
+
+def prepare() -> None:
+    """Puts `planless` in the place of MLX's attention, and has MLX launch smaller graphs. Idempotent."""
+    fused = mx.fast.scaled_dot_product_attention
+    if not hasattr(fused, "fused"):
+        setattr(mx.fast, "scaled_dot_product_attention", planless(fused))  # noqa: B010
+    os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", GRAPH_OPERATIONS)
+
+
+def planless(fused: Attention) -> Attention:
+    """`fused`, mlx.core.fast.scaled_dot_product_attention, for what it does well; the rest in operations."""
+
+    def attention(
+        queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, mask: Any = None, **others: Any
+    ) -> mx.array:
+        if _suits_fused(queries, keys, mask) or any(other is not None for other in others.values()):
+            return fused(queries, keys, values, scale=scale, mask=mask, **others)
+        return unfused(queries, keys, values, scale, mask)
+
+    attention.fused = fused  # type: ignore[attr-defined]
+    return attention
+
+
+def _suits_fused(queries: mx.array, keys: mx.array, mask: Any) -> bool:
+    rows, heads, new, _ = queries.shape
+    held = keys.shape[2]
+    if new == 1 or rows * heads * new * held * queries.dtype.size > LARGEST:
+        return True
+    if isinstance(mask, mx.array) and (mask.ndim > 4 or (mask.ndim == 4 and mask.shape[1] != 1)):
+        return True
+    return new % REGULAR == 0 and held % REGULAR == 0
+
+
+def unfused(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any) -> mx.array:
+    """Attention of [rows, heads, new, width] over [rows, groups, held, width], heads of a group in a row."""
+    rows, heads, new, width = queries.shape
+    groups, held = keys.shape[1:3]
+    folded = (queries * scale).reshape(rows, groups, -1, width)
+    scores = (folded @ keys.swapaxes(-1, -2)).reshape(rows, groups, -1, new, held)
+    if mask is not None:
+        allowed = _causal(new, held) if isinstance(mask, str) else mask
+        if allowed.ndim == 4:
+            allowed = allowed[:, :, None]
+        if allowed.dtype == mx.bool_:
+            scores = mx.where(allowed, scores, mx.array(-float("inf"), scores.dtype))
+        else:
+            scores = scores + allowed
+    weights = mx.softmax(scores, axis=-1, precise=True).reshape(rows, groups, -1, held)
+    return (weights @ values).reshape(rows, heads, new, values.shape[-1])
+
+
+@lru_cache(maxsize=2)
+def _causal(new: int, held: int) -> mx.array:
+    """Which tokens held the new ones may see, the last of them, bool [new, held]. Every layer asks."""
+    return mx.arange(held - new, held)[:, None] >= mx.arange(held)
+
+
+class Block:
+    """Pinned memory that the GPU reads and writes at the address that it has for the CPU."""
+
+    def __init__(self, driver: ctypes.CDLL, size: int) -> None:
+        pointer = ctypes.c_void_p()
+        status = driver.cuMemHostAlloc(ctypes.byref(pointer), ctypes.c_size_t(size), _PORTABLE_AND_MAPPED)
+        if status or pointer.value is None:
+            raise ResourceExhausted(
+                f"no pinned memory for the records of a step (CUDA error {status})", reason="NO_PINNED_MEMORY"
+            )
+        self.size = size
+        self.address = pointer.value
+        self.memory = memoryview((ctypes.c_ubyte * size).from_address(pointer.value)).cast("B")
+        self._cells: dict[int, mx.array] = {}
+
+    def cell(self, offset: int) -> mx.array:
+        """The address `offset` bytes into the block, as an array for kernels."""
+        if offset not in self._cells:
+            self._cells[offset] = mx.array(np.array([self.address + offset], np.uint64))
+        return self._cells[offset]
+
+
+class PinnedLanding:
+    """Arrays that a kernel copies from a pinned block when the graph runs."""
+
+    def __init__(self, pool: PinnedTransfer, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> None:
+        self._sizes = [records.state_bytes(tensor, rows, tokens) for tensor in tensors]
+        self.block = pool.take(sum(map(_aligned, self._sizes)))
+        self.arrays = []
+        start = 0
+        for tensor, size in zip(tensors, self._sizes, strict=True):
+            shape = (rows, tokens, *tensor.tail)
+            self.arrays.append(_copy_in(self.block.cell(start), size, shape, getattr(mx, tensor.dtype)))
+            if not mx.issubdtype(self.arrays[-1].dtype, mx.floating):
+                self.block.memory[start : start + size] = bytes(size)  # no index that is out of bounds
+            start += _aligned(size)
+
+    @property
+    def evaluated(self) -> bool:
+        return any(map(is_evaluated, self.arrays))
+
+    def fill(self, data: memoryview) -> None:
+        start = read = 0
+        for size in self._sizes:
+            self.block.memory[start : start + size] = data[read : read + size]
+            start, read = start + _aligned(size), read + size
+
+
+class PinnedDeparture:
+    """A kernel at the end of the graph copies the results to a pinned block."""
+
+    def __init__(self, pool: PinnedTransfer, arrays: Sequence[mx.array], landed: list[Block]) -> None:
+        self._pool = pool
+        self._sizes = [array.nbytes for array in arrays]
+        self._block = pool.take(sum(map(_aligned, self._sizes)))
+        self._landed = landed
+        self.pending = []
+        start = 0
+        for array, size in zip(arrays, self._sizes, strict=True):
+            self.pending.append(_copy_out(array, self._block.cell(start), size))
+            start += _aligned(size)
+
+    def wait(self) -> list[memoryview]:
+        mx.eval(self.pending)
+        found, start = [], 0
+        for size in self._sizes:
+            found.append(self._block.memory[start : start + size])
+            start += _aligned(size)
+        return found
+
+    def release(self) -> None:
+        for block in (self._block, *self._landed):
+            self._pool.give(block)
+        self._landed = []
+
+
+class PinnedTransfer:
+    """For an NVIDIA GPU: a pool of pinned blocks. A block is given back once the step that used it is done.
+
+    Blocks are made by the compute thread, whose CUDA context is the device's.
+    """
+
+    def __init__(self) -> None:
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._blocks: list[Block] = []
+        self._free: dict[int, list[Block]] = {}
+        self._landed: list[Block] = []
+
+    def take(self, size: int) -> Block:
+        """A block of at least `size` bytes that nobody uses."""
+        size = max(1, -(-size // _BLOCK_STEP)) * _BLOCK_STEP
+        free = self._free.setdefault(size, [])
+        if free:
+            return free.pop()
+        self._blocks.append(Block(self._driver, size))
+        return self._blocks[-1]
+
+    def give(self, block: Block) -> None:
+        """From any thread."""
+        self._free[block.size].append(block)
+
+    def landing(self, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> Landing:
+        landing = PinnedLanding(self, tensors, rows, tokens)
+        self._landed.append(landing.block)
+        return landing
+
+    def departure(self, arrays: Sequence[mx.array]) -> Departure:
+        landed, self._landed = self._landed, []
+        return PinnedDeparture(self, arrays, landed)
+
+    def settle(self) -> None:
+        landed, self._landed = self._landed, []
+        for block in landed:
+            self.give(block)
+
+    def close(self) -> None:
+        mx.synchronize()
+        blocks, self._blocks, self._free = self._blocks, [], {}
+        for block in blocks:
+            self._driver.cuMemFreeHost(ctypes.c_void_p(block.address))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def _unit(size: int, shape: Sequence[int]) -> int:
+    """Bytes that a thread copies of an array [rows, tokens, ...] or [rows], whatever its rows and tokens."""
+    return next(unit for unit in _UNITS if size // math.prod(shape[:2]) % unit == 0)
+
+
+_kernels: dict[tuple[str, int], Any] = {}
+
+
+def _kernel(direction: str, unit: int) -> Any:
+    """`in` copies units from an address to `out`, `over` copies them from `array` to an address.
+
+    Every thread copies one unit and there are as many threads as units, so that the source, for which MLX
+    compiles a kernel anew whenever it differs, does not tell their number.
+    """
+    if (direction, unit) not in _kernels:
+        word = _UNITS[unit]
+        copy, names, outputs = {
+            "in": (
+                f"reinterpret_cast<{word}*>(out)[i] = "
+                f"__ldcv(reinterpret_cast<const {word}*>(address[0]) + i);",
+                ["address"],
+                ["out"],
+            ),
+            "over": (
+                f"reinterpret_cast<{word}*>(address[0])[i] = reinterpret_cast<const {word}*>(array)[i];"
+                " if (i == 0) done[0] = 1;",
+                ["array", "address"],
+                ["done"],
+            ),
+        }[direction]
+        source = f"size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; {copy}"
+        _kernels[direction, unit] = mx.fast.cuda_kernel(
+            name=f"sealring_{direction}_{unit}", input_names=names, output_names=outputs, source=source
+        )
+    return _kernels[direction, unit]
+
+
+@lru_cache(maxsize=4096)
+def _threads(count: int) -> int:
+    """Threads of a block, of which a whole number makes `count`: MLX rounds the number of blocks up."""
+    return next(threads for threads in range(min(_MAX_THREADS, count), 0, -1) if count % threads == 0)
+
+
+def _copy_in(address: mx.array, size: int, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    unit = _unit(size, shape)
+    (array,) = _kernel("in", unit)(
+        inputs=[address],
+        grid=(size // unit, 1, 1),
+        threadgroup=(_threads(size // unit), 1, 1),
+        output_shapes=[shape],
+        output_dtypes=[dtype],
+    )
+    assert math.prod(shape) * dtype.size == size
+    found: mx.array = array
+    return found
+
+
+def _copy_out(array: mx.array, address: mx.array, size: int) -> mx.array:
+    unit = _unit(size, array.shape)
+    (done,) = _kernel("over", unit)(
+        inputs=[array, address],
+        grid=(size // unit, 1, 1),
+        threadgroup=(_threads(size // unit), 1, 1),
+        output_shapes=[(1,)],
+        output_dtypes=[mx.uint32],
+    )
+    found: mx.array = done
+    return found
