@@ -66,7 +66,7 @@ async def test_credentials_of_another_cluster_open_nothing(
 ) -> None:
     epoch = (await victim.status()).epoch
     tried = await attack_with(victim, elsewhere.state_dir / who)
-    assert len(tried) == 10 * 5
+    assert len(tried) == 9 * 5
     assert [one for one in tried if one["answers"] or one["code"] == "OK"] == []
     on_mutual_tls = {one["code"] for one in tried if one["target"] != victim.cluster.address("join")}
     assert on_mutual_tls == {"UNAVAILABLE"}, "the TLS handshake itself has to fail"
