@@ -12,6 +12,7 @@ from sealring.cli.exit_codes import PROBLEM_FOUND
 from sealring.cli.output import print_data, print_json, progress, say
 from sealring.cli.settings_flags import config_file, settings_model
 from sealring.cli.words import AsJson
+from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
     from sealring.cli.doctor.cluster import Node
@@ -56,11 +57,33 @@ def doctor(
         raise typer.Exit(PROBLEM_FOUND)
 
 
-def _settings(context: typer.Context, section: str, **given: Path | None) -> Any:
+def _settings(section: str, file: Path | None, **given: Path | None) -> Any:
     from sealring.mesh.system.config import load
 
-    file = config_file(context.find_root().params.get("config"))
     return load(settings_model(section), section, file=file, flags=given).settings
+
+
+def _node_settings(context: typer.Context, state_dir: Path | None) -> NodeSettings:
+    """The node's settings: as a file that was named has them, else as `up` and `join` left them beside its
+    folder, else the user's own. Without a folder here, that of a service."""
+    from sealring.cli.launchd import STATE_FOLDER
+
+    named = context.find_root().params.get("config")
+    folder = state_dir or default_state_root() / "node"
+    service = Path(STATE_FOLDER) / "node"
+    if state_dir is None and named is None and not _is_there(folder) and _is_there(service):
+        folder = state_dir = service
+    kept = folder.parent / "config" / f"{folder.name}.toml"
+    file = kept if named is None and _is_there(kept) else config_file(named)
+    settings: NodeSettings = _settings("node", file, state_dir=state_dir)
+    return settings
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # in a folder of somebody else's
+        return False
 
 
 def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -> list[Finding]:
@@ -71,7 +94,7 @@ def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -
     from sealring.cli.doctor.system import System
     from sealring.cli.doctor.view import read_view
 
-    settings = _settings(context, "node", state_dir=state_dir or _service_folder(context))
+    settings = _node_settings(context, state_dir)
     with progress("looking at this machine"):
         view = asyncio.run(ask_daemon(read_view(settings)))
         report = examine(System(), view)
@@ -82,26 +105,13 @@ def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -
     return list(report.findings)
 
 
-def _service_folder(context: typer.Context) -> Path | None:
-    """The folder of a node that launchd runs, where the settings name no enrolled one."""
-    from sealring.cli.launchd import STATE_FOLDER
-    from sealring.mesh.member.state import is_enrolled
-
-    settings: NodeSettings = _settings(context, "node")
-    service = Path(STATE_FOLDER) / "node"
-    try:
-        return service if service.is_dir() and not is_enrolled(settings.state_dir) else None
-    except OSError:
-        return None
-
-
 def _cluster(context: typer.Context, operator: Path | None, *, as_json: bool) -> list[Finding]:
     from sealring.cli.doctor.cluster import examine
     from sealring.cli.doctor.report import plain
     from sealring.cli.doctor.show import lines, summary
     from sealring.cli.operator import connect
 
-    settings = _settings(context, "cli", operator=operator)
+    settings = _settings("cli", config_file(context.find_root().params.get("config")), operator=operator)
 
     async def collect() -> list[Node]:
         async with connect(

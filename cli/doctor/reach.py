@@ -39,7 +39,7 @@ def check(system: System, view: View) -> Iterator[Finding]:
     """The daemon, its coordinator and its peers. Nothing of the peers where no daemon was asked."""
     if view.trouble:
         yield problem(
-            "node.enrolment",
+            "enrolment.state",
             "this machine's enrolment cannot be read",
             view.trouble,
             "run this as the account that the node runs as",
@@ -48,21 +48,21 @@ def check(system: System, view: View) -> Iterator[Finding]:
         return
     if view.state is None:
         yield note(
-            "node.enrolment",
+            "enrolment.state",
             f"there is no enrolment in {view.settings.state_dir}",
             "this machine is in no cluster yet, or its node keeps its state elsewhere",
             "join, or name the folder with --state-dir",
-            "sealring node join TOKEN",
+            "sealring join TOKEN",
         )
         yield from _ports(system, view)
         return
     if view.connections is None:
         yield warning(
-            "sealring.node.daemon.daemon",
+            "daemon.answers",
             "no daemon of this node answers",
             "it is not running, so nothing can be said of what it reaches",
-            "start it",
-            "sealring node run",
+            "start it, on the first machine with sealring up",
+            "sudo sealring service start node" if system.has_service("node") else "sealring join",
         )
         yield from _ports(system, view)
         return
@@ -115,16 +115,16 @@ def _own_addresses(view: View) -> Iterator[Finding]:
             "reach.address",
             f"this node is announced at {', '.join(view.addresses)}, where only this machine reaches it",
             "the other members are elsewhere",
-            "set listen (or advertise) to this machine's address in the network",
-            "sealring node run --listen ADDRESS:7710 --ring-host ADDRESS",
+            "start it with this machine's address in the network (settings listen, advertise and ring_host)",
+            "sealring join --address ADDRESS",
         )
     if far and _is_loopback(f"{view.settings.ring_host}:0"):
         yield problem(
             "reach.ring_host",
             f"ring_host is {view.settings.ring_host}, where only this machine reaches it",
             "the neighbours in a ring are elsewhere",
-            "set ring_host to the address of the interface that carries the ring",
-            "sealring node run --ring-host ADDRESS",
+            "start it with the address of the interface that carries the ring (setting ring_host)",
+            "sealring join --address ADDRESS",
         )
 
 

@@ -133,6 +133,12 @@ class System:
         except OSError:
             return "OWNER"
 
+    def has_service(self, component: str) -> bool:
+        """Whether launchd knows a component, as `sealring service install` leaves it."""
+        from sealring.cli.launchd import PLIST_FOLDER, PREFIX
+
+        return (PLIST_FOLDER / f"{PREFIX}.{component}.plist").exists()
+
     def bind_error(self, host: str, port: int) -> str:
         """The name of the errno with which listening there fails; nothing where it would work."""
         try:

@@ -73,6 +73,6 @@ def _possible(posture: Posture, has: TrustLevel | None) -> Iterator[Finding]:
             "trust.possible",
             "this Mac could have the level self_signed",
             "its protections are all on; with the helper its identity key is in the Secure Enclave",
-            "build the helper of deploy/enclave, set enclave_helper, and join again",
-            "sealring node join TOKEN --enclave-helper PATH",
+            "build the helper of deploy/enclave, set enclave_helper to it, and join again",
+            "sealring join TOKEN",
         )

@@ -265,7 +265,7 @@ class Daemon:
         except SealringError as error:
             answer.problem.CopyFrom(to_problem(error))
         except Exception as error:
-            log.error("report failed", exc_info=error)
+            log.error("report_failed", exc_info=error)
             answer.problem.CopyFrom(to_problem(error))
         answer.answered = time.time_ns()
         self._session.send(membership_pb2.MemberMessage(diagnosis=answer))

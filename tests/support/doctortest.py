@@ -85,6 +85,9 @@ class FakeSystem(System):
     def owner(self, path: Path) -> str:
         return "_sealring"
 
+    def has_service(self, component: str) -> bool:
+        return bool(self.answers.get("service"))
+
     def bind_error(self, host: str, port: int) -> str:
         return str(self.answers.get("bind_error", ""))
 

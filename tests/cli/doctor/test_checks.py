@@ -291,12 +291,12 @@ def test_trust_of_a_mac(view: View) -> None:
 )
 def test_ports_of_a_node_that_does_not_run(view: View, error: str, severity: Severity, words: str) -> None:
     found = by_id(check_reach(FakeSystem(bind_error=error), view))
-    assert found["node.enrolment"].severity is Severity.NOTE
+    assert found["enrolment.state"].severity is Severity.NOTE
     assert found["ports.listen"].severity is severity
     assert words in found["ports.listen"].what
 
 
 def test_an_enrolment_that_cannot_be_read_says_as_whom_to_run(view: View) -> None:
     found = by_id(check_reach(FakeSystem(), replace(view, trouble="it belongs to another")))
-    assert found["node.enrolment"].severity is Severity.PROBLEM
-    assert found["node.enrolment"].command == "sudo -u _sealring sealring doctor"
+    assert found["enrolment.state"].severity is Severity.PROBLEM
+    assert found["enrolment.state"].command == "sudo -u _sealring sealring doctor"

@@ -57,6 +57,15 @@ def test_a_folder_that_is_named(doctor: Any, tmp_path: Path) -> None:
     assert f"there is no enrolment in {tmp_path}/elsewhere" in done.output
 
 
+def test_settings_that_up_and_join_left_beside_the_folder(doctor: Any, tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "node.toml").write_text('[node]\nname = "from-join"\nmodels = ["/nowhere"]\n')
+    done = doctor(FakeSystem(folder=None), "--json", "--state-dir", str(tmp_path / "node"))
+    told = json.loads(done.stdout)
+    assert told["facts"]["name"] == "from-join"
+    assert "the model folder /nowhere is not there" in {one["what"] for one in told["findings"]}
+
+
 def test_the_cluster_needs_an_operator(doctor: Any, sealring: Any) -> None:
     done = sealring("doctor", "--cluster")
     assert done.status == 7

@@ -142,8 +142,11 @@ def test_a_daemon_without_its_coordinator(enrolled: View) -> None:
 
 def test_a_daemon_that_does_not_answer(enrolled: View) -> None:
     found = by_id(reach.check(mac(), replace(enrolled, connections=None, session=None)))
-    assert found["sealring.node.daemon.daemon"].severity is Severity.WARNING
+    assert found["daemon.answers"].severity is Severity.WARNING
+    assert found["daemon.answers"].command == "sealring join"
     assert "ports.listen" in found
+    found = by_id(reach.check(mac(service=True), replace(enrolled, connections=None, session=None)))
+    assert found["daemon.answers"].command == "sudo sealring service start node"
 
 
 def test_addresses_that_only_this_machine_reaches(enrolled: View) -> None:
