@@ -340,3 +340,34 @@ def capture_logs() -> Any:
 
     with structlog.testing.capture_logs() as events:
         yield lambda: repr(events)
+
+
+async def test_so_many_keys_are_remembered_and_the_oldest_goes_first(
+    keys: KeyFile, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "_REMEMBERED", 2)
+    made = [f"Bearer {keys.create([Scope.INFERENCE])[0]}" for _ in range(3)]
+    gate = Gate(keys)
+    for which, count in ((0, 1), (1, 2), (0, 2), (2, 3), (1, 3), (2, 3), (0, 4)):
+        async with gate.admit("peer", made[which], USE):
+            assert checks.count == count
+
+
+async def test_a_remembered_key_counts_for_nothing_once_it_stands_otherwise(
+    keys: KeyFile, checks: Checks
+) -> None:
+    text, record = keys.create([Scope.INFERENCE])
+    gate = Gate(keys)
+    async with gate.admit("peer", f"Bearer {text}", USE):
+        pass
+    for changed in ({"hash": f"{HASH}{'b' * 22}${'b' * 43}"}, None):
+        known = gate._records.pop(record.id)
+        if changed is not None:
+            gate._records[record.id] = known.model_copy(update=changed)
+        with pytest.raises(Unauthenticated):
+            async with gate.admit("peer", f"Bearer {text}", USE):
+                pass
+        assert not gate._remembered
+        gate._records[record.id] = known
+        async with gate.admit("peer", f"Bearer {text}", USE):
+            pass

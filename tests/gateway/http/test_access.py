@@ -254,6 +254,25 @@ async def test_tls(backend: Any, keys: KeyFile, tmp_path: Path) -> None:
                 await plain.get(f"http://127.0.0.1:{port}/health")
 
 
+async def test_grpc_is_told_of_a_changed_certificate_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = write_edge_certificate(tmp_path)
+    tls = EdgeTls(certificate, key)
+    given: list[Any] = []
+    monkeypatch.setattr(edge_tls.grpc, "ssl_server_certificate_configuration", tuple)
+    monkeypatch.setattr(edge_tls.grpc, "dynamic_ssl_server_credentials", lambda *args: given.append(args))
+    tls.grpc_credentials()
+    ((first, fetch),) = given
+    assert first == ((key.read_bytes(), certificate.read_bytes()),)
+    assert fetch() is None
+    write_edge_certificate(tmp_path)
+    assert fetch() is None
+    await tls.refresh()
+    assert fetch() == ((key.read_bytes(), certificate.read_bytes()),) != first
+    assert fetch() is None
+
+
 async def test_tls_files_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = write_edge_certificate(tmp_path)
     other = write_edge_certificate(tmp_path, "other")[1]
