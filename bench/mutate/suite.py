@@ -293,20 +293,26 @@ class _Plugin:
         as a file was imported did so there, too, and still belongs to no test."""
         import coverage
 
-        imported = {(name, line) for name, here in lines.items() for line, ran in here.items() if not ran}
+        imported = {name: {line for line, ran in here.items() if not ran} for name, here in lines.items()}
+        of_file: defaultdict[str, list[int]] = defaultdict(list)
+        for number, test in enumerate(tests):
+            of_file[test.partition("::")[0]].append(number)
+        found: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
         for path in _beside(self._folder, "covered").iterdir():
             data = coverage.CoverageData(str(path))
             with contextlib.suppress(coverage.exceptions.CoverageException):  # of one that was killed
                 data.read()
+            started = {
+                number for one in data.measured_contexts() for number in of_file[one.partition("::")[0]]
+            }
             for file in data.measured_files():
                 name = os.path.relpath(file, self._folder)
-                if not name.startswith(f"{self.watched}/"):
-                    continue
-                for line, contexts in data.contexts_by_lineno(file).items():
-                    files = {one.partition("::")[0] for one in contexts}
-                    here = [number for number, test in enumerate(tests) if test.partition("::")[0] in files]
-                    known = lines.setdefault(name, {}).setdefault(line, [])
-                    known += [] if (name, line) in imported else sorted(set(here).difference(known))
+                if name.startswith(f"{self.watched}/"):
+                    for line in set(data.lines(file) or ()) - imported.get(name, set()):
+                        found[name, line] |= started
+        for (name, line), ran in found.items():
+            known = lines.setdefault(name, {}).setdefault(line, [])
+            known += sorted(ran.difference(known))
 
 
 def _be_child(folder: Path, files: list[str], plugin: _Plugin) -> None:
