@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from bench.verdict import MET, OPEN, Check
 from sealring.mesh.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "performance.md"
 FOLDER = ROOT / "docs" / "performance"
+PAGE, FIGURES = FOLDER.with_suffix(".md"), FOLDER / "figures.md"
 EARLIER = "earlier.json"
 BEGIN, END = "<!-- made by: python -m bench report -->", "<!-- end of what is made -->"
-_COLUMNS = ("target", "wanted", "worst", "rounds", "verdict", "measured by", "when and on what")
+_COLUMNS = ("target", "wanted", "worst", "verdict", "bench")
+_ALL_COLUMNS = ("target", "wanted", "worst", "rounds", "verdict", "measured by", "when and on what")
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,19 @@ class Row:
     def verdict(self) -> str:
         return OPEN if self.check.verdict == MET and not self.measured else self.check.verdict
 
-    def cells(self) -> list[str]:
+    def cells(self) -> dict[str, str]:
         check = self.check
-        wanted = f"{'at least' if check.at_least else 'at most'} {check.target:g}"
         worst = "" if check.worst is None else f"{check.worst:g}"
-        rounds = str(len(check.rounds)) if self.measured else "no data"
-        return [check.name, wanted, worst, rounds, self.verdict, f"`{self.command}`", self.when]
+        return {
+            "target": check.name,
+            "wanted": f"{'≥' if check.at_least else '≤'} {check.target:g}",
+            "worst": worst,
+            "rounds": str(len(check.rounds)) if self.measured else "no data",
+            "verdict": self.verdict,
+            "bench": self.command.removeprefix("sealring bench ").split()[0].rstrip(":"),
+            "measured by": f"`{self.command}`",
+            "when and on what": self.when,
+        }
 
 
 def reports() -> list[dict[str, Any]]:
@@ -79,19 +88,21 @@ def _when(report: dict[str, Any]) -> str:
     )
 
 
-def table(found: list[Row]) -> str:
-    lines = [_line(_COLUMNS), _line(["---"] * len(_COLUMNS)), *(_line(row.cells()) for row in found)]
-    return "\n".join(lines)
+def table(found: list[Row], columns: Sequence[str] = _COLUMNS) -> str:
+    cells = [row.cells() for row in found]
+    lines = [_line(columns), _line(["---"] * len(columns))]
+    return "\n".join([*lines, *(_line([row[column] for column in columns]) for row in cells)])
 
 
 def _line(cells: Any) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-def made() -> str:
-    """What stands between the marks of the page."""
+def made() -> dict[Path, str]:
+    """What stands between the marks of each page."""
     earlier = json.loads((FOLDER / "data" / EARLIER).read_text())
-    return table(rows(reports(), earlier))
+    found = rows(reports(), earlier)
+    return {PAGE: table(found), FIGURES: table(found, _ALL_COLUMNS)}
 
 
 def put(page: str, text: str) -> str:
@@ -100,7 +111,7 @@ def put(page: str, text: str) -> str:
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise ConfigError(
-            f"{PAGE.name} has no place for the table",
+            "the page has no place for the table",
             hint=f"put the lines {BEGIN} and {END} where it belongs",
             reason="BAD_PAGE",
         )
@@ -108,7 +119,8 @@ def put(page: str, text: str) -> str:
 
 
 def main() -> None:
-    PAGE.write_text(put(PAGE.read_text(), made()))
+    for page, text in made().items():
+        page.write_text(put(page.read_text(), text))
     for report in reports():
         try:
             write_png(find(report["bench"]), report, FOLDER / f"{report['bench']}.png")
