@@ -32,7 +32,7 @@ async def proxied(**settings: Any) -> AsyncIterator[tuple[Stage, httpx.AsyncClie
     async with on_stage() as stage, stage.client(**settings) as client:
         edge = create_app(SealingBackend(client, metrics), exposition=metrics.exposition)
         transport = httpx.ASGITransport(app=edge)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=200) as http:
             yield stage, http
 
 

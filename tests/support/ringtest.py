@@ -133,7 +133,7 @@ class Ring:
     async def counted(self, name: str) -> float:
         """The sum of one of the gateway's metrics, over its labels."""
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
-        async with httpx.AsyncClient(base_url=self.cluster.http_url, headers=headers) as http:
+        async with httpx.AsyncClient(base_url=self.cluster.http_url, headers=headers, timeout=200) as http:
             lines = (await http.get("/metrics")).text.splitlines()
         assert any(line.startswith(f"# TYPE sealring_{name} ") for line in lines), name
         samples = (line for line in lines if line.startswith(f"sealring_{name}{{"))

@@ -29,6 +29,7 @@ REVIEWED_READERS = {
     "mesh/system/paths.py",
     "node/carrier/ring.py",  # sets what MLX reads
     "node/engine/device.py",  # likewise
+    "node/engine/nvidia.py",  # likewise
     "node/main.py",  # likewise
     "node/scratch.py",  # likewise
     "node/models/folders.py",  # where the Hugging Face library keeps models

@@ -84,7 +84,10 @@ async def test_one_key_leaves_room_for_the_bodies_of_others(
     monkeypatch.setattr(guard, "MAX_HELD", 20_000)
     greedy, other = (keys.create([Scope.INFERENCE])[0] for _ in range(2))
     body = {"model": "demo", "messages": [{"role": "user", "content": "x" * 6000}]}
-    async with serving(backend, keys) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+    async with (
+        serving(backend, keys) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as http,
+    ):
 
         async def status(key: str) -> int:
             headers = {"authorization": f"Bearer {key}"}
@@ -103,7 +106,10 @@ async def test_one_key_leaves_room_for_the_bodies_of_others(
 
 async def test_what_each_path_needs(backend: Any, keys: KeyFile) -> None:
     texts = {scope: keys.create([scope])[0] for scope in (Scope.INFERENCE, Scope.READ)}
-    async with serving(backend, keys) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+    async with (
+        serving(backend, keys) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as http,
+    ):
 
         async def status(method: str, path: str, text: str | None) -> int:
             headers = {} if text is None else {"authorization": f"Bearer {text}"}
@@ -207,7 +213,7 @@ async def test_an_answer_may_take_longer_than_headers(
 ) -> None:
     monkeypatch.setattr(protocol, "HEADER_SECONDS", 1)
     backend.pause = 1.2
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as http:
         for _ in range(2):
             body = {"model": "demo", "messages": MESSAGES}
             assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
@@ -245,12 +251,14 @@ async def test_tls(backend: Any, keys: KeyFile, tmp_path: Path) -> None:
         headers = {"authorization": f"Bearer {text}"}
         for _ in range(2):
             trust = ssl.create_default_context(cafile=str(certificate))
-            async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", verify=trust) as http:
+            async with httpx.AsyncClient(
+                base_url=f"https://127.0.0.1:{port}", verify=trust, timeout=200
+            ) as http:
                 assert (await http.get("/v1/models", headers=headers)).status_code == 200
             write_edge_certificate(tmp_path)
             await tls.refresh()
         with pytest.raises(httpx.HTTPError):
-            async with httpx.AsyncClient() as plain:
+            async with httpx.AsyncClient(timeout=200) as plain:
                 await plain.get(f"http://127.0.0.1:{port}/health")
 
 

@@ -264,7 +264,7 @@ async def test_an_unexpected_error_is_masked(client: openai.AsyncOpenAI, backend
 async def test_a_client_that_leaves_cancels(port: int, backend: Any) -> None:
     backend.pause, backend.texts = 0.05, ["x"] * 1000
     body = {"model": "demo", "messages": MESSAGES}
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as client:
         async with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
             assert response.headers["x-sealring-min-trust"] == "10"
             async for _ in response.aiter_lines():
@@ -295,7 +295,7 @@ async def test_a_client_that_does_not_read_is_given_up(
 
 
 async def test_health_and_metrics(port: int, backend: Any) -> None:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as client:
         assert (await client.get("/health")).json() == {"status": "serving", "rings": {"demo": 1}}
         assert (await client.get("/health/live")).status_code == 200
         assert (await client.get("/metrics")).text == "# none\n"
