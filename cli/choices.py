@@ -7,17 +7,16 @@ it still can: members remember where the coordinator is.
 from __future__ import annotations
 
 import ipaddress
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sealring.cli.own_address import OwnAddress, address_towards, is_free, own_addresses
-from sealring.mesh.errors import ConfigError, InvalidInput, SealringError
+from sealring.cli.settings_files import read_settings, settings_file_of
+from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.member.state import IDENTITY_KEY, is_enrolled
 from sealring.mesh.system.addresses import format_address, free_port, parse_address
-from sealring.mesh.system.files import read_bounded
 from sealring.mesh.trust.levels import TrustLevel
 
 if TYPE_CHECKING:
@@ -73,8 +72,8 @@ def choose_first(root: Path, file: Path | None, wishes: Wishes, ask: Ask) -> Cho
     `root` is the folder of all state, `file` the user's settings file, `ask` chooses one of several
     addresses. Raises ConfigError, PermissionDenied (SOFTWARE_IDENTITY), InvalidInput (BAD_ADDRESS).
     """
-    given = {section: _given(section, file) for section in ("coordinator", "gateway", "node")}
-    before = {section: _before(root, section) for section in given}
+    given = {section: settings_given(section, file) for section in ("coordinator", "gateway", "node")}
+    before = {section: read_settings(settings_file_of(root, section), section) for section in given}
     made = Choices()
     host = _first_host(given["coordinator"], before["coordinator"], wishes, ask, made)
     coordinator = _listening("coordinator", host, given, before)
@@ -96,11 +95,11 @@ def choose_first(root: Path, file: Path | None, wishes: Wishes, ask: Ask) -> Cho
     return made
 
 
-def choose_other(root: Path, file: Path | None, wishes: Wishes, coordinators: Sequence[str]) -> Choices:
+def choose_other(root: Path, said: Mapping[str, Any], wishes: Wishes, coordinators: Sequence[str]) -> Choices:
     """For a machine with a node alone, whose coordinator is at one of `coordinators` (host:port); none: as
-    before. Raises as `choose_first`."""
-    given = {"node": _given("node", file)}
-    before = {"node": _before(root, "node")}
+    before. `said` is what the user's settings say of a node. Raises as `choose_first`."""
+    given = {"node": dict(said)}
+    before = {"node": read_settings(settings_file_of(root, "node"), "node")}
     made = Choices()
     host = wishes.address or _host_of(given["node"])
     if host is None:
@@ -180,7 +179,7 @@ def _node_settings(settings: Mapping[str, Any]) -> NodeSettings:
     return load(NodeSettings, "node", flags=settings, environment={}).settings
 
 
-def _given(section: str, file: Path | None) -> dict[str, Any]:
+def settings_given(section: str, file: Path | None) -> dict[str, Any]:
     """What the user's settings file and environment say of a section, validated."""
     from sealring.cli.settings_flags import settings_model
     from sealring.mesh.system.config import load
@@ -188,24 +187,6 @@ def _given(section: str, file: Path | None) -> dict[str, Any]:
     loaded = load(settings_model(section), section, file=file)
     values = loaded.settings.model_dump(mode="json", exclude_none=True)
     return {name: value for name, value in values.items() if loaded.origin[name] != "default"}
-
-
-def node_folder(root: Path, file: Path | None) -> Path:
-    """The node's state folder, as the user's settings say. Raises ConfigError."""
-    return Path(_given("node", file).get("state_dir", root / "node"))
-
-
-def config_file_of(root: Path, component: str) -> Path:
-    """Where what a component was set to is written at each start, and read at the next."""
-    return root / "config" / f"{component}.toml"
-
-
-def _before(root: Path, section: str) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(read_bounded(config_file_of(root, section)).decode("utf-8")).get(section, {})
-    except (OSError, ValueError, SealringError):
-        return {}  # the first time, or damaged: chosen anew
-    return table if isinstance(table, dict) else {}
 
 
 def _host_of(settings: Mapping[str, Any]) -> str | None:

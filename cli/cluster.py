@@ -21,6 +21,7 @@ from sealring.cli.children import Children
 from sealring.cli.client import inference
 from sealring.cli.leftovers import PORTS
 from sealring.cli.operator import Admin, connect, read_bundle
+from sealring.cli.settings_files import as_toml, settings_file_of
 from sealring.cli.waiting import wait_until_serving
 from sealring.mesh.errors import ConfigError, DeadlineExceeded, InvalidInput, SealringError
 from sealring.mesh.system.addresses import free_port
@@ -269,14 +270,10 @@ class Cluster:
         folder.mkdir(mode=0o700, exist_ok=True)
         for name in self.names:
             section = "node" if name in self.node_names else name
-            lines = [f"{key} = {_toml(value)}" for key, value in self._settings(name).items()]
-            write_atomic(self._config_file(name), ("\n".join([f"[{section}]", *lines]) + "\n").encode())
-
-    def _config_file(self, name: str) -> Path:
-        return self.state_dir / "config" / f"{name}.toml"
+            write_atomic(settings_file_of(self.state_dir, name), as_toml(section, self._settings(name)))
 
     def _config(self, name: str) -> list[str]:
-        return ["--config", str(self._config_file(name))]
+        return ["--config", str(settings_file_of(self.state_dir, name))]
 
 
 class LocalCluster(Cluster):
@@ -427,8 +424,3 @@ class LocalCluster(Cluster):
     def address(self, name: str) -> str:
         """host:port of coordinator, join, gateway, gateway-http, or of a node by its name."""
         return f"{_HOST}:{self._ports[name]}"
-
-
-def _toml(value: Any) -> str:
-    """A setting as TOML, which has JSON's literals, but neither its surrogate pairs nor a bare DEL."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

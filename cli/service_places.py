@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from sealring.mesh.errors import FailedPrecondition
+from sealring.mesh.errors import FailedPrecondition, PermissionDenied
 
 if TYPE_CHECKING:
     from sealring.cli.launchd import Service
@@ -63,6 +63,16 @@ def folder_of_root(root: Path, path: PurePath) -> Iterator[int]:
         yield here
     finally:
         os.close(here)
+
+
+def under(root: Path, path: PurePath | str) -> Path:
+    """An absolute path below the prefix."""
+    return root / PurePath(path).relative_to("/")
+
+
+def needs_root(path: Path) -> PermissionDenied:
+    """What is said where rights are missing (NEEDS_ROOT)."""
+    return PermissionDenied(f"cannot write or read {path}", hint="run it with sudo", reason="NEEDS_ROOT")
 
 
 def _hand_over(folder: int, path: str, flags: int, mode: int, owner: int | None) -> None:

@@ -7,19 +7,21 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sealring.cli.commands.service import DryRun, Root, User
 from sealring.cli.commands.up import Address, Downloads, Models, Name, SoftwareIdentity
 from sealring.cli.output import Progress, print_json, say
+from sealring.cli.service_places import needs_root
 from sealring.cli.settings_flags import config_file
 from sealring.cli.words import AsJson, read_token
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
-    from sealring.cli.choices import Choices, Wishes
+    from sealring.cli.choices import Wishes
     from sealring.cli.machines import OtherMachine
 
 app = typer.Typer()
@@ -43,29 +45,42 @@ def join(
     models: Models = None,
     downloads: Downloads = None,
     software_identity_allowed: SoftwareIdentity = None,
+    service: Annotated[
+        bool, typer.Option("--service", help="have launchd run the node, now and at every boot; needs sudo")
+    ] = False,
+    user: User = "_sealring",
+    dry_run: DryRun = False,
     as_json: AsJson = False,
+    prefix: Root = Path("/"),
 ) -> None:
-    """Join a cluster with this machine, and run its node until Ctrl-C.
+    """Join a cluster with this machine, and run its node until Ctrl-C or, with --service, from now on.
 
     The token is checked against the coordinator before anything is sent. A machine that has joined runs its
     node again with `sealring join` alone.
     """
-    from sealring.cli.choices import Wishes, node_folder
+    from sealring.cli.choices import Wishes, settings_given
     from sealring.cli.foreground import signals_as_exceptions
     from sealring.mesh.member.state import is_enrolled
     from sealring.mesh.system.lock import lock_state
 
     wishes = Wishes(address, name, models or (), downloads, software_identity_allowed)
-    root = default_state_root()
     file = config_file(context.find_root().params.get("config"))
+    said = settings_given("node", file)
+    if service:
+        _serve(token, said, wishes, user, prefix, dry_run=dry_run, as_json=as_json)
+        return
+    root = default_state_root()
     signals_as_exceptions()
     os.umask(0o077)
     with lock_state(root):
-        if token is None and is_enrolled(node_folder(root, file)):
-            _run(root, file, wishes)
+        if token is None and is_enrolled(Path(said.get("state_dir", root / "node"))):
+            _run(root, said, wishes)
             return
-        choices = _enrol(root, file, wishes, _read(token), as_json=as_json)
-        _keep(root, choices)
+        from sealring.cli.enrol import enrol
+
+        joined = enrol(root, said, wishes, _read(token))
+        _tell(joined, as_json=as_json)
+        _keep(root, joined["settings"])
     _begin_anew(file)
 
 
@@ -84,37 +99,63 @@ def _read(token: str | None) -> str:
     )
 
 
-def _enrol(root: Path, file: Path | None, wishes: Wishes, token: str, *, as_json: bool) -> Choices:
-    """Raises as `choose_other` and `sealring.node.join.join`."""
-    from sealring.cli.choices import choose_other
-    from sealring.mesh.member.bootstrap import JoinToken
-    from sealring.node.join import join as enrol
-    from sealring.node.settings import NodeSettings
-
-    choices = choose_other(root, file, wishes, JoinToken.parse(token).addresses)
-    for line in choices.said:
+def _tell(joined: dict[str, Any], *, as_json: bool) -> None:
+    for line in joined["said"]:
         say(line)
-    enrolled = asyncio.run(enrol(NodeSettings(**choices.settings["node"]), token))
-    peer = enrolled.state.peer
-    member = enrolled.roster.member(peer.id)
     if as_json:
-        print_json(
-            {
-                "member_id": peer.id,
-                "cluster": peer.cluster,
-                "name": enrolled.state.name,
-                "level": member.level,
-            }
-        )
-    say(f"joined cluster {peer.cluster} as {enrolled.state.name}, trust level {member.level}")
-    return choices
+        print_json({name: joined[name] for name in ("member_id", "cluster", "name", "level")})
+    say(f"joined cluster {joined['cluster']} as {joined['name']}, trust level {joined['level']}")
 
 
-def _keep(root: Path, choices: Choices) -> None:
+def _keep(root: Path, settings: dict[str, Any]) -> None:
     """Where the next start finds what was chosen."""
     from sealring.cli.machines import OtherMachine
 
-    OtherMachine(root, choices.settings).write_configs()
+    OtherMachine(root, {"node": settings}).write_configs()
+
+
+def _serve(
+    token: str | None,
+    said: dict[str, Any],
+    wishes: Wishes,
+    user: str,
+    prefix: Path,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Joins as the account that the service runs as, so that the key is that account's, and installs it."""
+    from sealring.cli.commands.service import launch_control, program
+    from sealring.cli.enrol import enrol_as
+    from sealring.cli.launchd import PLIST_FOLDER, Service
+    from sealring.cli.service_install import Installation, account_id
+    from sealring.cli.service_places import make_places, under
+    from sealring.mesh.member.state import is_enrolled
+
+    control = launch_control()
+    made = Service("node", program=program(), user=user)
+    owner = account_id(user, prefix)
+    state = under(prefix, made.folder)
+    settings = None
+    if token is not None or not is_enrolled(state):
+        given = _read(token)
+        if dry_run:
+            say(f"would join as the account {user}, with the state in {state}")
+            return
+        was_loaded = control.status(made.label).loaded
+        control.bootout(made.label)
+        try:
+            make_places(made, prefix, owner)
+            joined = enrol_as(user if owner is not None else None, state.parent, said, wishes, given)
+        except BaseException as error:
+            if was_loaded:
+                control.bootstrap(made.label, under(prefix, PLIST_FOLDER / made.file_name))
+            if isinstance(error, PermissionError):
+                raise needs_root(Path(str(error.filename))) from None
+            raise
+        _tell(joined, as_json=as_json)
+        settings = joined["settings"]
+    Installation(control, made, prefix, chosen=settings).run(say, start=True, dry_run=dry_run)
 
 
 def _begin_anew(file: Path | None) -> None:
@@ -126,11 +167,11 @@ def _begin_anew(file: Path | None) -> None:
     os.execv(sys.executable, [sys.executable, "-P", "-m", "sealring.cli", *settings, "join"])  # noqa: S606 - itself
 
 
-def _run(root: Path, file: Path | None, wishes: Wishes) -> None:
+def _run(root: Path, said: dict[str, Any], wishes: Wishes) -> None:
     from sealring.cli.choices import choose_other
     from sealring.cli.foreground import run_cluster
 
-    choices = choose_other(root, file, wishes, ())
+    choices = choose_other(root, said, wishes, ())
 
     def make(told: Callable[[str], None]) -> OtherMachine:
         from sealring.cli.machines import OtherMachine

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sealring.cli.output import print_data, print_json, print_table, say
+from sealring.cli.service_places import needs_root, under
 from sealring.cli.words import AsJson
-from sealring.mesh.errors import ConfigError, NotFound, PermissionDenied
+from sealring.mesh.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
     from sealring.cli.launchctl import Launchctl
@@ -31,6 +32,8 @@ class Component(enum.StrEnum):
 
 
 Which = Annotated[Component, typer.Argument(metavar="COMPONENT", help="coordinator, node or gateway")]
+User = Annotated[str, typer.Option(help="the account that it runs as")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="say what would be done, and do nothing")]
 Root = Annotated[
     Path, typer.Option("--root", hidden=True, help="prefix of every path, for packaging and tests")
 ]
@@ -39,30 +42,33 @@ Root = Annotated[
 @app.command()
 def install(
     component: Which,
-    user: Annotated[str, typer.Option(help="the account that it runs as")] = "_sealring",
+    user: User = "_sealring",
     config: Annotated[Path | None, typer.Option(help="settings file that it reads", metavar="FILE")] = None,
+    adopt: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="state to take over [default: that of the user who calls sudo]"),
+    ] = None,
     start: Annotated[bool, typer.Option("--start/--no-start", help="load it right away")] = True,
+    dry_run: DryRun = False,
     root: Root = Path("/"),
 ) -> None:
-    """Write the property list and the log rotation, and start the service, now and at every boot."""
-    from sealring.cli.launchd import Service, newsyslog_rules, render
+    """Make a component a service: it starts now and at every boot.
 
-    control = _launchctl()
+    Where the service has no state yet, it takes over what the user has, who has joined before. Whatever was
+    done is undone when it does not come up.
+    """
+    from sealring.cli.launchd import Service
+    from sealring.cli.service_install import Installation, users_state
+
+    control = launch_control()
     service = Service(
         component.value,
-        program=_program(),
+        program=program(),
         user=user,
         config=None if config is None else str(config.absolute()),
     )
-    _make_places(service, root)
-    plist = _plist(service, root)
-    _write(root, plist, render(service))
-    _write(root, _rules(service, root), newsyslog_rules(service).encode())
-    say(f"wrote {plist}")
-    if start:
-        control.bootout(service.label)
-        control.bootstrap(service.label, plist)
-        say(f"started {service.label}")
+    found = adopt if adopt is not None else users_state(component.value)
+    Installation(control, service, root, adopt=found).run(say, start=start, dry_run=dry_run)
 
 
 @app.command()
@@ -71,13 +77,13 @@ def uninstall(component: Which, root: Root = Path("/")) -> None:
     from sealring.cli.launchd import Service
 
     service = Service(component.value)
-    control = _launchctl()
+    control = launch_control()
     control.bootout(service.label)
     for file in (_plist(service, root), _rules(service, root)):
         try:
             file.unlink(missing_ok=True)
         except PermissionError:
-            raise _needs_root(file) from None
+            raise needs_root(file) from None
     say(f"removed {service.label}")
 
 
@@ -87,7 +93,7 @@ def start(component: Which, root: Root = Path("/")) -> None:
     from sealring.cli.launchd import Service
 
     service = Service(component.value)
-    control = _launchctl()
+    control = launch_control()
     control.bootstrap(service.label, _installed(service, root))
     control.kickstart(service.label, kill=False)
     say(f"started {service.label}")
@@ -99,7 +105,7 @@ def stop(component: Which) -> None:
     from sealring.cli.launchd import Service
 
     service = Service(component.value)
-    _launchctl().bootout(service.label)
+    launch_control().bootout(service.label)
     say(f"stopped {service.label}")
 
 
@@ -109,7 +115,7 @@ def restart(component: Which, root: Root = Path("/")) -> None:
     from sealring.cli.launchd import Service
 
     service = Service(component.value)
-    control = _launchctl()
+    control = launch_control()
     plist = _installed(service, root)
     control.bootout(service.label)
     control.bootstrap(service.label, plist)
@@ -127,7 +133,7 @@ def status(
 
     from sealring.cli.launchd import Service
 
-    control = _launchctl()
+    control = launch_control()
     wanted = [component] if component is not None else list(Component)
     found = [control.status(Service(one.value).label) for one in wanted]
     if as_json:
@@ -146,9 +152,9 @@ def logs(
     """Print the last lines of a service's log."""
     from sealring.cli.launchd import Service
 
-    _launchctl()
+    launch_control()
     service = Service(component.value)
-    file = _under(root, Path(service.log_file))
+    file = under(root, Path(service.log_file))
     try:
         with file.open(encoding="utf-8", errors="replace") as opened:
             for line in deque(opened, maxlen=lines):
@@ -158,16 +164,18 @@ def logs(
             f"{service.label} has no log {file}", hint="is it installed?", reason="NO_LOG"
         ) from None
     except PermissionError:
-        raise _needs_root(file) from None
+        raise needs_root(file) from None
 
 
-def _launchctl() -> Launchctl:
+def launch_control() -> Launchctl:
+    """Raises FailedPrecondition (NOT_MACOS)."""
     from sealring.cli.launchctl import Launchctl
 
     return Launchctl()
 
 
-def _program() -> str:
+def program() -> str:
+    """The `sealring` that services run. Raises ConfigError (NO_PROGRAM)."""
     path = Path(sysconfig.get_path("scripts"), "sealring")  # not PATH's, which may be anybody's
     if not os.access(path, os.X_OK):
         raise ConfigError(
@@ -178,20 +186,16 @@ def _program() -> str:
     return str(path)
 
 
-def _under(root: Path, path: Path) -> Path:
-    return root / path.relative_to("/")
-
-
 def _plist(service: Service, root: Path) -> Path:
     from sealring.cli.launchd import PLIST_FOLDER
 
-    return _under(root, PLIST_FOLDER) / service.file_name
+    return under(root, PLIST_FOLDER) / service.file_name
 
 
 def _rules(service: Service, root: Path) -> Path:
     from sealring.cli.launchd import NEWSYSLOG_FOLDER
 
-    return _under(root, NEWSYSLOG_FOLDER) / service.rules_name
+    return under(root, NEWSYSLOG_FOLDER) / service.rules_name
 
 
 def _installed(service: Service, root: Path) -> Path:
@@ -203,41 +207,3 @@ def _installed(service: Service, root: Path) -> Path:
             reason="SERVICE_NOT_INSTALLED",
         )
     return plist
-
-
-def _make_places(service: Service, root: Path) -> None:
-    from sealring.cli.service_places import make_places
-
-    owner = _user_id(service.user) if os.geteuid() == 0 and root == Path("/") else None
-    try:
-        make_places(service, root, owner)
-    except PermissionError as error:
-        raise _needs_root(Path(str(error.filename))) from None
-
-
-def _user_id(user: str) -> int:
-    import pwd
-
-    try:
-        return pwd.getpwnam(user).pw_uid
-    except KeyError:
-        raise ConfigError(
-            f"there is no user {user}",
-            hint="make it with sysadminctl, or name another with --user",
-            reason="NO_SUCH_USER",
-        ) from None
-
-
-def _write(root: Path, path: Path, content: bytes) -> None:
-    from sealring.cli.service_places import folder_of_root
-    from sealring.mesh.system.files import write_atomic
-
-    try:
-        with folder_of_root(root, Path("/") / path.parent.relative_to(root)):
-            write_atomic(path, content, mode=0o644)
-    except PermissionError:
-        raise _needs_root(path) from None
-
-
-def _needs_root(path: Path) -> PermissionDenied:
-    return PermissionDenied(f"cannot write or read {path}", hint="run it with sudo", reason="NEEDS_ROOT")

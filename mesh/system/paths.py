@@ -9,10 +9,17 @@ from pathlib import Path
 
 def default_state_root() -> Path:
     """The user's own state folder: each component keeps its state in a folder of its name below it."""
+    base = os.environ.get("XDG_STATE_HOME")
+    if sys.platform != "darwin" and base:
+        return Path(base) / "sealring"
+    return state_root_of(Path.home())
+
+
+def state_root_of(home: Path) -> Path:
+    """The state folder of the user with this home folder, unless that user's environment says otherwise."""
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "sealring"
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "sealring"
+        return home / "Library" / "Application Support" / "sealring"
+    return home / ".local" / "state" / "sealring"
 
 
 def default_config_file() -> Path:

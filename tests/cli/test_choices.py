@@ -148,13 +148,13 @@ def test_the_level_of_the_machine_decides_whom_it_takes(
 
 def test_another_machine_takes_its_address_on_the_way_to_the_coordinator(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    made = choose_other(root, None, Wishes(name="two"), [f"{LOOPBACK}:7701"])
+    made = choose_other(root, {}, Wishes(name="two"), [f"{LOOPBACK}:7701"])
     assert list(made.settings) == ["node"]
     node = made.settings["node"]
     assert (node["ring_host"], node["name"]) == (LOOPBACK, "two")
     root.mkdir()
     OtherMachine(root, made.settings).write_configs()
-    again = choose_other(root, None, Wishes(), [])
+    again = choose_other(root, {}, Wishes(), [])
     assert again.settings == made.settings
 
 
@@ -163,7 +163,7 @@ def test_a_machine_without_a_way_to_the_coordinator_says_so(
 ) -> None:
     monkeypatch.setattr(choices, "address_towards", lambda host, port: None)
     with pytest.raises(ConfigError) as error:
-        choose_other(tmp_path / "root", None, Wishes(), ["10.0.0.1:7701"])
+        choose_other(tmp_path / "root", {}, Wishes(), ["10.0.0.1:7701"])
     assert error.value.reason == "NO_ADDRESS"
 
 

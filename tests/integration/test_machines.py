@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 from machines import Machine, Running
 from namespaces import separate_machines
 
 pytestmark = pytest.mark.integration
+STANDIN = Path(__file__).parents[1] / "support" / "launchd_standin.py"
 QUESTION = "What is the capital of France?"
 
 
@@ -74,6 +79,31 @@ def test_more_tokens_come_from_the_same_line(three: Three) -> None:
     line = three.first.run("token", "create")
     assert line.startswith("sealring join sr2.")
     assert line.split(".")[1] == three.token.split(".")[1]
+
+
+def test_a_machine_joins_as_a_service(three: Three, tmp_path: Path) -> None:
+    """With the account's own process for joining, and launchd's stand-in that really starts the node."""
+    machine, prefix = Machine(tmp_path / "four"), tmp_path / "prefix"
+    for folder in (prefix, tmp_path / "bin", tmp_path / "loaded"):
+        folder.mkdir(mode=0o755)
+    launchctl = tmp_path / "bin" / "launchctl"
+    places = f'PREFIX="{prefix}" FOLDER="{tmp_path / "loaded"}"'
+    launchctl.write_text(f'#!/bin/sh\n{places} exec "{sys.executable}" "{STANDIN}" "$@"\n')
+    launchctl.chmod(0o755)
+    machine.environment["PATH"] = f"{launchctl.parent}:{os.environ['PATH']}"
+    token = three.first.run("token", "create").split()[-1]
+    options = ("--service", "--user", getpass.getuser(), "--root", str(prefix))
+    try:
+        machine.run("join", token, *options, "--name", "four", "--address", "127.0.0.1")
+        three.up.wait_for("four is online")
+        shown = json.loads(machine.run("service", "status", "node", "--json"))
+        assert shown[0]["state"] == "running"
+        assert token not in " ".join(psutil.Process(shown[0]["pid"]).cmdline())
+        machine.run("join", *options)  # again, as after an update, and without a token
+        assert json.loads(machine.run("service", "status", "node", "--json"))[0]["pid"] != shown[0]["pid"]
+    finally:
+        machine.run("service", "uninstall", "node", "--root", str(prefix))
+    three.up.wait_for("four is offline")
 
 
 @pytest.mark.sweep

@@ -1,0 +1,37 @@
+"""What a component was set to when it was last started: a TOML file that is written for it and read again."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sealring.mesh.errors import SealringError
+from sealring.mesh.system.files import read_bounded
+
+
+def settings_file_of(root: Path, name: str) -> Path:
+    """The file of a component below the folder `root` that its state is in as well."""
+    return root / "config" / f"{name}.toml"
+
+
+def as_toml(section: str, settings: Mapping[str, Any]) -> bytes:
+    """One section of a settings file."""
+    lines = [f"{key} = {_toml(value)}" for key, value in settings.items()]
+    return ("\n".join([f"[{section}]", *lines]) + "\n").encode()
+
+
+def read_settings(file: Path, section: str) -> dict[str, Any]:
+    """One section of a file; nothing where there is none, or a damaged one. Not validated."""
+    try:
+        table = tomllib.loads(read_bounded(file).decode("utf-8")).get(section, {})
+    except (OSError, ValueError, SealringError):
+        return {}
+    return dict(table) if isinstance(table, dict) else {}
+
+
+def _toml(value: Any) -> str:
+    """A setting as TOML, which has JSON's literals, but neither its surrogate pairs nor a bare DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
