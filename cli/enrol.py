@@ -16,6 +16,7 @@ from typing import Any
 
 from sealring.cli.choices import Wishes, choose_other
 from sealring.mesh.errors import ConfigError, Internal
+from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.node.engine.apart import answer
 
 _MAX_BYTES = 1 << 20
@@ -92,6 +93,7 @@ def _group_of(user: str) -> int:
 
 def main() -> int:
     """Reads one JSON object and prints one."""
+    forbid_core_files()
     given = json.loads(sys.stdin.buffer.read(_MAX_BYTES))
     wishes = Wishes(**given["wishes"] | {"models": [Path(folder) for folder in given["wishes"]["models"]]})
     return answer(lambda: enrol(Path(given["root"]), given["said"], wishes, given["token"]))

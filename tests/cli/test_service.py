@@ -32,7 +32,12 @@ def state(root: Path) -> Path:
 
 
 def join(folder: Path) -> Path:
+    """A node's state folder, and beside it what the node was set to."""
     folder.mkdir(parents=True, mode=0o700)
+    (folder.parent / "config").mkdir()
+    (folder.parent / "config" / "node.toml").write_text(
+        f'[node]\nstate_dir = "{folder}"\nlisten = "127.0.0.1:{free_port()}"\nring_host = "127.0.0.1"\n'
+    )
     (folder / "member.json").write_text("{}")
     (folder / "identity.key").write_text("a key")
     return folder
@@ -159,11 +164,7 @@ def test_what_has_not_joined_is_not_installed(service: Any, launchctl: Any, root
 
 def test_the_users_state_and_settings_are_taken_over(service: Any, root: Path, home: Path) -> None:
     own = join(home / ".local" / "state" / "sealring" / "node")
-    (own.parent / "config").mkdir()
-    listens = f"127.0.0.1:{free_port()}"
-    (own.parent / "config" / "node.toml").write_text(
-        f'[node]\nstate_dir = "{own}"\nlisten = "{listens}"\nring_host = "127.0.0.1"\n'
-    )
+    before = tomllib.loads((own.parent / "config" / "node.toml").read_text())["node"]
     said = service("install", "node", "--dry-run")
     assert said.status == 0, said.err
     assert f"would copy the state in {own} there" in said.err
@@ -175,7 +176,7 @@ def test_the_users_state_and_settings_are_taken_over(service: Any, root: Path, h
     assert (there / "node" / "identity.key").read_text() == "a key"
     assert not own.exists(), "there are no two machines with one identity"
     settings = tomllib.loads((there / "config" / "node.toml").read_text())
-    assert settings == {"node": {"listen": listens, "ring_host": "127.0.0.1"}}
+    assert settings == {"node": {name: before[name] for name in ("listen", "ring_host")}}
     plist = plistlib.loads((root / "Library" / "LaunchDaemons" / f"{LABEL}.plist").read_bytes())
     assert plist["ProgramArguments"][1:3] == ["--config", "/usr/local/var/sealring/config/node.toml"]
 
