@@ -12,7 +12,8 @@ from sealring.mesh.system.addresses import format_address, parse_address
 if TYPE_CHECKING:
     from sealring.v1 import diagnosis_pb2
 
-_SECONDS = 60.0
+_SECONDS = 45.0
+_MAX_ADDRESSES = 3
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 
 
@@ -59,4 +60,4 @@ def _addresses(view: View) -> list[str]:
     """Where it listens first; the roster's where that leaves the port open."""
     host, port = parse_address(view.settings.listen)
     own = format_address(_EVERYWHERE.get(host, host), port)
-    return list(dict.fromkeys([own, *view.addresses] if port else view.addresses))
+    return list(dict.fromkeys([own, *view.addresses] if port else view.addresses))[:_MAX_ADDRESSES]

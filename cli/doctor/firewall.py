@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
+from sealring.cli.doctor.interpreter import program
 from sealring.cli.doctor.report import Finding, ok, problem, unknown, warning
 from sealring.cli.doctor.system import System
 from sealring.cli.doctor.view import View
@@ -67,23 +69,28 @@ def check(system: System, view: View) -> Iterator[Finding]:
 
 
 def _rule(system: System, view: View) -> Finding:
-    program = view.executable or system.executable()
-    apps = parse_apps(system.run(SOCKETFILTERFW, "--listapps").text)
-    rules = [allowed for path, allowed in apps.items() if path == program or program.startswith(f"{path}/")]
+    name = program(system, view)
+    listed = system.run(SOCKETFILTERFW, "--listapps")
+    if listed.why:
+        command = f"{SOCKETFILTERFW} --listapps"
+        return unknown("firewall.state", "the application firewall's rules", listed.why, command)
+    apps = parse_apps(listed.text)
+    rules = [allowed for path, allowed in apps.items() if path == name or name.startswith(f"{path}/")]
     if rules and all(rules):
         return ok("firewall.state", "the application firewall is on and lets this interpreter listen")
-    allow = f"sudo {SOCKETFILTERFW} --add '{program}' && sudo {SOCKETFILTERFW} --unblockapp '{program}'"
+    quoted = shlex.quote(name)
+    allow = f"sudo {SOCKETFILTERFW} --add {quoted} && sudo {SOCKETFILTERFW} --unblockapp {quoted}"
     if rules:
         return problem(
             "firewall.state",
-            f"the application firewall blocks {program}",
+            f"the application firewall blocks {name}",
             "neighbours and gateways cannot reach this node",
             "allow it",
             allow,
         )
     return warning(
         "firewall.state",
-        f"the application firewall is on and has no rule for {program}",
+        f"the application firewall is on and has no rule for {name}",
         "unless its signature is trusted, macOS asks on the screen, which nobody may see",
         "allow it, and again when an update of Python changed the path",
         allow,

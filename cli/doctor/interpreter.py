@@ -8,6 +8,7 @@ a session is then denied without any prompt.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,14 +46,21 @@ def parse_codesign(text: str) -> Signature | None:
     return Signature(True, identifier, adhoc, "" if team == "not set" else team)
 
 
+def program(system: System, view: View) -> str:
+    """The image that the daemon runs, as it says, or else this process's own."""
+    return view.executable if view.executable.startswith("/") else system.executable()
+
+
 def check(system: System, view: View) -> Iterator[Finding]:
     """The identity of the interpreter that runs the node."""
-    path = view.executable or system.executable()
+    path = program(system, view)
     answer = system.run(CODESIGN, "-dv", path, errors=True)
     found = parse_codesign(answer.text)
     if found is None:
         why = answer.why or "codesign answered in words that are not known here"
-        yield unknown("interpreter.signature", f"how {path} is signed", why, f"{CODESIGN} -dv '{path}'")
+        yield unknown(
+            "interpreter.signature", f"how {path} is signed", why, f"{CODESIGN} -dv {shlex.quote(path)}"
+        )
     elif found.signed and found.identifier:
         kind = f"team {found.team}" if found.team else "ad hoc"
         yield ok("interpreter.signature", f"the interpreter {path} is signed as {found.identifier} ({kind})")
@@ -63,5 +71,5 @@ def check(system: System, view: View) -> Iterator[Finding]:
             f"the interpreter {path} is {'signed without an identifier' if found.signed else 'not signed'}",
             "macOS denies it Local Network access without a prompt, unless launchd runs it for the system",
             "give it an identity of its own, and again after every update of Python",
-            f"{CODESIGN} -f -s - -i {IDENTIFIER} '{path}'",
+            f"{CODESIGN} -f -s - -i {IDENTIFIER} {shlex.quote(path)}",
         )

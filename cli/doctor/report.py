@@ -128,11 +128,6 @@ class Report(_Frozen):
     facts: Facts = Facts()
     findings: Annotated[tuple[Finding, ...], Field(max_length=512)] = ()
 
-    @property
-    def worst(self) -> Severity:
-        """The worst of its findings."""
-        return worst(self.findings)
-
 
 def worst(findings: Iterable[Finding]) -> Severity:
     """The worst severity, OK where nothing was found."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,14 +60,14 @@ def _space(system: System, folder: Path) -> Finding:
 
 
 def _folder(system: System, folder: Path) -> Finding:
-    found = system.folder(folder)
+    found, quoted = system.folder(folder), shlex.quote(str(folder))
     if found is None:
         return problem(
             "models.folders",
             f"the model folder {folder} is not there",
             "models in it are unknown to this node",
             "make it and put a model into it, or take it out of the setting models",
-            f"mkdir -p '{folder}'",
+            f"mkdir -p {quoted}",
         )
     if not found.readable:
         return problem(
@@ -74,7 +75,7 @@ def _folder(system: System, folder: Path) -> Finding:
             f"the model folder {folder} cannot be read by user id {system.user()}",
             "models in it are unknown to this node; folders below a user's home are closed to services",
             "move the models to a folder that the node's account may read",
-            f"sudo chmod -R a+rX '{folder}'",
+            f"sudo chmod -R a+rX {quoted}",
         )
     if found.writable_by_others or found.owner not in (0, system.user()):
         return warning(
@@ -82,7 +83,7 @@ def _folder(system: System, folder: Path) -> Finding:
             f"others than the node's account can change {folder} (owner: user id {found.owner})",
             "whoever can change a model decides what is answered",
             "give the folder to root or to the node's account, and take the right to write from all others",
-            f"sudo chown -R {system.user()} '{folder}' && sudo chmod -R go-w '{folder}'",
+            f"sudo chown -R {system.user()} {quoted} && sudo chmod -R go-w {quoted}",
         )
     return ok("models.folders", f"{found.models} model folders in {folder}")
 
@@ -97,27 +98,27 @@ def _planned(system: System, view: View, model: str, digest: str) -> Finding:
     if path is None:
         if view.settings.allow_downloads:
             return note("models.planned", f"{model} is not here and would be downloaded")
+        place = shlex.quote(f"FOLDER/{Path(model).name}/")
         return problem(
             "models.planned",
             f"the model {model} of this node's ring is not here",
             "the ring cannot form without this node's layers",
             "copy it into a model folder, from a machine that has it",
-            f"rsync -a OTHER:{model}/ FOLDER/{model}/",
+            f"rsync -a OTHER:{place} {place}",
         )
+    look = f"sealring model profile {shlex.quote(str(path))}"
     command = (system.python(), "-P", "-m", "sealring.node.engine.profile", str(path))
     answer = system.run(*command, seconds=_PROFILE_SECONDS)
     found = parse_profile(answer.text)
     if found is None:
         why = answer.why or "it could not be measured"
-        return unknown(
-            "models.planned", f"whether {path} is the model planned", why, f"sealring model profile {path}"
-        )
+        return unknown("models.planned", f"whether {path} is the model planned", why, look)
     if found != digest:
         return problem(
             "models.planned",
             f"{path} is another model than the one planned ({found[:16]}, planned {digest[:16]})",
             "its files differ from those that the deployment was planned with",
             "copy the folder anew from a machine that has the right one, or deploy again",
-            f"sealring model profile {path}",
+            look,
         )
     return ok("models.planned", f"{path} is the model planned ({digest[:16]})")

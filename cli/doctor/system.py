@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _SECONDS = 10.0
 _MAX_OUTPUT = 1 << 20
 _MAX_ENTRIES = 4096
+_ENVIRONMENT = {"LC_ALL": "C", "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
+_KEPT = ("HOME", "TMPDIR")
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def _run(command: tuple[str, ...], seconds: float, errors: bool) -> Answer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if errors else subprocess.DEVNULL,
-            env={"LC_ALL": "C", "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": os.environ.get("HOME", "/")},
+            env={**_ENVIRONMENT, **{name: os.environ[name] for name in _KEPT if name in os.environ}},
             cwd="/",
             process_group=0,
         )

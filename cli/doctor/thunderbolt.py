@@ -132,6 +132,9 @@ def check(system: System, view: View) -> Iterator[Finding]:
                 "look for the port",
                 f"{NETWORKSETUP} -listallhardwareports",
             )
+    why = system.run(IFCONFIG, "-a").why or system.run(NETWORKSETUP, "-listallhardwareports").why
+    if why:
+        yield unknown("thunderbolt.bridge", "bridges over Thunderbolt", why, f"{IFCONFIG} -a")
     for bridge in read_bridges(system):
         if bridge.enabled and len({port.device for port in cabled} & set(bridge.members)) > 1:
             yield note(

@@ -58,11 +58,6 @@ class View:
         """Where the others are told to find this node."""
         return self.member.addresses if self.member else self.settings.advertised()
 
-    @property
-    def has_peers(self) -> bool:
-        """Whether the roster has other members."""
-        return self.roster is not None and len(self.roster.members) > 1
-
 
 def read_view(settings: NodeSettings) -> View:
     """The view from the node's folder alone. Nothing is written, and the memory of rosters is left alone."""

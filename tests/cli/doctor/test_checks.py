@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from doctortest import FakeSystem, by_id, recording
+from doctortest import PYTHON, FakeSystem, by_id, recording
 
 from sealring.cli.doctor import (
     firewall,
@@ -116,7 +117,12 @@ def test_interpreter(view: View, name: str, launchd: bool, severity: Severity) -
             Severity.PROBLEM,
             "--unblockapp",
         ),
-        ({"--getglobalstate": "(State = 1)"}, Severity.WARNING, "--add"),
+        (
+            {"--getglobalstate": "(State = 1)", "--listapps": "(none)"},
+            Severity.WARNING,
+            "--add",
+        ),
+        ({"--getglobalstate": "(State = 1)"}, Severity.NOTE, "--listapps"),
         (
             {"--getglobalstate": "(State = 1)", "--listapps": "1 : /opt\n (Allow incoming connections)\n"},
             Severity.OK,
@@ -186,6 +192,31 @@ def test_thunderbolt(view: View) -> None:
 def test_a_port_without_an_interface_is_said_and_no_failure(view: View) -> None:
     says = {**NETWORK, "/usr/sbin/networksetup -listallhardwareports": "Hardware Port: USB\nDevice: en9\n"}
     assert by_id(thunderbolt.check(FakeSystem(says), view))["thunderbolt.device"].severity is Severity.NOTE
+
+
+def test_bridges_that_cannot_be_told(view: View) -> None:
+    says = {name: text for name, text in NETWORK.items() if "ifconfig" not in name}
+    found = by_id(thunderbolt.check(FakeSystem(says), view))
+    assert found["thunderbolt.bridge"].what == "could not tell: bridges over Thunderbolt"
+
+
+@pytest.mark.parametrize("named", ["/a'; rm -rf ~; '/python", "relative/python"])
+def test_a_daemon_can_have_nothing_else_pasted(view: View, named: str) -> None:
+    """What it says that it is stands in commands that people paste, with sudo at times."""
+    view = replace(view, executable=named)
+    says = {"--getglobalstate": "(State = 1)", "--listapps": ""}
+    system = FakeSystem(
+        {
+            "/usr/bin/codesign -dv": recording("codesign-unsigned.txt"),
+            **{f"{firewall.SOCKETFILTERFW} {verb}": text for verb, text in says.items()},
+        }
+    )
+    found = [*interpreter.check(system, view), *firewall.check(system, view)]
+    expected = named if named.startswith("/") else PYTHON
+    for one in found:
+        words = shlex.split(one.command)
+        assert words.count(expected) == one.command.count("--") or words[-1] == expected
+        assert "rm" not in words
 
 
 def test_a_bridge_over_two_cables_is_named(view: View) -> None:

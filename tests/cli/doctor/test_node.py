@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from doctortest import FakeSystem, by_id
 
-from sealring.cli.doctor import certificates, clocks, reach, storage, trust
+from sealring.cli.doctor import certificates, clocks, daemon, reach, storage, trust
 from sealring.cli.doctor.report import Connection, Severity
 from sealring.cli.doctor.view import View
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
@@ -87,6 +87,22 @@ def enrolled(view: View, authority: ClusterCA) -> View:
         connections=(Connection(member="other", address="10.0.0.2:7710"),),
         session=True,
     )
+
+
+def test_where_a_daemon_is_asked(enrolled: View) -> None:
+    def addresses(listen: str) -> list[str]:
+        settings = enrolled.settings.model_copy(update={"listen": listen})
+        return daemon._addresses(replace(enrolled, settings=settings))
+
+    assert addresses("10.0.0.1:7710") == ["10.0.0.1:7710"]
+    assert addresses("0.0.0.0:7712") == ["127.0.0.1:7712", "10.0.0.1:7710"]
+    assert addresses("[::]:7712") == ["[::1]:7712", "10.0.0.1:7710"]
+    assert addresses("10.0.0.1:0") == ["10.0.0.1:7710"]
+
+
+async def test_where_none_answers_the_view_stays(enrolled: View) -> None:
+    view = replace(enrolled, state=None)
+    assert await daemon.ask_daemon(view) is view
 
 
 def mac(**options: Any) -> FakeSystem:

@@ -40,7 +40,7 @@ FACTS = Facts(
 def test_a_report_travels_whole() -> None:
     report = Report(facts=FACTS, findings=(ok("a.b", "fine"), problem("c", "bad", "why", "do", "run")))
     assert decode(encode(report)) == report
-    assert report.worst is Severity.PROBLEM
+    assert worst(report.findings) is Severity.PROBLEM
     assert worst([]) is Severity.OK
 
 

@@ -52,6 +52,7 @@ def test_a_command_that_prints_for_ever_is_cut() -> None:
 
 def test_commands_have_the_plain_locale_and_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "s")
+    monkeypatch.delenv("TMPDIR", raising=False)
     shown = System().run("/usr/bin/env").text.splitlines()
     assert {line.partition("=")[0] for line in shown} == {"LC_ALL", "PATH", "HOME"}
     assert "LC_ALL=C" in shown
