@@ -25,7 +25,7 @@ import numpy as np
 from bench.frame import Benchmark, Result, Table
 from bench.models import by_name
 from sealring.mesh.prompt.composition import ResolvedStep
-from sealring.node.engine import device, params
+from sealring.node.engine import device, mlx_lm_import, params
 from sealring.node.engine.epoch import Allowance, Epoch
 from sealring.node.engine.logprobs import Asking, TokenLogprobs
 from sealring.node.engine.main import _SWITCH_SECONDS
@@ -161,9 +161,7 @@ def load(source: str, seed: int, kv_bits: int) -> tuple[Stage, int]:
 
 
 def run(options: argparse.Namespace) -> Result:
-    import mlx_lm
-
-    mlx_lm.stream_generate  # noqa: B018  # the whole package
+    mlx_lm_import.import_whole()
     sys.setswitchinterval(_SWITCH_SECONDS)
     device.prepare()
     folder = by_name(options.model) if "#" not in options.model else options.model

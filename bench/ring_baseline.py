@@ -24,6 +24,7 @@ import mlx.core as mx
 
 from bench.ring_engine import prompt
 from bench.ring_steps import OWN_PROMPTS
+from sealring.node.engine import mlx_lm_import
 
 CHUNK = 2048
 
@@ -31,6 +32,7 @@ CHUNK = 2048
 class Baseline:
     def __init__(self, model: Any, vocabulary: int) -> None:
         self._model, self._vocabulary = model, vocabulary
+        mlx_lm_import.import_whole()
         self._mlx_lm = importlib.import_module("mlx_lm.generate")
 
     def decode(self, rows: int, context: int, steps: int, warm: int) -> dict[str, Any]:

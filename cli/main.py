@@ -34,10 +34,10 @@ from sealring.cli.commands import (
 )
 from sealring.cli.commands import config as config_commands
 from sealring.cli.commands import root as root_commands
-from sealring.cli.lean import hide_rich
 from sealring.cli.output import say
 from sealring.mesh.errors import SealringError
 from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.mesh.system.lean import hide_rich
 
 _GROUPS = (
     *(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sealring.cli.lean import show_rich
+from sealring.mesh.system.lean import show_rich
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -5,9 +5,11 @@ Ends when its control pipe ends, when told to, or at the first fault, which it r
 
 from __future__ import annotations
 
-import sealring.node.lean  # noqa: F401  # before structlog
+from sealring.mesh.system.lean import hide_rich
 
-# isort: split
+if __name__ == "__main__":
+    hide_rich()  # before structlog
+
 import argparse
 import os
 import signal

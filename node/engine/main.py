@@ -8,9 +8,11 @@ computes, one reads commands, and at the head the front turns text to tokens; an
 
 from __future__ import annotations
 
-import sealring.node.lean  # noqa: F401  # before structlog
+from sealring.mesh.system.lean import hide_rich
 
-# isort: split
+if __name__ == "__main__":
+    hide_rich()  # before structlog
+
 import argparse
 import os
 import socket

@@ -1,10 +1,9 @@
 """Imports mlx-lm's model code without its text side.
 
-`import mlx_lm` imports transformers (1.5 s on one core, 0.2 GiB) for tokenizers that an engine never
-uses, and three engines may start at once on two cores. `install` puts a package of the same name and path
-in `sys.modules` whose `__init__` has not run, so `mlx_lm.models.*` and `mlx_lm.utils.load_model` come from
-the installed sources unchanged. Whoever asks that package for a name of its real `__init__` (`mlx_lm.load`,
-`mlx_lm.generate`) gets the real one: the stand-ins are dropped and the real `__init__` runs.
+`import mlx_lm` imports transformers for tokenizers that an engine never uses: a second of a processor and 36
+MiB, and three engines may start at once on two cores. Its modules do without the package's own `__init__`, so
+`install` registers the package without running that. `mlx_lm.utils` asks for two names that it needs for
+tokenizers and downloads only; `import_utils` has stand-ins for them while it is imported.
 
 Call `install` before the first import of mlx_lm. Where mlx_lm was imported already it does nothing.
 """
@@ -12,77 +11,52 @@ Call `install` before the first import of mlx_lm. Where mlx_lm was imported alre
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import resource
 import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
-from sealring.node.lean import LatePackage
-
-_TEXT_SIDE = "mlx_lm.tokenizer_utils"
-_AFTER_TEXT_SIDE = ("mlx_lm.utils",)
-_HUB = "huggingface_hub"
-
-
-class _LightPackage(LatePackage):
-    """mlx_lm before its `__init__` has run, which its modules do without."""
-
-    def __init__(self) -> None:
-        super().__init__("mlx_lm")
-        assert self.__spec__ is not None
-        self.__path__ = list(self.__spec__.submodule_search_locations or [])
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("__"):
-            for module in (_TEXT_SIDE, *_AFTER_TEXT_SIDE):
-                sys.modules.pop(module, None)
-                self.__dict__.pop(module.rpartition(".")[2], None)
-        with _own_limits():
-            return super().__getattr__(name)
+_UTILS, _TEXT_SIDE, _HUB = "mlx_lm.utils", "mlx_lm.tokenizer_utils", "huggingface_hub"
 
 
 def install() -> None:
-    """Makes `import mlx_lm.models...` and `import mlx_lm.utils` light. Idempotent.
-
-    Raises ImportError where mlx-lm is not installed.
-    """
+    """Makes `import mlx_lm.models...` light. Idempotent. Raises ImportError where mlx-lm is not installed."""
     if "mlx_lm" in sys.modules:
         return
-    sys.modules["mlx_lm"] = _LightPackage()
+    spec = importlib.util.find_spec("mlx_lm")
+    if spec is None:
+        raise ImportError("mlx_lm is not installed", name="mlx_lm")
+    sys.modules["mlx_lm"] = importlib.util.module_from_spec(spec)
 
 
 def import_utils() -> ModuleType:
-    """`mlx_lm.utils`, whose `load_model` and `_get_classes` the engine uses.
+    """`mlx_lm.utils`, whose `load_model`, `load_config` and `_get_classes` the engine uses.
 
-    Its imports of transformers (through tokenizer_utils) and huggingface_hub are answered with stand-ins
-    while it is imported into a light package. Where it asks them for what they lack, as another release may,
-    the whole package is imported.
+    Where it asks the stand-ins for what they lack, as another release may, it gets the real modules.
     """
     install()
-    package = sys.modules["mlx_lm"]
-    if "mlx_lm.utils" in sys.modules or not isinstance(package, _LightPackage):
+    if _UTILS not in sys.modules:
+        with contextlib.suppress(ImportError), _stand_ins():
+            return _import(_UTILS)
+    return _import(_UTILS)
+
+
+def import_whole() -> ModuleType:
+    """The whole package, its `__init__` and text side included, for who needs that."""
+    install()
+    package: Any = sys.modules["mlx_lm"]
+    if not hasattr(package, "load"):
+        sys.modules.pop(_UTILS, None)
         with _own_limits():
-            return importlib.import_module("mlx_lm.utils")
-    with contextlib.suppress(ImportError):
-        return _import_light()
+            package.__spec__.loader.exec_module(package)
+    return sys.modules["mlx_lm"]
+
+
+def _import(name: str) -> ModuleType:
     with _own_limits():
-        package.load  # noqa: B018  # drops the stand-ins and runs the package's own `__init__`
-        return importlib.import_module("mlx_lm.utils")
-
-
-def _import_light() -> ModuleType:
-    stand_ins = _stand_ins()
-    real_hub = sys.modules.get(_HUB)
-    sys.modules[_TEXT_SIDE] = stand_ins[_TEXT_SIDE]
-    sys.modules[_HUB] = real_hub or stand_ins[_HUB]
-    try:
-        with _own_limits():
-            return importlib.import_module("mlx_lm.utils")
-    finally:
-        if real_hub is None:
-            del sys.modules[_HUB]
+        return importlib.import_module(name)
 
 
 @contextlib.contextmanager
@@ -96,12 +70,21 @@ def _own_limits() -> Iterator[None]:
         resource.setrlimit = real
 
 
-def _stand_ins() -> dict[str, ModuleType]:
+@contextlib.contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Within the block, in the place of modules that nobody has imported yet."""
     tokenizers, hub = ModuleType(_TEXT_SIDE), ModuleType(_HUB)
     tokenizers.TokenizerWrapper = object  # type: ignore[attr-defined]
-    tokenizers.load = _no_text_side  # type: ignore[attr-defined]
-    hub.snapshot_download = _no_text_side  # type: ignore[attr-defined]
-    return {_TEXT_SIDE: tokenizers, _HUB: hub}
+    tokenizers.load = hub.snapshot_download = _no_text_side  # type: ignore[attr-defined]
+    stand_ins = {
+        name: one for name, one in ((_TEXT_SIDE, tokenizers), (_HUB, hub)) if name not in sys.modules
+    }
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
 
 
 def _no_text_side(*_: object, **__: object) -> NoReturn:

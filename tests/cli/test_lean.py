@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import gc, sys
-from sealring.cli.lean import hide_rich, show_rich
+from sealring.mesh.system.lean import hide_rich, show_rich
 hide_rich()
 import structlog
 {then}

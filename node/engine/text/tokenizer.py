@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.node.engine import mlx_lm_import
 from sealring.node.engine.text.detokenizer import (
     ApartDetokenizer,
     BytesDetokenizer,
@@ -120,9 +121,7 @@ class LoadedTokenizer:
     """Whatever mlx-lm's loader makes of a folder; imports transformers."""
 
     def __init__(self, path: Path) -> None:
-        import mlx_lm
-
-        mlx_lm.load  # noqa: B018  # leaves mlx_lm_import.py's light package for the whole one
+        mlx_lm_import.import_whole()
         from mlx_lm.tokenizer_utils import load
 
         try:

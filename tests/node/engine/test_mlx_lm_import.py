@@ -33,6 +33,7 @@ from sealring.node.engine import mlx_lm_import
 light = mlx_lm_import.import_utils()
 from mlx_lm.models.llama import Model
 import mlx_lm
+assert mlx_lm_import.import_whole() is mlx_lm
 from mlx_lm import load
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 import mlx_lm.utils, mlx_lm.models.llama, huggingface_hub
@@ -61,8 +62,12 @@ def test_a_release_that_asks_for_more_is_imported_whole() -> None:
     code = """
 from types import ModuleType
 from sealring.node.engine import mlx_lm_import
-empty = {name: ModuleType(name) for name in ("mlx_lm.tokenizer_utils", "huggingface_hub")}
-mlx_lm_import._stand_ins = lambda: empty
+class Bare(ModuleType):
+    __slots__ = ()
+    def __setattr__(self, name, value):
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+mlx_lm_import.ModuleType = lambda name: Bare(name)
 utils = mlx_lm_import.import_utils()
 import mlx_lm
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -80,7 +85,7 @@ real = resource.setrlimit
 real(resource.RLIMIT_NOFILE, (700, 3000))
 from sealring.node.engine import mlx_lm_import
 mlx_lm_import.import_utils()
-from mlx_lm import load
+mlx_lm_import.import_whole()
 assert resource.setrlimit is real
 print(resource.getrlimit(resource.RLIMIT_NOFILE))
 """

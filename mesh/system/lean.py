@@ -1,7 +1,7 @@
 """Keeps rich out of whatever prints no table.
 
-structlog imports rich, where it is installed, for tracebacks on terminals. Our logs have none, and it takes a
-fifth of the time in which a daemon imports what it needs.
+structlog imports rich, where it is installed, for tracebacks on terminals. Our logs have none, and it takes 4
+MiB of an engine and as much of a carrier, and a fifth of the time in which a daemon imports what it needs.
 """
 
 from __future__ import annotations
