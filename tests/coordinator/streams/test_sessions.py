@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
-from sealring.mesh.errors import PermissionDenied
-from sealring.v1.membership_pb2 import Heartbeat, RingHealth
+from sealring.mesh.errors import PermissionDenied, Unavailable
+from sealring.v1.membership_pb2 import CoordinatorMessage, Heartbeat, RingHealth
 
 
 class Listener:
@@ -91,3 +93,72 @@ async def test_a_ring_whose_steps_did_not_change_is_idle() -> None:
     assert (one.memory_usable, one.idle) == (5, set())
     one.beat(Heartbeat(rings=[RingHealth(ring="r", steps=0), RingHealth(ring="s", steps=2)]))
     assert one.idle == {"r"}
+
+
+async def test_who_is_silent_for_so_long_is_ended_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions, listener = Sessions(), Listener()
+    sessions.listeners.append(listener)
+    silent, speaks = session("silent"), session("speaks")
+    sessions.open(silent)
+    sessions.open(speaks)
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        if len(slept) == 20:
+            raise asyncio.CancelledError
+        slept.append(seconds)
+        if len(slept) == 7:
+            assert sessions.find("silent") is silent
+        if len(slept) == 8:
+            assert sessions.find("silent") is None
+        speaks.seen()
+
+    monkeypatch.setattr("sealring.coordinator.streams.sessions.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await sessions.watch(3.0)
+    assert slept == [0.5] * 20
+    assert listener.heard[2:] == ["offline silent"]
+    assert sessions.find("speaks") is speaks
+    with pytest.raises(Unavailable) as caught:
+        _ = [message async for message in silent.outbox.messages()]
+    assert caught.value.reason == "SILENT"
+
+
+async def test_some_of_those_that_were_replaced_are_known() -> None:
+    sessions = Sessions()
+    for number in range(10):
+        sessions.open(session("a", bytes([number])))
+    assert [sessions.is_double("a", bytes([number])) for number in range(10)] == [False] + [True] * 8 + [
+        False
+    ]
+
+
+async def test_trouble_is_known_for_a_minute() -> None:
+    now = 0.0
+    sessions = Sessions(clock=lambda: now)
+    sessions.refused("a", "why")
+    now = 59.9
+    assert sessions.trouble("a") == "why"
+    now = 60.0
+    assert sessions.trouble("a") == ""
+
+
+async def test_a_message_reaches_who_is_online() -> None:
+    sessions, one = Sessions(), session("a")
+    sessions.open(one)
+    message = CoordinatorMessage()
+    message.commit.epoch = 3
+    sessions.send("a", message)
+    sessions.send("b", message)
+    one.close("bye")
+    told = [each async for each in one.outbox.messages()]
+    assert (told[0], told[1].goodbye.reason, len(told)) == (message, "bye", 2)
+    await asyncio.wait_for(waiting_for_beat(sessions), 200)
+
+
+async def waiting_for_beat(sessions: Sessions) -> None:
+    waiting = asyncio.create_task(sessions.next_beat())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    sessions.beaten()
+    await waiting

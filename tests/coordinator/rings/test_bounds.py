@@ -1,0 +1,110 @@
+"""What members say of epochs is bounded, and goes to the ring that they are of."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sealring.coordinator.rings.epochs import Phase
+from sealring.coordinator.rings.rings import Rings
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
+from sealring.v1 import admin_pb2, membership_pb2
+
+
+class Machine:
+    """Remembers what it is told."""
+
+    def __init__(self, phase: Phase = Phase.SERVING) -> None:
+        self.told: list[Any] = []
+        self.members = {"a": "node-a"}
+        self.phase, self.epoch = phase, 4
+
+    def __getattr__(self, name: str) -> Any:
+        def tell(*args: Any, **more: Any) -> list[Any]:
+            self.told.append((name, args, more))
+            return []
+
+        return tell
+
+
+def rings(**machines: Machine) -> Any:
+    running = {
+        name: SimpleNamespace(
+            plan=admin_pb2.RingPlan(ring=name, stages=[admin_pb2.StagePlan(member="a")]),
+            machine=machine,
+            digest="abcd",
+            name_of=lambda member: f"node-{member}",
+        )
+        for name, machine in machines.items()
+    }
+    made: Any = Rings.__new__(Rings)
+    made._running = running
+    made._clock = lambda: 7.0
+    made._wake = SimpleNamespace(set=lambda: None)
+    return made
+
+
+def test_links_and_progress_are_cut() -> None:
+    machine = Machine()
+    made = rings(r=machine)
+    links = [membership_pb2.LinkInfo(from_rank=number) for number in range(3)]
+    made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, links=links))
+    assert machine.told.pop() == ("prepared", ("a", 4, links[:2], 7.0), {})
+    made.progressed("a", membership_pb2.EpochProgress(ring="r", epoch=4, what="w" * 65, fraction=0.5))
+    assert machine.told.pop() == ("advanced", ("a", 4, "w" * 64, 0.5, 7.0), {})
+    made.up("a", membership_pb2.EpochUp(ring="r", epoch=4))
+    assert machine.told.pop() == ("up", ("a", 4, 7.0), {})
+    for told in (made.prepared, made.progressed, made.up, made.faulted):
+        told("a", membership_pb2.EpochProgress(ring="other"))
+    assert machine.told == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason", "root"),
+    [
+        ({"reason": "CHILD_ENDED", "message": "m" * 300}, "node-a: " + "m" * 192, True),
+        ({"reason": "CHILD_ENDED"}, "node-a: CHILD_ENDED", True),
+        ({"reason": "PEER_LOST", "message": "gone"}, "node-a: gone", False),
+        ({"reason": "GATEWAY_LEFT", "message": "left"}, "node-a: left", False),
+    ],
+)
+def test_a_fault_is_cut_and_is_its_members_own_or_anothers(
+    problem: dict[str, str], reason: str, root: bool
+) -> None:
+    machine = Machine()
+    made = rings(r=machine)
+    fault = membership_pb2.EpochFault(ring="r", epoch=4, problem=membership_pb2.Problem(**problem))
+    made.faulted("b", fault)
+    assert machine.told == []
+    made.faulted("a", fault)
+    assert machine.told == [("fault", ("a", 4, reason, 7.0), {"root": root})]
+
+
+def test_a_ring_is_named_unless_it_is_the_only_one() -> None:
+    made = rings(r=Machine())
+    assert made.serving("") is made.serving("r") is made._running["r"]
+    with pytest.raises(NotFound, match="no ring 'other'"):
+        made.serving("other")
+    with pytest.raises(NotFound) as caught:
+        made.serving("x" * 65)
+    assert repr("x" * 64) in caught.value.message
+    with pytest.raises(NotFound, match="there is no ring"):
+        rings().serving("")
+    many = rings(**{f"r{number}": Machine() for number in range(9)})
+    assert many.serving("r3")
+    with pytest.raises(InvalidInput) as which:
+        many.serving("")
+    assert which.value.reason == "WHICH_RING"
+    assert which.value.hint == "name one of: " + ", ".join(f"r{number}" for number in range(8))
+    for phase in Phase:
+        if phase is not Phase.SERVING:
+            with pytest.raises(FailedPrecondition):
+                rings(r=Machine(phase)).serving("r")
+
+
+def test_the_model_that_a_member_serves_from() -> None:
+    assert rings(r=Machine()).model_of("a") == bytes.fromhex("abcd")
+    assert rings(r=Machine()).model_of("b") is None
+    assert rings(r=Machine(Phase.PREPARING)).model_of("a") is None
