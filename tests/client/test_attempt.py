@@ -229,6 +229,60 @@ def test_memory_ends_only_the_choices_that_have_not_ended_themselves() -> None:
         ended(length, STOP, max_tokens=50)
 
 
+def test_nothing_comes_before_the_start_or_after_the_end() -> None:
+    started = inference.GenerateResponse(started=inference.Started(ring="demo-0"))
+    finished = inference.GenerateResponse(finished=inference.Finished(reason=STOP))
+    body = {"text": "a", "tokens": 1, "finish": STOP, "prompt_tokens": 4}
+    for first in (finished, inference.GenerateResponse()):
+        with pytest.raises(EnvelopeError):
+            Attempt(question(), CLUSTER.roster, RING, 60.0).take(first)
+    other = inference.GenerateResponse(started=inference.Started(ring="demo-1"))
+    with pytest.raises(EnvelopeError):
+        Attempt(question(), CLUSTER.roster, RING, 60.0).take(other)
+    for second in (started, inference.GenerateResponse()):
+        attempt, _ = sealed_attempt()
+        with pytest.raises(EnvelopeError):
+            attempt.take(second)
+    for after in (finished, started, inference.GenerateResponse()):
+        attempt, seal = sealed_attempt()
+        with pytest.raises(EnvelopeError):
+            attempt.completion()
+        assert not attempt.delivered
+        attempt.take(seal(body, last=True))
+        attempt.take(finished)
+        assert attempt.delivered
+        with pytest.raises(EnvelopeError):
+            attempt.take(after)
+
+
+def test_a_reply_in_clear_is_refused_and_one_that_holds_nothing_is_not_shown() -> None:
+    attempt, seal = sealed_attempt()
+    with pytest.raises(EnvelopeError) as caught:
+        attempt.take(inference.GenerateResponse(delta=inference.Delta(text="x")))
+    assert (caught.value.reason, attempt.delivered) == ("PLAINTEXT_REPLY", False)
+    assert attempt.take(seal({"tokens": 1}, last=False)) is None
+    assert attempt.delivered
+    with pytest.raises(EnvelopeError):
+        attempt.take(seal({"tokens": 0, "text": "x"}, last=False))
+
+
+def test_four_attempts_and_no_more_and_none_after_something_came() -> None:
+    attempts = Attempts(question(timeout=500.0), clock=lambda: 0.0)
+    assert not attempts.retrying
+    attempt = attempts.next(CLUSTER.roster, Loads())
+    assert [attempts.pause_after(EpochEnded("gone"), attempt) for _ in range(3)] == [0.2, 0.4, 0.8]
+    with pytest.raises(EpochEnded):
+        attempts.pause_after(EpochEnded("gone"), attempt)
+    attempts = Attempts(question(timeout=0.1), clock=lambda: 0.0)
+    assert attempts.pause_after(EpochEnded("gone"), attempt) == pytest.approx(0.1)
+    for error in (Unavailable("x", reason="QUEUE"), DeadlineExceeded("x")):
+        with pytest.raises(type(error)):
+            Attempts(question(), clock=lambda: 0.0).pause_after(error, attempt)
+    attempt.delivered = True
+    with pytest.raises(EpochEnded):
+        Attempts(question(), clock=lambda: 0.0).pause_after(EpochEnded("gone"), attempt)
+
+
 def sealed_attempt(**changes: Any) -> tuple[Attempt, Any]:
     """An attempt that has begun, and what seals its events."""
     attempt = Attempt(question(**changes), CLUSTER.roster, RING, 60.0)

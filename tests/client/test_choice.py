@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,9 +12,9 @@ from hypothesis import strategies as st
 from rostertest import PaperCluster
 
 from sealring.client.attempt import Attempts
-from sealring.client.choice import Loads, choose_ring
+from sealring.client.choice import Loads, _deployment, choose_ring
 from sealring.client.question import Question, affinity_of, chat_prompt, text_prompt
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
 from sealring.mesh.prompt.routing import leeway
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import inference_pb2 as inference
@@ -134,3 +136,45 @@ def test_bad_keys(key: str, reason: str) -> None:
         affinity_of(bytes(32), key, text_prompt("x"))
     assert caught.value.reason == reason
     assert key not in caught.value.message
+
+
+def roster_of(*names: str) -> Any:
+    return SimpleNamespace(rings=[SimpleNamespace(deployment=name) for name in names])
+
+
+def test_models_are_named_where_there_are_several_and_some_are_told() -> None:
+    assert _deployment(roster_of("a"), "") == _deployment(roster_of("a", "b"), "a") == "a"
+    for names, model, message, hint in (
+        (["a", "b"], "", "the request names no model", "the models in the roster are: a, b"),
+        (["a"], "x" * 129, f"there is no model {'x' * 128!r}", "the models in the roster are: a"),
+        ([], "", "the request names no model", "the models in the roster are: none"),
+        ([f"m{n:02}" for n in range(21)], "", "the request names no model", None),
+    ):
+        with pytest.raises(NotFound) as caught:
+            _deployment(roster_of(*names), model)
+        assert (caught.value.message, caught.value.metadata["param"]) == (message, "model")
+        assert caught.value.hint == hint or ("m19" in caught.value.hint and "m20" not in caught.value.hint)
+
+
+def test_hints_are_bounded_and_ring_of_none_has_a_row() -> None:
+    most = 1 << 20
+    loads = Loads([inference.RingLoad(ring="r", rows=most + 5, running=most + 5, waiting=most + 7)])
+    assert loads.of("r") == (2 * most, most)
+    assert ("r" in loads, "s" in loads) == (True, False)
+    loads.sent("s")
+    assert loads.of("s") == (1, 1)
+    loads.ended("s")
+    assert loads.of("s") == (0, 1)
+    assert Loads([inference.RingLoad(ring="r", rows=0)]).of("r") == (0, 1)
+
+
+def test_without_a_key_the_least_busy_ring_is_taken_for_its_rows() -> None:
+    loads = Loads(
+        inference.RingLoad(ring=ring, rows=rows, running=running)
+        for ring, rows, running in (("demo-0", 2, 2), ("demo-1", 8, 4), ("demo-2", 4, 4), ("demo-3", 2, 2))
+    )
+    assert {chosen(b"", loads) for _ in range(10)} == {"demo-1"}
+    assert chosen(b"", loads, avoid={"demo-1"}) != "demo-1"
+    with pytest.raises(FailedPrecondition) as caught:
+        choose_ring(CLUSTER.roster, "demo", 21, loads)
+    assert (caught.value.metadata["min_trust"], caught.value.reason) == ("20", "TRUST_BELOW_FLOOR")

@@ -9,7 +9,7 @@ import pytest
 
 from sealring.client import core
 from sealring.client.core import ClientCore
-from sealring.client.question import Question
+from sealring.client.question import Question, text_prompt
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.trust.levels import MAX_SCORE
 
@@ -90,6 +90,13 @@ def test_a_question_is_what_was_asked(kind: str) -> None:
     assert len(first.prefix_salt) == 32
     assert first.prefix_salt == second.prefix_salt != client().chat(MESSAGES).prefix_salt
     assert first.affinity != second.affinity
+
+
+def test_what_is_left_out_asks_for_nothing() -> None:
+    asked = client()
+    for plain in (asked.chat(MESSAGES), asked.complete("hello"), asked.ask(text_prompt("hello"))):
+        assert (plain.model, plain.max_tokens, plain.min_trust, plain.timeout) == ("", 0, 0, 600.0)
+        assert (plain.choices, plain.priority, plain.deadline_ms, plain.affinity) == (1, 0, 0, b"")
 
 
 def asked_text(asked: Asked) -> Any:

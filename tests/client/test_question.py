@@ -113,3 +113,8 @@ def test_numbers_of_a_question_go_from_their_least_to_their_most(
     for value in (least - 1, most + 1):
         with pytest.raises(InvalidInput):
             asked(value)
+
+
+def test_what_a_question_does_not_say_asks_for_nothing() -> None:
+    plain = Question(text_prompt("x"), "demo", 0, 0, 5.0, b"salt")
+    assert (plain.priority, plain.deadline_ms, plain.choices, plain.affinity) == (0, 0, 1, b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -231,6 +232,16 @@ async def test_long_headers_are_refused(port: int) -> None:
     with contextlib.suppress(ConnectionResetError):
         assert (await asyncio.wait_for(reader.read(), 200)).startswith(b"HTTP/1.1 400")
     writer.close()
+
+
+def test_a_gateway_that_starts_again_gets_its_port_again() -> None:
+    """Though connections of the one before have not quite gone."""
+    server = HttpServer(lambda *_: None)  # type: ignore[arg-type]
+    server.listen("127.0.0.1:0")
+    assert server._socket is not None
+    with server._socket as bound:
+        assert bound.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+        assert not bound.getblocking()
 
 
 async def test_connections_are_limited(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
