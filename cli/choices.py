@@ -181,7 +181,7 @@ def _node_settings(settings: Mapping[str, Any]) -> NodeSettings:
 
 def settings_given(section: str, file: Path | None) -> dict[str, Any]:
     """What the user's settings file and environment say of a section, validated."""
-    from sealring.cli.settings_flags import settings_model
+    from sealring.cli.command import settings_model
     from sealring.mesh.system.config import load
 
     loaded = load(settings_model(section), section, file=file)

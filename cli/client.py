@@ -112,7 +112,7 @@ def gateway_access(settings: CliSettings) -> Access:
     except UnicodeDecodeError:
         raise ConfigError(
             f"{settings.api_key_file} does not hold an API key",
-            hint="put into it what `sealring keys create` printed",
+            hint="put into it what `sealring key create` printed",
             reason="BAD_API_KEY_FILE",
         ) from None
     return access

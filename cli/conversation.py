@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -13,6 +14,13 @@ from sealring.cli.prompt import MAX_LINE, read_line
 from sealring.mesh.errors import SealringError
 
 _TOO_LONG = frozenset({"CONTEXT_TOO_LONG", "TOO_LARGE_FOR_RING"})
+_CLEAR, _EXIT, _HELP = "/clear", "/exit", "/help"
+_COMMAND = re.compile(r"/[a-z]+\Z")
+_COMMANDS = f"""\
+{_CLEAR}  forget what was said and begin again
+{_EXIT}   leave, as Ctrl-D does
+{_HELP}   show this
+Ctrl-C stops an answer, or drops what is typed; the arrow keys edit the line and fetch earlier ones"""
 
 
 def converse(
@@ -22,14 +30,16 @@ def converse(
 
     Lines are read and Ctrl-C is caught in the main thread, between the runs of the event loop.
     """
-    say(f"talking to {address}; Ctrl-C stops an answer, an empty line or Ctrl-D ends it")
+    say(f"talking to {address}; Ctrl-C stops an answer, Ctrl-D ends it, /help lists the rest")
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         client = runner.run(stack.enter_async_context(inference(address, **access)))
         conversation = Conversation(runner, client, base, show, seconds)
         try:
-            while line := read_line():
-                conversation.turn(line)
+            while (line := read_line()) is not None:
+                if line == _EXIT:
+                    break
+                conversation.take(line)
         finally:
             runner.run(stack.aclose())
 
@@ -51,6 +61,18 @@ class Conversation:
         self._show = show
         self._seconds = seconds
         self._said: list[tuple[str, str]] = []
+
+    def take(self, line: str) -> None:
+        """A line that was typed: a command, a question, or nothing."""
+        if line == _CLEAR:
+            self._said.clear()
+            say("(a new conversation)")
+        elif _COMMAND.match(line):
+            if line != _HELP:
+                say(f"there is no {line}")
+            say(_COMMANDS)
+        elif line:
+            self.turn(line)
 
     def turn(self, line: str) -> None:
         """One question and its answer; both are kept if any of the answer came and no error ended it."""

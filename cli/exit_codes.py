@@ -3,7 +3,7 @@
 | status | meaning |
 |---|---|
 | 0 | done |
-| 1 | a fault of sealring itself, or a problem that `doctor` found |
+| 1 | a fault of sealring itself |
 | 2 | the command line or another input is wrong |
 | 3 | the named thing does not exist |
 | 4 | the named thing exists already |
@@ -15,7 +15,7 @@
 | 10 | not reachable or not serving just now |
 | 11 | it took too long |
 | 12 | cancelled |
-| 13 | the command ran and its check failed (`model check`) |
+| 13 | the command ran and its check failed, or found a problem (`model check`, `doctor`, `bench`) |
 | 130 | interrupted by Ctrl-C |
 | 143 | ended by SIGTERM |
 """
@@ -29,7 +29,6 @@ from sealring.mesh.errors import SealringError
 
 OK = 0
 FAULT = 1
-PROBLEM_FOUND = 1
 USAGE = 2
 CHECK_FAILED = 13
 INTERRUPTED = 130

@@ -72,7 +72,7 @@ class Launchctl:
         while self.status(label).loaded:
             if self._clock() > deadline:
                 raise DeadlineExceeded(
-                    f"{label} has not ended", hint="see sealring service logs", reason="SERVICE_STILL_THERE"
+                    f"{label} has not ended", hint="see sealring logs", reason="SERVICE_STILL_THERE"
                 )
             self._sleep(_POLL_SECONDS)
 
@@ -126,6 +126,6 @@ class Launchctl:
             )
         raise FailedPrecondition(
             f"launchctl {verb} failed with {done.returncode}: {detail}",
-            hint="see sealring service logs",
+            hint="see sealring logs",
             reason="LAUNCHCTL_FAILED",
         )

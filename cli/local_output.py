@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sealring.cli.output import print_data, print_table
+from sealring.mesh.trust.levels import level_of
 
 if TYPE_CHECKING:
     from sealring.cli.client import Answer
@@ -39,7 +40,7 @@ def report(answer: Answer, deployment: Any) -> dict[str, Any]:
         "ttft_s": answer.ttft_s,
         "tok_s": answer.tok_s,
         "suite": suites(deployment),
-        "min_trust": answer.min_trust,
+        "min_trust": level_of(answer.min_trust),
         "ring": ring_places(deployment),
     }
 
@@ -51,7 +52,7 @@ def ring_places(deployment: Any) -> list[dict[str, Any]]:
             "rank": stage.rank,
             "node": stage.member_name,
             "layers": [stage.first_layer, stage.end_layer],
-            "trust": stage.trust,
+            "trust": level_of(stage.trust),
         }
         for stage in deployment.plan.rings[0].stages
     ]
@@ -71,8 +72,8 @@ def print_ring(deployment: Any) -> None:
             link = links.get(stage.rank)
             sealed = f"-> rank {link.to_rank}: {link.suite}" if link else "no link"
             layers = f"{stage.first_layer}-{stage.end_layer - 1}"
-            rows.append([stage.rank, stage.member_name, layers, stage.trust, sealed])
-        title = f"\nring {ring.ring}, epoch {state.epoch}, minimum trust {ring.min_trust}"
+            rows.append([stage.rank, stage.member_name, layers, level_of(stage.trust), sealed])
+        title = f"\nring {ring.ring}, epoch {state.epoch}, minimum trust {level_of(ring.min_trust)}"
         print_table(["rank", "node", "layers", "trust", "link"], rows, title=title)
 
 

@@ -6,60 +6,68 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from sealring.cli import exit_codes
 from sealring.cli.commands import (
+    audit,
     bench,
     chat,
+    config,
     coordinator,
     demo,
-    deployments,
+    deployment,
     doctor,
     gateway,
     join,
-    keys,
+    key,
+    logs,
     model,
     node,
-    nodes,
-    operators,
+    operator,
     proxy,
+    roster,
     service,
+    status,
     token,
     trace,
-    trust,
     up,
 )
-from sealring.cli.commands import config as config_commands
 from sealring.cli.commands import root as root_commands
 from sealring.cli.output import say
 from sealring.mesh.errors import SealringError
 from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.mesh.system.lean import hide_rich
 
+_COMMANDS = (demo, up, join, deployment.short, chat, proxy, status, doctor, logs, trace, bench)
 _GROUPS = (
-    *(
-        demo.app,
-        up.app,
-        join.app,
-        chat.app,
-        proxy.app,
-        coordinator.app,
-        token.app,
-        node.app,
-        nodes.app,
-        gateway.app,
-        keys.app,
-    ),
-    *(operators.app, deployments.app, trust.app, root_commands.app, model.app, config_commands.app),
-    *(service.app, bench.app, trace.app, doctor.app),
+    *(coordinator, node, gateway, deployment, model, token, key, operator, roster, root_commands, audit),
+    *(service, config),
 )
+_PARTS = "Parts of a cluster"
+
+
+class Sections(TyperGroup):
+    """Lists its commands in sections, by their help panels."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes a section per help panel, in the order in which they come first."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            found: Any = self.get_command(ctx, name)
+            text = found.get_short_help_str(formatter.width)
+            sections.setdefault(found.rich_help_panel or _PARTS, []).append((name, text))
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 app = typer.Typer(
     name="sealring",
+    cls=Sections,
     help="One language model over several machines: sealed activations, signed membership.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -89,8 +97,10 @@ def root(
     """Options before the command."""
 
 
+for one in _COMMANDS:
+    app.add_typer(one if isinstance(one, typer.Typer) else one.app)
 for group in _GROUPS:
-    app.add_typer(group)
+    app.add_typer(group.app)
 
 
 def main() -> None:

@@ -104,9 +104,9 @@ def _no_bundle(what: str) -> ConfigError:
 
 def run_admin(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> T:
     """Runs `work` with the Admin service that the settings of this call name."""
-    from sealring.cli.settings_flags import load_settings
+    from sealring.cli.command import load_settings
 
-    settings: CliSettings = load_settings(context, "cli").settings
+    settings: CliSettings = load_settings(context).settings
 
     async def run() -> T:
         async with connect(

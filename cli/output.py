@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sealring.mesh.system.lean import show_rich
+from sealring.mesh.trust.levels import level_of
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 
+_TRUST_FIELDS = frozenset({"trust", "min_trust", "trust_floor"})
 _UNBOUNDED = 10_000
 """Columns of a table that goes to a file or a pipe: nothing is folded there."""
 
@@ -40,6 +42,11 @@ def print_json(data: Any) -> None:
 def print_data(text: str) -> None:
     """A line of data on standard output."""
     write(text + "\n")
+
+
+def clear_screen() -> None:
+    """Empties a terminal, so that what follows stands where the last stood; a blank line elsewhere."""
+    write("\x1b[H\x1b[2J" if sys.stdout.isatty() else "\n")
 
 
 def say(text: str) -> None:
@@ -124,7 +131,7 @@ class Progress:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A protobuf message as JSON data: fields by their proto names, enums as words, bytes as base64."""
+    """A protobuf message as JSON data: fields by their proto names, enums and trust as words."""
     return {
         field.name: _field(message, field)
         for field in message.DESCRIPTOR.fields
@@ -142,6 +149,8 @@ def _field(message: Message, field: Any) -> Any:
 
 
 def _value(value: Any, field: Any) -> Any:
+    if field.name in _TRUST_FIELDS:
+        return level_of(value)
     if field.message_type is not None:
         return plain(value)
     if field.enum_type is not None:

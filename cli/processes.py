@@ -3,46 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import gc
 import importlib
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from sealring.cli.command import command, load_settings
 from sealring.cli.lifeline import die_with_parent
-from sealring.cli.settings_flags import load_settings, settings_command
 from sealring.mesh.errors import SealringError
 
-LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error")]
+
+class Level(enum.StrEnum):
+    """What a log holds at least."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+LogLevel = Annotated[
+    Level, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error")
+]
 LogFile = Annotated[
     Path | None,
     typer.Option(
-        "--log-file", help="log to this file, opened again when it was rotated; else standard error"
+        "--log-file",
+        metavar="FILE",
+        help="log to this file, reopened after rotation [default: standard error]",
     ),
 ]
 ParentPipe = Annotated[int | None, typer.Option("--die-with-parent-fd", hidden=True, min=3)]
 
 
-def add_run_command(app: typer.Typer, component: str, *, summary: str) -> None:
-    """Gives a component's commands the one that runs its daemon, with the component's settings as flags."""
+def add_run_command(app: typer.Typer, component: str, fields: Sequence[str], *, summary: str) -> None:
+    """Gives a component's commands the one that runs its daemon, with `fields` of its settings as options."""
 
-    @app.command(cls=settings_command(component), help=summary)
+    @command(app, example=f"sealring {component} run", section=component, fields=fields, help=summary)
     def run(
         context: typer.Context,
-        log_level: LogLevel = "info",
+        log_level: LogLevel = Level.INFO,
         log_file: LogFile = None,
         parent_pipe: ParentPipe = None,
     ) -> None:
         with starting():
-            settings = load_settings(context, component).settings
+            settings = load_settings(context).settings
 
         async def serve() -> None:
             with starting():
-                program = importlib.import_module(f"{component}.main")
+                program = importlib.import_module(f"sealring.{component}.main")
             await program.run(settings)
 
         run_daemon(component, serve, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)
@@ -67,7 +82,7 @@ def run_daemon(
     component: str,
     work: Callable[[], Coroutine[Any, Any, None]],
     *,
-    log_level: str,
+    log_level: Level,
     log_file: Path | None,
     parent_pipe: int | None,
 ) -> None:

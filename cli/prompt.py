@@ -10,8 +10,8 @@ from sealring.cli.output import say
 MAX_LINE = 1 << 20
 
 
-def read_line() -> str:
-    """The next line, stripped; an empty one, or Ctrl-D, ends it all. Ctrl-C drops what was typed."""
+def read_line() -> str | None:
+    """The next line, stripped, or None at its end (Ctrl-D). Ctrl-C drops what was typed."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - input() edits lines and keeps a history with it
     while True:
@@ -19,11 +19,11 @@ def read_line() -> str:
             return _line().strip()
         except EOFError:
             say("")
-            return ""
+            return None
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
-            say("\n(Ctrl-D ends it)")
+            say("\n(Ctrl-D ends it, /help lists the rest)")
 
 
 def _line() -> str:

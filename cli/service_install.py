@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sealring.cli.adoption import copy_state, stopped
 from sealring.cli.children import tail
+from sealring.cli.command import settings_model
 from sealring.cli.launchd import (
     NEWSYSLOG_FOLDER,
     PLIST_FOLDER,
@@ -26,7 +27,6 @@ from sealring.cli.launchd import (
 )
 from sealring.cli.service_places import folder_of_root, make_places, needs_root, under
 from sealring.cli.settings_files import as_toml, read_settings, settings_file_of
-from sealring.cli.settings_flags import settings_model
 from sealring.mesh.errors import ConfigError, FailedPrecondition, SealringError
 from sealring.mesh.member.state import is_enrolled
 from sealring.mesh.system.addresses import parse_address

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from sealring.mesh.system.paths import default_state_root
-from sealring.mesh.system.settings_types import Address
+from sealring.mesh.system.settings_types import Address, Seconds
 
 
 class CliSettings(BaseModel):
@@ -20,13 +20,13 @@ class CliSettings(BaseModel):
         description="folder of the operator bundle that `coordinator init` made",
     )
     coordinator: Address | None = Field(
-        None, description="host:port of the coordinator; unset: as the operator bundle says"
+        None, description="main address of the coordinator [default: as the operator bundle says]"
     )
-    gateway: Address = Field("127.0.0.1:7780", description="host:port of a gateway's gRPC service")
+    gateway: Address = Field("127.0.0.1:7780", description="address of a gateway's gRPC service")
     gateway_ca: Path | None = Field(
-        None, description="PEM file of whoever signed the gateway's certificate; unset: loopback without TLS"
+        None, description="PEM file of whoever signed the gateway's certificate; turns TLS on"
     )
     api_key_file: Path | None = Field(
-        None, description="file with the API key for the gateway, mode 0600, where it asks for one"
+        None, description="file with the API key, where the gateway asks for one; mode 0600"
     )
-    timeout: float = Field(30.0, gt=0, le=3600, description="seconds that one admin call may take")
+    timeout: Seconds = Field(30.0, gt=0, le=3600, description="how long one call of the coordinator may take")

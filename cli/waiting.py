@@ -50,7 +50,7 @@ async def wait_until_serving(
             reasons = sorted({ring.reason for ring in rings if ring.reason})
             raise DeadlineExceeded(
                 f"{name} was not serving after {seconds:g} s{': ' if reasons else ''}{'; '.join(reasons)}",
-                hint="see sealring deployments list and the nodes' logs",
+                hint="see sealring deployment list and the nodes' logs",
                 reason="RING_NOT_SERVING",
             )
         say(describe(name, rings))

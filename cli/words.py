@@ -5,16 +5,48 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.system.units import parse_duration, show_duration
+from sealring.mesh.trust.levels import TrustLevel
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on standard output")]
 JoinTokenText = Annotated[
-    str, typer.Argument(metavar="TOKEN", help="join token as `sealring token create` printed it; - reads it")
+    str, typer.Argument(metavar="TOKEN", help="join token of `sealring token create`; - reads it from stdin")
 ]
+MinTrust = Annotated[
+    TrustLevel,
+    typer.Option(
+        metavar="LEVEL",
+        show_default=False,
+        help="refuse a ring with members below this trust level: software, self_signed or hardware",
+    ),
+]
+
+
+class Seconds(float):
+    """A duration of an option, shown as it is typed: `10m`."""
+
+    def __str__(self) -> str:
+        return show_duration(self)
+
+    @classmethod
+    def option(cls, summary: str, *, least: float, most: float, name: str = "") -> Any:
+        """An option of that kind, in seconds between `least` and `most`."""
+
+        def parse(value: Any) -> Seconds:
+            try:
+                seconds = cls(parse_duration(value) if isinstance(value, str) else value)
+            except ValueError as error:
+                raise typer.BadParameter(str(error)) from None
+            if not least <= seconds <= most:
+                raise typer.BadParameter(f"{value} is not between {cls(least)} and {cls(most)}")
+            return seconds
+
+        return typer.Option(*([name] if name else []), parser=parse, metavar="TIME", help=summary)
 
 
 def read_token(text: str) -> str:

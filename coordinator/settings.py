@@ -12,8 +12,8 @@ from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.prompt.names import is_label
 from sealring.mesh.system.addresses import format_address, parse_address
 from sealring.mesh.system.paths import default_state_root
-from sealring.mesh.system.settings_types import Address, ClusterName
-from sealring.mesh.trust.levels import MAX_SCORE
+from sealring.mesh.system.settings_types import Address, ClusterName, Seconds, TrustFloor, WholeSeconds
+from sealring.mesh.trust.levels import TrustLevel
 
 _DAY = 24 * 3600
 MIN_CERTIFICATE_LIFETIME = 5 * SKEW_SECONDS
@@ -39,58 +39,59 @@ Host = Annotated[str, AfterValidator(_check_host)]
 
 
 class CoordinatorSettings(BaseModel):
-    """Addresses, the state folder, and how long things live. Times are in seconds."""
+    """Addresses, the state folder, and how long things live."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     state_dir: Path = Field(
         default_factory=_default_state_dir, description="folder of keys, certificates and database"
     )
-    cluster: ClusterName = Field(
-        default="", description="name of the cluster, used by init only; empty: one is made up"
-    )
+    cluster: ClusterName = Field(default="", description="name of the cluster [default: one is made up]")
     roster_key_files: list[Path] = Field(
         default_factory=list,
         max_length=15,
-        description="further roster keys, where the root asks for more than one signature; mode 0600",
+        description="further roster keys, for rosters that need several signatures; mode 0600",
     )
     listen: Address = Field(default="127.0.0.1:7700", description="host:port of the main address (mTLS)")
     join_listen: Address = Field(default="127.0.0.1:7701", description="host:port for joining (TLS)")
     advertise: list[Host] = Field(
         default_factory=list,
         max_length=16,
-        description="hosts and addresses for the certificate, the first for members; unset: as in listen",
+        description="names and addresses in the certificate, the first for members [default: as in listen]",
     )
-    trust_floor: int = Field(
-        default=10, ge=1, le=MAX_SCORE, description="no member with a lower score joins or serves"
+    trust_floor: TrustFloor = Field(
+        default=TrustLevel.SOFTWARE, description="no member of a lower trust level joins or serves"
     )
     software_identity_allowed: bool = Field(
-        default=False, description="take nodes of trust level software: a key in a file, or a poor posture"
+        default=False, description="let nodes of trust level software join: their key is in a file"
     )
-    roster_lifetime: int = Field(
-        default=720, ge=2, le=900, description="life of a signed roster; renewed at half"
+    roster_lifetime: WholeSeconds = Field(
+        default=720, ge=2, le=900, description="life of a signed roster; it is renewed at half of it"
     )
-    certificate_lifetime: int = Field(
+    certificate_lifetime: WholeSeconds = Field(
         default=_DAY,
         ge=MIN_CERTIFICATE_LIFETIME,
         le=30 * _DAY,
-        description="life of mTLS certificates; renewed at half",
+        description="life of mTLS certificates; they are renewed at half of it",
     )
-    heartbeat_timeout: float = Field(
+    heartbeat_timeout: Seconds = Field(
         default=6.0, ge=0.2, le=60, description="a node silent for longer is offline"
     )
-    challenge_interval: float = Field(
-        default=300.0, ge=1, le=300, description="between two challenges of a node"
+    challenge_interval: Seconds = Field(
+        default=300.0, ge=1, le=300, description="time between two challenges of a node"
     )
-    challenge_timeout: float = Field(
-        default=30.0, ge=0.5, le=30, description="for the answer; three failures in a row evict"
+    challenge_timeout: Seconds = Field(
+        default=30.0,
+        ge=0.5,
+        le=30,
+        description="time for the answer to a challenge; three failures in a row evict",
     )
-    prepare_timeout: float = Field(
+    prepare_timeout: Seconds = Field(
         default=120.0, ge=1, le=3600, description="longest preparation without progress"
     )
-    commit_timeout: float = Field(default=60.0, ge=1, le=600, description="longest commit of an epoch")
-    profile_timeout: float = Field(default=60.0, ge=1, le=600, description="longest profiling of a model")
-    drain_timeout: float = Field(
+    commit_timeout: Seconds = Field(default=60.0, ge=1, le=600, description="longest commit of an epoch")
+    profile_timeout: Seconds = Field(default=60.0, ge=1, le=600, description="longest profiling of a model")
+    drain_timeout: Seconds = Field(
         default=60.0, ge=0, le=3600, description="how long a draining node's ring goes on"
     )
 

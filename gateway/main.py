@@ -88,7 +88,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         renewing = [tls.run() for tls in (http_tls, grpc_tls) if tls]
         await first_of(stop.wait(), watch.run(), certificates.run(), gate.run(), *renewing)
         await server.set_serving(False)
-        await backend.drain(settings.drain_seconds)
+        await backend.drain(settings.drain_timeout)
     finally:
         await edge.stop()
         await server.stop(1.0)
@@ -112,7 +112,7 @@ def _gate(settings: GatewaySettings, metrics: Metrics) -> Gate:
     if settings.listens_beyond_loopback and not gate.usable_keys:
         raise ConfigError(
             "other machines can connect to this gateway and there is no API key yet",
-            hint="run sealring keys create first, or listen on 127.0.0.1",
+            hint="run sealring key create first, or listen on 127.0.0.1",
             reason="NO_KEYS",
         )
     return gate

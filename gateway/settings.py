@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.system.addresses import is_loopback, parse_address
 from sealring.mesh.system.paths import default_state_root
-from sealring.mesh.system.settings_types import Address, Name
+from sealring.mesh.system.settings_types import Address, Name, Seconds
 
 
 def _default_state_dir() -> Path:
@@ -26,19 +26,19 @@ class GatewaySettings(BaseModel):
     )
     name: Name = Field(default="gateway", description="what people call this gateway")
     http_listen: Address = Field(
-        default="127.0.0.1:8080", description="host:port of the OpenAI-compatible HTTP edge; port 0 takes any"
+        default="127.0.0.1:8080", description="where the OpenAI-compatible HTTP API is; port 0 takes any"
     )
     grpc_listen: Address = Field(
-        default="127.0.0.1:7780", description="host:port of the Inference gRPC service; port 0 takes any"
+        default="127.0.0.1:7780", description="where the Inference gRPC service is; port 0 takes any"
     )
     http_tls_certificate: Path | None = Field(
-        default=None, description="PEM file with the HTTP edge's certificate and its chain; with it, TLS only"
+        default=None, description="PEM file with the HTTP edge's certificate and its chain; turns TLS on"
     )
     http_tls_key: Path | None = Field(
         default=None, description="PEM file with the HTTP edge's private key, mode 0600"
     )
     grpc_tls_certificate: Path | None = Field(
-        default=None, description="PEM file with the gRPC service's certificate and chain; with it, TLS only"
+        default=None, description="PEM file with the gRPC service's certificate and chain; turns TLS on"
     )
     grpc_tls_key: Path | None = Field(
         default=None, description="PEM file with the gRPC service's private key, mode 0600"
@@ -55,7 +55,7 @@ class GatewaySettings(BaseModel):
     queue_limit: int = Field(
         default=256, ge=1, le=100_000, description="requests that may wait for each ring"
     )
-    drain_seconds: float = Field(
+    drain_timeout: Seconds = Field(
         default=5.0, ge=0, le=600, description="how long answers under way may take when the gateway stops"
     )
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from sealring.mesh.system.addresses import format_address, parse_address
 from sealring.mesh.system.paths import default_state_root
-from sealring.mesh.system.settings_types import Address, Name
+from sealring.mesh.system.settings_types import Address, Name, Size
 
 MAX_ADDRESSES = 8
 
@@ -44,7 +44,7 @@ def _check_folder(folder: Path) -> Path:
 
 
 class NodeSettings(BaseModel):
-    """Settings of one node daemon. Bytes are bytes, folders are absolute."""
+    """Settings of one node daemon. Folders are absolute."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,12 +53,12 @@ class NodeSettings(BaseModel):
     )
     name: Name = Field(default_factory=default_name, description="what people call this node")
     listen: Address = Field(
-        default="127.0.0.1:7710", description="host:port of the daemon's gRPC server; port 0 takes any"
+        default="127.0.0.1:7710", description="where the daemon's gRPC server listens; port 0 takes any"
     )
     advertise: list[Address] = Field(
         default_factory=list,
         max_length=MAX_ADDRESSES,
-        description="host:port under which neighbours and gateways reach the daemon; empty: where it listens",
+        description="where other nodes and gateways reach the daemon [default: where it listens]",
     )
     ring_host: Annotated[str, AfterValidator(_check_ring_host)] = Field(
         default="127.0.0.1", description="IPv4 address of the interface that carries the ring"
@@ -66,25 +66,27 @@ class NodeSettings(BaseModel):
     models: list[Annotated[Path, AfterValidator(_check_folder)]] = Field(
         default_factory=list, max_length=32, description="folders with one model folder each inside"
     )
-    memory_limit: int | None = Field(
-        default=None, ge=64 << 20, description="bytes for weights and KV caches; unset: three quarters of all"
+    memory_limit: Size | None = Field(
+        default=None,
+        ge=64 << 20,
+        description="memory for weights and KV caches [default: three quarters of all]",
     )
     allow_downloads: bool = Field(
         default=False, description="fetch a model that is not here from the Hugging Face hub"
     )
     software_identity_allowed: bool = Field(
-        default=False, description="run with an identity key in a file, trust level software"
+        default=False, description="allow an identity key in a file, which is trust level software"
     )
 
     hybrid_sealing_key: bool = Field(
         default=False,
-        description="have prompts sealed under ML-KEM-768 with X25519; rosters grow by 1.6 KiB",
+        description="have prompts sealed under ML-KEM-768 with X25519; a roster grows by 1.6 KiB",
     )
     enclave_helper: Annotated[Path, AfterValidator(_check_folder)] | None = Field(
-        default=None, description="the Secure Enclave helper (deploy/enclave); unset: identity key in a file"
+        default=None, description="the Secure Enclave helper (deploy/enclave) [default: a key in a file]"
     )
     device_attestation: Annotated[Path, AfterValidator(_check_folder)] | None = Field(
-        default=None, description="PEM file with Apple's attestation of this Mac, used by join"
+        default=None, description="PEM file with Apple's attestation of this Mac"
     )
 
     @model_validator(mode="after")

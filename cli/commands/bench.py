@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sealring.cli.command import command
 from sealring.cli.exit_codes import CHECK_FAILED
 from sealring.cli.output import print_json, print_table, say
 from sealring.mesh.errors import ConfigError, InvalidInput
@@ -21,7 +22,12 @@ app = typer.Typer()
 _EVERYTHING = "all"
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@command(
+    app,
+    example="sealring bench overhead --quick",
+    rich_help_panel="Look",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
 def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a benchmark, or: all, list")] = "list",

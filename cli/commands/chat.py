@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sealring.cli.command import command, load_settings
 from sealring.cli.leftovers import gateway_of, running
 from sealring.cli.output import print_json, say, write
-from sealring.cli.settings_flags import load_settings, settings_command
-from sealring.cli.words import AsJson
+from sealring.cli.words import AsJson, MinTrust
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
 
 if TYPE_CHECKING:
     from sealring.cli.client import Access, Question
@@ -27,46 +28,107 @@ _MAX_LINE = 1 << 20
 _ASK_SECONDS = 3600.0
 
 
-@app.command(cls=settings_command("cli"))
+_SAMPLING = "Sampling"
+
+
+@command(
+    app,
+    example='sealring chat "What is a tail call?"',
+    section="cli",
+    fields=("gateway", "gateway_ca", "api_key_file"),
+    rich_help_panel="Start",
+)
 def chat(
     context: typer.Context,
     question: Annotated[
-        str | None, typer.Argument(help="ask this and leave; - reads it from standard input")
+        str | None,
+        typer.Argument(
+            metavar="QUESTION",
+            help="ask this and leave; - reads it from stdin [default: a conversation]",
+        ),
     ] = None,
-    model: Annotated[str, typer.Option(help="deployment [default: the only one]")] = "",
+    model: Annotated[str, typer.Option(metavar="NAME", help="deployment [default: the only one]")] = "",
     system: Annotated[str, typer.Option(help="what the model is told first")] = "",
-    max_tokens: Annotated[int, typer.Option(min=0, max=1 << 24, help="0 is what the context holds")] = 0,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
-    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="likeliest tokens of this mass")] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, help="so many likeliest tokens")] = None,
-    min_p: Annotated[float | None, typer.Option(min=0, max=1, help="share of the likeliest's mass")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=(1 << 64) - 1)] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=0, max=1 << 24, help="longest answer [default: what the context holds]")
+    ] = 0,
+    min_trust: MinTrust = TrustLevel.NONE,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, rich_help_panel=_SAMPLING, help="0 to 2; 0 is greedy [default: 0]")
+    ] = 0.0,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            rich_help_panel=_SAMPLING,
+            help="nucleus sampling: smallest set of tokens with this total probability",
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=0, rich_help_panel=_SAMPLING, help="so many most probable tokens")
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            rich_help_panel=_SAMPLING,
+            help="tokens with at least this share of the most probable one's probability",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=(1 << 64) - 1,
+            rich_help_panel=_SAMPLING,
+            help="same seed, same answer [default: drawn anew]",
+        ),
+    ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(min=0.1, max=10, help="on the last tokens of prompt and answer; 1 is off")
+        float | None,
+        typer.Option(
+            min=0.1, max=10, rich_help_panel=_SAMPLING, help="on the last tokens; 1 is off [default: 1]"
+        ),
     ] = None,
     repetition_context_size: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="how many last tokens [default: 20]")
+        int | None,
+        typer.Option(
+            min=1, max=4096, rich_help_panel=_SAMPLING, help="how many last tokens these are [default: 20]"
+        ),
     ] = None,
     presence_penalty: Annotated[
-        float, typer.Option(min=-2, max=2, help="on tokens that the answer has")
+        float,
+        typer.Option(min=-2, max=2, rich_help_panel=_SAMPLING, help="-2 to 2, on tokens that the answer has"),
     ] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(min=-2, max=2, help="the same, for each time")] = 0.0,
-    stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
-    logprobs: Annotated[
-        int | None, typer.Option(min=0, max=20, help="with --json: tell so many likeliest tokens each")
+    frequency_penalty: Annotated[
+        float, typer.Option(min=-2, max=2, rich_help_panel=_SAMPLING, help="the same, for each time")
+    ] = 0.0,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(rich_help_panel=_SAMPLING, help="end before this text; may be repeated"),
     ] = None,
-    min_trust: Annotated[int, typer.Option(min=0, max=30, help="refuse a ring that scores below")] = 0,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=20,
+            rich_help_panel=_SAMPLING,
+            help="with --json: probabilities of so many tokens in each place",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask a question, or talk line by line.
 
-    A conversation ends with an empty line or Ctrl-D; Ctrl-C stops an answer. Without --gateway, and when
-    nobody is at the default address, a running demo is asked.
+    In a conversation Ctrl-C stops an answer, Ctrl-D ends it all, and /help lists the rest. Without
+    --gateway, and when nobody is at the default address, a running demo is asked.
     """
     from sealring.cli.client import Question
     from sealring.client.options import SamplingOptions
 
-    loaded = load_settings(context, "cli")
+    loaded = load_settings(context)
     if logprobs is not None and not as_json:
         raise InvalidInput("--logprobs needs --json", reason="BAD_QUESTION", param="logprobs")
     sampling = SamplingOptions(
@@ -83,7 +145,7 @@ def chat(
         logprobs=logprobs,
     )
     messages = [("system", system)] if system else []
-    first = Question(messages, model, max_tokens, min_trust, sampling)
+    first = Question(messages, model, max_tokens, SCORES[min_trust], sampling)
     if question == "-":
         question = sys.stdin.read(_MAX_LINE + 1).strip()
     if question is not None:
@@ -113,7 +175,8 @@ async def _once(gateway: tuple[str, Access], base: Question, question: str, *, a
             asked, (lambda text: None) if as_json else write_piece, seconds=_ASK_SECONDS
         )
     if as_json:
-        print_json({"answer": answer.text} | {k: v for k, v in asdict(answer).items() if k != "text"})
+        shown = {name: value for name, value in asdict(answer).items() if name != "text"}
+        print_json({"answer": answer.text, **shown, "min_trust": level_of(answer.min_trust)})
         return
     write_piece("\n")
     speed = f"{answer.ttft_s:.2f} s to the first, {answer.tok_s:.0f} per second"

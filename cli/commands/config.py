@@ -6,18 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
+from sealring.cli.command import MODELS, command, config_file, settings_model
 from sealring.cli.output import print_json, print_table, say
-from sealring.cli.settings_flags import MODELS, config_file, settings_model
 from sealring.cli.words import AsJson
 
 app = typer.Typer(name="config", help="Settings and where they come from.", no_args_is_help=True)
 
 
-@app.command()
+@command(app, example="sealring config show node")
 def show(
     context: typer.Context,
     sections: Annotated[
-        list[str] | None, typer.Argument(metavar="[SECTION]...", help="coordinator, node, gateway, cli")
+        list[str] | None,
+        typer.Argument(metavar="SECTION", help="coordinator, node, gateway, cli [default: all]"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -8,32 +8,51 @@ from typing import Annotated
 
 import typer
 
+from sealring.cli.command import command, load_settings
 from sealring.cli.output import print_data, print_json, say
 from sealring.cli.processes import add_run_command
-from sealring.cli.settings_flags import load_settings, settings_command
 from sealring.cli.words import AsJson, public_keys, read_file, write_file
 
-app = typer.Typer(name="coordinator", help="The cluster's authority.", no_args_is_help=True)
+app = typer.Typer(
+    name="coordinator", help="The coordinator: keys, roster, plans, and its backups.", no_args_is_help=True
+)
 
+
+KEYS = ("state_dir", "roster_key_files")
+MAKE = (*KEYS, "cluster")
+FINISH = (*KEYS, "listen", "advertise")
+RUN = (
+    *("state_dir", "listen", "join_listen", "advertise", "trust_floor", "software_identity_allowed"),
+    *("roster_key_files", "roster_lifetime", "certificate_lifetime", "heartbeat_timeout"),
+    *("challenge_interval", "challenge_timeout", "prepare_timeout", "commit_timeout", "profile_timeout"),
+    "drain_timeout",
+)
 
 RosterThreshold = Annotated[
-    int, typer.Option(min=1, max=16, help="signatures that a roster needs; see roster_key_files")
+    int, typer.Option(min=1, max=16, help="signatures that a roster needs; see --roster-key-files")
 ]
 _MAX_FILE = 128 << 10
 
 
-@app.command(cls=settings_command("coordinator"))
+@command(
+    app,
+    example="sealring coordinator init --cluster attic",
+    section="coordinator",
+    fields=(*FINISH, "cluster"),
+)
 def init(
     context: typer.Context,
     root_metadata: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="the draft of `prepare`, signed; unset: makes a root key here"),
+        typer.Option(
+            metavar="FILE", help="the signed draft of `coordinator prepare` [default: make a root key here]"
+        ),
     ] = None,
     roster_threshold: RosterThreshold = 1,
     as_json: AsJson = False,
 ) -> None:
     """Make keys, certificates, database and the operator bundle of a new cluster."""
-    settings = load_settings(context, "coordinator").settings
+    settings = load_settings(context).settings
     from sealring.coordinator.init import complete
     from sealring.coordinator.init import init as initialise
 
@@ -47,20 +66,27 @@ def init(
     say(f"made the coordinator's state in {state}; the operator bundle is {state / 'operator'}")
     if root_metadata is None:
         say(f"{state / 'root.key'} stands above everything: keep it elsewhere, and a copy of it")
-    say("next: sealring coordinator run, then sealring token create --role node")
+    say("next: sealring coordinator run, then sealring token create")
 
 
-@app.command(cls=settings_command("coordinator"))
+@command(
+    app,
+    example="sealring coordinator prepare --root-key HEX --out draft.dsse",
+    section="coordinator",
+    fields=MAKE,
+)
 def prepare(
     context: typer.Context,
-    root_key: Annotated[list[str], typer.Option(metavar="HEX", help="public root keys, made elsewhere")],
+    root_key: Annotated[
+        list[str], typer.Option(metavar="HEX", help="public root key, made elsewhere; may be repeated")
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="where the draft of the root metadata goes")],
     root_threshold: Annotated[int, typer.Option(min=1, max=16, help="root signatures needed")] = 1,
     roster_threshold: RosterThreshold = 1,
     as_json: AsJson = False,
 ) -> None:
     """Make a new cluster's keys under a root that is kept elsewhere, and the draft for it to sign."""
-    settings = load_settings(context, "coordinator").settings
+    settings = load_settings(context).settings
     from sealring.coordinator.init import prepare as make
 
     keys = public_keys(root_key)
@@ -76,10 +102,10 @@ def prepare(
     say(f"then: sealring coordinator init --root-metadata {out}")
 
 
-@app.command(cls=settings_command("coordinator"))
+@command(app, example="sealring coordinator new-operator", section="coordinator", fields=FINISH)
 def new_operator(context: typer.Context) -> None:
     """Replace the operator bundle in the coordinator's folder by one with a new key; stop it first."""
-    settings = load_settings(context, "coordinator").settings
+    settings = load_settings(context).settings
     from sealring.coordinator.init import new_operator as make
 
     make(settings)
@@ -89,10 +115,15 @@ def new_operator(context: typer.Context) -> None:
 BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="the backup")]
 
 
-@app.command(cls=settings_command("coordinator"))
+@command(
+    app,
+    example="sealring coordinator backup /Volumes/safe/sealring.backup",
+    section="coordinator",
+    fields=KEYS,
+)
 def backup(context: typer.Context, file: BackupFile) -> None:
     """Write keys, certificates and database to a file; the coordinator may run meanwhile."""
-    settings = load_settings(context, "coordinator").settings
+    settings = load_settings(context).settings
     from sealring.coordinator.backup import backup as make
 
     make(settings, file)
@@ -101,10 +132,15 @@ def backup(context: typer.Context, file: BackupFile) -> None:
         say(f"not in it, and needed beside it: {kept}")
 
 
-@app.command(cls=settings_command("coordinator"))
+@command(
+    app,
+    example="sealring coordinator restore /Volumes/safe/sealring.backup",
+    section="coordinator",
+    fields=KEYS,
+)
 def restore(context: typer.Context, file: BackupFile) -> None:
     """Make the state folder from a backup."""
-    settings = load_settings(context, "coordinator").settings
+    settings = load_settings(context).settings
     from sealring.coordinator.backup import restore as make
 
     make(settings, file)
@@ -112,10 +148,10 @@ def restore(context: typer.Context, file: BackupFile) -> None:
     _say_what_is_undone()
 
 
-@app.command(cls=settings_command("coordinator"))
+@command(app, example="sealring coordinator recover", section="coordinator", fields=KEYS)
 def recover(context: typer.Context) -> None:
     """Go on after an older copy of the state folder was put back by hand; stop the coordinator first."""
-    settings = load_settings(context, "coordinator").settings
+    settings = load_settings(context).settings
     from sealring.coordinator.backup import recover as go_on
 
     go_on(settings)
@@ -125,7 +161,7 @@ def recover(context: typer.Context) -> None:
 
 def _say_what_is_undone() -> None:
     say("what was done since that copy is undone: joins, deployments, evictions, bans, revoked operators")
-    say("next: sealring coordinator run; then look at: sealring nodes list, sealring operator list")
+    say("next: sealring coordinator run; then look at: sealring node list, sealring operator list")
 
 
-add_run_command(app, "coordinator", summary="Run the coordinator until SIGTERM.")
+add_run_command(app, "coordinator", RUN, summary="Run the coordinator until SIGTERM.")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sealring.cli.command import command
 from sealring.cli.commands.chat import write_piece
-from sealring.cli.commands.deployments import default_name
+from sealring.cli.commands.deployment import default_name
 from sealring.cli.foreground import run_cluster, signals_as_exceptions
 from sealring.cli.leftovers import PORTS, temporary_folder
 from sealring.cli.local_output import QUESTION, print_ring, print_ways, report
@@ -31,7 +32,7 @@ _ASK_SECONDS = 120.0
 Nodes = Annotated[int, typer.Option(min=1, max=64, help="nodes, each a daemon of its own")]
 
 
-@app.command()
+@command(app, example="sealring demo --once", rich_help_panel="Start")
 def demo(
     once: Annotated[bool, typer.Option("--once", help="leave after the answer")] = False,
     as_json: AsJson = False,

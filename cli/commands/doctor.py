@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.exit_codes import PROBLEM_FOUND
+from sealring.cli.command import command, config_file, settings_model
+from sealring.cli.exit_codes import CHECK_FAILED
 from sealring.cli.output import print_data, print_json, progress, say
-from sealring.cli.settings_flags import config_file, settings_model
 from sealring.cli.words import AsJson
 from sealring.mesh.system.paths import default_state_root
 
@@ -26,7 +26,7 @@ _AT_ONCE = 8
 _NODE_SECONDS = 120.0
 
 
-@app.command()
+@command(app, example="sealring doctor --cluster", rich_help_panel="Look")
 def doctor(
     context: typer.Context,
     cluster: Annotated[
@@ -43,7 +43,7 @@ def doctor(
 ) -> None:
     """Find what keeps this machine from serving, and what to do about it.
 
-    Asks the running node daemon whom it reaches. Changes nothing. Exits with 1 when there is a problem.
+    Asks the running node daemon whom it reaches. Changes nothing. Exits with 13 when there is a problem.
     """
     if cluster:
         findings = _cluster(context, operator, as_json=as_json)
@@ -54,7 +54,7 @@ def doctor(
 
     say(summary(findings))
     if worst(findings) is Severity.PROBLEM:
-        raise typer.Exit(PROBLEM_FOUND)
+        raise typer.Exit(CHECK_FAILED)
 
 
 def _settings(section: str, file: Path | None, **given: Path | None) -> Any:

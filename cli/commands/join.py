@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sealring.cli.command import command, config_file
 from sealring.cli.commands.service import DryRun, Root, User
 from sealring.cli.commands.up import Address, Downloads, Models, Name, SoftwareIdentity
 from sealring.cli.output import Progress, print_json, say
 from sealring.cli.service_places import needs_root
-from sealring.cli.settings_flags import config_file
 from sealring.cli.words import AsJson, read_token
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.paths import default_state_root
@@ -29,13 +29,13 @@ app = typer.Typer()
 _LOOK_SECONDS = 1.0
 
 
-@app.command()
+@command(app, example="sealring join TOKEN", rich_help_panel="Start")
 def join(
     context: typer.Context,
     token: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TOKEN]",
+            metavar="TOKEN",
             help="as `sealring up` printed it; - reads it [default: asked for]",
             show_default=False,
         ),

@@ -9,16 +9,19 @@ from typing import Annotated
 import typer
 
 from sealring.cli.apart import ask_apart
-from sealring.cli.commands.deployments import parse_split
+from sealring.cli.command import command
+from sealring.cli.commands.deployment import parse_split
 from sealring.cli.exit_codes import CHECK_FAILED
 from sealring.cli.output import print_json, print_table, progress, say, size
 from sealring.cli.words import AsJson
 from sealring.mesh.errors import ModelError
 
-app = typer.Typer(name="model", help="Look at models.", no_args_is_help=True)
+app = typer.Typer(
+    name="model", help="Models: what they need, and whether they split exactly.", no_args_is_help=True
+)
 
 
-@app.command()
+@command(app, example="sealring model check ~/models/Qwen3-8B --stages 3")
 def check(
     path_or_config: Annotated[
         str,
@@ -32,9 +35,9 @@ def check(
     seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="of random weights and prompts")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a whole model with its stages, logit by logit: real weights of a folder, else random ones.
+    """Compare a whole model with its stages, logit by logit.
 
-    Exits with 13 when they differ.
+    With the weights of a folder, or with random ones for a config.json. Exits with 13 when they differ.
     """
     sizes = parse_split(split) or None
     asked = {"splits": sizes, "stages": stages, "rows": rows, "seed": seed}
@@ -60,11 +63,11 @@ def check(
     raise typer.Exit(CHECK_FAILED)
 
 
-@app.command()
+@command(app, example="sealring model profile ~/models/Qwen3-8B")
 def profile(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="model folder")], as_json: AsJson = False
 ) -> None:
-    """Measure a model folder without loading its weights: bytes per layer, KV bytes per token, context."""
+    """Show what a model needs, without loading its weights."""
     if not path.is_dir():
         raise ModelError(f"there is no model folder {path}", hint="check the path", reason="MODEL_NOT_FOUND")
     with progress(f"measuring {path}"):

@@ -1,40 +1,133 @@
-"""`sealring node`: make this machine a member of a cluster and run its daemon."""
+"""`sealring node`: this machine as a node, and the cluster's nodes."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.output import print_data, print_json, say
+from sealring.cli.command import ADMIN, command, load_settings, same_settings
+from sealring.cli.members import (
+    ban_member,
+    change_member,
+    enrolled_nodes,
+    evict_member,
+    print_nodes,
+    print_revoked,
+    revoked,
+)
+from sealring.cli.operator import call_admin
+from sealring.cli.output import plain, print_data, print_json, say
 from sealring.cli.processes import add_run_command
-from sealring.cli.settings_flags import load_settings, same_settings, settings_command
 from sealring.cli.words import AsJson, JoinTokenText, read_token
 from sealring.mesh.errors import ConfigError
 
 if TYPE_CHECKING:
     from sealring.mesh.member.enrolment import Enrolled
 
-app = typer.Typer(name="node", help="A machine that holds layers.", no_args_is_help=True)
+app = typer.Typer(
+    name="node",
+    help="Nodes hold layers: this machine, and the cluster's nodes.",
+    no_args_is_help=True,
+)
+
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="id or name of a node")]
+
+IDENTITY = ("state_dir", "software_identity_allowed", "enclave_helper")
+RUN = (
+    *("state_dir", "listen", "advertise", "ring_host", "models", "memory_limit", "allow_downloads"),
+    *("software_identity_allowed", "hybrid_sealing_key", "enclave_helper", "device_attestation"),
+)
+JOIN = (*IDENTITY, "name", "listen", "advertise", "device_attestation")
 
 
-@app.command(cls=settings_command("node"))
+@command(app, example="sealring node join TOKEN", section="node", fields=JOIN)
 def join(context: typer.Context, token: JoinTokenText, as_json: AsJson = False) -> None:
-    """Enrol with a join token; the root key in it is checked before anything is sent."""
-    loaded = load_settings(context, "node")
+    """Enrol this machine with a join token.
+
+    The root key in the token is checked before anything is sent.
+    """
+    loaded = load_settings(context)
     from sealring.node.join import join as enrol
 
     enrolled = asyncio.run(enrol(loaded.settings, read_token(token)))
     report_enrolled(enrolled, loaded.settings, as_json=as_json)
-    say(f"next: {same_settings(context, 'node run')}")
+    say(f"next: {same_settings(context, 'node run', RUN)}")
 
 
-@app.command(cls=settings_command("node"))
+add_run_command(app, "node", RUN, summary="Run the node daemon until SIGTERM.")
+
+
+@command(app, "list", example="sealring node list", section="cli", fields=ADMIN)
+def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the nodes with their state, trust level, memory and layers."""
+    from sealring.v1 import admin_pb2
+
+    known = plain(call_admin(context, "ListNodes", admin_pb2.ListNodesRequest()))
+    if as_json:
+        print_json(known["nodes"])
+        return
+    print_nodes(known["nodes"])
+    print_revoked(known["revoked"], "node")
+
+
+@command(app, example="sealring node drain mac-3", section="cli", fields=ADMIN)
+def drain(
+    context: typer.Context,
+    node: NodeName,
+    undo: Annotated[bool, typer.Option("--undo", help="let it serve again")] = False,
+) -> None:
+    """Let a node finish what it runs and give it nothing new."""
+    from sealring.v1 import admin_pb2
+
+    found = change_member(
+        context,
+        node,
+        "DrainNode",
+        lambda found: admin_pb2.DrainNodeRequest(id=found, undo=undo),
+        enrolled_nodes,
+    )
+    say(f"{'no longer draining' if undo else 'draining'} {found}")
+
+
+@command(app, example="sealring node evict mac-3", section="cli", fields=ADMIN)
+def evict(context: typer.Context, node: NodeName) -> None:
+    """Take a node out of the roster; it may join again with a new token."""
+    evict_member(context, node, enrolled_nodes)
+
+
+@command(app, example="sealring node ban mac-3", section="cli", fields=ADMIN)
+def ban(context: typer.Context, node: NodeName) -> None:
+    """Take a node out of the roster for good, by its identity key.
+
+    Works on an evicted node too.
+    """
+    ban_member(context, node, enrolled_nodes, revoked("ROLE_NODE"))
+
+
+@command(app, example="sealring node leave", section="node", fields=("state_dir",))
+def leave(context: typer.Context) -> None:
+    """Give up this machine's enrolment; stop the daemon first.
+
+    The identity key stays.
+    """
+    leave_cluster(load_settings(context).settings.state_dir, "node")
+
+
+@command(
+    app,
+    example="sealring node nonce",
+    section="node",
+    fields=("state_dir", "enclave_helper"),
+)
 def nonce(context: typer.Context, as_json: AsJson = False) -> None:
-    """Print the DeviceAttestationNonce for this node's identity, which is made if there is none."""
-    settings = load_settings(context, "node").settings
+    """Print the DeviceAttestationNonce of this machine's identity.
+
+    The identity is made if there is none yet.
+    """
+    settings = load_settings(context).settings
     from sealring.mesh.trust.apple import device_nonce
     from sealring.node.identity.key import make_signer
 
@@ -45,12 +138,6 @@ def nonce(context: typer.Context, as_json: AsJson = False) -> None:
         print_data(found)
 
 
-@app.command(cls=settings_command("node"))
-def leave(context: typer.Context) -> None:
-    """Give up this machine's enrolment; stop the daemon first. The identity key stays."""
-    leave_cluster(load_settings(context, "node").settings.state_dir, "nodes")
-
-
 def leave_cluster(folder: Path, group: str) -> None:
     """Removes the enrolment in a folder and says what the operator has left to do."""
     from sealring.mesh.member.state import forget_enrolment, is_enrolled
@@ -58,7 +145,9 @@ def leave_cluster(folder: Path, group: str) -> None:
     from sealring.mesh.system.lock import lock_state
 
     if not is_enrolled(folder):
-        raise ConfigError(f"there is no enrolment in {folder}", reason="NOT_ENROLLED")
+        raise ConfigError(
+            f"there is no enrolment in {folder}", hint="name its folder: --state-dir", reason="NOT_ENROLLED"
+        )
     with lock_state(folder):
         try:
             forget_enrolment(folder)
@@ -74,6 +163,3 @@ def report_enrolled(enrolled: Enrolled, settings: Any, *, as_json: bool) -> None
     if as_json:
         print_json({"member_id": member, "cluster": cluster, "state_dir": str(settings.state_dir)})
     say(f"enrolled in cluster {cluster} as {member}; the state is in {settings.state_dir}")
-
-
-add_run_command(app, "node", summary="Run the node daemon until SIGTERM.")

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sealring.cli.command import command, load_settings
 from sealring.cli.operator import read_bundle
 from sealring.cli.output import say
-from sealring.cli.processes import LogFile, LogLevel, ParentPipe, run_daemon
-from sealring.cli.settings_flags import load_settings, settings_command
+from sealring.cli.processes import Level, LogFile, LogLevel, ParentPipe, run_daemon
+from sealring.cli.words import MinTrust
+from sealring.mesh.trust.levels import SCORES, TrustLevel
 
 if TYPE_CHECKING:
     from sealring.cli.settings import CliSettings
@@ -18,34 +20,42 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(cls=settings_command("cli"))
+@command(
+    app,
+    example="sealring proxy --gateway 10.0.0.1:7780 --gateway-ca edge.pem",
+    section="cli",
+    fields=("operator", "gateway", "gateway_ca", "api_key_file"),
+    rich_help_panel="Start",
+)
 def proxy(
     context: typer.Context,
-    root: Annotated[
+    root_sha256: Annotated[
         str | None,
         typer.Option(
-            metavar="SHA256",
+            metavar="HEX",
             help="hash of the cluster's root key, as its operator told you [default: the operator bundle's]",
         ),
     ] = None,
-    min_trust: Annotated[
-        int, typer.Option(min=0, max=30, help="send nothing to a ring that scores below")
-    ] = 0,
-    listen: Annotated[str, typer.Option(help="host:port on loopback; port 0 takes any")] = "127.0.0.1:8081",
+    min_trust: MinTrust = TrustLevel.NONE,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="where it listens, on loopback; port 0 takes any")
+    ] = "127.0.0.1:8081",
     state_file: Annotated[
         Path | None,
-        typer.Option(help="remembers the newest roster [default: below the user's state folder]"),
+        typer.Option(
+            metavar="FILE", help="remembers the newest roster [default: below the user's state folder]"
+        ),
     ] = None,
-    log_level: LogLevel = "info",
+    log_level: LogLevel = Level.INFO,
     log_file: LogFile = None,
     parent_pipe: ParentPipe = None,
 ) -> None:
-    """Serve the OpenAI HTTP API on this machine and seal every prompt for the ring that answers it.
+    """Serve the OpenAI HTTP API here and seal every prompt for its ring.
 
     The gateway passes on what it cannot read. Any OpenAI client works: its base URL is http://LISTEN/v1.
     """
-    settings = load_settings(context, "cli").settings
-    pin = _pin(root, settings)
+    settings = load_settings(context).settings
+    pin = _pin(root_sha256, settings)
     state_file = state_file or _state_file(pin)
 
     from sealring.cli.client import gateway_access
@@ -59,7 +69,7 @@ def proxy(
         client = AsyncClient(
             settings.gateway,
             root_sha256=pin,
-            min_trust=min_trust,
+            min_trust=SCORES[min_trust],
             state_file=state_file,
             timeout=3600.0,
             **gateway_access(settings),
@@ -69,13 +79,13 @@ def proxy(
     run_daemon("proxy", work, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)
 
 
-def _pin(root: str | None, settings: CliSettings) -> bytes:
+def _pin(root_sha256: str | None, settings: CliSettings) -> bytes:
     """Raises InvalidInput (BAD_ROOT_HASH), ConfigError (NO_OPERATOR_BUNDLE) where neither is there."""
-    if root is None:
+    if root_sha256 is None:
         return read_bundle(settings.operator).root_sha256
     from sealring.client.trust import parse_root_sha256
 
-    return parse_root_sha256(root)
+    return parse_root_sha256(root_sha256)
 
 
 def _state_file(pin: bytes) -> Path:

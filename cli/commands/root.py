@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sealring.cli.command import command
 from sealring.cli.output import moment, print_data, print_json, say
-from sealring.cli.words import AsJson, cannot_write, public_keys, read_file, write_file
+from sealring.cli.words import AsJson, Seconds, cannot_write, public_keys, read_file, write_file
 from sealring.mesh.errors import InvalidInput
 
 if TYPE_CHECKING:
     from sealring.mesh.pki.root import RootMetadata
 
-app = typer.Typer()
-root = typer.Typer(name="root", help="The root keys and what they sign.", no_args_is_help=True)
-app.add_typer(root)
+app = typer.Typer(name="root", help="The root keys and what they sign.", no_args_is_help=True)
 
 _MAX_FILE = 128 << 10
 _DAY = 86400
@@ -31,7 +30,7 @@ Chain = Annotated[Path, typer.Argument(metavar="CHAIN", help="root.dsse of the c
 Draft = Annotated[Path, typer.Argument(metavar="DRAFT", help="draft of the next version")]
 
 
-@root.command()
+@command(app, example="sealring root init --key root.key")
 def init(
     key: Annotated[Path, typer.Option(metavar="FILE", help="where the new key goes, mode 0600")],
     as_json: AsJson = False,
@@ -41,7 +40,7 @@ def init(
     say(f"made the root key {key}; keep it off the coordinator, and keep a copy")
 
 
-@root.command()
+@command(app, example="sealring root roster-key --key /mnt/second/roster.key")
 def roster_key(
     key: Annotated[Path, typer.Option(metavar="FILE", help="where the new key goes, mode 0600")],
     as_json: AsJson = False,
@@ -51,7 +50,7 @@ def roster_key(
     say(f"made the roster key {key}; it signs once the root names it and roster_key_files does")
 
 
-@root.command()
+@command(app, example="sealring root show root.dsse")
 def show(chain: Chain, as_json: AsJson = False) -> None:
     """Show a chain of root metadata, or a draft, and check what of it can be checked."""
     found = _describe(chain)
@@ -70,21 +69,27 @@ def show(chain: Chain, as_json: AsJson = False) -> None:
         print_data(f"signed by key id {value}")
 
 
-@root.command()
+@command(app, example="sealring root rotate root.dsse --out draft.dsse --roster-key HEX")
 def rotate(
     chain: Chain,
     out: Annotated[Path, typer.Option(metavar="FILE", help="where the draft goes")],
     root_key: Annotated[
-        list[str] | None, typer.Option(metavar="HEX", help="public root keys of the new version")
+        list[str] | None,
+        typer.Option(metavar="HEX", help="public root key of the new version; may be repeated"),
     ] = None,
-    threshold: Annotated[int, typer.Option(min=0, max=16, help="root signatures needed; 0: as before")] = 0,
+    threshold: Annotated[
+        int, typer.Option(min=0, max=16, help="root signatures needed [default: as before]")
+    ] = 0,
     roster_key: Annotated[
-        list[str] | None, typer.Option(metavar="HEX", help="public roster keys of the new version")
+        list[str] | None,
+        typer.Option(metavar="HEX", help="public roster key of the new version; may be repeated"),
     ] = None,
     roster_threshold: Annotated[
-        int, typer.Option(min=0, max=16, help="roster signatures needed; 0: as before")
+        int, typer.Option(min=0, max=16, help="roster signatures needed [default: as before]")
     ] = 0,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="life of the new version")] = 3650,
+    lifetime: Annotated[
+        Seconds, Seconds.option("how long the new version is good for", least=_DAY, most=3650 * _DAY)
+    ] = Seconds(3650 * _DAY),
 ) -> None:
     """Draft the next version: other keys, or the same for longer."""
     import dataclasses
@@ -101,7 +106,7 @@ def rotate(
         roster_keys=public_keys(roster_key or ()) or current.roster_keys,
         roster_threshold=roster_threshold or current.roster_threshold,
         issued=now,
-        expires=now + days * _DAY,
+        expires=now + int(lifetime),
         chain=(),
     )
     envelope = draft_root(draft)
@@ -110,7 +115,7 @@ def rotate(
     say(f"drafted version {draft.version}; have holders of old and new root keys sign it: sealring root sign")
 
 
-@root.command()
+@command(app, example="sealring root sign draft.dsse --key root.key")
 def sign(
     draft: Draft,
     key: Annotated[Path, typer.Option(metavar="FILE", help="the root key to sign with")],
@@ -128,7 +133,7 @@ def sign(
     _print(key_id(signer.public_key), "key_id", as_json=as_json)
 
 
-@root.command()
+@command(app, example="sealring root install draft.dsse root.dsse")
 def install(draft: Draft, chain: Chain) -> None:
     """Append a fully signed draft to the coordinator's chain; it counts from the coordinator's next start."""
     from sealring.mesh.pki.root import check_root_times, encode_chain, follow_root

@@ -5,13 +5,13 @@ from __future__ import annotations
 import enum
 import os
 import sysconfig
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sealring.cli.output import print_data, print_json, print_table, say
+from sealring.cli.command import command
+from sealring.cli.output import print_json, print_table, say
 from sealring.cli.service_places import needs_root, under
 from sealring.cli.words import AsJson
 from sealring.mesh.errors import ConfigError, NotFound
@@ -32,14 +32,14 @@ class Component(enum.StrEnum):
 
 
 Which = Annotated[Component, typer.Argument(metavar="COMPONENT", help="coordinator, node or gateway")]
-User = Annotated[str, typer.Option(help="the account that it runs as")]
+User = Annotated[str, typer.Option(metavar="NAME", help="the account that it runs as")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="say what would be done, and do nothing")]
 Root = Annotated[
-    Path, typer.Option("--root", hidden=True, help="prefix of every path, for packaging and tests")
+    Path, typer.Option("--prefix", hidden=True, help="prefix of every path, for packaging and tests")
 ]
 
 
-@app.command()
+@command(app, example="sealring service install node --config /etc/sealring.toml")
 def install(
     component: Which,
     user: User = "_sealring",
@@ -71,9 +71,9 @@ def install(
     Installation(control, service, root, adopt=found).run(say, start=start, dry_run=dry_run)
 
 
-@app.command()
+@command(app, example="sealring service uninstall node")
 def uninstall(component: Which, root: Root = Path("/")) -> None:
-    """Stop the service and remove its property list and log rotation; state and logs stay."""
+    """Stop a service and remove it; its state and logs stay."""
     from sealring.cli.launchd import Service
 
     service = Service(component.value)
@@ -87,7 +87,7 @@ def uninstall(component: Which, root: Root = Path("/")) -> None:
     say(f"removed {service.label}")
 
 
-@app.command()
+@command(app, example="sealring service start node")
 def start(component: Which, root: Root = Path("/")) -> None:
     """Load an installed service and start it."""
     from sealring.cli.launchd import Service
@@ -99,9 +99,9 @@ def start(component: Which, root: Root = Path("/")) -> None:
     say(f"started {service.label}")
 
 
-@app.command()
+@command(app, example="sealring service stop node")
 def stop(component: Which) -> None:
-    """Unload the service and wait until it has ended; it comes back with `start` or at the next boot."""
+    """Stop a service until `start` or the next boot."""
     from sealring.cli.launchd import Service
 
     service = Service(component.value)
@@ -109,9 +109,9 @@ def stop(component: Which) -> None:
     say(f"stopped {service.label}")
 
 
-@app.command()
+@command(app, example="sealring service restart node")
 def restart(component: Which, root: Root = Path("/")) -> None:
-    """End the running service and start it again, with its property list read anew."""
+    """Stop a service and start it again, with its property list read anew."""
     from sealring.cli.launchd import Service
 
     service = Service(component.value)
@@ -123,9 +123,12 @@ def restart(component: Which, root: Root = Path("/")) -> None:
     say(f"restarted {service.label}")
 
 
-@app.command()
+@command(app, example="sealring service status")
 def status(
-    component: Annotated[Component | None, typer.Argument(metavar="[COMPONENT]")] = None,
+    component: Annotated[
+        Component | None,
+        typer.Argument(metavar="COMPONENT", help="coordinator, node or gateway [default: all]"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what launchd says of the services."""
@@ -143,30 +146,6 @@ def status(
     print_table(["service", "state", "pid", "last exit"], rows)
 
 
-@app.command()
-def logs(
-    component: Which,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=100_000, help="last lines")] = 100,
-    root: Root = Path("/"),
-) -> None:
-    """Print the last lines of a service's log."""
-    from sealring.cli.launchd import Service
-
-    launch_control()
-    service = Service(component.value)
-    file = under(root, Path(service.log_file))
-    try:
-        with file.open(encoding="utf-8", errors="replace") as opened:
-            for line in deque(opened, maxlen=lines):
-                print_data(line.rstrip("\n"))
-    except FileNotFoundError:
-        raise NotFound(
-            f"{service.label} has no log {file}", hint="is it installed?", reason="NO_LOG"
-        ) from None
-    except PermissionError:
-        raise needs_root(file) from None
-
-
 def launch_control() -> Launchctl:
     """Raises FailedPrecondition (NOT_MACOS)."""
     from sealring.cli.launchctl import Launchctl
@@ -179,7 +158,7 @@ def program() -> str:
     path = Path(sysconfig.get_path("scripts"), "sealring")  # not PATH's, which may be anybody's
     if not os.access(path, os.X_OK):
         raise ConfigError(
-            "the sealring command is not installed beside this Python",
+            "the `sealring` command is not installed beside this Python",
             hint="install the package",
             reason="NO_PROGRAM",
         )

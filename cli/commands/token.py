@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from sealring.cli.command import ADMIN, command
 from sealring.cli.operator import call_admin
 from sealring.cli.output import moment, plain, print_data, print_json, print_table, say
-from sealring.cli.settings_flags import settings_command
-from sealring.cli.words import AsJson
+from sealring.cli.words import AsJson, Seconds
 
-app = typer.Typer(name="token", help="Join tokens.", no_args_is_help=True)
+app = typer.Typer(
+    name="token", help="Join tokens, which let machines join for a few minutes.", no_args_is_help=True
+)
 
 
 class Role(enum.StrEnum):
@@ -22,23 +24,28 @@ class Role(enum.StrEnum):
     GATEWAY = "gateway"
 
 
-@app.command(cls=settings_command("cli"))
+@command(app, example="sealring token create --role gateway --ttl 30m", section="cli", fields=ADMIN)
 def create(
     context: typer.Context,
-    role: Annotated[Role, typer.Option(help="what the machine becomes")] = Role.NODE,
-    ttl: Annotated[int, typer.Option(min=1, max=3600, help="seconds that it is good for")] = 600,
-    uses: Annotated[int, typer.Option(min=1, max=64, help="machines that it lets join")] = 1,
+    role: Annotated[
+        Role, typer.Option(metavar="ROLE", help="what the machine becomes: node or gateway")
+    ] = Role.NODE,
+    ttl: Annotated[Seconds, Seconds.option("how long it is good for", least=1, most=3600)] = Seconds(600),
+    uses: Annotated[int, typer.Option(min=1, max=64, help="how many machines it lets join")] = 1,
     note: Annotated[str, typer.Option(help="for your own eyes, in `token list`")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Print what to type on the machine that joins, with a new join token in it. It is shown this once."""
+    """Print what to type on the machine that joins.
+
+    It has a new join token in it, which is shown this once.
+    """
     from sealring.v1 import admin_pb2, membership_pb2
 
     number = membership_pb2.Role.Value(f"ROLE_{role.name}")
     answer = call_admin(
         context,
         "CreateJoinToken",
-        admin_pb2.CreateJoinTokenRequest(role=number, ttl_seconds=ttl, note=note, uses=uses),
+        admin_pb2.CreateJoinTokenRequest(role=number, ttl_seconds=int(ttl), note=note, uses=uses),
     )
     if as_json:
         print_json(plain(answer))
@@ -48,7 +55,7 @@ def create(
     say(f"good for {machines} until {moment(answer.expires)}")
 
 
-@app.command("list", cls=settings_command("cli"))
+@command(app, "list", example="sealring token list", section="cli", fields=ADMIN)
 def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
     """List the tokens that are not used up, without their secrets."""
     from sealring.v1 import admin_pb2
@@ -64,9 +71,12 @@ def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
     print_table(["id", "role", "uses", "expires", "note"], rows)
 
 
-@app.command(cls=settings_command("cli"))
-def revoke(context: typer.Context, token_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
-    """Make a token useless."""
+@command(app, example="sealring token revoke ID", section="cli", fields=ADMIN)
+def revoke(
+    context: typer.Context,
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="as `token list` shows it")],
+) -> None:
+    """Revoke a join token."""
     from sealring.v1 import admin_pb2
 
     call_admin(context, "RevokeJoinToken", admin_pb2.RevokeJoinTokenRequest(token_id=token_id))

@@ -9,21 +9,29 @@ from typing import Annotated, Any
 
 import typer
 
+from sealring.cli.command import ADMIN, command
 from sealring.cli.operator import call_admin
 from sealring.cli.output import print_json, print_table, progress, say
-from sealring.cli.settings_flags import settings_command
-from sealring.cli.words import AsJson, cannot_write
+from sealring.cli.words import AsJson, Seconds, cannot_write
 
 app = typer.Typer()
 
 _MARGIN_SECONDS = 45.0
 
 
-@app.command(cls=settings_command("cli"))
+@command(
+    app,
+    example="sealring trace --duration 10s --out trace.json",
+    section="cli",
+    fields=ADMIN,
+    rich_help_panel="Look",
+)
 def trace(
     context: typer.Context,
     ring: Annotated[str, typer.Option(help="ring [default: the only one]")] = "",
-    seconds: Annotated[float, typer.Option(min=0.001, max=60, help="how long to watch")] = 5.0,
+    seconds: Annotated[
+        Seconds, Seconds.option("how long to watch", least=0.001, most=60, name="--duration")
+    ] = Seconds(5),
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write a Chrome trace (for ui.perfetto.dev)")
     ] = None,
@@ -39,7 +47,7 @@ def trace(
     from sealring.v1 import admin_pb2
 
     request = admin_pb2.TraceRingRequest(ring=ring, milliseconds=max(1, round(seconds * 1000)))
-    with progress(f"watching for {seconds:g} s"):
+    with progress(f"watching for {seconds}"):
         found = call_admin(context, "TraceRing", request, seconds=seconds + _MARGIN_SECONDS)
     shares = member_shares(found)
     for member in found.members:

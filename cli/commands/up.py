@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sealring.cli.command import command, config_file
 from sealring.cli.output import Progress, moment, print_data, print_json, say
-from sealring.cli.settings_flags import config_file
 from sealring.cli.words import AsJson
 from sealring.mesh.system.paths import default_state_root
 
@@ -48,7 +48,7 @@ SoftwareIdentity = Annotated[
 ]
 
 
-@app.command()
+@command(app, example="sealring up", rich_help_panel="Start")
 def up(
     context: typer.Context,
     address: Address = None,

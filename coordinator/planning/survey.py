@@ -18,6 +18,7 @@ from sealring.coordinator.store import Store, StoredMember
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.mesh.errors import Conflict
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.trust.levels import SCORES
 from sealring.v1 import admin_pb2, model_pb2
 
 _FIRST_BEAT_SECONDS = 5.0
@@ -44,7 +45,7 @@ class Survey:
     def check(self, spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
         """The checked specification; its floor is at least the cluster's. Raises InvalidInput."""
         checked = check_spec(spec)
-        checked.trust_floor = max(checked.trust_floor, self._settings.trust_floor)
+        checked.trust_floor = max(checked.trust_floor, SCORES[self._settings.trust_floor])
         return checked
 
     async def ask(self, spec: admin_pb2.DeploymentSpec, *, freed: Collection[str] = ()) -> dict[str, Answer]:

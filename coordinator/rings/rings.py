@@ -272,14 +272,14 @@ class Rings:
         if found is None:
             raise NotFound(
                 f"there is no ring {name[:64]!r}" if name else "there is no ring",
-                hint="see: sealring deployments list",
+                hint="see: sealring deployment list",
                 reason="NO_SUCH_RING",
                 param="ring",
             )
         if found.machine.phase is not Phase.SERVING:
             raise FailedPrecondition(
                 f"ring {found.plan.ring} does not serve just now",
-                hint="see: sealring deployments list",
+                hint="see: sealring deployment list",
                 reason="RING_DOWN",
             )
         return found

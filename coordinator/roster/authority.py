@@ -28,6 +28,7 @@ from sealring.mesh.roster.codec import (
     sign_roster,
 )
 from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Revoked, Ring, RingMember, Roster, RosterMember
+from sealring.mesh.trust.levels import SCORES
 from sealring.v1 import admin_pb2
 
 _MAX_REVOKED = 100
@@ -136,7 +137,7 @@ class Authority:
             issued=now,
             expires=now + self._settings.roster_lifetime,
             suites=DEFAULT_SUITES,
-            trust_floor=self._settings.trust_floor,
+            trust_floor=SCORES[self._settings.trust_floor],
             min_trust=0,
             members=tuple(members),
             rings=tuple(self._rings({member.id: member.trust for member in members})),
@@ -147,7 +148,7 @@ class Authority:
     def _rings(self, trust: dict[str, int]) -> Iterator[Ring]:
         """The planned rings whose members are all enrolled and good enough."""
         for deployment in self._store.deployments.all():
-            floor = max(deployment.plan.spec.trust_floor, self._settings.trust_floor)
+            floor = max(deployment.plan.spec.trust_floor, SCORES[self._settings.trust_floor])
             for ring in deployment.plan.rings:
                 if min(trust.get(stage.member, 0) for stage in ring.stages) >= floor:
                     yield _ring(deployment.plan, ring)

@@ -35,7 +35,7 @@ from sealring.mesh.trust.attestation import (
     Verdict,
     verify_statement,
 )
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import SCORES, KeyType, TrustLevel, level_of
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 MAX_ADDRESSES = 8
@@ -189,9 +189,10 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
                 hint="set the coordinator's software_identity_allowed",
                 reason="SOFTWARE_NOT_ALLOWED",
             )
-        if verdict.trust < self._settings.trust_floor:
+        if verdict.trust < SCORES[self._settings.trust_floor]:
             raise AttestationError(
-                f"the evidence is worth {verdict.trust}, below the trust_floor", reason="BELOW_FLOOR"
+                f"the evidence is of trust level {level_of(verdict.trust)}, below the trust_floor",
+                reason="BELOW_FLOOR",
             )
         return verdict
 

@@ -50,4 +50,4 @@ class Questions(Generic[Answer]):
 
 
 def _gone() -> Unavailable:
-    return Unavailable("the member is not online", hint="see: sealring nodes list", reason="MEMBER_OFFLINE")
+    return Unavailable("the member is not online", hint="see: sealring node list", reason="MEMBER_OFFLINE")

@@ -49,6 +49,11 @@ def parse_level(name: str) -> TrustLevel:
         ) from None
 
 
+def level_of(score: int) -> str:
+    """The level with that score, for people; a score that no level of this release has, as a number."""
+    return next((str(level) for level, value in SCORES.items() if value == score), str(score))
+
+
 def ceiling(level: TrustLevel, key_type: KeyType) -> int:
     """The highest score that evidence of `level` by a key of `key_type` may reach."""
     if key_type is KeyType.SOFTWARE:

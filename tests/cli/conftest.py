@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,20 @@ def sealring(home: Path) -> Sealring:
 
 
 @pytest.fixture
-def here(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sealring:
+def umask() -> Iterator[None]:
+    """Daemons and `up` tighten it for their process, which here is the tests'."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def here(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    umask: None,
+) -> Sealring:
     """Runs the command in this process, which is quicker, in an empty home folder."""
     for name in [name for name in os.environ if name.startswith("SEALRING_")]:
         monkeypatch.delenv(name)

@@ -127,7 +127,7 @@ async def terminal(gateway: Any, home: Path) -> AsyncIterator[Terminal]:
 async def test_a_conversation(terminal: Terminal, gateway: Gateway) -> None:
     terminal.type("half")
     await terminal.shows("half")
-    await terminal.interrupted_shows("(Ctrl-D ends it)")
+    await terminal.interrupted_shows("(Ctrl-D ends it")
     await terminal.shows("> ")
     terminal.type("first\n")
     await terminal.shows("<first>")
@@ -160,6 +160,19 @@ async def test_a_conversation(terminal: Terminal, gateway: Gateway) -> None:
     assert await asyncio.wait_for(terminal.process.wait(), 40) == 0
 
 
-async def test_an_empty_line_ends_it(terminal: Terminal) -> None:
-    terminal.type("\n")
-    assert await asyncio.wait_for(terminal.process.wait(), 40) == 0
+async def test_commands(terminal: Terminal, gateway: Gateway) -> None:
+    terminal.type("first\n")
+    await terminal.shows("<first>")
+    await terminal.shows("> ")
+    terminal.type("\n/help\n")
+    await terminal.shows("/clear  forget")
+    terminal.type("/clear\n")
+    await terminal.shows("(a new conversation)")
+    terminal.type("/nothing\n")
+    await terminal.shows("there is no /nothing")
+    terminal.type("/etc/hosts is what?\n")
+    await terminal.shows("</etc/hosts is what?>")
+    assert gateway.asked == [["first"], ["/etc/hosts is what?"]]
+    terminal.type("/exit\n")
+    async with asyncio.timeout(40):
+        assert await terminal.process.wait() == 0

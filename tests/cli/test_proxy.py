@@ -139,8 +139,8 @@ async def test_a_cache_key_stays_on_this_machine() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--root", "ab" * 32, "--listen", "0.0.0.0:8081"], "LOOPBACK_ONLY"),
-        (["--root", "short"], "BAD_ROOT_HASH"),
+        (["--root-sha256", "ab" * 32, "--listen", "0.0.0.0:8081"], "LOOPBACK_ONLY"),
+        (["--root-sha256", "short"], "BAD_ROOT_HASH"),
         (["--operator", "/nowhere"], "NO_OPERATOR_BUNDLE"),
     ],
 )

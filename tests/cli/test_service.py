@@ -55,7 +55,7 @@ def up(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.fixture
 def service(here: Any, launchctl: Any, root: Path, up: list[Any]) -> Any:
     def run(verb: str, *arguments: str) -> Any:
-        rooted = [] if verb in ("stop", "status") else ["--root", str(root)]
+        rooted = [] if verb in ("stop", "status") else ["--prefix", str(root)]
         return here("service", verb, *arguments, *rooted, PATH=launchctl.path)
 
     return run
@@ -130,14 +130,6 @@ def test_a_link_in_the_place_of_a_log_is_refused(
     assert "UNSAFE_PLACE" in done.err
     assert not (root / "Library").exists()
     assert launchctl.verbs() == []
-
-
-def test_logs_shows_the_end(service: Any, root: Path) -> None:
-    assert service("logs", "node").status == 3
-    log = root / "var" / "log" / "sealring" / "node.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("".join(f"line {number}\n" for number in range(500)))
-    assert service("logs", "node", "-n", "2").out == "line 498\nline 499\n"
 
 
 def test_without_rights_it_says_sudo(service: Any, launchctl: Any, state: Path) -> None:

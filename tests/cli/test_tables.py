@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 
 from sealring.cli.client import Answer
-from sealring.cli.commands.deployments import (
+from sealring.cli.commands.deployment import (
     default_name,
     make_spec,
     parse_split,
     print_deployments,
     print_plan,
 )
-from sealring.cli.commands.nodes import print_nodes
 from sealring.cli.local_output import print_ring, report
+from sealring.cli.members import print_nodes
 from sealring.cli.output import plain
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import admin_pb2, membership_pb2
@@ -57,9 +57,9 @@ def test_the_demo_reports_what_the_issue_names(deployment: admin_pb2.Deployment)
         "ttft_s": 0.5,
         "tok_s": 40.0,
         "suite": SUITE,
-        "min_trust": 10,
+        "min_trust": "software",
         "ring": [
-            {"rank": rank, "node": f"node-{rank}", "layers": [3 * rank, 3 * rank + 3], "trust": 10}
+            {"rank": rank, "node": f"node-{rank}", "layers": [3 * rank, 3 * rank + 3], "trust": "software"}
             for rank in range(3)
         ],
     }
@@ -68,8 +68,8 @@ def test_the_demo_reports_what_the_issue_names(deployment: admin_pb2.Deployment)
 def test_the_ring_is_shown(deployment: admin_pb2.Deployment, capsys: pytest.CaptureFixture[str]) -> None:
     print_ring(deployment)
     shown = capsys.readouterr().out
-    assert "epoch 1, minimum trust 10" in shown
-    assert f"node-2  6-8        10  -> rank 0: {SUITE}" in shown
+    assert "epoch 1, minimum trust software" in shown
+    assert f"node-2  6-8     software  -> rank 0: {SUITE}" in shown
 
 
 def test_a_ring_of_one_has_no_link(
@@ -103,7 +103,7 @@ def test_nodes_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     print_nodes([plain(node), plain(serving)])
     shown = capsys.readouterr().out
     assert "online" in shown
-    assert "software 10" in shown
+    assert "software" in shown
     assert "0-4" in shown
 
 

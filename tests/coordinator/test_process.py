@@ -88,7 +88,7 @@ def test_init_on_a_file_is_refused(tmp_path: Path) -> None:
         {"cluster": "Not A Name"},
         {"advertise": ["0.0.0.0"]},
         {"advertise": ["a b"]},
-        {"trust_floor": 0},
+        {"trust_floor": "none"},
         {"roster_lifetime": 901},
         {"certificate_lifetime": 299},
         {"heartbeat_timeout": 0},

@@ -80,7 +80,7 @@ async def running(cluster: Any, **settings: Any) -> AsyncIterator[Running]:
         state_dir=cluster.state_dir,
         http_listen=f"127.0.0.1:{http_port}",
         grpc_listen=f"127.0.0.1:{grpc_port}",
-        drain_seconds=2.0,
+        drain_timeout=2.0,
         **settings,
     )
     stop = asyncio.Event()

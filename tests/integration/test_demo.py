@@ -26,7 +26,7 @@ def test_demo_once_prints_one_json_object(tmp_path):
     layers = [member["layers"] for member in shown["ring"]]
     assert layers[0][0] == 0
     assert [low for low, _ in layers[1:]] == [high for _, high in layers[:-1]]
-    assert shown["min_trust"] == 10
+    assert shown["min_trust"] == "software"
 
 
 @pytest.mark.parametrize(

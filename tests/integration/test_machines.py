@@ -92,7 +92,7 @@ def test_a_machine_joins_as_a_service(three: Three, tmp_path: Path) -> None:
     launchctl.chmod(0o755)
     machine.environment["PATH"] = f"{launchctl.parent}:{os.environ['PATH']}"
     token = three.first.run("token", "create").split()[-1]
-    options = ("--service", "--user", getpass.getuser(), "--root", str(prefix))
+    options = ("--service", "--user", getpass.getuser(), "--prefix", str(prefix))
     try:
         machine.run("join", token, *options, "--name", "four", "--address", "127.0.0.1")
         three.up.wait_for("four is online")
@@ -102,7 +102,7 @@ def test_a_machine_joins_as_a_service(three: Three, tmp_path: Path) -> None:
         machine.run("join", *options)  # again, as after an update, and without a token
         assert json.loads(machine.run("service", "status", "node", "--json"))[0]["pid"] != shown[0]["pid"]
     finally:
-        machine.run("service", "uninstall", "node", "--root", str(prefix))
+        machine.run("service", "uninstall", "node", "--prefix", str(prefix))
     three.up.wait_for("four is offline")
 
 

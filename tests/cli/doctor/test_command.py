@@ -37,14 +37,14 @@ def test_a_machine_before_it_joins(doctor: Any) -> None:
 def test_a_problem_is_the_exit_status(doctor: Any) -> None:
     machine = FakeSystem({"/usr/bin/codesign -dv": recording("codesign-anonymous.txt")})
     done = doctor(machine)
-    assert done.exit_code == 1
+    assert done.exit_code == 13
     assert done.stdout.startswith("problem  the interpreter")
     assert "$ /usr/bin/codesign -f -s - -i org.sealring.python" in done.stdout
 
 
 def test_json(doctor: Any) -> None:
     done = doctor(FakeSystem(free_space=(0, 1)), "--json")
-    assert done.exit_code == 1
+    assert done.exit_code == 13
     told = json.loads(done.stdout)
     assert told["facts"]["memory"] == 64 << 30
     assert {"disk.space": "problem"}.items() <= {

@@ -348,7 +348,9 @@ async def test_a_chain_to_the_pinned_root_makes_hardware(
     start_cluster: Callable[..., Awaitable[Cluster]],
 ) -> None:
     apple = DeviceAuthority(time.time())
-    cluster = await start_cluster(device_root=apple.root, trust_floor=20, software_identity_allowed=False)
+    cluster = await start_cluster(
+        device_root=apple.root, trust_floor="self_signed", software_identity_allowed=False
+    )
     try:
         node = await enclave_node(cluster, "alpha", apple.chain)
         assert trust_of(cluster, node) == (TrustLevel.HARDWARE, 30)

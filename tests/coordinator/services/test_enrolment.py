@@ -111,7 +111,7 @@ async def test_one_identity_has_one_role(cluster: Cluster) -> None:
 
 
 async def test_evidence_below_the_floor_is_refused(start_cluster: Any) -> None:
-    cluster = await start_cluster(trust_floor=20)
+    cluster = await start_cluster(trust_floor="self_signed")
     try:
         await refused(cluster.join("alpha"))
     finally:

@@ -1,4 +1,4 @@
-"""`sealring plan --kv-bits` against real nodes: what fits, and one clear refusal of a model that cannot."""
+"""`deployment plan --kv-bits` against real nodes: what fits, and one clear refusal of a model that cannot."""
 
 import json
 import os

@@ -106,7 +106,7 @@ def check_chrome(trace):
 
 async def test_the_command_prints_shares_and_writes_a_file(ring, tmp_path):
     out = tmp_path / "trace.json"
-    command = [sys.executable, "-m", "sealring.cli", "trace", "--seconds", "1", "--out", str(out), "--json"]
+    command = [sys.executable, "-m", "sealring.cli", "trace", "--duration", "1s", "--out", str(out), "--json"]
     environment = os.environ | {"SEALRING_CLI_OPERATOR": str(ring.cluster.operator_bundle)}
     async with working(ring, "Hello!", rows=1, pause=0.2):
         process = await asyncio.create_subprocess_exec(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sealring.cli.commands import deployments
+from sealring.cli.commands import deployment
 from sealring.v1 import admin_pb2, membership_pb2
 
 ONLINE, OFFLINE = admin_pb2.NODE_STATE_ONLINE, admin_pb2.NODE_STATE_OFFLINE
@@ -46,7 +46,7 @@ class Admin:
 def deploy(here: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*arguments: str, serves: bool = True) -> Any:
         monkeypatch.setattr(
-            deployments, "run_admin", lambda context, work: asyncio.run(work(Admin(serves=serves)))
+            deployment, "run_admin", lambda context, work: asyncio.run(work(Admin(serves=serves)))
         )
         return here("deploy", "m", *arguments)
 
@@ -65,4 +65,4 @@ def test_ctrl_c_tells_that_the_deployment_goes_on(deploy: Any) -> None:
     done = deploy(serves=False)
     assert done.status == 130
     assert "goes on without this command" in done.err
-    assert "sealring deployments delete m" in done.err
+    assert "sealring deployment delete m" in done.err

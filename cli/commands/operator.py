@@ -11,23 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sealring.cli.command import ADMIN, command, load_settings
 from sealring.cli.operator import Admin, call_admin, read_bundle, run_admin
 from sealring.cli.output import moment, plain, print_data, print_json, print_table, say
-from sealring.cli.settings_flags import load_settings, settings_command
-from sealring.cli.words import AsJson, cannot_write
+from sealring.cli.words import AsJson, Seconds, cannot_write
 from sealring.mesh.errors import AlreadyExists
 
 if TYPE_CHECKING:
     from sealring.mesh.pki.certificates import LeafKey
 
 app = typer.Typer(
-    name="operator", help="Who may administer the cluster: a key, a name and a role.", no_args_is_help=True
+    name="operator", help="Operators, who may look at the cluster or change it.", no_args_is_help=True
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="as it stands in the audit log")]
 Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="where the bundle goes, mode 0700")]
-Days = Annotated[int, typer.Option(min=1, max=30, help="life of the certificate")]
 _DAY = 86400
+Lifetime = Annotated[
+    Seconds, Seconds.option("how long the certificate is good for", least=3600, most=30 * _DAY)
+]
 
 
 class OperatorRole(enum.StrEnum):
@@ -37,13 +39,17 @@ class OperatorRole(enum.StrEnum):
     ADMIN = "admin"
 
 
-@app.command(cls=settings_command("cli"))
+@command(
+    app, example="sealring operator add alice --role read --out alice-bundle", section="cli", fields=ADMIN
+)
 def add(
     context: typer.Context,
     name: Name,
-    role: Annotated[OperatorRole, typer.Option(help="read: may look; admin: may do everything")],
+    role: Annotated[
+        OperatorRole, typer.Option(metavar="ROLE", help="read: may look; admin: may do everything")
+    ],
     out: Out,
-    days: Days = 30,
+    lifetime: Lifetime = Seconds(30 * _DAY),
     as_json: AsJson = False,
 ) -> None:
     """Make a bundle for another operator; hand it over by a way that nobody else reads."""
@@ -52,24 +58,30 @@ def add(
 
     leaf = LeafKey()
     number = admin_pb2.OperatorRole.Value(f"OPERATOR_ROLE_{role.name}")
-    request = admin_pb2.AddOperatorRequest(name=name, role=number, csr=leaf.csr(), ttl_seconds=days * _DAY)
+    request = admin_pb2.AddOperatorRequest(name=name, role=number, csr=leaf.csr(), ttl_seconds=int(lifetime))
     _make_bundle(context, "AddOperator", request, leaf, out, as_json=as_json)
-    say(f"operator {name} may {role} for {days} days; use the bundle with --operator {out}")
+    say(f"operator {name} may {role} for {lifetime}; use the bundle with --operator {out}")
 
 
-@app.command(cls=settings_command("cli"))
-def rotate(context: typer.Context, name: Name, out: Out, days: Days = 30, as_json: AsJson = False) -> None:
+@command(app, example="sealring operator rotate alice --out alice-bundle-2", section="cli", fields=ADMIN)
+def rotate(
+    context: typer.Context,
+    name: Name,
+    out: Out,
+    lifetime: Lifetime = Seconds(30 * _DAY),
+    as_json: AsJson = False,
+) -> None:
     """Make a new bundle for an operator; the old one opens nothing from then on."""
     from sealring.mesh.pki.certificates import LeafKey
     from sealring.v1 import admin_pb2
 
     leaf = LeafKey()
-    request = admin_pb2.RotateOperatorRequest(name=name, csr=leaf.csr(), ttl_seconds=days * _DAY)
+    request = admin_pb2.RotateOperatorRequest(name=name, csr=leaf.csr(), ttl_seconds=int(lifetime))
     _make_bundle(context, "RotateOperator", request, leaf, out, as_json=as_json)
     say(f"operator {name} has a new bundle in {out}")
 
 
-@app.command(cls=settings_command("cli"))
+@command(app, example="sealring operator revoke alice", section="cli", fields=ADMIN)
 def revoke(context: typer.Context, name: Name) -> None:
     """Refuse an operator from now on and end what it has running."""
     from sealring.v1 import admin_pb2
@@ -78,7 +90,7 @@ def revoke(context: typer.Context, name: Name) -> None:
     say(f"revoked {name}")
 
 
-@app.command("list", cls=settings_command("cli"))
+@command(app, "list", example="sealring operator list", section="cli", fields=ADMIN)
 def list_operators(context: typer.Context, as_json: AsJson = False) -> None:
     """List the operators; those who were revoked stand in the audit log."""
     from sealring.v1 import admin_pb2
@@ -118,7 +130,7 @@ def _make_bundle(
             hint="name another folder",
             reason="BUNDLE_EXISTS",
         )
-    own = read_bundle(load_settings(context, "cli").settings.operator)
+    own = read_bundle(load_settings(context).settings.operator)
 
     async def work(admin: Admin) -> tuple[Any, str]:
         return await admin.call(method, request), admin.address

@@ -1,4 +1,4 @@
-"""`sealring deploy`, `plan` and `deployments`: models and the rings that serve them."""
+"""`sealring deployment`, and `sealring deploy`: models and the rings that serve them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from sealring.cli.commands.nodes import find_node
+from sealring.cli.command import ADMIN, command
+from sealring.cli.members import find_node
 from sealring.cli.operator import Admin, call_admin, run_admin
 from sealring.cli.output import moment, plain, print_json, print_table, progress, say, size
-from sealring.cli.settings_flags import settings_command
 from sealring.cli.waiting import wait_until_serving
-from sealring.cli.words import AsJson
+from sealring.cli.words import AsJson, Seconds
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.deployment_limits import (
     MAX_CONTEXT,
@@ -25,42 +25,95 @@ from sealring.mesh.prompt.deployment_limits import (
     MAX_ROWS,
     MAX_STAGES,
 )
-from sealring.mesh.trust.levels import MAX_SCORE
+from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
 
-app = typer.Typer()
-listing = typer.Typer(name="deployments", help="The models that the cluster serves.", no_args_is_help=True)
-app.add_typer(listing)
+app = typer.Typer(
+    name="deployment", help="Deployments: models, and the rings that serve them.", no_args_is_help=True
+)
+short = typer.Typer()
 
 PLAN_SECONDS = 180.0
 """A node that sees a large model for the first time reads the headers of all its weights."""
 
+_SHAPE = "What a ring holds"
+_NODES = "Which nodes"
+
 ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="name in the nodes' model folders, path, or hub id")
 ]
-Name = Annotated[str | None, typer.Option(help="what clients call it [default: the model's last part]")]
-Context = Annotated[int, typer.Option("--context", min=0, max=MAX_CONTEXT, help="tokens; 0: the model's own")]
-TrustFloor = Annotated[
-    int, typer.Option(min=0, max=MAX_SCORE, help="members that score below it are not used")
+Name = Annotated[
+    str | None, typer.Option(metavar="NAME", help="what clients call it [default: the model's last part]")
 ]
-Replicas = Annotated[int, typer.Option(min=1, max=MAX_REPLICAS, help="rings")]
-MaxRows = Annotated[int, typer.Option(min=0, max=MAX_ROWS, help="sequences at once; 0 is what memory holds")]
-Stages = Annotated[int, typer.Option(min=0, max=MAX_STAGES, help="members per ring; 0 is as few as hold it")]
-Split = Annotated[str, typer.Option(metavar="A,B,...", help="layers per rank, by hand")]
+Context = Annotated[
+    int,
+    typer.Option(
+        "--context",
+        min=0,
+        max=MAX_CONTEXT,
+        metavar="TOKENS",
+        help="longest prompt and answer together [default: the model's own, as far as it fits]",
+        rich_help_panel=_SHAPE,
+    ),
+]
+TrustFloor = Annotated[
+    TrustLevel,
+    typer.Option(
+        metavar="LEVEL",
+        show_default=False,
+        help="use nodes of this trust level or above: software, self_signed, hardware [default: any]",
+        rich_help_panel=_NODES,
+    ),
+]
+Replicas = Annotated[
+    int, typer.Option(min=1, max=MAX_REPLICAS, help="rings that serve it", rich_help_panel=_NODES)
+]
+MaxRows = Annotated[
+    int,
+    typer.Option(
+        min=0, max=MAX_ROWS, help="sequences at once [default: what memory holds]", rich_help_panel=_SHAPE
+    ),
+]
+Stages = Annotated[
+    int,
+    typer.Option(
+        min=0, max=MAX_STAGES, help="nodes per ring [default: as few as hold it]", rich_help_panel=_NODES
+    ),
+]
+Split = Annotated[
+    str, typer.Option(metavar="A,B,...", help="layers of each node, by hand", rich_help_panel=_NODES)
+]
 Members = Annotated[
-    list[str] | None, typer.Option("--member", metavar="NODE", help="use only this node; may be repeated")
+    list[str] | None,
+    typer.Option(
+        "--member", metavar="NODE", help="use only this node; may be repeated", rich_help_panel=_NODES
+    ),
 ]
 KvBits = Annotated[
-    int, typer.Option("--kv-bits", help="keep the KV cache in 8 or 4 bits; 0 is the model's own precision")
+    int,
+    typer.Option(
+        "--kv-bits",
+        metavar="8|4",
+        help="keep the KV cache in so many bits [default: the model's own precision]",
+        rich_help_panel=_SHAPE,
+    ),
 ]
 SharePrefixes = Annotated[
     bool,
     typer.Option(
         "--share-prefixes",
-        help="reuse work on equal beginnings of prompts across API keys, which can tell",
+        help="reuse work on equal beginnings of prompts across API keys, which askers can find out",
+        rich_help_panel=_SHAPE,
     ),
 ]
 PrefillChunk = Annotated[
-    int, typer.Option(min=0, max=MAX_PREFILL_CHUNK, help="tokens of a prompt at once; 0 is 256")
+    int,
+    typer.Option(
+        min=0,
+        max=MAX_PREFILL_CHUNK,
+        metavar="TOKENS",
+        help="tokens of a prompt that are computed at once [default: 256]",
+        rich_help_panel=_SHAPE,
+    ),
 ]
 
 
@@ -68,7 +121,7 @@ def make_spec(
     model: ModelName,
     name: Name = None,
     tokens: Context = 0,
-    trust_floor: TrustFloor = 0,
+    trust_floor: TrustFloor = TrustLevel.NONE,
     replicas: Replicas = 1,
     max_rows: MaxRows = 0,
     stages: Stages = 0,
@@ -89,7 +142,7 @@ def make_spec(
         model=model,
         strategy="pipeline",
         context=tokens,
-        trust_floor=trust_floor,
+        trust_floor=SCORES[trust_floor],
         replicas=replicas,
         max_rows=max_rows,
         stages=stages,
@@ -115,13 +168,15 @@ def describes_deployment(command: Callable[..., None]) -> Callable[..., None]:
     return described
 
 
-@app.command(cls=settings_command("cli"))
+@command(app, example="sealring deployment create Qwen3-8B --stages 2", section="cli", fields=ADMIN)
 @describes_deployment
-def deploy(
+def create(
     context: typer.Context,
     spec: Any,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait until it serves")] = True,
-    wait_seconds: Annotated[float, typer.Option(min=1, max=86400, help="how long at most")] = 600,
+    wait_timeout: Annotated[
+        Seconds, Seconds.option("how long to wait at most", least=1, most=86400)
+    ] = Seconds(600),
     as_json: AsJson = False,
 ) -> None:
     """Serve a model with rings of nodes.
@@ -140,7 +195,7 @@ def deploy(
             request = admin_pb2.CreateDeploymentRequest(spec=spec)
             answer = await admin.call("CreateDeployment", request, seconds=PLAN_SECONDS)
             if wait:
-                await wait_until_serving(admin, spec.name, seconds=wait_seconds, say=shown.update)
+                await wait_until_serving(admin, spec.name, seconds=wait_timeout, say=shown.update)
         return answer.plan, await count_idle(admin, answer.plan)
 
     try:
@@ -148,8 +203,8 @@ def deploy(
     except KeyboardInterrupt:
         if asked:
             say(
-                f"the deployment goes on without this command (hint: sealring deployments list shows it, "
-                f"sealring deployments delete {spec.name} ends it)"
+                f"the deployment goes on without this command (hint: sealring deployment list shows it, "
+                f"sealring deployment delete {spec.name} ends it)"
             )
         raise
     if as_json:
@@ -161,10 +216,15 @@ def deploy(
         say(f"as few nodes hold it as can: {idle} online hold none of it (hint: --stages N, --replicas N)")
 
 
-@app.command(cls=settings_command("cli"))
+command(
+    short, "deploy", example="sealring deploy Qwen3-8B", section="cli", fields=ADMIN, rich_help_panel="Start"
+)(create)
+
+
+@command(app, example="sealring deployment plan Qwen3-8B --replicas 2", section="cli", fields=ADMIN)
 @describes_deployment
 def plan(context: typer.Context, spec: Any, as_json: AsJson = False) -> None:
-    """Show what deploy would do, and do nothing."""
+    """Show what `deploy` would do, and do nothing."""
     from sealring.v1 import admin_pb2
 
     async def work(admin: Admin) -> Any:
@@ -179,7 +239,7 @@ def plan(context: typer.Context, spec: Any, as_json: AsJson = False) -> None:
     print_plan(answer.plan)
 
 
-@listing.command("list", cls=settings_command("cli"))
+@command(app, "list", example="sealring deployment list", section="cli", fields=ADMIN)
 def list_deployments(context: typer.Context, as_json: AsJson = False) -> None:
     """List deployments and the state of their rings."""
     from sealring.v1 import admin_pb2
@@ -192,8 +252,10 @@ def list_deployments(context: typer.Context, as_json: AsJson = False) -> None:
     print_deployments(found)
 
 
-@listing.command(cls=settings_command("cli"))
-def delete(context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+@command(app, example="sealring deployment delete qwen3-8b", section="cli", fields=ADMIN)
+def delete(
+    context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="what clients call it")]
+) -> None:
     """End a deployment's rings and forget it."""
     from sealring.v1 import admin_pb2
 
@@ -248,11 +310,11 @@ def print_plan(plan: Any) -> None:
                 size(stage.weight_bytes),
                 size(stage.kv_bytes),
                 size(stage.memory_usable),
-                stage.trust,
+                level_of(stage.trust),
             ]
             for stage in ring.stages
         ]
-        title = f"{plan.spec.name}: ring {ring.ring}, minimum trust {ring.min_trust}"
+        title = f"{plan.spec.name}: ring {ring.ring}, minimum trust {level_of(ring.min_trust)}"
         title += f", KV in {plan.spec.kv_bits} bits" if plan.spec.kv_bits else ""
         columns = ["rank", "node", "layers", "weights", "KV per row", "usable", "trust"]
         print_table(columns, rows, title=title)

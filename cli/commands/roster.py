@@ -1,43 +1,48 @@
-"""`sealring roster`, `audit` and `status`: what the cluster says of itself."""
+"""`sealring roster`: the signed list of members, shown, verified and compared."""
 
 from __future__ import annotations
 
+import datetime
 import functools
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.commands.deployments import print_deployments
-from sealring.cli.commands.nodes import print_nodes
-from sealring.cli.operator import Admin, call_admin, read_bundle, run_admin
-from sealring.cli.output import moment, plain, print_data, print_json, print_table, say
-from sealring.cli.settings_flags import settings_command
+from sealring.cli.command import ADMIN, command, load_settings
+from sealring.cli.operator import call_admin, read_bundle
+from sealring.cli.output import moment, print_data, print_json, print_table, say
 from sealring.cli.words import AsJson, cannot_write, read_file, write_file
 from sealring.mesh.errors import InvalidInput, RosterError
+from sealring.mesh.trust.levels import level_of
 
 if TYPE_CHECKING:
-    from sealring.coordinator.roster.audit_head import AuditHead
     from sealring.mesh.roster.model import Roster
 
-app = typer.Typer()
-roster = typer.Typer(name="roster", help="The signed list of members.", no_args_is_help=True)
-app.add_typer(roster)
+app = typer.Typer(name="roster", help="The signed list of members.", no_args_is_help=True)
 
 
 RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="a signed roster (roster.dsse)")]
-RootFile = Annotated[Path, typer.Option("--root", metavar="FILE", help="chain of root metadata (root.dsse)")]
+RootFile = Annotated[
+    Path, typer.Option("--root-chain", metavar="FILE", help="chain of root metadata (root.dsse)")
+]
 Pin = Annotated[str, typer.Option("--root-sha256", metavar="HEX", help="hash of the first root key")]
-At = Annotated[int, typer.Option(min=0, help="as of this time, in seconds since 1970; 0: now")]
+At = Annotated[
+    datetime.datetime | None,
+    typer.Option(metavar="TIME", help="as of this local time, such as 2026-01-31T12:00:00 [default: now]"),
+]
 _read = functools.partial(read_file, max_bytes=2 << 20)
 
 
-@roster.command()
-def verify(file: RosterFile, root: RootFile, pin: Pin, at: At = 0, as_json: AsJson = False) -> None:
-    """Check a roster from files and a root key's hash alone, as any reader does; trusts nobody else."""
-    found = _verified(file, root, pin, at)
+@command(app, example="sealring roster verify roster.dsse --root-chain root.dsse --root-sha256 HEX")
+def verify(file: RosterFile, root: RootFile, pin: Pin, at: At = None, as_json: AsJson = False) -> None:
+    """Check a roster from files and a root key's hash alone.
+
+    It is what every reader does, and trusts nobody else.
+    """
+    found = _verified(file, root, pin, at.timestamp() if at is not None else time.time())
     if as_json:
         print_json({"root_sha256": pin, **describe_roster(found)})
         return
@@ -45,7 +50,7 @@ def verify(file: RosterFile, root: RootFile, pin: Pin, at: At = 0, as_json: AsJs
     say(f"roster {found.version} of cluster {found.cluster} holds")
 
 
-@roster.command()
+@command(app, example="sealring roster diff old new --root-chain root.dsse --root-sha256 HEX")
 def diff(
     older: RosterFile,
     newer: Annotated[Path, typer.Argument(metavar="NEWER", help="a later one")],
@@ -101,13 +106,12 @@ def _id(entry: Any) -> str:
     return str(entry["id"] if isinstance(entry, dict) else entry)
 
 
-def _verified(file: Path, root: Path, pin: str, at: int) -> Roster:
+def _verified(file: Path, root: Path, pin: str, now: float) -> Roster:
     from sealring.mesh.pki.root import decode_chain, verify_root_chain
     from sealring.mesh.roster.reader import check_roster
 
     if re.fullmatch(r"[0-9a-f]{64}", pin) is None:
         raise InvalidInput("the root key's hash is not 64 hex digits", reason="BAD_PIN", param="root_sha256")
-    now = at or time.time()
     metadata = verify_root_chain(decode_chain(_read(root)), bytes.fromhex(pin), now=now)
     return check_roster(_read(file), metadata, now=now)
 
@@ -120,7 +124,7 @@ def _issued(file: Path) -> int:
     return parse_header(opened.payload).issued
 
 
-@roster.command(cls=settings_command("cli"))
+@command(app, example="sealring roster show --save .", section="cli", fields=ADMIN)
 def show(
     context: typer.Context,
     save: Annotated[
@@ -129,12 +133,11 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the roster, after checking its signatures against the pinned root key."""
-    from sealring.cli.settings_flags import load_settings
     from sealring.mesh.pki.root import decode_chain, verify_root_chain
     from sealring.mesh.roster.reader import check_roster
     from sealring.v1 import admin_pb2
 
-    pin = read_bundle(load_settings(context, "cli").settings.operator).root_sha256
+    pin = read_bundle(load_settings(context).settings.operator).root_sha256
     answer = call_admin(context, "GetRoster", admin_pb2.GetAdminRosterRequest())
     now = time.time()
     root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=now)
@@ -167,14 +170,14 @@ def describe_roster(found: Roster) -> dict[str, Any]:
         "issued": found.issued,
         "expires": found.expires,
         "suites": [str(suite) for suite in found.suites],
-        "trust_floor": found.trust_floor,
-        "min_trust": found.min_trust,
+        "trust_floor": level_of(found.trust_floor),
+        "min_trust": level_of(found.min_trust),
         "members": [
             {
                 "id": one.id,
                 "key_type": str(one.key_type),
                 "level": str(one.level),
-                "trust": one.trust,
+                "trust": level_of(one.trust),
                 "attested_at": one.attested_at,
                 "challenged_at": one.challenged_at,
                 "addresses": list(one.addresses),
@@ -187,7 +190,7 @@ def describe_roster(found: Roster) -> dict[str, Any]:
                 "deployment": ring.deployment,
                 "model": ring.model,
                 "context": ring.context,
-                "min_trust": ring.min_trust,
+                "min_trust": level_of(ring.min_trust),
                 "members": [
                     {"id": one.id, "rank": one.rank, "layers": list(one.layers)} for one in ring.members
                 ],
@@ -211,106 +214,11 @@ def print_roster(found: dict[str, Any]) -> None:
         ring, place = places.get(one["id"], ({"id": ""}, None))
         layers = f"{place['layers'][0]}-{place['layers'][1] - 1}" if place else ""
         rank = place["rank"] if place else ""
-        trust = f"{one['level']} {one['trust']}"
-        rows.append([one["id"], trust, one["key_type"], ring["id"], rank, layers, moment(one["attested_at"])])
+        rows.append(
+            [one["id"], one["trust"], one["key_type"], ring["id"], rank, layers, moment(one["attested_at"])]
+        )
     print_table(["member", "trust", "key", "ring", "rank", "layers", "attested"], rows)
     for gateway in found["gateways"]:
         print_data(f"gateway {gateway}")
     for gone in found["revoked"]:
         print_data(f"revoked {gone['id']} at {moment(gone['at'])}")
-
-
-AuditWork = Literal["show", "verify"]
-_AUDIT_PAGE = 1000
-
-
-async def _verify_audit(admin: Admin, pin: bytes) -> tuple[int, bytes, AuditHead]:
-    """How many entries there are, the hash of the last, and what of them the roster keys signed.
-
-    Raises FailedPrecondition (AUDIT_BROKEN, AUDIT_UNSIGNED), RosterError (ROOT_*).
-    """
-    from sealring.coordinator.roster.audit_head import check_signed, read_head
-    from sealring.coordinator.store import verify_chain
-    from sealring.coordinator.store.audit import FIRST_PREVIOUS
-    from sealring.mesh.pki.root import decode_chain, verify_root_chain
-    from sealring.v1 import admin_pb2
-
-    answer = await admin.call("GetRoster", admin_pb2.GetAdminRosterRequest())
-    root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=time.time())
-    last, head, found = (0, FIRST_PREVIOUS), None, None
-    while True:
-        request = admin_pb2.ListAuditLogRequest(after=last[0], limit=_AUDIT_PAGE)
-        page = await admin.call("ListAuditLog", request)
-        head = head or read_head(page.signed_head, root)
-        last = verify_chain(page.entries, after=last)
-        found = next((one.hash for one in page.entries if one.sequence == head.sequence), found)
-        if len(page.entries) < _AUDIT_PAGE:
-            check_signed(found, head)
-            return *last, head
-
-
-@app.command(cls=settings_command("cli"))
-def audit(
-    context: typer.Context,
-    what: Annotated[AuditWork, typer.Argument(help="show entries, or verify the whole chain")] = "show",
-    after: Annotated[
-        int | None, typer.Option(min=0, help="the entries that follow this number; unset: the newest")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="entries at most")] = 100,
-    as_json: AsJson = False,
-) -> None:
-    """Show who did what to the cluster, or verify that nothing of it was changed."""
-    from sealring.v1 import admin_pb2
-
-    if what == "verify":
-        _show_verified(context, as_json)
-        return
-    request = admin_pb2.ListAuditLogRequest(after=after or 0, limit=limit, newest=after is None)
-    entries = plain(call_admin(context, "ListAuditLog", request))["entries"]
-    if as_json:
-        print_json(entries)
-        return
-    rows = [
-        [
-            one["sequence"],
-            moment(one["at"]),
-            one["actor"],
-            one["action"],
-            one["subject"],
-            " ".join(f"{name}={value}" for name, value in sorted(one["details"].items())),
-        ]
-        for one in entries
-    ]
-    print_table(["number", "at", "actor", "action", "subject", "details"], rows)
-
-
-def _show_verified(context: typer.Context, as_json: bool) -> None:
-    from sealring.cli.settings_flags import load_settings
-
-    pin = read_bundle(load_settings(context, "cli").settings.operator).root_sha256
-    count, last, head = run_admin(context, lambda admin: _verify_audit(admin, pin))
-    if as_json:
-        print_json({"entries": count, "head": last.hex(), "signed": head.sequence, "signed_at": head.at})
-        return
-    print_data(f"{count} entries, one chain, head {last.hex()}")
-    print_data(f"the roster keys signed it up to entry {head.sequence}, {moment(head.at)}")
-    if count > head.sequence:
-        print_data(f"{count - head.sequence} entries after that are not signed yet")
-
-
-@app.command(cls=settings_command("cli"))
-def status(context: typer.Context, as_json: AsJson = False) -> None:
-    """Show the nodes and the rings."""
-    from sealring.v1 import admin_pb2
-
-    async def work(admin: Admin) -> tuple[Any, Any]:
-        nodes = await admin.call("ListNodes", admin_pb2.ListNodesRequest())
-        return nodes, await admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
-
-    nodes, deployments = (plain(answer) for answer in run_admin(context, work))
-    if as_json:
-        print_json({"nodes": nodes["nodes"], "deployments": deployments["deployments"]})
-        return
-    print_nodes(nodes["nodes"])
-    print_data("")
-    print_deployments(deployments["deployments"])

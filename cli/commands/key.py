@@ -1,4 +1,4 @@
-"""`sealring keys`: the API keys of the gateway on this machine."""
+"""`sealring key`: the API keys of the gateway on this machine."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sealring.cli.command import command, load_settings
 from sealring.cli.output import moment, print_data, print_json, print_table, say
-from sealring.cli.settings_flags import load_settings, settings_command
-from sealring.cli.words import AsJson
+from sealring.cli.words import AsJson, Seconds
 
 if TYPE_CHECKING:
     from sealring.gateway.access.keyfile import KeyFile, KeyRecord
 
 app = typer.Typer(
-    name="keys",
-    help="API keys of a gateway, in its state folder; a running gateway takes changes up at once.",
+    name="key",
+    help="API keys of the gateway on this machine; changes count at once.",
     no_args_is_help=True,
 )
 
 _DAY = 86_400
+_STATE = ("state_dir",)
 
 
 class Scope(enum.StrEnum):
@@ -31,23 +32,33 @@ class Scope(enum.StrEnum):
     ADMIN = "admin"
 
 
-@app.command(cls=settings_command("gateway"))
+@command(app, example="sealring key create --label laptop", section="gateway", fields=_STATE)
 def create(
     context: typer.Context,
     scope: Annotated[
-        list[Scope] | None, typer.Option(help="what it is good for; repeatable [default: inference]")
+        list[Scope] | None,
+        typer.Option(
+            metavar="SCOPE",
+            help="inference, read or admin; may be repeated [default: inference]",
+        ),
     ] = None,
-    label: Annotated[str, typer.Option(help="for your own eyes, in `keys list`")] = "",
-    days: Annotated[int, typer.Option(min=0, max=3650, help="good for so long; 0: until revoked")] = 0,
+    label: Annotated[str, typer.Option(help="for your own eyes, in `key list`")] = "",
+    lifetime: Annotated[
+        Seconds | None,
+        Seconds.option("how long it is good for [default: until it is revoked]", least=1, most=3650 * _DAY),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a new API key. It is shown this once; from the first on, every request needs one."""
+    """Print a new API key; it is shown this once.
+
+    From a gateway's first key on, every request needs one.
+    """
     from sealring.gateway.access.keys import Scope as KeyScope
 
     chosen = [KeyScope(one.value) for one in scope or [Scope.INFERENCE]]
     keys = _keys(context)
     first = not keys.read()
-    text, record = keys.create(chosen, label=label, seconds=days * _DAY)
+    text, record = keys.create(chosen, label=label, seconds=int(lifetime or 0))
     if as_json:
         print_json({"key": text, **_plain(record)})
         return
@@ -58,7 +69,7 @@ def create(
         say("this is the gateway's first key: from now on it answers no request without one")
 
 
-@app.command("list", cls=settings_command("gateway"))
+@command(app, "list", example="sealring key list", section="gateway", fields=_STATE)
 def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
     """List the keys without their secrets."""
     import time
@@ -75,9 +86,12 @@ def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
     print_table(["id", "label", "scopes", "created", "last used", "expires", "state"], rows)
 
 
-@app.command(cls=settings_command("gateway"))
-def revoke(context: typer.Context, key_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
-    """Make a key useless for good."""
+@command(app, example="sealring key revoke ID", section="gateway", fields=_STATE)
+def revoke(
+    context: typer.Context,
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="as `key list` shows it")],
+) -> None:
+    """Refuse a key from now on, for good."""
     record = _keys(context).revoke(key_id)
     say(f"revoked {record.id}")
 
@@ -86,7 +100,7 @@ def _keys(context: typer.Context) -> KeyFile:
     from sealring.gateway.access.keyfile import KeyFile
     from sealring.mesh.member.state import is_enrolled
 
-    folder = load_settings(context, "gateway").settings.state_dir
+    folder = load_settings(context).settings.state_dir
     if not is_enrolled(folder):
         say(f"note: no gateway has been enrolled in {folder} yet")
     return KeyFile(folder)

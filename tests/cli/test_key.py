@@ -1,4 +1,4 @@
-"""`sealring keys`, as a user runs it."""
+"""`sealring key`, as a user runs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 def test_keys_are_made_listed_and_revoked(sealring: Any, here: Any, home: Path) -> None:
     state = home / "gw"
-    made = sealring("keys", "create", "--state-dir", str(state), "--label", "laptop", "--days", "3")
+    made = sealring("key", "create", "--state-dir", str(state), "--label", "laptop", "--lifetime", "3d")
     assert made.status == 0, made.err
     text = made.out.strip()
     assert text.startswith("srk_")
@@ -18,18 +18,18 @@ def test_keys_are_made_listed_and_revoked(sealring: Any, here: Any, home: Path) 
     assert "from now on it answers no request without one" in made.err
     key_id = text.split("_")[1]
     both = ("--scope", "inference", "--scope", "read")
-    second = here("keys", "create", "--state-dir", str(state), *both, "--json")
+    second = here("key", "create", "--state-dir", str(state), *both, "--json")
     assert "from now on" not in second.err
     other = second.data
     assert other["scopes"] == ["inference", "read"]
     assert "hash" not in other
-    listed = here("keys", "list", "--state-dir", str(state), "--json").data
+    listed = here("key", "list", "--state-dir", str(state), "--json").data
     assert [one["id"] for one in listed] == [key_id, other["id"]]
     assert listed[0]["label"] == "laptop"
     assert listed[0]["expires"] - listed[0]["created"] == 3 * 86_400
     assert listed[1]["expires"] == 0
-    assert here("keys", "revoke", key_id, "--state-dir", str(state)).status == 0
-    table = here("keys", "list", "--state-dir", str(state)).out.splitlines()
+    assert here("key", "revoke", key_id, "--state-dir", str(state)).status == 0
+    table = here("key", "list", "--state-dir", str(state)).out.splitlines()
     assert table[1].endswith("revoked")
     assert table[2].endswith("usable")
     assert stat.S_IMODE((state / "keys.json").stat().st_mode) == 0o600
@@ -38,8 +38,8 @@ def test_keys_are_made_listed_and_revoked(sealring: Any, here: Any, home: Path) 
 
 def test_what_is_refused(here: Any, home: Path) -> None:
     state = str(home / "gw")
-    unknown = here("keys", "revoke", "nothing", "--state-dir", state)
+    unknown = here("key", "revoke", "nothing", "--state-dir", state)
     assert unknown.status != 0
     assert "[NO_SUCH_KEY]" in unknown.err
-    assert here("keys", "create", "--scope", "root", "--state-dir", state).status == 2
-    assert "[BAD_LABEL]" in here("keys", "create", "--label", "x" * 99, "--state-dir", state).err
+    assert here("key", "create", "--scope", "root", "--state-dir", state).status == 2
+    assert "[BAD_LABEL]" in here("key", "create", "--label", "x" * 99, "--state-dir", state).err

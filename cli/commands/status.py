@@ -1,0 +1,68 @@
+"""`sealring status`: the cluster at a glance."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from sealring.cli.command import ADMIN, command
+from sealring.cli.commands.deployment import print_deployments
+from sealring.cli.members import print_gateways, print_nodes, why_idle
+from sealring.cli.operator import Admin, run_admin
+from sealring.cli.output import clear_screen, plain, print_data, print_json
+from sealring.cli.words import AsJson
+
+app = typer.Typer()
+
+_WATCH_SECONDS = 2.0
+
+
+@command(app, example="sealring status --watch", section="cli", fields=ADMIN, rich_help_panel="Look")
+def status(
+    context: typer.Context,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="show it again every 2 seconds, until Ctrl-C")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the nodes, the gateways and the rings.
+
+    Of each node that is in no ring it says why.
+    """
+
+    async def work(admin: Admin) -> None:
+        while True:
+            found = await look(admin)
+            if watch and not as_json:
+                clear_screen()
+            show(found, as_json=as_json)
+            if not watch:
+                return
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    run_admin(context, work)
+
+
+async def look(admin: Admin) -> dict[str, Any]:
+    """Nodes, each with why it is `idle`, gateways, and deployments with their rings, as JSON data."""
+    from sealring.v1 import admin_pb2
+
+    known = plain(await admin.call("ListNodes", admin_pb2.ListNodesRequest()))
+    listed = plain(await admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest()))
+    deployments = listed["deployments"]
+    nodes = [{**node, "idle": why_idle(node, deployments)} for node in known["nodes"]]
+    return {"nodes": nodes, "gateways": known["gateways"], "deployments": deployments}
+
+
+def show(found: dict[str, Any], *, as_json: bool) -> None:
+    """What `look` found, as one JSON document or as tables."""
+    if as_json:
+        print_json(found)
+        return
+    print_nodes(found["nodes"])
+    print_data("")
+    print_gateways(found["gateways"])
+    print_data("")
+    print_deployments(found["deployments"])
