@@ -28,7 +28,6 @@ REVIEWED_READERS = {
     "mesh/system/config.py",
     "mesh/system/paths.py",
     "node/carrier/ring.py",  # sets what MLX reads
-    "node/engine/device.py",  # likewise
     "node/engine/nvidia.py",  # likewise
     "node/main.py",  # likewise
     "node/scratch.py",  # likewise
