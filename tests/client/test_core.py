@@ -12,6 +12,7 @@ from sealring.client.core import ClientCore
 from sealring.client.question import Question, text_prompt
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.trust.levels import MAX_SCORE
+from sealring.v1 import inference_pb2 as inference
 
 FAR = "gateway.example:7710"
 NEAR = "127.0.0.1:7710"
@@ -90,6 +91,19 @@ def test_a_question_is_what_was_asked(kind: str) -> None:
     assert len(first.prefix_salt) == 32
     assert first.prefix_salt == second.prefix_salt != client().chat(MESSAGES).prefix_salt
     assert first.affinity != second.affinity
+
+
+def test_a_roster_is_fetched_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(core.time, "monotonic", lambda: now[0])
+    asked = client()
+    monkeypatch.setattr(asked._verifier, "verify", lambda response: "roster")
+    assert asked._recent() is None
+    view = asked._verify(inference.GetRosterResponse())
+    assert view.roster == "roster"
+    for later, kept in ((0.0, True), (core.ROSTER_SECONDS, True), (core.ROSTER_SECONDS + 0.01, False)):
+        now[0] = 100.0 + later
+        assert asked._recent() is (view if kept else None)
 
 
 def test_what_is_left_out_asks_for_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import stat
 import tarfile
 from pathlib import Path
@@ -124,6 +125,19 @@ def test_a_backup_is_private_whole_and_never_overwritten(site: Site) -> None:
     assert "root.key" not in names
     with pytest.raises(AlreadyExists):
         backup(site.settings, site.file, clock=site.clock)
+
+
+def test_a_backup_is_on_the_disk_when_it_is_done(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    sync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr("sealring.coordinator.backup.os.fsync", noting)
+    backup(site.settings, site.file, clock=site.clock)
+    assert site.file.stat().st_ino in synced
 
 
 def test_where_there_is_no_state_there_is_nothing_to_back_up(site: Site) -> None:

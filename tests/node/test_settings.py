@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sealring.node.settings import NodeSettings
+from sealring.node.settings import NodeSettings, default_name
 
 
 def test_the_defaults_are_safe() -> None:
@@ -45,3 +45,41 @@ def test_what_is_advertised() -> None:
     far = NodeSettings(listen="0.0.0.0:80", advertise=["mac.local:80", "10.0.0.1:80"])
     assert far.advertised(80) == ("mac.local:80", "10.0.0.1:80")
     assert Path(NodeSettings().state_dir).is_absolute()
+
+
+def test_limits_are_taken_and_what_is_beyond_them_is_not() -> None:
+    folder = Path("/models")
+    for good, bad in (
+        ({"memory_limit": 64 << 20}, {"memory_limit": (64 << 20) - 1}),
+        ({"models": [folder] * 32}, {"models": [folder] * 33}),
+        ({"advertise": ["a:1"] * 8}, {"advertise": ["a:1"] * 9}),
+        ({"ring_host": "10.0.0.1"}, {"ring_host": "224.0.0.1"}),
+        ({"enclave_helper": folder}, {"enclave_helper": Path("helper")}),
+        ({"device_attestation": folder}, {"device_attestation": Path("chain.pem")}),
+    ):
+        NodeSettings(**good)
+        with pytest.raises(ValidationError):
+            NodeSettings(**bad)
+    made = NodeSettings()
+    assert (made.memory_limit, made.hybrid_sealing_key, made.enclave_helper) == (None, False, None)
+    with pytest.raises(ValidationError):
+        made.name = "other"
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("Jane's MacBook.local", "jane-s-macbook"),
+        ("-mac-", "mac"),
+        ("a" * 70, "a" * 63),
+        ("a" * 62 + "-b", "a" * 62),
+        ("\u30de\u30c3\u30af", "node"),
+        ("", "node"),
+    ],
+)
+def test_a_node_is_called_as_its_machine_as_far_as_that_is_a_name(
+    monkeypatch: pytest.MonkeyPatch, host: str, name: str
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    assert default_name() == name
+    assert NodeSettings().name == name

@@ -69,3 +69,42 @@ async def test_a_knock_finds_who_listens() -> None:
         await asyncio.wait((knocking,))
         with visitor:
             assert await asyncio.get_running_loop().sock_recv(visitor, 1) == b""
+
+
+@pytest.mark.parametrize(("port", "knocks"), [(-1, 0), (0, 0), (1, 1), (65535, 1), (65536, 0)])
+async def test_nobody_knocks_where_there_is_no_port(
+    monkeypatch: pytest.MonkeyPatch, port: int, knocks: int
+) -> None:
+    tried: list[int] = []
+
+    class Visitor:
+        def __enter__(self) -> Visitor:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def setblocking(self, flag: bool) -> None: ...
+
+        def connect_ex(self, address: tuple[str, int]) -> None:
+            tried.append(address[1])
+
+        def getpeername(self) -> None: ...
+
+    monkeypatch.setattr(daemon_carrier.socket, "socket", Visitor)
+    monkeypatch.setattr(daemon_carrier, "_KNOCK_PAUSE", 0.0)
+    knocking = asyncio.create_task(daemon_carrier._knock(port))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert knocking.done() == (not knocks)
+    knocking.cancel()
+    await asyncio.wait((knocking,))
+    assert tried == [port] * knocks
+
+
+async def test_a_knock_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = Silent(until=10**9)
+    monkeypatch.setattr(daemon_carrier.socket, "socket", silent)
+    monkeypatch.setattr(daemon_carrier, "_KNOCK_PAUSE", 0.0)
+    monkeypatch.setattr(daemon_carrier, "_KNOCK_SECONDS", 0.001)
+    await daemon_carrier._knock(4242)
+    assert silent.closed == silent.attempts

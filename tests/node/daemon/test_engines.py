@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
+from patience import until
 
-from sealring.mesh.errors import DeadlineExceeded, NotFound
+from sealring.mesh.errors import DeadlineExceeded, InvalidInput, NotFound
 from sealring.node.daemon import engines as daemon_engines
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.memory import MemoryMeter
@@ -73,6 +75,8 @@ class ScriptedEngine:
         self.stage: str | None = None
         self.profiled: list[str] = []
         self.hangs = self.cpu = False
+        self.figures: Any = None
+        self.loaded: Any = None
         self.ends = asyncio.Event()
         self.ends.set()
         self.started.append(self)
@@ -146,3 +150,61 @@ async def test_who_stops_all_engines_waits_for_one_that_is_being_dropped(keeper:
     assert not stopping.done()
     engine.ends.set()
     await stopping
+
+
+async def test_what_was_measured_is_known_until_it_changes_and_so_many_are(
+    keeper: EngineKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_engines, "_MAX_PROFILES", 2)
+
+    async def measured(name: str) -> int:
+        assert await keeper.profile(name) == "profile"
+        return len(ScriptedEngine.started[0].profiled)
+
+    assert [await measured(name) for name in ("one", "one", "two", "one", "three", "two", "three")] == [
+        *(1, 1, 2, 2, 3, 3, 3)
+    ]
+    assert await measured("one") == 4, "the oldest went first"
+    (tmp_path / "one" / "config.json").write_text('{"changed": true}')
+    assert await measured("one") == 5
+    await keeper.stop()
+
+
+@pytest.mark.parametrize(("name", "reason"), [("", "BAD_MODEL_NAME"), ("x" * 1025, "BAD_MODEL_NAME")])
+async def test_a_model_has_a_name(keeper: EngineKeeper, name: str, reason: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        await keeper.find(name)
+    assert (raised.value.reason, raised.value.metadata["param"]) == (reason, "model")
+    with pytest.raises(NotFound):
+        await keeper.find("x" * 1024)
+
+
+async def test_what_the_engine_holds_is_told_while_it_lives(keeper: EngineKeeper) -> None:
+    assert (keeper.memory_used, keeper.stage) == (0, None)
+    await keeper.profile("one")
+    (engine,) = ScriptedEngine.started
+    engine.figures, engine.loaded = SimpleNamespace(memory=5), None
+    assert (keeper.memory_used, keeper.stage) == (5, None)
+    engine.stage, engine.loaded = "layers", SimpleNamespace(weight_bytes=9)
+    assert (keeper.memory_used, keeper.stage) == (9, "layers")
+    engine.figures.memory = 11
+    assert keeper.memory_used == 11
+    engine.alive = False
+    assert (keeper.memory_used, keeper.stage) == (0, None)
+    await keeper.stop()
+
+
+async def test_an_engine_without_weights_is_kept_for_a_while_and_one_with_them_stays(
+    keeper: EngineKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_engines, "_SPARE_SECONDS", 0.001)
+    await keeper.profile("one")
+    (spare,) = ScriptedEngine.started
+    await until(lambda: not spare.alive)
+    await keeper.profile("two")
+    second = ScriptedEngine.started[1]
+    second.stage = "layers"
+    await keeper._drop_spare()
+    assert second.alive
+    await keeper.stop()
+    assert not second.alive

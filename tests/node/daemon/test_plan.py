@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import pytest
@@ -69,7 +70,8 @@ def test_a_ring_of_one_has_no_links(cluster) -> None:
         ({"context": 1}, "PLAN_MISMATCH"),
         ({"epoch": 0}, "BAD_EPOCH"),
         ({"max_rows": 0}, "BAD_EPOCH"),
-        ({"max_rows": 1 << 20}, "BAD_EPOCH"),
+        ({"max_rows": 257}, "BAD_EPOCH"),
+        ({"prefill_chunk": 8193}, "BAD_EPOCH"),
         ({"prefill_chunk": 0}, "BAD_EPOCH"),
         ({"kv_budget": 0}, "BAD_EPOCH"),
         ({"kv_bits": 3}, "BAD_EPOCH"),
@@ -81,6 +83,26 @@ def test_what_does_not_fit_the_roster_is_refused(cluster, changes: dict[str, Any
     with pytest.raises(SealringError) as raised:
         plan_epoch(prepare(roster, **changes), roster, party.id)
     assert raised.value.reason == reason
+
+
+def test_an_epochs_limits_may_be_what_they_are_at_most_and_least(cluster) -> None:
+    party = cluster.party()
+    _, roster = cluster.roster([party])
+    for changes in (
+        {"epoch": 1, "max_rows": 1, "prefill_chunk": 1, "kv_budget": 1, "kv_bits": 0},
+        {"max_rows": 256, "prefill_chunk": 8192, "kv_bits": 8},
+    ):
+        plan = plan_epoch(prepare(roster, **changes), roster, party.id)
+        assert {name: getattr(plan, name) for name in changes} == changes
+
+
+def test_a_strategy_that_is_not_known_is_refused(cluster) -> None:
+    party = cluster.party()
+    _, roster = cluster.roster([party])
+    ring = dataclasses.replace(roster.rings[0], strategy="tensor")
+    with pytest.raises(SealringError) as raised:
+        plan_epoch(prepare(roster), dataclasses.replace(roster, rings=(ring,)), party.id)
+    assert raised.value.reason == "UNSUPPORTED_STRATEGY"
 
 
 def test_a_member_outside_the_ring_has_no_plan(cluster) -> None:
