@@ -18,6 +18,7 @@ from sealring.mesh.system.processes import signal_group
 
 TERM_SECONDS = 6.0
 REAP_SECONDS = 3.0
+MAX_LOG_BYTES = 10 << 20
 _TAIL_LINES = 12
 _TAIL_BYTES = 1 << 14
 
@@ -73,6 +74,7 @@ class Children:
         `environment` is added to what every component gets.
         """
         log = self._log_dir / f"{name}.log"
+        _move_aside(log)
         with log.open("ab") as out:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -148,6 +150,13 @@ class Children:
                 component=child.name,
             )
         )
+
+
+def _move_aside(log: Path) -> None:
+    """A log that has grown large begins anew when its component does; one old one is kept."""
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size > MAX_LOG_BYTES:
+            os.replace(log, log.with_suffix(".log.1"))
 
 
 def tail(log: Path) -> str:

@@ -96,8 +96,10 @@ def choose_first(root: Path, file: Path | None, wishes: Wishes, ask: Ask) -> Cho
 
 
 def choose_other(root: Path, said: Mapping[str, Any], wishes: Wishes, coordinators: Sequence[str]) -> Choices:
-    """For a machine with a node alone, whose coordinator is at one of `coordinators` (host:port); none: as
-    before. `said` is what the user's settings say of a node. Raises as `choose_first`."""
+    """For a machine with a node alone, whose coordinator is at one of `coordinators` (host:port).
+
+    `said` is what the user's settings say of a node. Raises as `choose_first`, and ConfigError (NO_ADDRESS).
+    """
     given = {"node": dict(said)}
     before = {"node": read_settings(settings_file_of(root, "node"), "node")}
     made = Choices()

@@ -170,8 +170,12 @@ def _begin_anew(file: Path | None) -> None:
 def _run(root: Path, said: dict[str, Any], wishes: Wishes) -> None:
     from sealring.cli.choices import choose_other
     from sealring.cli.foreground import run_cluster
+    from sealring.mesh.member.state import load_member_state
 
-    choices = choose_other(root, said, wishes, ())
+    joined = load_member_state(Path(said.get("state_dir", root / "node")))
+    choices = choose_other(root, said, wishes, [joined.coordinator])  # this machine's address may be new
+    for line in choices.said:
+        say(line)
 
     def make(told: Callable[[str], None]) -> OtherMachine:
         from sealring.cli.machines import OtherMachine

@@ -45,6 +45,19 @@ async def test_a_component_that_ends_is_reported_with_its_last_words(children: C
     assert set(children.pids) == {"node-0", "gateway"}
 
 
+async def test_a_large_log_begins_anew_and_the_last_one_is_kept(
+    children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealring.cli.children.MAX_LOG_BYTES", 4)
+    (tmp_path / "node-0.log").write_text("large")
+    (tmp_path / "node-1.log").write_text("tiny")
+    for name in ("node-0", "node-1"):
+        await children.start(name, ["import time; print(' new', flush=True); time.sleep(60)"])
+    assert await read_when_written(children.logs["node-0"]) == " new\n"
+    assert await read_when_written(children.logs["node-1"]) == "tiny new\n"
+    assert (tmp_path / "node-0.log.1").read_text() == "large"
+
+
 async def test_one_component_gets_an_environment_of_its_own(children: Children) -> None:
     show = "import os, time; print(os.environ.get('CUDA_VISIBLE_DEVICES'), flush=True); time.sleep(60)"
     await children.start("node-0", [show], {"CUDA_VISIBLE_DEVICES": "1"})

@@ -10,6 +10,7 @@ import pytest
 
 from sealring.cli import choices
 from sealring.cli.choices import Choices, Wishes, choose_first, choose_other
+from sealring.cli.commands import up
 from sealring.cli.machines import FirstMachine, OtherMachine
 from sealring.cli.own_address import OwnAddress, address_towards, is_free, own_addresses
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied
@@ -158,6 +159,17 @@ def test_another_machine_takes_its_address_on_the_way_to_the_coordinator(tmp_pat
     assert again.settings == made.settings
 
 
+def test_another_machine_that_has_a_new_address_goes_on_with_that(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    made = choose_other(root, {}, Wishes(), [f"{LOOPBACK}:7701"])
+    root.mkdir()
+    OtherMachine(root, made.settings).write_configs()
+    file = root / "config" / "node.toml"
+    file.write_text(file.read_text().replace(LOOPBACK, "10.254.254.254"))
+    again = choose_other(root, {}, Wishes(), [f"{LOOPBACK}:7700"])
+    assert again.settings == made.settings
+
+
 def test_a_machine_without_a_way_to_the_coordinator_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,3 +190,17 @@ def test_own_addresses_are_this_machines() -> None:
     assert address_towards(LOOPBACK, 1) == LOOPBACK
     with socket.create_server((LOOPBACK, 0)) as taken:
         assert not is_free(LOOPBACK, taken.getsockname()[1])
+
+
+def test_people_are_asked_until_they_name_one_and_scripts_never(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [OwnAddress("10.0.0.1", "en0"), OwnAddress("10.0.1.1", "bridge0")]
+    answers = iter([0, 3, 2])
+    monkeypatch.setattr("typer.prompt", lambda question, **options: next(answers))
+    assert up._ask(found) == found[0], "nobody is there"
+    for stream in ("stdin", "stderr"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
+    assert up._ask(found) == found[1]
+    assert "2  10.0.1.1 (bridge0)" in capsys.readouterr().err
+    assert list(answers) == []
