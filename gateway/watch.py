@@ -15,10 +15,16 @@ import structlog
 
 from sealring.gateway.rings import Rings
 from sealring.mesh.errors import PermissionDenied, SealringError
-from sealring.mesh.member.introduction import Introduced, Introduction, write_first
+from sealring.mesh.member.introduction import (
+    Introduced,
+    Introduction,
+    not_believed,
+    stream_ended,
+    throws_out,
+    write_first,
+)
 from sealring.mesh.member.roster_keeper import RosterKeeper, removed
 from sealring.mesh.rpc.backoff import Backoff
-from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
 from sealring.mesh.system.processes import first_of
 from sealring.v1 import membership_pb2 as membership
@@ -27,7 +33,6 @@ from sealring.v1 import membership_pb2_grpc as membership_grpc
 log = structlog.get_logger()
 
 _TICK_SECONDS = 1.0
-_THROWN_OUT = ("NOT_ENROLLED", "EVICTED", "BANNED")
 
 
 class Watch:
@@ -74,15 +79,7 @@ class Watch:
                 await self._hear(event)
             log.info("coordinator_ended_watch")
         except grpc.RpcError as error:
-            problem = from_rpc_error(error)
-            log.warning(
-                "coordinator_watch_ended",
-                reason=problem.reason,
-                code=problem.code,
-                why=problem.message,
-                hint=problem.hint,
-            )
-            if believed and problem.reason in _THROWN_OUT:
+            if throws_out(stream_ended(error)) and believed:
                 raise removed() from None
         except asyncio.CancelledError:
             if is_own_cancellation():
@@ -91,12 +88,7 @@ class Watch:
         except SealringError as error:
             if believed:
                 raise
-            log.error(
-                "coordinator_not_believed",
-                reason=error.reason,
-                why=error.message,
-                hint=error.hint,
-            )
+            not_believed(error)
         finally:
             if renewing is not None:
                 renewing.cancel()

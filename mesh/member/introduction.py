@@ -10,9 +10,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import structlog
 
 from sealring.mesh.clock import Clock, wall_clock
-from sealring.mesh.errors import DeadlineExceeded
+from sealring.mesh.errors import DeadlineExceeded, SealringError
 from sealring.mesh.member.proof import (
     PROOF_SECONDS,
     CallerProof,
@@ -24,8 +25,11 @@ from sealring.mesh.member.proof import (
     of_coordinator,
 )
 from sealring.mesh.pki.root import RootMetadata, check_root_times
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel
 from sealring.v1 import proof_pb2
+
+log = structlog.get_logger()
 
 
 class Introduction:
@@ -114,6 +118,29 @@ async def introduce(
     proof.check(answer.proof, await verifier(answer.proof))
     await write_first(call, message(proof=await proof.finish(own.sign)))
     return introduced
+
+
+def stream_ended(error: grpc.RpcError) -> SealringError:
+    """Why the coordinator ended a stream, or why there is none; it is in the log then."""
+    problem = from_rpc_error(error)
+    log.warning(
+        "coordinator_stream_ended",
+        reason=problem.reason,
+        code=problem.code,
+        why=problem.message,
+        hint=problem.hint,
+    )
+    return problem
+
+
+def throws_out(problem: SealringError) -> bool:
+    """Whether a coordinator that is believed ends a stream for good with this."""
+    return problem.reason in ("NOT_ENROLLED", "EVICTED", "BANNED")
+
+
+def not_believed(error: SealringError) -> None:
+    """Logs what is wrong with whoever answers in the coordinator's place."""
+    log.error("coordinator_not_believed", reason=error.reason, why=error.message, hint=error.hint)
 
 
 async def write_first(call: Any, message: Any) -> None:

@@ -15,10 +15,15 @@ import grpc.aio
 import structlog
 
 from sealring.mesh.errors import SealringError
-from sealring.mesh.member.introduction import Introduced, Introduction
+from sealring.mesh.member.introduction import (
+    Introduced,
+    Introduction,
+    not_believed,
+    stream_ended,
+    throws_out,
+)
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import to_problem
-from sealring.mesh.rpc.server import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
@@ -27,7 +32,6 @@ log = structlog.get_logger()
 HEARTBEAT_SECONDS = 2.0
 _MAX_OUTBOX = 256
 _GOODBYE_SECONDS = 1.0
-_THROWN_OUT = ("NOT_ENROLLED", "EVICTED", "BANNED")
 
 
 class Listener(Protocol):
@@ -105,23 +109,10 @@ class CoordinatorSession:
                     self._wake.set()
             log.info("coordinator_ended_session")
         except grpc.RpcError as error:
-            problem = from_rpc_error(error)
-            log.warning(
-                "coordinator_session_ended",
-                reason=problem.reason,
-                code=problem.code,
-                why=problem.message,
-                hint=problem.hint,
-            )
-            if believed and problem.reason in _THROWN_OUT:
+            if throws_out(stream_ended(error)) and believed:
                 self._listener.thrown_out()
         except SealringError as error:
-            log.error(
-                "coordinator_not_believed",
-                reason=error.reason,
-                why=error.message,
-                hint=error.hint,
-            )
+            not_believed(error)
         except asyncio.CancelledError:
             if is_own_cancellation():
                 raise

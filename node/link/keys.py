@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 from cryptography.exceptions import InvalidTag
@@ -31,11 +31,10 @@ _NUMBERS = struct.Struct(">QIIIQ")
 
 
 @dataclass(frozen=True)
-class LinkParams:
-    """What one end of a link expects before a handshake: all of it from its own verified roster.
+class LinkContext:
+    """The link that session keys belong to, and which end of it this is.
 
-    `epoch` counts the lives of the ring; the link leads from `from_rank` to `to_rank`, and the end with the
-    lower rank initiates. `roster_hash` is SHA-256 (32 bytes), `peer_key` an uncompressed P-256 point.
+    `epoch` counts the lives of the ring, `roster_hash` is SHA-256 (32 bytes).
     """
 
     cluster: str
@@ -46,6 +45,44 @@ class LinkParams:
     own_rank: int
     roster_version: int
     roster_hash: bytes
+
+    @property
+    def initiates(self) -> bool:
+        """Whether this end speaks first in the handshake."""
+        return self.own_rank == min(self.from_rank, self.to_rank)
+
+    def same_link(self, other: LinkContext) -> bool:
+        """Whether `other` is this end of this link in this epoch, under this or a newer roster."""
+        return (
+            (self.cluster, self.ring, self.epoch) == (other.cluster, other.ring, other.epoch)
+            and (self.from_rank, self.to_rank, self.own_rank)
+            == (other.from_rank, other.to_rank, other.own_rank)
+            and other.roster_version >= self.roster_version
+        )
+
+    def encode(self) -> bytes:
+        """One byte string for it."""
+        numbers = _NUMBERS.pack(self.epoch, self.from_rank, self.to_rank, self.own_rank, self.roster_version)
+        return pack_fields(self.cluster.encode(), self.ring.encode(), numbers, self.roster_hash)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The inverse of `encode`. Raises FormatError."""
+        cluster, ring, numbers, roster_hash = unpack_fields(data, count=4, max_bytes=512)
+        if len(numbers) != _NUMBERS.size or len(roster_hash) != HASH_BYTES:
+            raise FormatError("link context is malformed")
+        epoch, from_rank, to_rank, own_rank, version = _NUMBERS.unpack(numbers)
+        return cls(cluster.decode(), ring.decode(), epoch, from_rank, to_rank, own_rank, version, roster_hash)
+
+
+@dataclass(frozen=True)
+class LinkParams(LinkContext):
+    """What one end of a link expects before a handshake: all of it from its own verified roster.
+
+    `epoch` counts the lives of the ring; the link leads from `from_rank` to `to_rank`, and the end with the
+    lower rank initiates. `peer_key` is an uncompressed P-256 point.
+    """
+
     own_id: str
     peer_id: str
     peer_key: bytes
@@ -97,65 +134,9 @@ class LinkParams:
         )
 
     @property
-    def initiates(self) -> bool:
-        """Whether this end speaks first."""
-        return self.own_rank == min(self.from_rank, self.to_rank)
-
-    @property
     def context(self) -> LinkContext:
         """What stays with the session keys."""
-        return LinkContext(
-            self.cluster,
-            self.ring,
-            self.epoch,
-            self.from_rank,
-            self.to_rank,
-            self.own_rank,
-            self.roster_version,
-            self.roster_hash,
-        )
-
-
-@dataclass(frozen=True)
-class LinkContext:
-    """The link that session keys belong to, and which end of it this is."""
-
-    cluster: str
-    ring: str
-    epoch: int
-    from_rank: int
-    to_rank: int
-    own_rank: int
-    roster_version: int
-    roster_hash: bytes
-
-    @property
-    def initiates(self) -> bool:
-        """Whether this end spoke first in the handshake."""
-        return self.own_rank == min(self.from_rank, self.to_rank)
-
-    def same_link(self, other: LinkContext) -> bool:
-        """Whether `other` is this end of this link in this epoch, under this or a newer roster."""
-        return (
-            (self.cluster, self.ring, self.epoch) == (other.cluster, other.ring, other.epoch)
-            and (self.from_rank, self.to_rank, self.own_rank)
-            == (other.from_rank, other.to_rank, other.own_rank)
-            and other.roster_version >= self.roster_version
-        )
-
-    def encode(self) -> bytes:
-        """One byte string for it."""
-        numbers = _NUMBERS.pack(self.epoch, self.from_rank, self.to_rank, self.own_rank, self.roster_version)
-        return pack_fields(self.cluster.encode(), self.ring.encode(), numbers, self.roster_hash)
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """The inverse of `encode`. Raises FormatError."""
-        cluster, ring, numbers, roster_hash = unpack_fields(data, count=4, max_bytes=512)
-        if len(numbers) != _NUMBERS.size or len(roster_hash) != HASH_BYTES:
-            raise FormatError("link context is malformed")
-        epoch, from_rank, to_rank, own_rank, version = _NUMBERS.unpack(numbers)
-        return cls(cluster.decode(), ring.decode(), epoch, from_rank, to_rank, own_rank, version, roster_hash)
+        return LinkContext(**{each.name: getattr(self, each.name) for each in fields(LinkContext)})
 
 
 @dataclass(frozen=True, repr=False)
