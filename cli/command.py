@@ -8,6 +8,7 @@ cannot be. The settings model is imported only when such a command runs or shows
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -72,7 +73,7 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """Its own arguments and options, then its settings."""
         own = super().get_params(ctx)
-        settings = list(_options(self.section, self.fields)) if self.fields else []
+        settings = _options(self.section, self.fields) if self.fields else []
         return [*own[:-1], *settings, own[-1]]  # the last is --help
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -161,7 +162,8 @@ def config_file(named: Path | None) -> Path | None:
         raise ConfigError(f"cannot read {own}: {error.strerror}", reason="BAD_CONFIG_FILE") from None
 
 
-def _options(section: str, fields: Sequence[str]) -> Iterator[Any]:
+@functools.cache
+def _options(section: str, fields: tuple[str, ...]) -> list[Any]:
     """An option for each field; its value goes to `load_settings` and not to the command."""
 
     def function() -> None: ...
@@ -183,10 +185,11 @@ def _options(section: str, fields: Sequence[str]) -> Iterator[Any]:
     )
     made = typer.Typer(add_completion=False)
     made.command(add_help_option=False)(function)
-    for option in get_command(made).params:
+    options: list[Any] = get_command(made).params
+    for option in options:
         option.expose_value = False
         option.callback = _remember
-        yield option
+    return options
 
 
 def _remember(context: Any, parameter: Any, value: Any) -> None:

@@ -22,6 +22,7 @@ from sealring.mesh.system.paths import default_state_root
 
 PORTS = "ports.json"
 _PREFIX = "sealring-demo-"
+_ELSEWHERE = "elsewhere"
 _YOUNG_SECONDS = 60.0
 """A folder that is younger may belong to a cluster that has not locked it yet."""
 
@@ -38,10 +39,26 @@ def temporary_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def announced(state: Path) -> Iterator[Path]:
+    """`state`, where a local cluster keeps its state for good, among those that `running` finds meanwhile."""
+    with temporary_folder() as note:
+        (note / _ELSEWHERE).write_text(str(state.absolute()), encoding="utf-8")
+        yield state
+
+
 def running() -> list[Path]:
-    """The folders of this user's clusters that run now: of `sealring up`, and local ones that chose none."""
-    folders = [default_state_root(), *_own_folders()]
-    return [folder for folder in folders if (folder / PORTS).is_file() and _is_used(folder)]
+    """The state folders of this user's clusters that run now: of `sealring up`, and of local ones."""
+    used = [folder for folder in (default_state_root(), *_own_folders()) if _is_used(folder)]
+    return [place for place in map(_place, used) if (place / PORTS).is_file()]
+
+
+def _place(folder: Path) -> Path:
+    """Where the state is: in the folder itself, or where its note says."""
+    try:
+        return Path((folder / _ELSEWHERE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return folder
 
 
 def gateway_of(folder: Path) -> str | None:
@@ -53,6 +70,8 @@ def gateway_of(folder: Path) -> str | None:
 
 
 def _is_used(folder: Path) -> bool:
+    if not folder.is_dir():
+        return False
     try:
         with lock_state(folder):
             return False

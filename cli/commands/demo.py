@@ -14,7 +14,7 @@ from sealring.cli.command import command
 from sealring.cli.commands.chat import write_piece
 from sealring.cli.commands.deployment import default_name
 from sealring.cli.foreground import run_cluster, signals_as_exceptions
-from sealring.cli.leftovers import PORTS, temporary_folder
+from sealring.cli.leftovers import PORTS, announced, temporary_folder
 from sealring.cli.local_output import QUESTION, print_ring, print_ways, report
 from sealring.cli.output import Progress, print_json, say
 from sealring.cli.words import AsJson
@@ -108,7 +108,8 @@ def state_folder(chosen: Path | None) -> Iterator[Path]:
             hint="name a new folder with --state",
             reason="BAD_STATE_FOLDER",
         )
-    yield chosen
+    with announced(chosen):
+        yield chosen
 
 
 async def _ask(cluster: LocalCluster, question: str, *, quiet: bool) -> Answer:

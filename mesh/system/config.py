@@ -193,7 +193,7 @@ def kinds_of(annotation: Any) -> set[Any]:
 def _bad_setting(
     error: ValidationError, model: type[BaseModel], section: str, origin: Mapping[str, str]
 ) -> ConfigError:
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors(include_url=False)[0]
     name = str(first["loc"][0]) if first["loc"] else ""
     path = ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing" and len(first["loc"]) == 1:
@@ -206,9 +206,12 @@ def _bad_setting(
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         return unknown(f"setting {name!r} of section [{section}]", name, model.model_fields)
     said = _lower_first(first["msg"].removeprefix("Value error, "))
+    if not name:  # two settings that do not go together, which the model's own check names
+        return ConfigError(f"section [{section}] is refused: {said}", reason="BAD_SETTING")
+    cause = getattr(first.get("ctx", {}).get("error"), "__cause__", None)
     return ConfigError(
         f"setting {path!r} of section [{section}], from {origin.get(name, 'default')}, is refused: {said}",
-        hint=_describe(model, name),
+        hint=cause.hint if isinstance(cause, SealringError) and cause.hint else _describe(model, name),
         reason="BAD_SETTING",
         param=name,
     )

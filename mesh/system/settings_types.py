@@ -29,7 +29,7 @@ def _checked(check: Callable[[str], object]) -> AfterValidator:
         try:
             check(value)
         except SealringError as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(error.message) from error  # its hint is told too
         return value
 
     return AfterValidator(validate)

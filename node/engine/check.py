@@ -179,24 +179,22 @@ def _source(path_or_config: str | Path | dict[str, Any], seed: int) -> _Source:
         config = json.loads(path.read_bytes())
     except OSError as error:
         raise ModelError(
-            f"there is no model folder or configuration {path.name}",
+            f"there is no model folder or configuration {path}",
             reason="MODEL_NOT_FOUND",
             hint="check the path",
         ) from error
     except (ValueError, RecursionError) as error:
         raise ModelError(
-            f"{path.name} is not JSON", reason="BAD_MODEL_CONFIG", hint="give a config.json"
+            f"{path} is not JSON", reason="BAD_MODEL_CONFIG", hint="give a config.json"
         ) from error
     if key:
         if not isinstance(config, dict) or key not in config:
             raise ModelError(
-                f"{path.name} has no configuration {key}", reason="MODEL_NOT_FOUND", hint="check the key"
+                f"{path} has no configuration {key}", reason="MODEL_NOT_FOUND", hint="check the key"
             )
         config = config[key]
     if not isinstance(config, dict):
-        raise ModelError(
-            f"{path.name} is not a JSON object", reason="BAD_MODEL_CONFIG", hint="give a config.json"
-        )
+        raise ModelError(f"{path} is not a JSON object", reason="BAD_MODEL_CONFIG", hint="give a config.json")
     return _random_source(config, seed)
 
 

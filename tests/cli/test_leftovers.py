@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from sealring.cli import leftovers
-from sealring.cli.leftovers import gateway_of, running, temporary_folder
+from sealring.cli.leftovers import announced, gateway_of, running, temporary_folder
 from sealring.mesh.system.lock import lock_state
 
 KILLED = """
 import os, signal
-from sealring.cli.leftovers import gateway_of, running, temporary_folder
+from sealring.cli.leftovers import announced, gateway_of, running, temporary_folder
 with temporary_folder() as folder:
     (folder / "node-0").mkdir()
     (folder / "node-0" / "identity.key").write_text("x")
@@ -90,6 +90,16 @@ def test_what_is_young_or_open_to_others_or_a_link_stays(
     with temporary_folder():
         assert not folder.exists()
         assert (target / "file").exists()
+
+
+def test_a_cluster_with_a_folder_of_its_own_is_found_too(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with announced(state):
+        assert running() == [], "there is nothing yet"
+        state.mkdir()
+        (state / "ports.json").write_text('{"gateway": 4711}')
+        assert running() == [state]
+    assert running() == []
 
 
 def test_a_running_cluster_is_found_by_its_folder(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.system.config import Loaded, load
+from sealring.mesh.system.settings_types import Address
 
 
 class Shape(BaseModel):
@@ -103,6 +104,30 @@ def test_a_bad_file_is_named(file: Path, text: str, reason: str, words: list[str
         assert word in str(caught.value)
     if reason in ("UNKNOWN_SETTING", "BAD_CONFIG_FILE", "BAD_SETTING"):
         assert str(file) in str(caught.value)
+
+
+class Pair(BaseModel):
+    first: Address = "127.0.0.1:1"
+    second: int = 0
+
+    @model_validator(mode="after")
+    def _fit(self) -> Pair:
+        if self.second:
+            raise ValueError("first and second do not go together")
+        return self
+
+
+def test_what_does_not_go_together_is_of_no_one_setting() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Pair, "node", environment={}, flags={"second": 1})
+    assert str(caught.value) == "section [node] is refused: first and second do not go together"
+
+
+def test_a_checks_own_hint_stands_alone() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Pair, "node", environment={}, flags={"first": "nowhere"})
+    assert str(caught.value).count("hint: ") == 1
+    assert caught.value.hint == "for example 127.0.0.1:7700"
 
 
 def test_a_file_that_is_no_text(file: Path) -> None:
