@@ -57,6 +57,7 @@ def folder_of_root(root: Path, path: PurePath) -> Iterator[int]:
             except FileNotFoundError:
                 os.mkdir(place.name, 0o755, dir_fd=here)
                 below = _open(here, place, _FOLDER | os.O_NOFOLLOW)
+                os.fchmod(below, 0o755)  # whatever the umask: the account has to get through
             os.close(here)
             here = below
             _require_ours(here, place)

@@ -43,8 +43,13 @@ def seen(path: Path) -> tuple[int, int]:
     return found.st_uid, stat.S_IMODE(found.st_mode)
 
 
-def test_only_what_the_component_writes_is_its_accounts(root: Path) -> None:
-    make_places(NODE, root, ACCOUNT)
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_only_what_the_component_writes_is_its_accounts(root: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        make_places(NODE, root, ACCOUNT)
+    finally:
+        os.umask(before)
     for parent in ("var", "var/log", LOGS, "usr", "usr/local", "usr/local/var", STATE):
         assert seen(root / parent) == (os.geteuid(), 0o755)
     assert seen(root / STATE / "node") == (ACCOUNT, 0o700)

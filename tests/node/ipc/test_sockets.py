@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -8,12 +9,18 @@ from sealring.node.ipc import sockets
 
 
 def test_both_ends_have_room_as_far_as_the_system_gives_it() -> None:
-    plain, wide = socket.socketpair(), sockets.socket_pair()
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        before = plain[0].getsockopt(socket.SOL_SOCKET, option)
-        assert all(end.getsockopt(socket.SOL_SOCKET, option) > before for end in wide)
-    for end in (*plain, *wide):
-        end.close()
+    options = socket.SO_SNDBUF, socket.SO_RCVBUF
+    plain, wide = (
+        [end.getsockopt(socket.SOL_SOCKET, option) for end in closing(pair) for option in options]
+        for pair in (socket.socketpair(), sockets.socket_pair())
+    )
+    assert min(wide) > max(plain)
+
+
+def closing(pair: tuple[socket.socket, socket.socket]) -> Iterator[socket.socket]:
+    for end in pair:
+        with end:
+            yield end
 
 
 def test_a_system_that_gives_no_more_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
