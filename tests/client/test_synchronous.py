@@ -37,6 +37,20 @@ async def test_streams_and_gives_the_whole(stage: Stage) -> None:
     assert b"capital" not in b"".join(request.SerializeToString() for request in stage.gateway.requests)
 
 
+async def test_a_roster_is_fetched_once_for_many_questions(stage: Stage) -> None:
+    def work(client: Client) -> list[int]:
+        counts = []
+        for ask in (client.complete, client.complete):
+            ask("x").result()
+            counts.append(stage.gateway.fetched)
+        for look in (client.rings, client.models):
+            look()
+            counts.append(stage.gateway.fetched)
+        return counts
+
+    assert await with_client(stage, work) == [1, 1, 1, 1]
+
+
 async def test_refuses_what_the_other_one_refuses(stage: Stage) -> None:
     for settings, error in (
         ({"root_sha256": b"\x00" * 32}, RosterError),

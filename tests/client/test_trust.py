@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from sealring.client.trust import parse_root_sha256
+import pytest
+from rostertest import PaperCluster
+
+from sealring.client import trust
+from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.mesh.crypto.encoding import encode_base32
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.v1 import inference_pb2 as inference
 
 PIN = bytes(range(32))
 
@@ -24,3 +29,34 @@ def test_anything_else_is_refused(value: str | bytes) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_root_sha256(value)
     assert (caught.value.reason, caught.value.metadata["param"]) == ("BAD_ROOT_HASH", "root_sha256")
+
+
+def told(cluster: PaperCluster) -> inference.GetRosterResponse:
+    return inference.GetRosterResponse(roster=cluster.envelope, root_metadata=cluster.root_chain)
+
+
+def test_what_was_verified_is_not_verified_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = PaperCluster(clock=lambda: 1_800_000_000)
+    chains: list[object] = []
+    verify = trust.verify_root_chain
+
+    def noting(*args: object, **more: object) -> object:
+        chains.append(args)
+        return verify(*args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(trust, "verify_root_chain", noting)
+    file = tmp_path / "made" / "roster-state.json"
+    verifier = RosterVerifier(cluster.root.fingerprint, file, clock=lambda: 1_800_000_000)
+    with pytest.raises(SealringError):
+        verifier.verify(inference.GetRosterResponse())
+    chains.clear()
+    first = verifier.verify(told(cluster))
+    assert verifier.verify(told(cluster)) is first
+    cluster.publish()
+    second = verifier.verify(told(cluster))
+    assert (first.version, second.version) == (1, 2)
+    assert len(chains) == 1
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(SealringError):
+        verifier.verify(inference.GetRosterResponse(root_metadata=cluster.root_chain))
+    assert verifier.verify(told(cluster)).version == 2

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import re
+import stat
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -239,3 +242,59 @@ def test_a_draft_that_no_holder_could_read_is_not_written(tmp_path: Path) -> Non
     with pytest.raises(RosterError):
         prepare(made, keys, 1)
     assert not (made.state_dir / ROOT_DRAFT).exists()
+
+
+def test_what_is_made_is_for_its_owner_alone(tmp_path: Path) -> None:
+    made = settings(tmp_path / "new")
+    init(made)
+    open_to_all = settings(tmp_path / "there")
+    open_to_all.state_dir.mkdir(parents=True)
+    open_to_all.state_dir.chmod(0o755)
+    init(open_to_all)
+    for folder in (made.state_dir, open_to_all.state_dir):
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (folder, *folder.iterdir())}
+        public = {name: mode for name, mode in modes.items() if mode not in (0o600, 0o700)}
+        assert public == {"ca.pem": 0o644, "root.dsse": 0o644}
+        assert modes[folder.name] == modes["operator"] == 0o700
+        assert modes["coordinator.lock"] == modes["coordinator.db"] == 0o600
+
+
+def test_a_draft_may_be_carried_to_the_holders_of_keys(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    drafted(made)
+    assert stat.S_IMODE((made.state_dir / ROOT_DRAFT).stat().st_mode) == 0o644
+
+
+def test_a_root_lasts_ten_years(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    init(made, clock=lambda: 1_800_000_000)
+    root = ClusterKeys.load(made, now=1_800_000_000).root
+    assert (root.version, root.expires - root.issued) == (1, 10 * 365 * 86_400)
+
+
+def test_a_cluster_without_a_name_gets_one(tmp_path: Path) -> None:
+    names = set()
+    for number in range(2):
+        made = settings(tmp_path / str(number), cluster="")
+        init(made)
+        names.add(ClusterKeys.load(made, now=time.time()).root.cluster)
+    assert len(names) == 2
+    assert all(re.fullmatch("ring-[a-z2-7]{8}", name) for name in names)
+
+
+@pytest.mark.parametrize("where", ["mkdir", "keys", "store"])
+def test_a_folder_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    target = {
+        "mkdir": "sealring.coordinator.init.Path.mkdir",
+        "keys": "sealring.coordinator.init.ClusterCA.create",
+        "store": "sealring.coordinator.init.Store.create",
+    }[where]
+    monkeypatch.setattr(target, full)
+    with pytest.raises(ConfigError, match="no space left on device") as caught:
+        init(settings(tmp_path))
+    assert caught.value.reason == "STATE_UNWRITABLE"

@@ -180,6 +180,24 @@ def test_tokens_are_unpacked_as_they_come() -> None:
     inbox.join(200)
 
 
+def test_what_was_announced_is_not_taken_in_after_the_end() -> None:
+    seen: list[int] = []
+    channel, taken = Channel(), threading.Event()
+
+    def take(record: Incoming, data: memoryview) -> None:
+        seen.append(record.header.step)
+        taken.wait(200)
+
+    inbox = Inbox(channel, take, fail)
+    inbox.announce([record(7), record(8)])
+    for number in (7, 8):
+        channel.arriving.put(Received(number))
+    inbox.end()
+    taken.set()
+    inbox.join(200)
+    assert seen in ([], [7])
+
+
 def test_a_channel_that_ends_is_told() -> None:
     errors: SimpleQueue[BaseException] = SimpleQueue()
     channel = Channel()

@@ -1,0 +1,12 @@
+"""What is told where a gateway or a head tells nothing."""
+
+from __future__ import annotations
+
+from sealring.client.types import Delta, Model, Usage
+
+
+def test_what_is_not_told_is_none() -> None:
+    assert Delta("x", 1) == Delta("x", 1, (), 0)
+    assert Usage(1, 2) == Usage(1, 2, 0)
+    plain = Model("demo", 512, 10, 1)
+    assert (plain.model_type, plain.rows) == ("", 0)
