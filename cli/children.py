@@ -145,7 +145,7 @@ class Children:
         future.set_exception(
             Unavailable(
                 f"the {child.name} ended by itself with {how}; the end of {child.log}:\n{tail(child.log)}",
-                hint="its whole log is there, of a demo with --state",
+                hint="its whole log is there, of a demo with --state-dir",
                 reason="COMPONENT_ENDED",
                 component=child.name,
             )

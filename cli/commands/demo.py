@@ -38,7 +38,7 @@ def demo(
     as_json: AsJson = False,
     nodes: Nodes = 3,
     question: Annotated[str, typer.Option(help="what the model is asked")] = QUESTION,
-    state: Annotated[
+    state_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="keep the state here [default: a temporary folder]")
     ] = None,
     model: Annotated[Path | None, typer.Option(metavar="PATH", help="[default: the bundled model]")] = None,
@@ -71,7 +71,7 @@ def demo(
         if not once:
             print_ways(cluster)
 
-    with state_folder(state) as chosen:
+    with state_folder(state_dir) as chosen:
 
         def make(say: Callable[[str], None]) -> LocalCluster:
             from sealring.cli.cluster import LocalCluster
@@ -105,7 +105,7 @@ def state_folder(chosen: Path | None) -> Iterator[Path]:
     if foreign or (chosen.exists() and not chosen.is_dir()):
         raise ConfigError(
             f"{chosen} is not empty and holds no local cluster",
-            hint="name a new folder with --state",
+            hint="name a new folder with --state-dir",
             reason="BAD_STATE_FOLDER",
         )
     with announced(chosen):

@@ -28,7 +28,7 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="go on with what is written, until Ctrl-C")
     ] = False,
-    state: Annotated[
+    state_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR", help="state folder of a local cluster [default: those that run, and services]"
@@ -41,13 +41,13 @@ def logs(
     """
     from sealring.cli.logfiles import Tail, find_logs
 
-    found = find_logs(state, component or [])
+    found = find_logs(state_dir, component or [])
     if not found:
         whose = ", ".join(component or ["any component"])
-        where = "on this machine" if state is None else f"in {state}"
+        where = "on this machine" if state_dir is None else f"in {state_dir}"
         raise NotFound(
             f"there is no log of {whose} {where}",
-            hint="name the state folder of a local cluster: --state",
+            hint="name the state folder of a local cluster: --state-dir",
             reason="NO_LOG",
         )
     width = max(map(len, found))

@@ -30,11 +30,11 @@ def write(folder: Path, **logs: str) -> Path:
 
 def test_the_last_lines_of_each_component(here: Any, home: Path) -> None:
     write(home / "state", node_0="a\nb\nc\n", node_1="x\n", gateway="g\x1b[2J\n")
-    shown = here("logs", "--state", "state", "-n", "2")
+    shown = here("logs", "--state-dir", "state", "-n", "2")
     assert shown.out.splitlines() == ["gateway | g?[2J", "node-0  | b", "node-0  | c", "node-1  | x"]
-    assert here("logs", "--state", "state", "--component", "node-1").out == "x\n"
-    assert here("logs", "--state", "state", "--component", "node", "-n", "1").out.count("|") == 2
-    nothing = here("logs", "--state", "state", "--component", "nod")
+    assert here("logs", "--state-dir", "state", "--component", "node-1").out == "x\n"
+    assert here("logs", "--state-dir", "state", "--component", "node", "-n", "1").out.count("|") == 2
+    nothing = here("logs", "--state-dir", "state", "--component", "nod")
     assert (nothing.status, "nod in state" in nothing.err) == (3, True)
 
 
@@ -83,5 +83,5 @@ def test_following_goes_on_until_ctrl_c(here: Any, home: Path, monkeypatch: pyte
             opened.write(text)
 
     monkeypatch.setattr(logs, "pause", pause)
-    done = here("logs", "--state", "state", "--follow")
+    done = here("logs", "--state-dir", "state", "--follow")
     assert (done.status, done.out) == (130, "first\nsecond\nthird\n")

@@ -16,7 +16,7 @@ SEALRING = Path(sys.executable).with_name("sealring")
 
 
 def test_demo_once_prints_one_json_object(tmp_path):
-    command = [SEALRING, "demo", "--once", "--json", "--state", tmp_path / "state"]
+    command = [SEALRING, "demo", "--once", "--json", "--state-dir", tmp_path / "state"]
     done = subprocess.run(command, capture_output=True, check=True)
     shown = json.loads(done.stdout)
     wanted = {"answer", "prompt_tokens", "completion_tokens", "ttft_s", "tok_s", "suite", "min_trust", "ring"}

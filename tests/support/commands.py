@@ -18,9 +18,12 @@ _SHOWN = re.compile(r"(?:^ *|[`&|;>] *|\$ ?|bin/)sealring ((?:[^`#\n\\&|]|\\\n)+
 _SAID = re.compile(r"(?:^|[`:;,(]|\b(?:see|run|then|type)) ?sealring ([a-z][a-z-]*(?: [a-z][a-z-]*)?)")
 
 
+_ROOT: Any = get_command(app)
+
+
 def commands() -> dict[str, Any]:
     """Every command by its words, for example "node join"."""
-    return dict(_commands(get_command(app), ()))
+    return dict(_commands(_ROOT, ()))
 
 
 def _commands(group: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
@@ -31,13 +34,24 @@ def _commands(group: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
             yield " ".join((*words, name)), one
 
 
+def help_of(name: str) -> str:
+    """What `sealring NAME --help` prints."""
+    command = _ROOT
+    context = command.make_context("sealring", [], resilient_parsing=True)
+    for word in name.split():
+        command = command.commands[word]
+        context = command.make_context(word, [], parent=context, resilient_parsing=True)
+    text: str = command.get_help(context)
+    return text
+
+
 def parse(line: str) -> None:
     """Has the command line `sealring LINE` parsed and not run; arguments may be missing.
 
     Raises typer's UsageError for a command, an option or a value that there is not.
     """
     words = shlex.split(line)
-    command: Any = get_command(app)
+    command = _ROOT
     context = None
     try:
         while True:
