@@ -136,7 +136,7 @@ class Suite:
         total = hashlib.sha256(repr((sys.version, self._package, self._files)).encode())
         total.update(f"\0{_OPTIONS}{_AT_START}{_WATCHING}".encode())
         for path in sorted(self._folder.rglob("*")):
-            if path.is_file() and path.suffix != ".pyc":
+            if path.is_file() and path.suffix != ".pyc" and ".git" not in path.parts:
                 total.update(f"{path.relative_to(self._folder)}\0".encode())
                 total.update(hashlib.sha256(path.read_bytes()).digest())
         return total.hexdigest()
@@ -350,6 +350,8 @@ def copy_tree(folder: Path) -> None:
             shutil.copy(ROOT / name, folder / name)
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
     compileall.compile_dir(folder, quiet=2, invalidation_mode=mode)
+    for ask in (["init", "-q"], ["add", "-A"]):  # there are tests that ask git what there is
+        subprocess.run(["git", *ask], cwd=folder, capture_output=True, check=True, timeout=60)
     _make_python(folder)
 
 

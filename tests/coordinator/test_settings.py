@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from sealring.coordinator.settings import CoordinatorSettings
+from sealring.mesh.trust.levels import TrustLevel
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,6 @@ def test_what_names_no_host_or_every_host_is_refused(fields: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("field", "low", "default", "high"),
     [
-        ("trust_floor", 1, 10, 30),
         ("roster_lifetime", 2, 720, 900),
         ("certificate_lifetime", 300, 86_400, 2_592_000),
         ("heartbeat_timeout", 0.2, 6, 60),
@@ -85,6 +85,7 @@ def test_lists_are_bounded_and_settings_are_not_changed() -> None:
         CoordinatorSettings(advertise=[label + "a"])
     made = CoordinatorSettings()
     assert not made.software_identity_allowed
+    assert made.trust_floor is TrustLevel.SOFTWARE
     with pytest.raises(ValidationError):
         made.cluster = "other"
 

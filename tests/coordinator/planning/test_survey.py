@@ -12,6 +12,7 @@ from sealring.coordinator.planning.profiles import Answer
 from sealring.coordinator.planning.survey import Survey
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import Conflict, FailedPrecondition, NotFound, Unavailable
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import admin_pb2
 from tests.coordinator.conftest import small_profile
 
@@ -75,7 +76,7 @@ def make(
 
 
 def test_the_clusters_floor_is_the_lowest() -> None:
-    made = make([], [], floor=20)
+    made = make([], [], floor=TrustLevel.SELF_SIGNED)
     for asked, floor in ((0, 20), (19, 20), (21, 21)):
         spec = admin_pb2.DeploymentSpec(name="demo", model="demo", trust_floor=asked)
         assert made.check(spec).trust_floor == floor

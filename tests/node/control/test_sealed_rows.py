@@ -344,3 +344,26 @@ def test_a_gateway_cannot_change_the_number_of_choices() -> None:
     row, _ = head.seal(choices=2)
     with pytest.raises(EnvelopeError, match="choices"):
         head.unsealer.open(row, head.plan)
+
+
+@pytest.mark.parametrize(
+    ("size", "length"),
+    [
+        *((0, None), (1, None), (2, None), (3, 1), (129, 127), (130, None), (131, 128)),
+        *((16_386, 16_383), (16_387, None), (16_388, 16_384), ((1 << 21) + 3, (1 << 21) - 1)),
+        ((1 << 21) + 4, None),
+    ],
+)
+def test_padding_takes_exactly_so_many_bytes_or_cannot(size: int, length: int | None) -> None:
+    assert sealed_rows._field_length(size) == length
+    if length is not None:
+        assert inference.SealedDelta(padding=bytes(length)).ByteSize() == size
+
+
+def test_a_delta_is_padded_to_the_next_multiple_that_there_is() -> None:
+    for text in range(200):
+        plain = inference.SealedDelta(text="x" * text)
+        made = len(sealed_rows._padded(inference.SealedDelta(text="x" * text)))
+        assert made % CHUNK_BYTES == 0
+        missing = -plain.ByteSize() % CHUNK_BYTES
+        assert made - plain.ByteSize() == missing + CHUNK_BYTES * (missing in (1, 2))
