@@ -1,6 +1,7 @@
 import asyncio
 import secrets
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -453,6 +454,85 @@ def test_reframing_never_lets_a_second_field_through(tail: bytes) -> None:
         assert type(error).__name__ == "DecodeError"  # noqa: PT017
         return
     assert command.WhichOneof("command") == "step"
+
+
+def test_a_length_has_at_most_five_bytes() -> None:
+    assert reframe(b"\x22" + b"\x80" * 4 + b"\x00", b"\x3a") == b"\x3a" + b"\x80" * 4 + b"\x00"
+    for message in (b"\x22" + b"\x80" * 5 + b"\x00", b"\x22\x80", b"\x22", b"", b"\x22\x01", b"\x22\x00x"):
+        with pytest.raises(InvalidInput) as raised:
+            reframe(message, b"\x3a")
+        assert raised.value.reason == "BAD_MESSAGE"
+
+
+def stream_of(desk: Desk, renewals: list[Any] | None = None) -> control.GatewayStream:
+    """The part of a stream that needs no connection."""
+    tenure: Any = SimpleNamespace(renew=(renewals if renewals is not None else []).append)
+    return control.GatewayStream("gateway", desk.epoch, desk.unsealer, tenure)
+
+
+async def test_so_many_answers_wait_and_nothing_follows_the_last(monkeypatch) -> None:
+    assert control.MAX_WAITING == 8192
+    monkeypatch.setattr(control, "MAX_WAITING", 2)
+    desk = Desk(0)
+    stream = stream_of(desk)
+    event = engine_pb2.EngineEvent(refused=control_pb2.RowRefused(row=2)).SerializeToString()
+    for faults in ([], [], ["GATEWAY_SLOW"]):
+        stream.row_event(event)
+        assert desk.faults == faults
+    stream.say_goodbye("stopping")
+    stream.say_goodbye("again")
+    stream.row_event(event)
+    written: list[control_pb2.ScheduleResponse] = []
+
+    async def write(message: bytes) -> None:
+        written.append(unpacked(message))
+
+    await stream.answer(write)
+    assert [one.WhichOneof("message") for one in written] == ["refused", "refused", "goodbye"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("LEAVING", "LEAVING"),
+        ("X" * 40, "X" * 40),
+        ("X" * 41, "UNKNOWN"),
+        ("a secret", "UNKNOWN"),
+        ("", "UNKNOWN"),
+    ],
+)
+async def test_a_gateways_goodbye_is_one_word(reason: str, told: str) -> None:
+    stream = stream_of(Desk(0))
+    assert not stream.used
+    assert stream._take(packed(ping=control_pb2.Ping(sequence=1)))
+    assert stream._take(packed(goodbye=membership_pb2.Goodbye(reason=reason))) is False
+    assert (stream.goodbye, stream.used) == (told, False)
+    stream.close()
+
+
+async def test_a_renewal_goes_to_who_checks_it_and_work_to_the_engine() -> None:
+    desk, renewals = Desk(0), []
+    stream = stream_of(desk, renewals)
+    request = control_pb2.ScheduleRequest()
+    request.renewal.SetInParent()
+    assert stream._take(request.SerializeToString())
+    assert renewals == [request.renewal]
+    change = control_pb2.Change(evict=control_pb2.Evict(row=1))
+    step = control_pb2.Step(number=1, changes=[change] * MAX_CHANGES)
+    assert stream._take(packed(step=step))
+    assert (stream.used, desk.engine.work[0].step) == (True, step)
+    desk.epoch.engine = None
+    with pytest.raises(SealringError) as raised:
+        stream._take(packed(step=control_pb2.Step(number=2)))
+    assert raised.value.reason == "EPOCH_ENDED"
+
+
+@pytest.mark.parametrize("fields", [{"open": {}}, {"discard": {"row": 1}}, {"attach": {}}, {}])
+async def test_what_is_not_the_place_of_a_member_is_refused(fields: dict[str, Any]) -> None:
+    stream = stream_of(Desk(1))
+    with pytest.raises(InvalidInput) as raised:
+        stream._take(control_pb2.ScheduleRequest(**fields).SerializeToString())
+    assert raised.value.reason == "BAD_MESSAGE"
 
 
 async def test_a_step_of_very_many_changes_ends_the_epoch_before_anything_is_kept_of_it(connect) -> None:

@@ -280,3 +280,10 @@ async def test_a_new_stream_does_not_begin_with_a_renewal_of_the_last(talk: Any,
     while renewal.certificate != newest.certificate:
         renewal = (await coordinator.hears("renewal")).renewal
     coordinator.proof.check_renewal(renewal, of_identity(coordinator.member))
+
+
+def test_of_very_many_messages_the_oldest_are_lost() -> None:
+    session = CoordinatorSession(None, None, Listener())  # type: ignore[arg-type]
+    for epoch in range(257):
+        session.send(fault(epoch))
+    assert [one.fault.epoch for one in session._outbox] == list(range(1, 257))
