@@ -266,6 +266,17 @@ def test_a_reply_in_clear_is_refused_and_one_that_holds_nothing_is_not_shown() -
         attempt.take(seal({"tokens": 0, "text": "x"}, last=False))
 
 
+def test_what_is_sealed_and_no_delta_is_refused() -> None:
+    attempt = Attempt(question(), CLUSTER.roster, RING, 60.0)
+    to = attempt.request.envelope.sealed_for
+    info = RequestInfo("demo", to.request_id, to.expires, to.roster_hash)
+    reply = CLUSTER.keys["demo-0"].open_request(attempt.request.envelope.sealed, info, ReplayGuard()).reply
+    attempt.take(inference.GenerateResponse(started=inference.Started(ring="demo-0")))
+    with pytest.raises(EnvelopeError) as caught:
+        attempt.take(inference.GenerateResponse(delta=inference.Delta(sealed=reply.seal(b"\xff"))))
+    assert caught.value.reason == "REPLY_OUT_OF_ORDER"
+
+
 def test_four_attempts_and_no_more_and_none_after_something_came() -> None:
     attempts = Attempts(question(timeout=500.0), clock=lambda: 0.0)
     assert not attempts.retrying
