@@ -230,6 +230,7 @@ class EpochSession:
 
     async def attach(self) -> list[control.Attached]:
         """Attaches to every member, in the order of ranks. Raises SealringError."""
+        # All are waited for, so that no attempt is left running when the first failure is raised.
         answers = await asyncio.gather(
             *(stream.attach(self.ring, self.epoch) for stream in self._streams), return_exceptions=True
         )

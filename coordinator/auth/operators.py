@@ -64,6 +64,9 @@ class OperatorAccess:
         except asyncio.CancelledError:
             if task not in self._cut:
                 raise
+            # This cancellation was ours and becomes an error here. Were it not taken back, the task would
+            # still count as cancelled, and a time limit around it would pass the cancellation on instead of
+            # its own TimeoutError.
             task.uncancel()
             raise _revoked() from None
         finally:

@@ -288,6 +288,7 @@ class RingEpochs:
         current, self._epoch = self._epoch, None
         if current is None:
             return []
+        # A report of somebody else's failure while a member is missing: the missing member is the cause.
         if self._missing and not root:
             reason, root = self._offline(list(self._missing)), True
         for member in self._missing:

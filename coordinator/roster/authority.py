@@ -82,6 +82,7 @@ class Authority:
             yield
             draft, stored = self._sign()
             self.audit_seal.renew()
+        # After the commit: nobody is to see a roster that may not be stored in the end.
         self._current, self._roster, self._signed_at = stored, draft, monotonic_clock()
         log.info(
             "roster_published",

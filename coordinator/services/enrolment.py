@@ -198,6 +198,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
 
     def _spend(self, request: membership_pb2.EnrolRequest, role: Role, member: StoredMember) -> None:
         """Token, member, audit entry and roster: all of them or none."""
+        # Spent last, when everything else was right: a join that fails leaves the token usable.
         secret = _secret(request.token_secret)
         with self._authority.change():
             now = self._clock()

@@ -104,6 +104,8 @@ class Database:
 
         Raises Unavailable (STATE_UNWRITABLE) when SQLite cannot write, a full disk for example.
         """
+        # A nested block joins the outer one: a member and the roster that names it are stored together or not
+        # at all.
         if self._depth:
             yield self._connection
             return
@@ -158,6 +160,8 @@ def _take_lock(path: Path) -> int:
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.row_factory = sqlite3.Row
+    # FULL: a roster version or epoch number that was given out before a power failure must not be given out
+    # again.
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "trusted_schema = OFF"):
         connection.execute(f"PRAGMA {pragma}")
     return connection

@@ -47,6 +47,7 @@ class Tokens:
     def spend(self, identifier: str, secret: bytes, role: Role, *, now: float) -> bool:
         """Whether this token was good; it has one use less afterwards. Of many callers, as many get True."""
         with self._database.transaction() as connection:
+            # Check and decrement in one statement: two callers cannot both take the last use.
             spent = connection.execute(
                 "UPDATE tokens SET uses = uses - 1"
                 " WHERE id = ? AND secret_hash = ? AND role = ? AND expires > ? AND uses > 0",

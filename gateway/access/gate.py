@@ -179,6 +179,8 @@ class Gate:
             return record
         check = self._checks.get(tag)
         if check is None:
+            # Before the key is parsed or hashed: hashing is slow on purpose, and guesses must not make the
+            # gateway do it without bound.
             self._attempts.check(peer)
             key = parse_key(_bearer(authorization))
             record = self._records.get(key.id) if key else None
@@ -189,7 +191,10 @@ class Gate:
             check = asyncio.ensure_future(self._check(key, record, tag, peer))
             self._checks[tag] = check
             check.add_done_callback(lambda _: self._checks.pop(tag))
+        # Shielded: requests with the same key wait for one check, and whoever leaves must not cancel it for
+        # the others.
         right = await asyncio.shield(check)
+        # The key may have been revoked while its hash was made.
         self._refresh()
         record = self._recall(tag)
         if not right or record is None:
@@ -244,7 +249,9 @@ class Gate:
 
     def _read(self) -> None:
         if self._file is not None:
+            # The stamp before the content: a change between the two is then read again, and not missed.
             self._stamp = self._file.stamp()
+            # Never back to open: if the file disappears, no key is valid, rather than no key being needed.
             self._required = self._required or self._stamp is not None
             self._records = self._file.read()
             log.debug("api_keys_read", count=len(self._records))

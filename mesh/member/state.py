@@ -115,6 +115,8 @@ def save_root(folder: Path, root: RootMetadata) -> None:
 
 def save_tls(folder: Path, material: TlsMaterial) -> None:
     """Replace key and certificate so that after a crash at any point a matching pair is found."""
+    # The order matters. A crash after the first write leaves the old pair whole. After the second, the new
+    # certificate finds its key under the name of the next one (`_load_pair`). The rename only tidies up.
     write_atomic(folder / _NEXT_TLS_KEY, material.private_key)
     write_atomic(folder / _TLS_CERTIFICATE, to_pem(material.certificate))
     os.replace(folder / _NEXT_TLS_KEY, folder / _TLS_KEY)

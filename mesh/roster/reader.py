@@ -117,6 +117,8 @@ class RosterReader:
             state = RosterState(
                 roster.cluster, roster.root_version, roster.version, roster.hash, roster.issued
             )
+            # Saved before it is used: a machine must still know after a crash every roster that it has acted
+            # on, or an older one could be shown to it then.
             if state != self._state:
                 self._memory.save(state)
                 self._state = state
@@ -141,6 +143,8 @@ class RosterReader:
             return
         ids = {member.id for member in roster.members} | {gateway.id for gateway in roster.gateways}
         if self._own_id not in ids:
+            # This roster is genuine and newer. Going on with the old one would keep an evicted machine in its
+            # ring.
             self._current = None
             raise RosterError(
                 "roster does not hold this machine",

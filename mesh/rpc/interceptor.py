@@ -152,6 +152,8 @@ def _guard_stream(
                     return
                 async with aclosing(responses):
                     async for response in responses:
+                        # Inside the time limit: otherwise a caller that does not read would keep its stream
+                        # when its certificate has expired.
                         yield response
         except Exception as error:
             if requests is not None and _certificates(context):

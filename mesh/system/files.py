@@ -27,6 +27,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    # The rename is durable only once the folder is.
     _sync_folder(path.parent)
 
 
@@ -34,6 +35,7 @@ def create_exclusive(path: Path, data: bytes, *, mode: int = 0o600) -> bool:
     """Create `path` with all of `data`, or leave an existing file alone and return False. Raises OSError."""
     temporary = _write_temporary(path, data, mode)
     try:
+        # A link fails where a file exists; a rename would replace it.
         os.link(temporary, path)
     except FileExistsError:
         return False
@@ -114,6 +116,7 @@ def _sync(descriptor: int) -> None:
 
 def _open_no_follow(path: Path) -> int:
     try:
+        # O_NONBLOCK: a pipe in the secret's place would otherwise hold the process up for ever.
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         raise

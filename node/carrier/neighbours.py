@@ -180,6 +180,8 @@ class _Reception:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             connection.setblocking(False)
+            # Drop the guest that has been here longest: a crowd of silent strangers must not keep the
+            # neighbour out.
             if len(self._guests) >= MAX_GUESTS:
                 self._dismiss(self._guests[0])
             guest = _Guest(connection, time.monotonic() + GUEST_SECONDS)
@@ -224,6 +226,7 @@ class _Reception:
         except OSError:
             connection.close()
             return
+        # The newest counts: a neighbour calls again only when it has given up the connection before.
         if self._neighbour is not None:
             self._neighbour.close()
         self._neighbour = connection

@@ -140,6 +140,7 @@ class RingGroup:
             poll.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in wait(poll, timeout)}
         if self._incoming.fileno() in ready:
+            # Readable with nothing to read means that the other end has closed.
             try:
                 if not self._incoming.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
                     raise _lost()

@@ -348,6 +348,7 @@ class Liveness:
         while not self._child.ended:
             await asyncio.sleep(LOOK_SECONDS)
             worked = stopped_at(self._child.pid)
+            # A child that has used CPU since the last look was stopped only for a moment.
             looks = looks + 1 if worked is not None and worked == seen else 0
             seen = -1.0 if worked is None else worked
             if looks >= STOPPED_LOOKS and not self._child.ended:

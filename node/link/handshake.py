@@ -91,6 +91,7 @@ class _Machine(Uncopyable):
         Raises HandshakeError with a reason for the own log. After that, and after the keys were handed out,
         every call raises.
         """
+        # Over until this message has proved good: an exception of any kind leaves the machine unusable.
         over, self._over = self._over, True
         try:
             if self._clock() >= self._ends:
@@ -138,6 +139,8 @@ class _Machine(Uncopyable):
             raise HandshakeError("peer sent my own identity back", reason="OWN_IDENTITY")
         if not hmac.compare_digest(key, self._params.peer_key):
             raise HandshakeError("peer is not the one that the roster names", reason="WRONG_PEER")
+        # The MAC ties the identity to this session's secret. With the signature alone another member could
+        # pass the session off as its own (identity misbinding, which SIGMA is there to prevent).
         if not hmac.compare_digest(mac, self._mac(role, key, signature)):
             raise HandshakeError("proof's MAC does not verify", reason="BAD_MAC")
         verify(
@@ -240,6 +243,7 @@ class Responder(_Machine):
             raise HandshakeError("ephemeral share has a wrong length", reason="BAD_SHARE")
         if len(hello_nonce) != HELLO_NONCE_BYTES:
             raise FormatError("wrong nonce length")
+        # Before anything is computed with it: a failed attempt uses up its share too.
         self._ledger.claim(share)
         own_share, secret = respond_to_share(suite.group, share)
         nonce = secrets.token_bytes(HELLO_NONCE_BYTES)

@@ -180,6 +180,7 @@ class _Direction(Uncopyable):
             raise RecordError("link is poisoned", reason="LINK_POISONED", cause=self._link.poisoned)
         if session.sequence or session.first_step != _NEVER:
             self._failed(RecordError("link was confirmed before", reason="CONFIRMED_BEFORE"))
+        # Number 0 is the confirmation's, and it is used up before anything is sealed or opened under it.
         session.sequence = 1
         session.first_step = 0
         return session
@@ -238,6 +239,7 @@ class Sealer(_Direction):
         try:
             kind, step, digest, dtype, shape, length = header
             session = self._session if step < self._switch_at else self._switch(step)
+            # The number is used up before any check: whatever fails below, its nonce is never used again.
             sequence = session.sequence
             session.sequence = sequence + 1
             session.bytes += length
@@ -293,6 +295,8 @@ class Opener(_Direction):
         try:
             kind, step, digest, dtype, shape, length = header
             session = self._session if step < self._switch_at else self._switch(step)
+            # The number is used up before any check: whatever fails below, this end accepts no other record
+            # under it.
             sequence = session.sequence
             session.sequence = sequence + 1
             session.bytes += length
