@@ -178,8 +178,7 @@ class _Choice:
     reason: FinishReason | None = None
 
     def told(self) -> Choice:
-        if self.reason is None:
-            raise _cut_off()
+        assert self.reason is not None  # usage is told once all have one
         return Choice("".join(self.texts), self.reason, self.tokens, tuple(self.logprobs))
 
 

@@ -141,6 +141,62 @@ def test_one_request_from_beginning_to_end() -> None:
     assert driver.steps[3].changes[0].evict.row == 1
 
 
+def test_without_an_epoch_requests_wait_and_nothing_is_owed() -> None:
+    scheduler = Scheduler(queue_limit=5)
+    for name in "ab":
+        assert scheduler.submit(Request(name, "", 8, inference.Envelope()), 0.0) == []
+    assert (scheduler.attached, scheduler.used, scheduler.expects_answer) == (False, False, False)
+    assert scheduler.planner is None
+    load = scheduler.load()
+    assert (load.waiting, load.running, load.kv_usage) == (2, 0, 0.0)
+    assert scheduler.kept() == (0, 0)
+    assert scheduler.cancel("a") == scheduler.cancel("nobody") == []
+    assert scheduler.load().waiting == 1
+    for told in (
+        lambda: scheduler.row_opened(1, prompt_tokens=1, params_bytes=1, max_tokens=1),
+        lambda: scheduler.row_refused(1, InvalidInput("x")),
+        lambda: scheduler.step_done(control.StepDone(step=1), 0.0),
+        lambda: scheduler.steps_executed(1),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            told()
+        assert caught.value.reason == "BAD_STEP"
+
+
+def test_an_epoch_is_used_and_owes_answers_once_a_row_is_with_its_head() -> None:
+    scheduler = Scheduler(queue_limit=5)
+    facts = RingFacts((MemberMemory(1, 0, 1 << 40),), 4, 64)
+    assert scheduler.attach(facts) == []
+    assert (scheduler.attached, scheduler.used, scheduler.expects_answer) == (True, False, False)
+    (opened,) = scheduler.submit(Request("a", "", 3, inference.Envelope()), 0.0)
+    assert isinstance(opened, OpenRow)
+    assert (scheduler.used, scheduler.expects_answer) == (True, True)
+    assert (scheduler.load().waiting, scheduler.load().running) == (1, 0)
+    for bad in ({"prompt_tokens": 0, "max_tokens": 1}, {"prompt_tokens": 1, "max_tokens": 0}):
+        with pytest.raises(InvalidInput):
+            scheduler.row_opened(opened.row, params_bytes=1, **bad)
+    assert scheduler.row_opened(99, prompt_tokens=1, params_bytes=1, max_tokens=1) == []
+    actions = scheduler.row_opened(opened.row, prompt_tokens=1, params_bytes=1, max_tokens=1)
+    assert [type(action) for action in actions[:2]] == [Begin, AnnounceStep]
+    assert scheduler.row_opened(opened.row, prompt_tokens=1, params_bytes=1, max_tokens=1) == []
+    assert (scheduler.load().waiting, scheduler.load().running) == (0, 1)
+    assert scheduler.load().kv_usage > 0
+    assert scheduler.expects_answer
+
+
+def test_a_row_that_its_head_refuses_fails_and_leaves_no_trace() -> None:
+    scheduler = Scheduler(queue_limit=5)
+    scheduler.attach(RingFacts((MemberMemory(1, 0, 1 << 40),), 4, 64))
+    (opened,) = scheduler.submit(Request("a", "", 3, inference.Envelope()), 0.0)
+    error = InvalidInput("x", reason="CONTEXT_TOO_LONG")
+    (failed,) = scheduler.row_refused(opened.row, error)
+    assert isinstance(failed, Fail)
+    assert (failed.request.id, failed.error) == ("a", error)
+    assert scheduler.row_refused(opened.row, error) == []
+    assert not scheduler.expects_answer
+    assert (scheduler.load().waiting, scheduler.load().running) == (0, 0)
+
+
 def test_one_token_needs_no_lane() -> None:
     driver = Driver()
     driver.ask("a", max_tokens=1)
