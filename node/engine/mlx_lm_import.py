@@ -28,7 +28,16 @@ def install() -> None:
     spec = importlib.util.find_spec("mlx_lm")
     if spec is None:
         raise ImportError("mlx_lm is not installed", name="mlx_lm")
-    sys.modules["mlx_lm"] = importlib.util.module_from_spec(spec)
+    package: Any = importlib.util.module_from_spec(spec)
+    package.__getattr__ = _of_whole
+    sys.modules["mlx_lm"] = package
+
+
+def _of_whole(name: str) -> Any:
+    """What the package has after all, for others in this process, as `from mlx_lm import load` (PEP 562)."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(import_whole(), name)
 
 
 def import_utils() -> ModuleType:
@@ -47,7 +56,7 @@ def import_whole() -> ModuleType:
     """The whole package, its `__init__` and text side included, for who needs that."""
     install()
     package: Any = sys.modules["mlx_lm"]
-    if not hasattr(package, "load"):
+    if vars(package).pop("__getattr__", None) is _of_whole:
         sys.modules.pop(_UTILS, None)
         with _own_limits():
             package.__spec__.loader.exec_module(package)
