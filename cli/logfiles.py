@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sealring.cli.launchd import COMPONENTS, Service
 from sealring.cli.leftovers import running
+from sealring.cli.output import printable
 from sealring.mesh.errors import PermissionDenied
 
 _CHUNK = 1 << 20
@@ -78,5 +79,4 @@ class Tail:
 
 def _printable(line: bytes) -> str:
     """Without what could steer the terminal."""
-    text = line.decode("utf-8", "replace").rstrip("\r")
-    return "".join(char if char.isprintable() or char == "\t" else "?" for char in text)
+    return printable(line.decode("utf-8", "replace").rstrip("\r"), keep="\t")

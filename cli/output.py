@@ -34,14 +34,24 @@ def write(text: str) -> None:
         raise SystemExit(0) from None
 
 
+def printable(text: str, *, keep: str = "", instead: str = "?") -> str:
+    """Text without what could steer a terminal or turn its letters round, save the characters in `keep`."""
+    return "".join(char if char.isprintable() or char in keep else instead for char in text)
+
+
 def print_json(data: Any) -> None:
-    """One JSON document on standard output, by itself."""
-    write(json.dumps(data, ensure_ascii=False, indent=2) + "\n")
+    """One JSON document on standard output, by itself; what does not print stands there by its number."""
+    text = json.dumps(data, ensure_ascii=False, indent=2)
+    write("".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text) + "\n")
+
+
+def _escaped(char: str) -> str:
+    return json.dumps(char)[1:-1] if char != "\x7f" else "\\u007f"
 
 
 def print_data(text: str) -> None:
-    """A line of data on standard output."""
-    write(text + "\n")
+    """Lines of data on standard output; control characters of others do not reach the terminal."""
+    write(printable(text, keep="\n\t") + "\n")
 
 
 def clear_screen() -> None:
@@ -51,8 +61,7 @@ def clear_screen() -> None:
 
 def say(text: str) -> None:
     """A line for people on standard error; control characters of others do not reach the terminal."""
-    shown = "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
-    sys.stderr.write(shown + "\n")
+    sys.stderr.write(printable(text, keep="\n") + "\n")
     sys.stderr.flush()
 
 
@@ -63,7 +72,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    heading = Text(printable(title, keep="\n"), style="table.title") if title else None
+    table = Table(title=heading, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         numbers = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         table.add_column(column, justify="right" if numbers else "left", overflow="fold")
@@ -84,7 +94,7 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.2f}"
     text = "" if value is None else str(value)
-    return "".join(char if char.isprintable() else "?" for char in text) or "-"
+    return printable(text) or "-"
 
 
 @contextmanager
@@ -121,7 +131,7 @@ class Progress:
         else:
             from rich.text import Text
 
-            self._status.update(Text(what))
+            self._status.update(Text(printable(what)))
 
     def close(self) -> None:
         """Takes the line away."""

@@ -12,7 +12,7 @@ import typer
 
 from sealring.cli.command import command, load_settings
 from sealring.cli.leftovers import gateway_of, running
-from sealring.cli.output import print_json, say, write
+from sealring.cli.output import print_json, printable, say, write
 from sealring.cli.words import AsJson, MinTrust
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.addresses import parse_address
@@ -162,7 +162,7 @@ def chat(
 
 def write_piece(text: str) -> None:
     """Shows a piece of an answer as it comes; what could steer the terminal is left out."""
-    write("".join(char for char in text if char.isprintable() or char in "\n\t"))
+    write(printable(text, keep="\n\t", instead=""))
 
 
 async def _once(gateway: tuple[str, Access], base: Question, question: str, *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from sealring.cli.command import command, config_file, settings_model
 from sealring.cli.exit_codes import CHECK_FAILED
-from sealring.cli.output import print_data, print_json, progress, say
+from sealring.cli.output import print_data, print_json, printable, progress, say
 from sealring.cli.words import AsJson
 from sealring.mesh.system.paths import default_state_root
 
@@ -203,4 +203,4 @@ def _plain_node(node: Node) -> dict[str, Any]:
 
 def _print(shown: list[str]) -> None:
     for line in shown:
-        print_data("".join(char if char.isprintable() else "?" for char in line))
+        print_data(printable(line))

@@ -32,7 +32,10 @@ class Expulsion:
         self._clock = clock
 
     def evict(self, who: StoredMember, actor: str, *, why: str = "") -> None:
-        """It may come back with a new token. `why` is a reason, for the audit log and for the machine."""
+        """It may come back with a new token; what is left of the one that it had is revoked.
+
+        `why` is a reason, for the audit log and for the machine.
+        """
         hint = f"it failed: {why}; " if why else ""
         error = PermissionDenied(
             "this machine was evicted",
@@ -54,7 +57,15 @@ class Expulsion:
         with self._authority.change():
             self._store.members.revoke(revocation)
             self._store.audit.append(revocation.at, actor, action, identifier, {"why": why} if why else {})
+            self._revoke_tokens(identifier, revocation.at, actor)
         self._moves.evicted(identifier)
+
+    def _revoke_tokens(self, identifier: str, at: int, actor: str) -> None:
+        """What is left of the tokens that it joined with: it would come back by them, under any identity."""
+        for token in self._store.audit.tokens_of(identifier):
+            if self._store.tokens.is_open(token):
+                self._store.tokens.revoke(token)
+                self._store.audit.append(at, actor, "revoke_join_token", token, {"joined": identifier})
 
     def _now(self) -> int:
         return int(self._clock())

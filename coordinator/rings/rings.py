@@ -16,10 +16,12 @@ from sealring.coordinator.store import Store
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
+from sealring.mesh.rpc.problem import from_problem, one_line
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, RingState, WatchResponse
 
 _MAX_REASON = 200
+_MAX_WHAT = 64
 _ORDERLY = "GATEWAY_LEFT"
 _OF_OTHERS = {
     _ORDERLY,
@@ -165,7 +167,7 @@ class Rings:
         """A member is under way."""
         running = self._running.get(message.ring)
         if running is not None:
-            what = message.what[:64]
+            what = one_line(message.what, _MAX_WHAT)
             self._apply(
                 message.ring,
                 running.machine.advanced(member, message.epoch, what, message.fraction, self._clock()),
@@ -182,9 +184,9 @@ class Rings:
         running = self._running.get(message.ring)
         if running is None or member not in running.machine.members:
             return
-        problem = message.problem
+        problem = from_problem(message.problem)
         tell = log.info if problem.reason == _ORDERLY else log.warning
-        tell("epoch_fault", ring=message.ring, epoch=message.epoch, member=member, why=problem.reason[:64])
+        tell("epoch_fault", ring=message.ring, epoch=message.epoch, member=member, why=problem.reason)
         reason = f"{running.name_of(member)}: {problem.message or problem.reason}"[:_MAX_REASON]
         root = problem.reason not in _OF_OTHERS
         actions = running.machine.fault(member, message.epoch, reason, self._clock(), root=root)

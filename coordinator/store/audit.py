@@ -70,6 +70,11 @@ class AuditLog:
             for row in (reversed(rows) if newest else rows)
         ]
 
+    def tokens_of(self, member: str) -> list[str]:
+        """The ids of the join tokens that a member has enrolled with."""
+        rows = self._database.rows("SELECT details FROM audit WHERE action = 'enrol' AND subject = ?", member)
+        return sorted({json.loads(row["details"]).get("token_id", "") for row in rows})
+
     def head(self) -> tuple[int, bytes]:
         """Sequence number and hash of the newest entry; (0, FIRST_PREVIOUS) before the first."""
         row = self._database.row("SELECT sequence, hash FROM audit ORDER BY sequence DESC LIMIT 1")

@@ -74,6 +74,10 @@ class Tokens:
                     "there is no such join token", hint="it may be spent or expired", reason="UNKNOWN_TOKEN"
                 )
 
+    def is_open(self, identifier: str) -> bool:
+        """Whether a token is neither used up nor revoked; it may have expired."""
+        return self._database.row("SELECT 1 FROM tokens WHERE id = ?", identifier) is not None
+
     def clear(self) -> None:
         """Forget every token."""
         with self._database.transaction() as connection:

@@ -56,15 +56,21 @@ def from_parts(
 def from_problem(problem: membership_pb2.Problem) -> SealringError:
     """The error of the tree that a problem stands for, no larger than one's own.
 
-    Whoever says it may say anything, and it ends in logs, in what operators list, and in answers.
+    Whoever says it may say anything, and it ends in logs, in what operators list, and in answers: so it is
+    one line, without what steers a terminal.
     """
     return from_parts(
         problem.code,
-        problem.reason[:MAX_VALUE],
-        problem.message[:MAX_MESSAGE],
-        problem.hint[:MAX_MESSAGE],
+        one_line(problem.reason, MAX_VALUE),
+        one_line(problem.message, MAX_MESSAGE),
+        one_line(problem.hint, MAX_MESSAGE),
         bounded(problem.metadata),
     )
+
+
+def one_line(text: str, limit: int) -> str:
+    """What another machine says, as it may stand among one's own words."""
+    return "".join(char if char.isprintable() else " " for char in text[:limit])
 
 
 def bounded(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -9,16 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sealring.mesh.errors import Conflict
+from sealring.mesh.system.files import unwritable
 
 
 @contextmanager
 def lock_state(folder: Path) -> Iterator[None]:
     """Holds the folder until the end of the block; the lock goes with the process, however it ends.
 
-    Makes the folder with mode 0700. Raises Conflict (STATE_IN_USE).
+    Makes the folder with mode 0700. Raises Conflict (STATE_IN_USE), ConfigError (STATE_UNWRITABLE).
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise unwritable(folder, error) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -1,10 +1,23 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from sealring.cli.output import enum_word, moment, plain, print_json, print_table, progress, say, size
+from sealring.cli.output import (
+    Progress,
+    enum_word,
+    moment,
+    plain,
+    print_data,
+    print_json,
+    print_table,
+    progress,
+    say,
+    size,
+)
 from sealring.v1 import admin_pb2, inference_pb2, membership_pb2
 
 
@@ -71,3 +84,35 @@ def test_sizes_and_moments() -> None:
     ]
     assert moment(0) == ""
     assert moment(1_700_000_000).startswith("2023-11-1")
+
+
+HOSTILE = "a\x1b[2J\x9b31m\x7f\u202eb\ud800"
+
+
+@pytest.mark.parametrize("show", [print_data, say, lambda text: print_table(["name"], [[text]], title=text)])
+def test_what_others_say_steers_no_terminal(show: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    show(HOSTILE)
+    captured = capsys.readouterr()
+    shown = (captured.out + captured.err).replace("\n", "")
+    assert shown.startswith("a?[2J?31m??b?")
+    assert shown.isprintable()
+
+
+def test_a_title_is_text_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["name"], [["x" * 40]], title="ring [red]r[/nothing]")
+    assert "ring [red]r[/nothing]" in capsys.readouterr().out
+
+
+def test_json_shows_what_does_not_print_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": HOSTILE})
+    shown = capsys.readouterr().out
+    assert json.loads(shown) == {"a": HOSTILE}
+    assert shown.replace("\n", "").isprintable()
+
+
+def test_what_is_waited_for_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    waiting = Progress("one")
+    waiting._status = SimpleNamespace(update=lambda text: shown.append(text.plain))
+    waiting.update(HOSTILE)
+    assert shown == ["a?[2J?31m??b?"]

@@ -52,8 +52,10 @@ def test_links_and_progress_are_cut() -> None:
     links = [membership_pb2.LinkInfo(from_rank=number) for number in range(3)]
     made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, links=links))
     assert machine.told.pop() == ("prepared", ("a", 4, links[:2], 7.0), {})
-    made.progressed("a", membership_pb2.EpochProgress(ring="r", epoch=4, what="w" * 65, fraction=0.5))
-    assert machine.told.pop() == ("advanced", ("a", 4, "w" * 64, 0.5, 7.0), {})
+    made.progressed(
+        "a", membership_pb2.EpochProgress(ring="r", epoch=4, what="\x1b\n" + "w" * 63, fraction=0.5)
+    )
+    assert machine.told.pop() == ("advanced", ("a", 4, "  " + "w" * 62, 0.5, 7.0), {})
     made.up("a", membership_pb2.EpochUp(ring="r", epoch=4))
     assert machine.told.pop() == ("up", ("a", 4, 7.0), {})
     for told in (made.prepared, made.progressed, made.up, made.faulted):
@@ -66,6 +68,7 @@ def test_links_and_progress_are_cut() -> None:
     [
         ({"reason": "CHILD_ENDED", "message": "m" * 300}, "node-a: " + "m" * 192, True),
         ({"reason": "CHILD_ENDED"}, "node-a: CHILD_ENDED", True),
+        ({"reason": "CHILD_ENDED", "message": "a\nb\x1b[2J"}, "node-a: a b [2J", True),
         ({"reason": "PEER_LOST", "message": "gone"}, "node-a: gone", False),
         ({"reason": "GATEWAY_LEFT", "message": "left"}, "node-a: left", False),
     ],

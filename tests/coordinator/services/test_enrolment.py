@@ -448,3 +448,19 @@ async def test_attempts_to_join_are_counted_whatever_is_wrong_with_them(
         reasons.append(caught.value.reason)
     assert reasons.count("RATE_LIMITED") == 1
     assert reasons[-1] == "RATE_LIMITED"
+
+
+async def test_who_is_thrown_out_does_not_come_back_by_what_is_left_of_its_token(cluster: Cluster) -> None:
+    request = admin_pb2.CreateJoinTokenRequest(role=membership_pb2.ROLE_NODE, uses=16)
+    made, other = [await cluster.call("CreateJoinToken", request) for _ in range(2)]
+    joined = await cluster.join("alpha", token=made.token)
+    await cluster.join("beta", token=other.token)
+    await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=joined.state.peer.id))
+    await refused(cluster.join("alpha", token=made.token))
+    await refused(cluster.join("another", token=made.token))
+    listed = (await cluster.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest())).tokens
+    assert [one.token_id for one in listed] == [other.token_id], "tokens of others stay"
+    entries = (await cluster.call("ListAuditLog", admin_pb2.ListAuditLogRequest())).entries
+    assert (entries[-1].action, entries[-1].subject) == ("revoke_join_token", made.token_id)
+    await cluster.join("alpha")
+    await cluster.call("BanNode", admin_pb2.BanNodeRequest(id=joined.state.peer.id))

