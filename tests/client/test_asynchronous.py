@@ -9,6 +9,8 @@ from rostertest import PaperCluster
 from scriptedgateway import PIECES, ScriptedGateway, Stage
 
 from sealring.client import AsyncClient
+from sealring.client.choice import Loads
+from sealring.client.core import View
 from sealring.mesh.errors import (
     DeadlineExceeded,
     EnvelopeError,
@@ -636,3 +638,57 @@ async def test_what_the_gateway_says_of_a_model_is_told_if_it_can_be_a_name(stag
         async with stage.client() as client:
             (model,) = await client.models()
         assert (model.model_type, model.rows, model.rings) == (told, 7, 1)
+
+
+class Call(list[inference.GenerateResponse]):
+    cancelled = 0
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    async def __aiter__(self) -> AsyncIterator[inference.GenerateResponse]:  # type: ignore[override]
+        for event in list.__iter__(self):
+            yield event
+
+
+class Channel:
+    """Counts how often it is closed, and gives one answer again and again."""
+
+    def __init__(self, cluster: PaperCluster) -> None:
+        self.cluster, self.closed, self.calls = cluster, 0, []
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    def Generate(self, request: Any, **_: Any) -> Call:
+        self.calls.append(Call(ScriptedGateway(self.cluster).reply(request)))
+        return self.calls[-1]
+
+
+async def test_what_is_left_or_closed_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = PaperCluster()
+    client, channel = AsyncClient("127.0.0.1:1", root_sha256=cluster.pin), Channel(cluster)
+    view = View(cluster.roster, inference.GetRosterResponse(), Loads())
+
+    async def held(*, fresh: bool = False) -> View:
+        return view
+
+    monkeypatch.setattr(client, "_view", held)
+    monkeypatch.setattr(client, "_stub", lambda: channel)
+    client._opened = channel  # type: ignore[assignment]
+    async with client as entered:
+        assert entered is client
+        read = client.chat(QUESTION)
+        assert [delta.text async for delta in read] == list(PIECES)
+        left = client.chat(QUESTION)
+        assert (await anext(aiter(left))).text == PIECES[0]
+        assert [call.cancelled for call in channel.calls] == [1, 0]
+        await left.aclose()
+        async with client.chat(QUESTION) as other:
+            await anext(aiter(other))
+            assert [call.cancelled for call in channel.calls] == [1, 1, 0]
+        assert channel.calls[2].cancelled == 1
+        assert channel.closed == 0
+    assert channel.closed == 1
+    await client.close()
+    assert (channel.closed, client._opened) == (1, None)

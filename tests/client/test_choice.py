@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rostertest import PaperCluster
 
 from sealring.client.attempt import Attempts
-from sealring.client.choice import Loads, _deployment, choose_ring
+from sealring.client.choice import MOST, Loads, _deployment, choose_ring
 from sealring.client.question import Question, affinity_of, chat_prompt, text_prompt
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
 from sealring.mesh.prompt.routing import leeway
@@ -174,7 +174,13 @@ def test_without_a_key_the_least_busy_ring_is_taken_for_its_rows() -> None:
         for ring, rows, running in (("demo-0", 2, 2), ("demo-1", 8, 4), ("demo-2", 4, 4), ("demo-3", 2, 2))
     )
     assert {chosen(b"", loads) for _ in range(10)} == {"demo-1"}
+    assert {choose_ring(CLUSTER.roster, "demo", 0, loads).id for _ in range(10)} == {"demo-1"}
     assert chosen(b"", loads, avoid={"demo-1"}) != "demo-1"
     with pytest.raises(FailedPrecondition) as caught:
         choose_ring(CLUSTER.roster, "demo", 21, loads)
     assert (caught.value.metadata["min_trust"], caught.value.reason) == ("20", "TRUST_BELOW_FLOOR")
+
+
+def test_a_key_chooses_among_so_many_rings() -> None:
+    """As at a gateway: the same key finds the same ring through either."""
+    assert MOST == 16

@@ -6,12 +6,13 @@ from typing import Any
 
 import grpc
 import pytest
+from rostertest import PaperCluster
 
 from sealring.client import core
 from sealring.client.core import ClientCore
 from sealring.client.question import Question, text_prompt
 from sealring.mesh.errors import ConfigError, InvalidInput
-from sealring.mesh.trust.levels import MAX_SCORE
+from sealring.mesh.trust.levels import MAX_SCORE, TrustLevel
 from sealring.v1 import inference_pb2 as inference
 
 FAR = "gateway.example:7710"
@@ -115,3 +116,16 @@ def test_what_is_left_out_asks_for_nothing() -> None:
 
 def asked_text(asked: Asked) -> Any:
     return lambda **rest: asked.complete("hello", **rest)
+
+
+def test_what_the_gateway_says_of_rows_is_bounded() -> None:
+    cluster = PaperCluster({"demo-0": TrustLevel.SOFTWARE, "demo-1": TrustLevel.SOFTWARE}, size=1)
+    most = (1 << 32) - 1
+    for rows, told in (((1, 2), 3), ((most, 0), most), ((most, most), most)):
+        serving = {
+            f"demo-{number}": inference.RingLoad(ring=f"demo-{number}", rows=count, model_type="llama")
+            for number, count in enumerate(rows)
+        }
+        found = core._model("demo", cluster.roster, serving)
+        assert (found.rows, found.rings, found.model_type) == (told, 2, "llama")
+    assert core._model("demo", cluster.roster, {}).rings == 0

@@ -3,9 +3,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from rostertest import PaperCluster
 from scriptedgateway import PIECES, ScriptedGateway, Stage
 
 from sealring.client import Client
+from sealring.client.choice import Loads
+from sealring.client.core import View
 from sealring.mesh.errors import EnvelopeError, EpochEnded, FailedPrecondition, RosterError, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
@@ -120,3 +123,64 @@ def test_a_client_that_never_asked_has_nothing_to_close() -> None:
     with Client("127.0.0.1:1", root_sha256="ab" * 32) as client:
         pass
     client.close()
+
+
+CLUSTER = PaperCluster(clock=lambda: 1_800_000_000)
+
+
+class Call(list[inference.GenerateResponse]):
+    cancelled = 0
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+class Channel:
+    """Counts how often it is closed, and gives one answer again and again."""
+
+    def __init__(self) -> None:
+        self.closed, self.calls = 0, []
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def Generate(self, request: Any, **_: Any) -> Call:
+        gateway = ScriptedGateway(CLUSTER)
+        self.calls.append(Call(gateway.reply(request)))
+        return self.calls[-1]
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> tuple[Client, Any]:
+    client, channel = Client("127.0.0.1:1", root_sha256=CLUSTER.pin), Channel()
+    client._opened = channel  # type: ignore[assignment]
+    view = View(CLUSTER.roster, inference.GetRosterResponse(), Loads())
+    monkeypatch.setattr(client, "_view", lambda fresh=False: view)
+    monkeypatch.setattr(client, "_stub", lambda: channel)
+    return client, channel
+
+
+def test_a_reply_that_is_left_ends_its_call_at_once(played: tuple[Client, Any]) -> None:
+    client, channel = played
+    read = client.chat(QUESTION)
+    assert len(list(read)) == len(PIECES)
+    left = client.chat(QUESTION)
+    assert next(iter(left)).text == PIECES[0]
+    assert [call.cancelled for call in channel.calls] == [1, 0]
+    left.close()
+    assert [call.cancelled for call in channel.calls] == [1, 1]
+    with client.chat(QUESTION) as other:
+        next(iter(other))
+        assert channel.calls[2].cancelled == 0
+    assert channel.calls[2].cancelled == 1
+    client.close()
+
+
+def test_a_client_closes_what_it_opened_once(played: tuple[Client, Any]) -> None:
+    client, channel = played
+    with client as entered:
+        assert entered is client
+        assert channel.closed == 0
+    assert channel.closed == 1
+    client.close()
+    assert (channel.closed, client._opened) == (1, None)

@@ -1,0 +1,143 @@
+"""Numbers that machines of one cluster have to agree on: whoever changes one changes the protocol."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from sealring.mesh import clock
+from sealring.mesh.crypto import dsse, encoding, identity, suites
+from sealring.mesh.member import proof
+from sealring.mesh.pki import certificates, root
+from sealring.mesh.prompt import composition, deployment_limits, prefix_names, routing, sealed, validate
+from sealring.mesh.roster import codec, model, reader
+from sealring.mesh.rpc import problem, protocol, server, traces, wire
+
+DAY = 24 * 3600
+
+
+@pytest.mark.parametrize(
+    ("module", "numbers"),
+    [
+        (clock, {"SKEW_SECONDS": 60}),
+        (dsse, {"KEY_BYTES": 32, "SIGNATURE_BYTES": 64, "_MAX_SIGNATURES": 32}),
+        (encoding, {"MAX_INTEGER": 2**63 - 1, "_MAX_DEPTH": 16}),
+        (identity, {"PUBLIC_KEY_BYTES": 65, "ID_LENGTH": 52}),
+        (suites, {"KEY_BYTES": 32, "NONCE_BYTES": 12, "TAG_BYTES": 16}),
+        (proof, {"NONCE_BYTES": 32, "_MAX_PROOF_BYTES": 16 << 10, "_MAX_TRANSCRIPT_BYTES": 2048}),
+        (
+            certificates,
+            {
+                "MAX_CERTIFICATE_BYTES": 1 << 17,
+                "MAX_CSR_BYTES": 4096,
+                "_MAX_LIFETIME_SECONDS": 30 * DAY,
+                "_CA_LIFETIME_SECONDS": 3650 * DAY,
+            },
+        ),
+        (
+            root,
+            {
+                "SPEC_VERSION": 1,
+                "MAX_PAYLOAD_BYTES": 32 << 10,
+                "MAX_CHAIN_LENGTH": 16,
+                "MAX_CHAIN_BYTES": 64 << 10,
+                "_MAX_KEYS": 16,
+                "_MAX_AUTHORITIES": 4,
+                "_MAX_CERTIFICATE_BYTES": 4096,
+            },
+        ),
+        (
+            composition,
+            {
+                "MAX_LANES": 512,
+                "MAX_CHUNKS": 64,
+                "MAX_PARAMS_BYTES": 1 << 20,
+                "MAX_PREFIXES": 1024,
+                "MAX_CHOICES": 8,
+                "MAX_CHANGES": 8192,
+            },
+        ),
+        (
+            deployment_limits,
+            {
+                "MAX_CONTEXT": 1 << 24,
+                "MAX_LAYERS": 1024,
+                "MAX_PREFILL_CHUNK": 8192,
+                "MAX_REPLICAS": 1000,
+                "MAX_ROWS": 256,
+                "MAX_STAGES": 256,
+            },
+        ),
+        (
+            prefix_names,
+            {"BLOCK": 64, "NAME_BYTES": 16, "KEY_BYTES": 32, "MAX_SCOPE_BYTES": 512, "MAX_SALT_BYTES": 64},
+        ),
+        (routing, {"SECRET_BYTES": 32, "SHORTEST": 256, "MOST_LEEWAY": 4, "_KEY_BYTES": 8, "_MESSAGES": 8}),
+        (
+            sealed,
+            {
+                "REQUEST_ID_BYTES": 16,
+                "MAX_REQUEST_BYTES": 8 << 20,
+                "MAX_CHUNK_BYTES": 1 << 20,
+                "MAX_LIFETIME_SECONDS": 3600,
+            },
+        ),
+        (
+            validate,
+            {
+                "MAX_MESSAGES": 4096,
+                "MAX_CONTENT_BYTES": 4 << 20,
+                "MAX_STOPS": 16,
+                "MAX_STOP_CHARACTERS": 256,
+                "MAX_TOP_K": 1 << 20,
+                "MAX_REPETITION_CONTEXT_SIZE": 4096,
+                "MAX_LOGIT_BIASES": 300,
+                "MAX_TOKEN_ID": 2**31 - 1,
+                "MAX_LOGPROBS": 20,
+                "MAX_TOKENS": 2**31 - 1,
+                "MAX_ENVELOPE_BYTES": 8 << 20,
+                "MAX_PRIORITY": 10,
+                "MAX_DEADLINE_MS": DAY * 1000,
+                "MAX_PROMPT_CACHE_KEY": 256,
+            },
+        ),
+        (
+            codec,
+            {
+                "SPEC_VERSION": 1,
+                "MAX_MEMBERS": 1000,
+                "BYTES_PER_HUNDRED": 64 << 10,
+                "HASH_BYTES": 32,
+                "SEALING_KEY_SIZES": (32, 1216),
+                "_MAX_ADDRESSES": 8,
+                "_MAX_LAYERS": 10_000,
+                "_MAX_CONTEXT": 1 << 24,
+            },
+        ),
+        (model, {"MAX_LIFETIME_SECONDS": 900, "NO_PREVIOUS": bytes(32)}),
+        (reader, {"MAX_VERSION_JUMP": 1 << 32}),
+        (problem, {"MAX_MESSAGE": 1200, "MAX_METADATA": 24, "MAX_VALUE": 80}),
+        (protocol, {"PROTOCOL_VERSION": 1}),
+        (server, {"MAX_MESSAGE": 16 << 20}),
+        (traces, {"MAX_SPANS": 32_768}),
+        (wire, {"MAX_FIELDS": 1 << 14}),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, ModuleType) else "",
+)
+def test_a_number_is_what_it_was(module: ModuleType, numbers: dict[str, object]) -> None:
+    assert {name: getattr(module, name) for name in numbers} == numbers
+
+
+def test_ports_are_as_wide_as_they_were() -> None:
+    plain = server.Port()
+    assert (plain.connections, plain.streams, plain.counting) == (2048, 32, False)
+    joining, asking = server.JOINING, server.INFERENCE
+    assert (joining.connections, joining.streams, joining.message, joining.counting) == (
+        256,
+        4,
+        1 << 18,
+        True,
+    )
+    assert (asking.connections, asking.streams, asking.counting) == (4096, 256, True)
+    assert asking.message == validate.MAX_ENVELOPE_BYTES + (1 << 16)
