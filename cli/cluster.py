@@ -382,7 +382,7 @@ class LocalCluster(Cluster):
             self._ports = {name: int(kept[name]) for name in names if name in kept}
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"{file} is not what a cluster left: {type(error).__name__}",
+                f"{file} was not written by a local cluster: {type(error).__name__}",
                 hint="choose another state folder",
                 reason="BAD_CLUSTER_FILE",
             ) from None

@@ -1,4 +1,4 @@
-"""The way of one answer from the scheduler to whoever asked."""
+"""Carries one answer from the scheduler to the client that asked."""
 
 from __future__ import annotations
 

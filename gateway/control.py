@@ -311,8 +311,8 @@ class EpochSession:
         )
         if lost is not None:
             raise EpochEnded(
-                "a record was sent on a link and does not arrive",
-                hint="somebody on the path, or a faulty network, swallows what the members send",
+                "a record was sent on a link and did not arrive",
+                hint="an attacker on the path or a faulty network drops what the members send",
                 reason="RECORD_LOST",
                 member=self._streams[lost].target.id,
             )
@@ -346,7 +346,7 @@ def _over(response: control.ScheduleResponse, member: str) -> SealringError:
         return from_problem(response.fault.problem)
     if kind == "goodbye":
         return EpochEnded("a member left", reason="MEMBER_LEFT", member=member)
-    return EpochEnded("a member sent what makes no sense", reason="BAD_MESSAGE", member=member)
+    return EpochEnded("a member sent an unexpected message", reason="BAD_MESSAGE", member=member)
 
 
 def _replaced(member: str) -> EpochEnded:

@@ -384,7 +384,7 @@ def _ids(serving: ServingEpoch) -> list[str]:
 def below_floor(floor: int, trust: int) -> FailedPrecondition:
     return FailedPrecondition(
         f"the request demands a trust of {floor} and the ring has {trust}",
-        hint="lower min_trust, or ask for a model that better attested members serve",
+        hint="lower min_trust, or ask for a model on members of a higher trust level",
         reason="TRUST_BELOW_FLOOR",
         param="min_trust",
         min_trust=trust,

@@ -224,7 +224,7 @@ class Rings:
     def _route(self, model: str, request: Request, min_trust: int) -> Ring:
         rings = self._of_model.get(model)
         if not rings and model in self.deployments():
-            raise ring_down(f"no ring can serve {model!r} just now")
+            raise ring_down(f"no ring can serve {model!r} at the moment")
         if not rings:
             raise NotFound(f"there is no model {model!r}", reason="MODEL_NOT_FOUND", param="model")
         if sealed_for := request.envelope.sealed_for.ring:
@@ -251,7 +251,7 @@ class Rings:
             raise below_floor(min_trust, max(map(self._trust, rings)))
         ready = [ring for ring in trusted if ring.attached] or [ring for ring in trusted if ring.patient]
         if not ready:
-            raise ring_down(f"no ring serves {model!r} just now")
+            raise ring_down(f"no ring serves {model!r} at the moment")
         return min(ready, key=_busy)
 
     def _trust(self, ring: Ring) -> int:
@@ -324,7 +324,7 @@ def _sealed_route(rings: Sequence[Ring], name: str) -> list[Ring]:
 
 def _sealed_elsewhere(reason: str) -> Unavailable:
     return Unavailable(
-        "the ring that the prompt was sealed for does not serve just now",
+        "the ring that the prompt was sealed for does not serve at the moment",
         hint="fetch the roster and seal again, for another ring",
         reason=reason,
     )

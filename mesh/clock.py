@@ -1,4 +1,4 @@
-"""The clock as a value: whatever depends on the time takes one of these, so that tests can turn it."""
+"""The clock as an argument: what depends on the time takes one of these, so that tests can set it."""
 
 from __future__ import annotations
 

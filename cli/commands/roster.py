@@ -66,7 +66,7 @@ def diff(
         after.version == before.version and after.hash != before.hash
     ):
         raise RosterError(
-            "the two rosters are of two histories",
+            "the two rosters contradict each other",
             hint="the roster keys may be stolen: compare with other members and rotate them",
             reason="ROSTER_EQUIVOCATION",
         )

@@ -37,11 +37,11 @@ class Access:
         """
         peer = peer_identity(context)
         if peer.cluster != self._cluster:
-            raise Unauthenticated("caller is of another cluster", reason="OTHER_CLUSTER")
+            raise Unauthenticated("caller belongs to another cluster", reason="OTHER_CLUSTER")
         if peer.role not in roles:
             raise PermissionDenied(
                 f"a {peer.role} may not call this",
-                hint=f"it is for: {', '.join(roles)}",
+                hint=f"only these may: {', '.join(roles)}",
                 reason="WRONG_ROLE",
             )
         return peer

@@ -1,4 +1,4 @@
-"""What the coordinator has for callers who have not yet proved anything: few attempts, a nonce for each."""
+"""Limits and nonces for callers that have not authenticated yet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AT_ONCE = 200
 
 
 class Nonces:
-    """Nonces that say themselves when they were handed out, under a MAC: nothing is kept of those that are
+    """Nonces that carry their own issue time under a MAC: nothing is kept of those that are
     open, so nobody can use up the room for others. The newest that were used are known and refused; where
     single use matters beyond that, it is the join token's.
     """

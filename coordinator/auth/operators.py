@@ -82,7 +82,7 @@ class OperatorAccess:
         check_name(name, "operator")
         if len(name) > _MAX_NAME or name in _RESERVED:
             raise InvalidInput(
-                f"an operator is not called so: at most {_MAX_NAME} characters, and none of "
+                f"an operator's name cannot be this: it has at most {_MAX_NAME} characters and is none of "
                 f"{', '.join(sorted(_RESERVED))}",
                 reason="BAD_NAME",
                 param="name",
@@ -110,7 +110,7 @@ class OperatorAccess:
         known = self._store.operators.get(name)
         if name == OPERATOR_ID:
             raise InvalidInput(
-                "the bundle in the coordinator's own folder is not rotated from afar",
+                "the bundle in the coordinator's own folder cannot be rotated over the network",
                 hint="on its machine, with the coordinator stopped: sealring coordinator new-operator",
                 reason="OPERATOR_OF_THE_COORDINATOR",
                 param="name",
@@ -208,7 +208,7 @@ def stored_operator(name: str, role: OperatorRole, certificate: bytes, now: floa
 
 def _revoked() -> PermissionDenied:
     return PermissionDenied(
-        "caller is no operator of this cluster any more",
-        hint="it was revoked, or has another key by now",
+        "the caller is no longer an operator of this cluster",
+        hint="it was revoked, or its key was replaced",
         reason="OPERATOR_REVOKED",
     )

@@ -1,4 +1,4 @@
-"""What a member's evidence is worth now: its score, less what time and this coordinator's rules take away."""
+"""A member's trust level now: that of its evidence, lowered by age and by this coordinator's settings."""
 
 from __future__ import annotations
 

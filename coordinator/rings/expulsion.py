@@ -1,4 +1,4 @@
-"""Throwing a member or gateway out: its streams end, the next roster is without it, its ring moves."""
+"""Evicts or bans a member or gateway: its streams end, the next roster omits it, its ring is replanned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rings whose member leaves for good: planned anew without it where that fits, else down until it does."""
+"""Rings that lose a member for good: replanned without it if the model fits, else down until it does."""
 
 from __future__ import annotations
 

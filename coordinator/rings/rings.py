@@ -280,7 +280,7 @@ class Rings:
             )
         if found.machine.phase is not Phase.SERVING:
             raise FailedPrecondition(
-                f"ring {found.plan.ring} does not serve just now",
+                f"ring {found.plan.ring} does not serve at the moment",
                 hint="see: sealring deployment list",
                 reason="RING_DOWN",
             )

@@ -1,4 +1,4 @@
-"""Challenges: every node proves anew, when it comes and every few minutes, who it is and what it runs.
+"""Challenges: on connecting and every few minutes, every node proves again who it is and what it runs.
 
 A node that lost a protection or runs other software is out at once; one that fails three challenges in a row,
 by silence or with evidence that does not hold, is out then. Evidence that grows old lowers the score

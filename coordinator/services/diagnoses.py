@@ -42,7 +42,7 @@ class Diagnoses:
         """
         if member in self._asked:
             raise Conflict(
-                "the node is being looked at", hint="try again in a moment", reason="DIAGNOSIS_BUSY"
+                "the node is being examined already", hint="try again in a moment", reason="DIAGNOSIS_BUSY"
             )
         self._asked.add(member)
         try:

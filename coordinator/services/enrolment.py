@@ -1,4 +1,4 @@
-"""The Enrolment service: whoever brings a good token, a good signature and good evidence becomes a member.
+"""The Enrolment service: a machine with a valid token, signature and evidence becomes a member.
 
 A refused join tells which check failed to the holder of a good token only; the coordinator's log always does.
 Sizes and forms, which the caller knows anyway, are answered clearly.
@@ -109,7 +109,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         )
 
     def _join_refused(self, request: membership_pb2.EnrolRequest, why: SealringError) -> PermissionDenied:
-        """Who holds a good token is told the cause; to everybody else all causes look the same."""
+        """The cause is told only to a caller with a valid token; all other refusals look the same."""
         try:
             secret = decode_base32(request.token_secret, size=TOKEN_SECRET_BYTES)
         except FormatError:

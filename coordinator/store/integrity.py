@@ -1,4 +1,4 @@
-"""What is stored is compared with itself before it is used: a bit that flipped is named, not acted on."""
+"""Checks what is stored before it is used: a flipped bit is reported, not acted on."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ class Gate:
         log.warning("api_key_refused", peer=peer)
         return Unauthenticated(
             "the API key is missing or not valid",
-            hint="send the header authorization: Bearer KEY; the gateway's owner makes keys",
+            hint="send the header authorization: Bearer KEY; the gateway's owner creates keys",
             reason="INVALID_API_KEY",
         )
 

@@ -128,7 +128,7 @@ class KeyFile:
         return key.text, record
 
     def revoke(self, key_id: str) -> KeyRecord:
-        """Makes a key useless for good. Raises NotFound (NO_SUCH_KEY)."""
+        """Revokes a key for good. Raises NotFound (NO_SUCH_KEY)."""
         with self._changing() as keys:
             record = keys.get(key_id)
             if record is None:

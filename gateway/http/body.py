@@ -80,7 +80,7 @@ def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
         raise _too_many("members in one object", MAX_MEMBERS)
     found = dict(members)
     if len(found) < len(members):
-        raise InvalidInput("a name stands twice in one object of the body", reason="BAD_JSON")
+        raise InvalidInput("a name occurs twice in one object of the body", reason="BAD_JSON")
     return found
 
 

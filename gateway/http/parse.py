@@ -187,9 +187,9 @@ def parse_body(value: dict[str, Any], model: type[B]) -> B:
     except ValidationError as error:
         raise _first_error(error) from None
     if body.stream_options is not None and not body.stream:
-        raise InvalidInput("stream_options goes with stream only", reason="BAD_FIELD", param="stream_options")
+        raise InvalidInput("stream_options needs stream", reason="BAD_FIELD", param="stream_options")
     if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
-        raise InvalidInput("top_logprobs goes with logprobs only", reason="BAD_FIELD", param="top_logprobs")
+        raise InvalidInput("top_logprobs needs logprobs", reason="BAD_FIELD", param="top_logprobs")
     return body
 
 

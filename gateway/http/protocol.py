@@ -93,7 +93,7 @@ class EdgeProtocol(H11Protocol):
             self.transport.abort()
             return
         error = InvalidInput(
-            "this is no HTTP request that is taken here",
+            "the HTTP request is malformed or above a limit",
             hint=f"send at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together, one length of "
             f"the body, and chunks of {MIN_CHUNK_BYTES} bytes or more",
             reason="BAD_HTTP",

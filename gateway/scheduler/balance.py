@@ -1,13 +1,13 @@
 """When rows are moved from the lane with the most rows to those with the fewest, and how many.
 
 A ring's round takes as long as its largest lane needs in every stage, so rows that leave the largest lane
-make every round shorter. Moving a row copies the caches of two lanes once. It pays when what the rounds to
-come save is more than the copies cost, by what both have been seen to take (gateway.scheduler.changes); a row
-that has few tokens left is not moved.
+make every round shorter. Moving a row copies the caches of two lanes once. It pays when the time
+that later rounds save is more than the copies cost; both are measured (gateway.scheduler.changes). A row that
+has few tokens left is not moved.
 
 Only a difference of two rows or more that is a quarter of the larger lane counts, and only after `PATIENCE`
-steps of that lane, for rows that come meanwhile fill the gaps for nothing. A move makes two lanes more even
-by two rows, an arrival or a departure makes them less even by one at most, so moves come to an end.
+steps of that lane, because rows that arrive meanwhile fill the gaps for nothing. A move makes two lanes more
+even by two rows, an arrival or a departure makes them less even by one at most, so moves come to an end.
 """
 
 from __future__ import annotations

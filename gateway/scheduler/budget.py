@@ -1,18 +1,18 @@
-"""How much prefill running rows are made to bear, by what it has been seen to cost them.
+"""How many prompt tokens are prefilled beside rows that decode, by measuring how much that delays them.
 
-What a client sees is a lane's round: the time from one of its steps to its next. Prefill steps in between
-make that round longer, so rounds with and without them tell what they cost, whatever the stages, the links
-and the model are.
+What a client sees is a lane's round: the time from one of its decode steps to the next. Prefill steps in
+between make the round longer, so the difference between rounds with and without them is what prefill costs,
+whatever the stages, the links and the model are.
 
-The promise is that nineteen of twenty tokens come within one and a half times of what nineteen of twenty
-take by themselves. Every round has as many prompt tokens as keep to it (gateway.scheduler.even). Only where
-not even one does, for a step of few tokens may cost as much as a decode step, or where such steps would be
-little else than fixed cost, it is saved up and spent in one round of `SPREAD`: less than one token in twenty
-is late.
+The target is the 95th percentile of the time between tokens: with prefill it is at most one and a half times
+what it is without. Every round gets as many prompt tokens as keep to that (gateway.scheduler.even). There are
+two exceptions: where even one prompt token is too much, because a step of few tokens may cost as much as a
+decode step, and where such small steps would be mostly fixed cost. Then the allowance is saved up and spent
+in one round of every `SPREAD`, so that less than one token in twenty is late.
 
-A step that takes longer than a lane's own holds up what follows it in every stage that it passes, while
+A prefill step that takes longer than a decode step holds up everything behind it in every stage, while
 several short ones follow each other through the pipeline. So steps that go together are as short as their
-fixed cost allows (gateway.scheduler.chunkcost): `alone` says how short.
+fixed cost allows (gateway.scheduler.chunkcost); `alone` says how short.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ FIRST_ROUNDS = 4
 """Rounds announced before any chunk goes beside running rows; the second of them has then been measured."""
 
 CLEAN_EVERY = 40
-"""Rounds with prefill after which one is left without, so that it is known how long one takes by itself."""
+"""Rounds with prefill after which one goes without, to measure how long a round takes by itself."""
 
 CHANGED_CLEAN_EVERY = 4
-"""The same where other numbers of rows run than when that was last seen."""
+"""The same when the number of running rows has changed since the last such round."""
 
 TRIED_EVERY = 3.0
-"""Rounds between little prefills while it is tried how many tokens rounds bear."""
+"""Rounds between small prefill steps while it is being found out how many tokens fit into a round."""
 
 PROBE_EVERY, GROW_EVERY = 40, 8
-"""Rounds with prefill of which one has more, to see whether it would do: usually, and as long as it does."""
+"""One round in so many gets more prefill, to see whether that fits: usually, and for as long as it fits."""
 
 EVEN = 0.1
-"""A little in every round is preferred to much in a few if it is believed to be this much as fast."""
+"""A little prefill in every round is preferred to much in a few if it is estimated to be this much as fast."""
 
 _SPREAD = 0.3  # of a round; what differs more was disturbed
 _RETRY_ROUNDS, _MOST_ROUNDS = 64, 512  # until it is tried again whether a little goes, doubling
@@ -89,9 +89,9 @@ class PrefillBudget:
         self._rows = 1
 
     def measure(self, seconds: float, steps: int, tokens: int, rows: int = 1) -> None:
-        """A lane's round took so long, with so many prefill steps of so many tokens together in it.
+        """Takes in one round of a lane: how long it took, and how many prefill steps and tokens were in it.
 
-        So many rows run in all lanes.
+        `rows` run in all lanes.
         """
         seconds = max(0.0, seconds)
         if not steps:
@@ -116,7 +116,7 @@ class PrefillBudget:
         return SHARE * (self._round if self._rows_in_turn else self._round + self._spread)
 
     def _know(self) -> None:
-        """What rounds take by themselves, and by how much most differ from that."""
+        """Updates what rounds take without prefill, and by how much most of them differ from that."""
         latest = list(self._own)[-_LATEST:]
         if abs(median(latest) - median(self._own)) > _OTHER * median(self._own):
             self._own = deque(latest, maxlen=_SAMPLES)  # the machine is not as it was
@@ -171,9 +171,9 @@ class PrefillBudget:
         self._steps = max(0, self._steps - 1)
 
     def _open(self, rounds: float, share: float, todo: tuple[int, int]) -> None:
-        """Begins a window: a part of a round, or as many rounds as the share is saved up over.
+        """Begins a window: a part of a round, or the rounds over which the allowance is saved up.
 
-        All that it has is spent at its beginning.
+        The whole allowance is spent at its beginning.
         """
         self._begins = self._window_ends if 0 <= rounds - self._window_ends < 1 else rounds
         self._opened, self._share = rounds, share
@@ -207,7 +207,7 @@ class PrefillBudget:
         return not tokens or tokens < EVEN * size * steps / SPREAD
 
     def _little(self) -> bool:
-        """A little in every round, if that is possible and not much slower than to save up."""
+        """Tokens for every round, if a little in each is possible and not much slower than saving up."""
         even = self._even
         if not even.tokens or (not even.trying and self._slow(even.tokens)):
             if self._opened < self._retry_even:
@@ -268,7 +268,7 @@ class PrefillBudget:
 
     @property
     def _dearer(self) -> float:
-        """How many times more than it is believed to a little in every round takes, where few tokens tell."""
+        """By how many times a little prefill in every round exceeds its estimate, where few tokens are measured."""
         longer = self._even.longer if self._rows_in_turn else 0.0
         return max(1.0, longer / self.cost.seconds(self._even.tokens)) if longer and self.cost.known else 1.0
 

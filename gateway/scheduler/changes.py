@@ -1,4 +1,4 @@
-"""How long changes of a lane's rows wait for each other, and what rows cost, by what has been seen."""
+"""How long changes of a lane's rows are gathered before they are made, and what rows cost, as measured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENOUGH = 4
 
 
 class ChangeCost:
-    """A change copies the lane's caches, which takes longer the longer its rows are, on the slowest stage.
+    """The measured cost of a change. It copies the lane's caches, and longer rows take longer.
 
     Rounds with and without changes tell how long; rounds with prefill are left out.
     """

@@ -1,4 +1,4 @@
-"""What a prefill step costs a stage by its number of tokens, by what has been seen.
+"""What a prefill step of a number of tokens costs a stage, as measured.
 
 A step has a fixed part (its launch, its records, reading the weights) and a part for each token. Both are
 fitted to the medians of what steps of several sizes took, newer ones counting for more; where steps of about

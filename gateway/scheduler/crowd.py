@@ -1,10 +1,10 @@
-"""How much running rows give way to prompts, by how many wait and for how long.
+"""How much longer rounds may get because prompts wait: by how many wait, and for how long.
 
-Long prompts, of several chunks each, get `SHARE` of a round's own time in every round. Short ones get more
-the more of them wait for every row that runs, and the longer, up to `MOST`, because an even stream is worth
-less to a few than an early first token to many. Where a crowd of short prompts comes to a ring that does
-little, they go first for `RUSH_SECONDS`: rows that are through wait for the others, and then decode
-together; so nobody's second token is later than by that. One prompt, or a few long ones, never are a crowd.
+Long prompts (several chunks) may make every round longer by `SHARE` of its own time. Short prompts get more,
+up to `MOST`: the more of them wait for each running row, and the longer. An early first token for many is
+worth more than an even stream for a few. When a crowd of short prompts comes to a ring that does little, they
+go first for `RUSH_SECONDS`: rows that are prefilled wait for the others, and all of them then decode
+together, so no second token is delayed by more than that time. One prompt, or a few long ones, are no crowd.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Prefill in every round: as many tokens as make rounds no longer than they may get.
+"""Prefill in every round: as many tokens as keep rounds within their allowed length.
 
-What is measured is what counts: rounds with so many tokens, against rounds with none. Stages that wait for
-others a part of the time do some prefill for nothing, and a step has a fixed cost, so what little costs says
-nothing of what more would: it is tried, in a round now and then, at first twice as much until it is too much,
-then a little more than usual, or where a step of many tokens may cost as much as one of few, twice as much
-again as long as that goes.
+The cost is measured, by rounds with a number of tokens against rounds without any. It cannot be extrapolated:
+stages that idle for a part of the time do some prefill for nothing, and a step has a fixed cost. So larger
+numbers are tried in a round now and then: at first twice as many, until that is too much, later a few more
+than usual. Where a step of many tokens may cost as much as one of few, twice as many is tried again for as
+long as it works.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ DEAR = 1.25
 time instead of a share of 0.4. For less, prefill would be saved up, and some tokens come very late."""
 
 _FEW = 2
-"""Rounds of lanes that tell while it is tried how much there may be."""
+"""Rounds that are measured while a new number of tokens is tried."""
 
 _FAR = 2.0
-"""How many times too long a round has to be to be believed at once that nothing goes."""
+"""A single round that is this many times too long is enough to give up."""
 
 _SOME = 24
-"""Rounds that tell what they usually take; fewer would be one disturbed moment of all lanes."""
+"""Rounds needed to know what they usually take; fewer could be one disturbed moment of all lanes."""
 
 _ENOUGH = 64
-"""Rounds that tell what most take."""
+"""Rounds needed to know the 95th percentile."""
 
 _MOST = 0.95
 _TOLERATED = 1.05  # times what is allowed, for most
@@ -152,7 +152,7 @@ class EvenShare:
 
 
 def most_take(seconds: Collection[float]) -> float:
-    """What nineteen of twenty are not above."""
+    """The 95th percentile."""
     return sorted(seconds)[int(_MOST * (len(seconds) - 1))]
 
 

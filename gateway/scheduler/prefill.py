@@ -1,9 +1,9 @@
 """Which chunks go into the next prefill step.
 
 A step has a budget of tokens (gateway.scheduler.budget); no chunk is longer, and a prompt of a few chunks is
-cut into equal ones. Chunks of several prompts share a step as long as they keep to it together. Every other
-step begins with the oldest prompt and the others with the one that has least to go, so short prompts do not
-wait behind long ones and long ones get at least half of the steps. A row's first chunk goes only after those
+cut into equal ones. Chunks of several prompts share a step as long as they fit its budget together. Steps
+begin in turn with the oldest prompt and with the one that has least left, so that short prompts do not wait
+behind long ones, and long ones get at least half of the steps. A row's first chunk goes only after those
 of all rows with lower numbers (mesh.composition demands it).
 """
 

@@ -1,4 +1,4 @@
-"""Which lanes there is something to do for, found without a look at the others."""
+"""Finds the lanes that need something without looking at the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How who opens a stream and who answers it come to believe each other at its start: the caller's part."""
+"""Mutual authentication at the start of a stream: the caller's part."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def throws_out(problem: SealringError) -> bool:
 
 
 def not_believed(error: SealringError) -> None:
-    """Logs what is wrong with whoever answers in the coordinator's place."""
+    """Logs why the peer at the coordinator's address was not accepted as the coordinator."""
     log.error("coordinator_not_believed", reason=error.reason, why=error.message, hint=error.hint)
 
 

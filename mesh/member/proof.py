@@ -273,8 +273,8 @@ def _check_opening(
     other = said.roster_version == own.version and said.roster_hash != own.hash
     if other and purpose is Purpose.SCHEDULE:
         raise FailedPrecondition(
-            "the other end of the connection goes by another roster of the same version",
-            hint="two histories were signed: see the coordinator's log",
+            "the other end of the connection has another roster of the same version",
+            hint="two rosters of one version were signed: see the coordinator's log",
             reason="ROSTER_EQUIVOCATION",
         )
 
@@ -287,8 +287,8 @@ def check_proof(content: bytes, proof: bytes, verify_proof: VerifyProof) -> None
         verify_proof(content, proof)
     except SealringError:
         raise Unauthenticated(
-            "the other end of the connection does not hold the key that it is known by",
-            hint="is this its address, and was it restored with another key",
+            "the other end of the connection does not hold the key that is on record for it",
+            hint="check its address, and whether it was restored with another key",
             reason="BAD_PROOF",
         ) from None
 
@@ -296,7 +296,7 @@ def check_proof(content: bytes, proof: bytes, verify_proof: VerifyProof) -> None
 def no_proof() -> Unauthenticated:
     """A stream that begins with something else."""
     return Unauthenticated(
-        "a stream begins with a proof of who is there", hint="use this release", reason="NO_PROOF"
+        "a stream has to begin with a proof of identity", hint="use this release", reason="NO_PROOF"
     )
 
 

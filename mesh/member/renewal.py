@@ -48,7 +48,7 @@ async def renew_by_identity(
     """
     if not address:
         raise FailedPrecondition(
-            "the certificate has ended, and where this machine joined is not on record",
+            "the certificate has expired, and the address where this machine joined is not on record",
             hint="an older release enrolled it: join again in its folder, with a new token",
             reason="NO_JOIN_ADDRESS",
         )

@@ -1,4 +1,4 @@
-"""How long the called end lets a stream go on: until its caller's certificate ends, or a later one of it.
+"""How long a server lets a stream go on: until its caller's certificate expires, or a newer one shown on it.
 
 gRPC sees the certificate of the handshake alone, and a connection never shows another. So a caller that has
 renewed says so on its open streams, with a proof that its identity key makes for each of them, and what says

@@ -1,4 +1,4 @@
-"""Which rows are where: the state that every member of a ring, and the gateway, derives alike.
+"""Which rows are in which lane: state that the gateway and every member of a ring compute in the same way.
 
 A pure state machine over the totally ordered steps of one epoch. `apply` validates a step against the
 state so far, changes the state, and tells what the step computes and which records it puts on the ring.

@@ -1,4 +1,4 @@
-"""Prefixes of prompts as head and gateway speak of them: at which lengths, and under which names.
+"""Names of prompt prefixes, which head and gateway exchange: at which lengths, and how they are made.
 
 A prefix is named by a hash that the head makes under a key of its own, new in every epoch. Equal names mean
 equal tokens in the same scope; a name says nothing else to who does not have the key.

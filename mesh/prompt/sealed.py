@@ -285,4 +285,4 @@ def _nonce(sequence: int) -> bytes:
 
 
 def _refused() -> EnvelopeError:
-    return EnvelopeError("sealed message does not open", reason="ENVELOPE_REFUSED")
+    return EnvelopeError("sealed message cannot be decrypted", reason="ENVELOPE_REFUSED")

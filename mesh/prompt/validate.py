@@ -116,7 +116,7 @@ def validate_prompt_cache_key(key: str, *, sealed: bool = False) -> None:
     """Raises InvalidInput (BAD_PROMPT_CACHE_KEY). Nobody needs to tell a gateway one with a sealed prompt."""
     if key and sealed:
         raise InvalidInput(
-            "a sealed prompt goes to the ring that it names, and a key beside it would only tell more",
+            "a sealed prompt goes to the ring that it names; a key in clear would only reveal more",
             hint="leave prompt_cache_key out",
             reason="BAD_PROMPT_CACHE_KEY",
             param="prompt_cache_key",

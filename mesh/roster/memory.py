@@ -80,7 +80,7 @@ class RosterStateFile:
             write_atomic(self.path, _encode(state))
         except OSError as error:
             raise RosterError(
-                f"a roster counts once it is remembered, and {self.path} cannot be written: {error.strerror}",
+                f"the roster is not used: {self.path} cannot be written: {error.strerror}",
                 reason="ROSTER_STATE_UNWRITABLE",
                 hint=UNWRITABLE_HINT,
             ) from error

@@ -88,7 +88,9 @@ class RosterReader:
             raise FailedPrecondition("no roster is in use", reason="NO_ROSTER")
         if self.expired():
             raise FailedPrecondition(
-                "roster has expired", reason="ROSTER_EXPIRED", hint="is the coordinator reachable"
+                "roster has expired",
+                reason="ROSTER_EXPIRED",
+                hint="check that the coordinator can be reached",
             )
         return roster
 
@@ -147,7 +149,7 @@ class RosterReader:
             # ring.
             self._current = None
             raise RosterError(
-                "roster does not hold this machine",
+                "roster does not list this machine",
                 reason="ROSTER_SELF_ABSENT",
                 hint="it was evicted, banned or not yet admitted: ask the operator",
             )
@@ -210,7 +212,7 @@ def _check_history(header: RosterHeader, stored: RosterState, alarm: Callable[[E
             )
         return
     if stored.version and header.version - stored.version > MAX_VERSION_JUMP:
-        raise RosterError("roster's version is absurdly far ahead", reason="ROSTER_VERSION_JUMP")
+        raise RosterError("roster's version is too far ahead", reason="ROSTER_VERSION_JUMP")
     if header.version == stored.version + 1 and header.previous != stored.hash:
         alarm(Equivocation(header.cluster, stored.version, stored.hash, header.previous))
         raise RosterError(

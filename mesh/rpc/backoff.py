@@ -1,4 +1,4 @@
-"""How long whoever failed waits before the next attempt."""
+"""Back-off: how long to wait after a failure before the next attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token buckets in a table that cannot grow without bound, and by what callers are told apart."""
+"""Token buckets in a table of bounded size, and the names under which callers are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version of what the machines of a cluster say to each other, and what is said where two differ.
+"""The version of the protocol between the machines of a cluster, and the error for machines that differ.
 
 Every stream between two machines begins with a `Release` of either end (`mesh/member/proof.py`,
 `LinkHello`). It is compared before anything else is checked: what a proof looks like may differ from one
@@ -27,7 +27,7 @@ def software_version() -> str:
         return metadata.version("sealring")
     except metadata.PackageNotFoundError:
         raise ConfigError(
-            "the installed package of sealring does not say its version",
+            "the installed package of sealring has no version",
             hint="install it again",
             reason="BROKEN_INSTALLATION",
         ) from None
@@ -51,7 +51,7 @@ def check_release(theirs: proof_pb2.Release, who: str, own: str) -> None:
         return
     older = who if theirs.protocol < PROTOCOL_VERSION else own
     raise FailedPrecondition(
-        f"{who} runs {_told(theirs)} and {own} runs {_told(own_release())}: the two do not mix",
+        f"{who} runs {_told(theirs)} and {own} runs {_told(own_release())}: they cannot work together",
         hint=f"update {older}; all machines of a cluster run the same release",
         reason="INCOMPATIBLE_VERSION",
     )

@@ -1,4 +1,4 @@
-"""How many fields a protobuf message has, before anything is built of them.
+"""Counts the fields of a protobuf message before it is parsed.
 
 Millions of empty messages fit into the bytes of one that is taken, and each costs an object. Decoding holds
 the interpreter lock, so all other streams of the process would stand still for it. Fields are counted by the

@@ -1,4 +1,4 @@
-"""How long-running processes begin and end: by a signal, by a part that fails, or thrown out."""
+"""How long-running processes start and end: by a signal, by a part that fails, or by an eviction."""
 
 from __future__ import annotations
 

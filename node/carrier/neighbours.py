@@ -76,7 +76,7 @@ def meet(
     calling.join()
     if call.connection is None:
         raise Unavailable(
-            "the next member does not take the ring's connection",
+            "the next member does not accept the ring's connection",
             hint="check that members reach each other",
             reason="RING_FAILED",
         )
@@ -173,7 +173,7 @@ class _Reception:
                 self._dismiss(guest)
             self._selector.close()
         if self._neighbour is None:
-            raise EpochEnded("the previous member did not come", reason="NO_CONFIRMATION")
+            raise EpochEnded("the previous member did not connect", reason="NO_CONFIRMATION")
         return self._neighbour
 
     def _accept(self) -> None:

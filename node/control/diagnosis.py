@@ -186,7 +186,7 @@ async def _ask_child(asked: bytes) -> bytes:
             while len(report) <= MAX_REPORT_BYTES and (part := await process.stdout.read(1 << 16)):
                 report += part
     except TimeoutError:
-        raise DeadlineExceeded("looking at the machine took too long", reason="REPORT_TIMEOUT") from None
+        raise DeadlineExceeded("examining the machine took too long", reason="REPORT_TIMEOUT") from None
     finally:
         if process.returncode is None:
             signal_group(process.pid, signal.SIGKILL)
@@ -194,7 +194,7 @@ async def _ask_child(asked: bytes) -> bytes:
         await process.wait()
     if not report or len(report) > MAX_REPORT_BYTES:
         raise Unavailable(
-            "the machine could not be looked at",
+            "the machine could not be examined",
             hint="run sealring doctor on it",
             reason="NO_REPORT",
         )

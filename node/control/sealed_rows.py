@@ -91,7 +91,7 @@ class Unsealer:
         if trust < body.min_trust:
             raise FailedPrecondition(
                 f"the request demands a trust of {body.min_trust} and the ring has {trust}",
-                hint="lower min_trust, or ask for a model that better attested members serve",
+                hint="lower min_trust, or ask for a model on members of a higher trust level",
                 reason="TRUST_BELOW_FLOOR",
                 param="min_trust",
                 min_trust=trust,
@@ -246,7 +246,7 @@ def _field_length(size: int) -> int | None:
 
 def _other_roster() -> Unavailable:
     return Unavailable(
-        "the prompt was sealed by another roster than the ring goes by",
+        "the prompt was sealed under another roster than the ring uses",
         hint="fetch the roster and seal again",
         reason="SEALED_BY_OTHER_ROSTER",
     )

@@ -238,7 +238,7 @@ class Daemon:
             epoch.end("the ring is not in the roster any more")
             self._go(self._drop_engine(epoch))
         elif ring.members != epoch.plan.members:
-            epoch.fault(EpochEnded("the ring's members are others now", reason="RING_CHANGED"))
+            epoch.fault(EpochEnded("the ring has other members now", reason="RING_CHANGED"))
         elif gateway is not None and all(gateway.id != one.id for one in roster.gateways):
             epoch.fault(EpochEnded("the gateway is not in the roster any more", reason="GATEWAY_REMOVED"))
 
@@ -498,5 +498,5 @@ class Daemon:
 
 def _expired() -> FailedPrecondition:
     return FailedPrecondition(
-        "the roster has expired", hint="is the coordinator reachable", reason="ROSTER_EXPIRED"
+        "the roster has expired", hint="check that the coordinator can be reached", reason="ROSTER_EXPIRED"
     )

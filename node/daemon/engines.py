@@ -1,4 +1,4 @@
-"""The node's engine process: started when first needed, kept while it is of use, never two with weights."""
+"""The node's engine process: started when first needed, kept while in use; never two with weights at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer of a process that does one piece of work for another, which survives what mlx may do to it."""
+"""Answers of a process that runs one piece of work for another, so that a crash of mlx ends only itself."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Allowance:
         if held > self.budget + self.budget // 8:
             raise ResourceExhausted(
                 f"the gateway asks for {held} bytes of caches and this member offers {self.budget}",
-                hint="the gateway does not keep to what members offer: is it of this release",
+                hint="run the same release on gateway and nodes",
                 reason="KV_BUDGET",
             )
 
@@ -194,7 +194,7 @@ class Epoch:
         if ahead > MAX_STEPS_AHEAD:
             raise ResourceExhausted(
                 f"the gateway announces {ahead} steps ahead",
-                hint="the gateway does not wait for answers: is it of this release?",
+                hint="run the same release on gateway and nodes",
                 reason="TOO_MANY_STEPS",
             )
 
@@ -346,8 +346,8 @@ class Epoch:
         if times.built and landing.evaluated:
             self._stage.awaits_input = True  # from the next epoch on
             raise Internal(
-                f"a {self._spec.model_type} stage evaluated a step's input before it was there",
-                hint="the next epoch waits for it; report this, for the trial at its load has missed it",
+                f"a {self._spec.model_type} stage evaluated a step's input before it had arrived",
+                hint="the next epoch waits for inputs; report this: the check at load time missed it",
                 reason="EVALUATED_EARLY",
             )
         if isinstance(self._feedback, RingFeedback):

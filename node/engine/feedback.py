@@ -1,4 +1,4 @@
-"""The way of sampled tokens back to the head's next step.
+"""Brings sampled tokens back to the head's next step.
 
 In a ring of one they stay on the device: the next step's graph is built on a token that is not known yet.
 In a longer ring they come as records, which a thread of their own receives; the compute loop waits only when

@@ -1,4 +1,4 @@
-"""What stands beside the compute loop: results on their way out, and records on their way in.
+"""Threads beside the compute loop: results on their way out, and records on their way in.
 
 A thread waits for results and hands them on, so that a stage's next graph is built while the device still
 computes the last one and results leave the moment that they are there. At the head another one receives

@@ -242,14 +242,16 @@ class Links(links_pb2_grpc.LinksServicer):
         if caller.role is not Role.MEMBER or caller.cluster != self._cluster:
             raise HandshakeError("caller is no member of this cluster", reason="NOT_A_MEMBER")
         if self._revoked(caller.id):
-            raise HandshakeError("caller was thrown out", reason="REVOKED")
+            raise HandshakeError("caller was evicted or banned", reason="REVOKED")
         try:
             async with asyncio.timeout(None) as limit:
                 with self._admitted(_Open(caller.id, limit)):
                     await self._answer_caller(caller.id, frames, context)
         except TimeoutError:
             if limit.expired():
-                raise HandshakeError("caller was thrown out meanwhile", reason="REVOKED") from None
+                raise HandshakeError(
+                    "caller was evicted or banned during the handshake", reason="REVOKED"
+                ) from None
             raise
 
     @contextlib.contextmanager

@@ -133,7 +133,7 @@ class _Machine(Uncopyable):
         try:
             proof = aead.decrypt(bytes(NONCE_BYTES), sealed, self._transcript)
         except InvalidTag:
-            raise HandshakeError("proof does not open", reason="BAD_PROOF") from None
+            raise HandshakeError("proof cannot be decrypted", reason="BAD_PROOF") from None
         key, signature, mac = unpack_fields(proof, count=3, max_bytes=512)
         if hmac.compare_digest(key, self._signer.public_key):
             raise HandshakeError("peer sent my own identity back", reason="OWN_IDENTITY")
@@ -275,7 +275,7 @@ def _suite(params: LinkParams) -> Suite:
 
 def _check_suite(code: bytes, suite: Suite) -> None:
     if code != bytes([suite.code]):
-        raise HandshakeError("peer goes by another suite than the roster's first", reason="WRONG_SUITE")
+        raise HandshakeError("peer uses another suite than the roster's first", reason="WRONG_SUITE")
 
 
 def _hello_header(params: LinkParams, *, responder_id: str) -> list[bytes]:

@@ -281,7 +281,7 @@ class SessionKeys(Uncopyable):
                 raise InvalidTag
             return self.suite.aead(key).decrypt(bytes(NONCE_BYTES), sealed, bound)
         except InvalidTag:
-            raise RecordError("note does not open", reason="NOTE_REFUSED") from None
+            raise RecordError("note cannot be decrypted", reason="NOTE_REFUSED") from None
 
     def _use_note(self, direction: str, label: bytes) -> None:
         if (direction, label) in self._notes:

@@ -208,7 +208,7 @@ class _Direction(Uncopyable):
         _wipe(out)
         if not isinstance(error, Exception):
             raise error
-        raise refusal or RecordError("record does not seal or open", reason="RECORD_REFUSED") from None
+        raise refusal or RecordError("record cannot be sealed or opened", reason="RECORD_REFUSED") from None
 
     def _busy(self) -> NoReturn:
         self._link.poison("TWO_OWNERS")

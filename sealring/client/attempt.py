@@ -253,7 +253,7 @@ def _logprob(told: inference.TokenLogprob) -> TokenLogprob:
 
 
 def _out_of_order() -> EnvelopeError:
-    return EnvelopeError("the sealed reply makes no sense", reason="REPLY_OUT_OF_ORDER")
+    return EnvelopeError("the sealed reply holds an unexpected message", reason="REPLY_OUT_OF_ORDER")
 
 
 def _cut_off() -> EnvelopeError:

@@ -74,7 +74,7 @@ def choose_ring(
         best = max(trust.values())
         raise FailedPrecondition(
             f"a trust of {min_trust} is demanded and the best ring of {name} has {best}",
-            hint="lower min_trust, or ask for a model that better attested members serve",
+            hint="lower min_trust, or ask for a model on members of a higher trust level",
             reason="TRUST_BELOW_FLOOR",
             param="min_trust",
             min_trust=best,

@@ -397,7 +397,7 @@ async def test_a_reply_to_another_request_is_refused(stage: Stage) -> None:
     stage.gateway.script = swapped
     async with stage.client() as client:
         await client.chat(QUESTION)
-        with pytest.raises(EnvelopeError, match="does not open"):
+        with pytest.raises(EnvelopeError, match="cannot be decrypted"):
             await client.chat(QUESTION)
 
 

@@ -152,7 +152,7 @@ class Front:
         """Returns when the tokenizer is there. Raises ModelError where the folder has none that works."""
         if not self._loaded.wait(LOAD_SECONDS):
             raise ModelError(
-                f"the tokenizer is not read after {LOAD_SECONDS:g} s",
+                f"the tokenizer could not be loaded within {LOAD_SECONDS:g} s",
                 reason="TOKENIZER_CORRUPT",
                 hint="download or convert the model again",
             )
