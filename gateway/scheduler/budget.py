@@ -50,7 +50,7 @@ PROBE_EVERY, GROW_EVERY = 40, 8
 """One round in so many gets more prefill, to see whether that fits: usually, and for as long as it fits."""
 
 EVEN = 0.1
-"""A little prefill in every round is preferred to much in a few if it is estimated to be this much as fast."""
+"""A little prefill in every round is preferred to much in a few if its speed is at least this part of it."""
 
 _SPREAD = 0.3  # of a round; what differs more was disturbed
 _RETRY_ROUNDS, _MOST_ROUNDS = 64, 512  # until it is tried again whether a little goes, doubling
@@ -268,7 +268,7 @@ class PrefillBudget:
 
     @property
     def _dearer(self) -> float:
-        """By how many times a little prefill in every round exceeds its estimate, where few tokens are measured."""
+        """How much dearer a little in every round is than estimated, where few tokens are measured."""
         longer = self._even.longer if self._rows_in_turn else 0.0
         return max(1.0, longer / self.cost.seconds(self._even.tokens)) if longer and self.cost.known else 1.0
 
