@@ -6,6 +6,7 @@ and count only when they are regular, of one name, and of the folder's own owner
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -26,11 +27,19 @@ _LEFT_BEHIND = frozenset({"tmp"})
 
 @contextmanager
 def stopped(source: Path) -> Iterator[None]:
-    """Nothing runs with this state until the end of the block. Raises Conflict (STATE_IN_USE)."""
+    """Nothing runs with this state until the end of the block.
+
+    Raises Conflict (STATE_IN_USE), FailedPrecondition (UNSAFE_STATE).
+    """
     with ExitStack() as stack:
         stack.enter_context(lock_state(source))
         for lock in source.glob("*.lock"):  # a coordinator's database
-            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            except PermissionError:
+                raise
+            except OSError:
+                raise _unsafe(lock.name, "is a link, or no file") from None
             stack.callback(os.close, descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,7 +54,7 @@ def copy_state(source: Path, above: int, name: str, owner: int | None) -> None:
     """Makes the folder `name` below the descriptor `above` with all files of `source`, for user id `owner`.
 
     It appears under its name when it is whole and on disk; an empty folder of that name is replaced. Raises
-    FailedPrecondition (UNSAFE_STATE), OSError (ENOTEMPTY when there is something).
+    FailedPrecondition (UNSAFE_STATE; STATE_IN_THE_WAY where that folder holds something), and OSError.
     """
     staged = f".{name}.{os.getpid()}"
     opened = os.open(source, _FOLDER)
@@ -57,13 +66,42 @@ def copy_state(source: Path, above: int, name: str, owner: int | None) -> None:
                 _copy_folder(opened, made, os.fstat(opened).st_uid, owner, [MAX_FILES], _MAX_DEPTH)
             finally:
                 os.close(made)
-            os.rename(staged, name, src_dir_fd=above, dst_dir_fd=above)
+            _take_its_place(staged, name, above)
         except BaseException:
             shutil.rmtree(staged, dir_fd=above, ignore_errors=True)
             raise
         os.fsync(above)
     finally:
         os.close(opened)
+
+
+def _take_its_place(staged: str, name: str, above: int) -> None:
+    try:
+        os.rename(staged, name, src_dir_fd=above, dst_dir_fd=above)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise in_the_way(name) from None
+
+
+def in_the_way(folder: str) -> FailedPrecondition:
+    """What is said of a service's folder that nothing can be taken over into."""
+    return FailedPrecondition(
+        f"the service's folder {folder} holds something already, though nothing that has joined",
+        hint="look what it is, and move it away",
+        reason="STATE_IN_THE_WAY",
+    )
+
+
+def remove_state(source: Path) -> None:
+    """Removes what was copied. Raises FailedPrecondition (STATE_LEFT_BEHIND) for what cannot be removed."""
+    shutil.rmtree(source, ignore_errors=True)
+    if os.path.lexists(source):
+        raise FailedPrecondition(
+            f"the service has the state in {source} now, which could not be removed there",
+            hint="remove it yourself: two machines with one identity keep each other out",
+            reason="STATE_LEFT_BEHIND",
+        )
 
 
 def _copy_folder(source: int, target: int, user: int, owner: int | None, left: list[int], depth: int) -> None:

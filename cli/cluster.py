@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 
@@ -26,6 +28,9 @@ from sealring.cli.waiting import wait_until_serving
 from sealring.mesh.errors import ConfigError, DeadlineExceeded, InvalidInput, SealringError
 from sealring.mesh.system.addresses import free_port
 from sealring.mesh.system.files import write_atomic
+
+if TYPE_CHECKING:
+    from sealring.coordinator.settings import CoordinatorSettings
 
 T = TypeVar("T")
 
@@ -162,7 +167,7 @@ class Cluster:
 
         settings = CoordinatorSettings(**self._settings("coordinator"))
         if not is_enrolled(self.operator_bundle):
-            await asyncio.to_thread(init, settings)
+            await asyncio.to_thread(_make_whole, settings, init)
         await self._start("coordinator", "coordinator")
         await self._or_failure(self._wait_for_bundle(settings.main_address()))
         self.admin = await self._stack.enter_async_context(
@@ -274,6 +279,18 @@ class Cluster:
 
     def _config(self, name: str) -> list[str]:
         return ["--config", str(settings_file_of(self.state_dir, name))]
+
+
+def _make_whole(settings: CoordinatorSettings, init: Callable[[CoordinatorSettings], None]) -> None:
+    """Makes a coordinator's state beside its place and moves it there: what a crash leaves of it half made is
+    in nobody's way the next time. Raises as `init`."""
+    beside = settings.state_dir.with_name(f".{settings.state_dir.name}.new")
+    if settings.roster_key_files or (settings.state_dir.is_dir() and any(settings.state_dir.iterdir())):
+        init(settings)  # which says what is in its way
+        return
+    shutil.rmtree(beside, ignore_errors=True)
+    init(settings.model_copy(update={"state_dir": beside}))
+    os.replace(beside, settings.state_dir)
 
 
 class LocalCluster(Cluster):

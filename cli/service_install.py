@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from sealring.cli.adoption import copy_state, stopped
+from sealring.cli.adoption import copy_state, in_the_way, remove_state, stopped
 from sealring.cli.children import tail
 from sealring.cli.command import settings_model
 from sealring.cli.launchd import (
@@ -93,6 +93,7 @@ class Installation:
         self._root = root
         self._owner = account_id(service.user, root)
         self.state = under(root, service.folder)
+        self._taken_over = False
         self._adopt = adopt if adopt is not None and not _is_there(service.component, self.state) else None
         if chosen is None and service.config is None:
             beside = (self._adopt or self.state).parent
@@ -107,9 +108,11 @@ class Installation:
     def check(self, *, start: bool) -> None:
         """What can be seen before anything is done.
 
-        Raises ConfigError (NOT_ENROLLED), FailedPrecondition (ADDRESS_IN_USE).
+        Raises ConfigError (NOT_ENROLLED), FailedPrecondition (ADDRESS_IN_USE, STATE_IN_THE_WAY).
         """
         component = self.service.component
+        if self._adopt is not None and self.state.is_dir() and any(self.state.iterdir()):
+            raise in_the_way(str(self.state))
         if not start:
             return
         if self._adopt is None and not _is_there(component, self.state):
@@ -158,9 +161,10 @@ class Installation:
 
     def run(self, say: Callable[[str], None], *, start: bool, dry_run: bool) -> None:
         """Raises as `check`, Conflict (STATE_IN_USE), FailedPrecondition (SERVICE_DID_NOT_START,
-        UNSAFE_PLACE, UNSAFE_STATE), PermissionDenied (NEEDS_ROOT); what was done is undone then."""
-        self.check(start=start)
+        UNSAFE_PLACE, UNSAFE_STATE, STATE_IN_THE_WAY), PermissionDenied (NEEDS_ROOT); what was done is undone
+        then. FailedPrecondition (STATE_LEFT_BEHIND) when all is done but one thing."""
         try:
+            self.check(start=start)
             with stopped(self._adopt) if self._adopt is not None else contextlib.nullcontext():
                 run_steps(list(self.steps(start=start)), say, dry_run=dry_run)
                 if self._adopt is not None:
@@ -172,9 +176,11 @@ class Installation:
         assert self._adopt is not None
         with folder_of_root(self._root, PurePath(self.service.state)) as above:
             copy_state(self._adopt, above, self.state.name, self._owner)
+        self._taken_over = True
 
     def _give_back(self) -> None:
-        shutil.rmtree(self.state, ignore_errors=True)
+        if self._taken_over:  # else what is there was there before
+            shutil.rmtree(self.state, ignore_errors=True)
 
     def _writing(self, path: Path, content: bytes) -> Step:
         try:
@@ -260,17 +266,24 @@ def users_state(component: str) -> Path | None:
     """The state that the user who called sudo (or who calls) has made for a component, if any."""
     user = os.environ.get("SUDO_USER", "")
     try:
-        home = Path(pwd.getpwnam(user).pw_dir) if user else Path.home()
+        caller = pwd.getpwnam(user) if user else None
     except KeyError:
         return None
+    home, owner = (Path.home(), os.getuid()) if caller is None else (Path(caller.pw_dir), caller.pw_uid)
     folder = state_root_of(home) / component
+    try:
+        found = folder.lstat()
+    except OSError:
+        return None
+    if found.st_uid != owner:  # a link of the user's on the way leads to what is another's
+        return None
     return folder if _is_there(component, folder) else None
 
 
 def _remove(source: Path, say: Callable[[str], None], *, dry_run: bool) -> None:
     """There must not be two machines with one identity; not undone any more."""
     if not dry_run:
-        shutil.rmtree(source, ignore_errors=True)
+        remove_state(source)
     say(f"{'would remove' if dry_run else 'removed'} {source}, which is the service's now")
 
 

@@ -66,11 +66,11 @@ def join(
     wishes = Wishes(address, name, models or (), downloads, software_identity_allowed)
     file = config_file(context.find_root().params.get("config"))
     said = settings_given("node", file)
+    signals_as_exceptions()
     if service:
         _serve(token, said, wishes, user, prefix, dry_run=dry_run, as_json=as_json)
         return
     root = default_state_root()
-    signals_as_exceptions()
     os.umask(0o077)
     with lock_state(root):
         if token is None and is_enrolled(Path(said.get("state_dir", root / "node"))):

@@ -57,9 +57,11 @@ def install(
     Where the service has no state yet, it takes over what the user has, who has joined before. Whatever was
     done is undone when it does not come up.
     """
+    from sealring.cli.foreground import signals_as_exceptions
     from sealring.cli.launchd import Service
     from sealring.cli.service_install import Installation, users_state
 
+    signals_as_exceptions()  # a closed terminal undoes what was begun, as Ctrl-C does
     control = launch_control()
     service = Service(
         component.value,

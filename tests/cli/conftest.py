@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -68,11 +69,21 @@ def umask() -> Iterator[None]:
 
 
 @pytest.fixture
+def signals() -> Iterator[None]:
+    """Commands that clean up after themselves take the signals that end them."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
+@pytest.fixture
 def here(
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     umask: None,
+    signals: None,
 ) -> Sealring:
     """Runs the command in this process, which is quicker, in an empty home folder."""
     for name in [name for name in os.environ if name.startswith("SEALRING_")]:

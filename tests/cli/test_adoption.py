@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sealring.cli import adoption
-from sealring.cli.adoption import copy_state, stopped
+from sealring.cli.adoption import copy_state, remove_state, stopped
 from sealring.mesh.errors import Conflict, FailedPrecondition
 
 IS_ROOT = os.geteuid() == 0
@@ -56,8 +56,9 @@ def test_all_files_come_along_and_belong_to_the_account(source: Path, tmp_path: 
 def test_state_that_is_there_is_never_replaced(source: Path, tmp_path: Path, above: int) -> None:
     (tmp_path / "above" / "node").mkdir()
     (tmp_path / "above" / "node" / "member.json").write_text("{}")
-    with pytest.raises(OSError, match="not empty"):
+    with pytest.raises(FailedPrecondition) as error:
         copy_state(source, above, "node", None)
+    assert error.value.reason == "STATE_IN_THE_WAY"
     assert [one.name for one in (tmp_path / "above").rglob("*")] == ["node", "member.json"]
 
 
@@ -104,6 +105,20 @@ def test_files_without_end_are_refused(source: Path, above: int, monkeypatch: py
     monkeypatch.setattr(adoption, "MAX_FILES", 3)
     with pytest.raises(FailedPrecondition):
         copy_state(source, above, "node", None)
+
+
+def test_a_link_as_a_lock_is_refused(source: Path) -> None:
+    (source / "coordinator.lock").symlink_to("/etc/passwd")
+    with pytest.raises(FailedPrecondition) as error, stopped(source):
+        pass
+    assert error.value.reason == "UNSAFE_STATE"
+
+
+def test_state_that_cannot_be_removed_is_told(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adoption.shutil, "rmtree", lambda *_of, **_how: None)
+    with pytest.raises(FailedPrecondition) as error:
+        remove_state(source)
+    assert error.value.reason == "STATE_LEFT_BEHIND"
 
 
 def test_a_running_coordinator_keeps_its_state(source: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import plistlib
+import signal
 import socket
 import tomllib
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from sealring.cli.launchctl import Launchctl, ServiceStatus
-from sealring.cli.service_install import wait_until_up
+from sealring.cli.service_install import Installation, users_state, wait_until_up
 from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition
 from sealring.mesh.system.addresses import free_port
 from sealring.mesh.system.lock import lock_state
@@ -201,6 +203,56 @@ def test_what_does_not_come_up_is_put_back(
     assert plistlib.loads(plist.read_bytes()) == {"Label": LABEL}, "the one that was there before"
     assert launchctl.verbs()[-2:] == ["enable", "bootstrap"], "and it runs again"
     assert (launchctl.folder / "loaded" / LABEL).exists()
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_what_the_service_has_already_is_neither_replaced_nor_removed(
+    service: Any, launchctl: Any, root: Path, home: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
+) -> None:
+    if meanwhile:
+        monkeypatch.setattr(Installation, "check", lambda *_of, **_how: None)
+    own = join(home / "mine")
+    there = root / "usr" / "local" / "var" / "sealring" / "node"
+    there.mkdir(parents=True)
+    (there / "identity.key").write_text("the key of a join that did not end")
+    done = service("install", "node", "--adopt", str(own))
+    assert done.status == 7
+    assert "STATE_IN_THE_WAY" in done.err
+    assert (there / "identity.key").read_text() == "the key of a join that did not end"
+    assert (own / "identity.key").read_text() == "a key"
+    assert launchctl.verbs() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_closed_terminal_undoes_what_was_begun(
+    service: Any, root: Path, home: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    before = signal.signal(number, lambda *_of: None)
+    monkeypatch.setattr(
+        "sealring.cli.service_install.wait_until_up", lambda *_of: signal.raise_signal(number)
+    )
+    try:
+        done = service("install", "node", "--adopt", str(join(home / "mine")))
+    finally:
+        signal.signal(number, before)
+    assert done.status == 128 + number
+    assert (home / "mine" / "identity.key").exists()
+    assert not (root / "usr" / "local" / "var" / "sealring" / "node").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
+def test_state_of_somebody_else_is_not_found_by_a_link(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    for name, value in (("HOME", str(home)), ("XDG_STATE_HOME", "")):
+        monkeypatch.setenv(name, value)
+    others = join(tmp_path / "others" / "sealring" / "node")
+    (home / ".local").mkdir()
+    (home / ".local" / "state").symlink_to(tmp_path / "others")
+    assert users_state("node") == home / ".local" / "state" / "sealring" / "node"
+    os.chown(others, 64_002, -1)
+    assert users_state("node") is None
 
 
 def test_an_address_in_use_is_named_before_anything_is_done(
