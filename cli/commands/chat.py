@@ -16,6 +16,7 @@ from sealring.cli.output import print_json, printable, say, write
 from sealring.cli.words import AsJson, MinTrust
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.paths import default_state_root
 from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def chat(
     """Ask a question, or talk line by line.
 
     In a conversation Ctrl-C stops an answer, Ctrl-D ends it all, and /help lists the rest. Without
-    --gateway, and when nobody is at the default address, a running demo is asked.
+    --gateway it asks your own `sealring up`, else who is at the default address, else a running demo.
     """
     from sealring.cli.client import Question
     from sealring.client.options import SamplingOptions
@@ -184,13 +185,19 @@ async def _once(gateway: tuple[str, Access], base: Question, question: str, *, a
 
 
 def _gateway(loaded: Loaded[Any]) -> tuple[str, Access]:
-    """Whom to talk to, and how: the gateway of the settings; nobody there by default, the demo that runs."""
+    """Whom to talk to, and how: the gateway of the settings; by default that of this user's `up`, else who is
+    at the default address, else the demo that runs."""
     from sealring.cli.client import gateway_access
 
     address: str = loaded.settings.gateway
-    if loaded.origin["gateway"] != "default" or _listens(address):
+    if loaded.origin["gateway"] != "default":
         return address, gateway_access(loaded.settings)
     found = {folder: gateway for folder in running() if (gateway := gateway_of(folder)) is not None}
+    own = found.get(default_state_root())
+    if own is not None:  # at the default address there may be another user's
+        return own, gateway_access(loaded.settings)
+    if _listens(address):
+        return address, gateway_access(loaded.settings)
     if len(found) > 1:
         raise InvalidInput(
             f"{len(found)} local clusters run here",

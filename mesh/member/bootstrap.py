@@ -132,7 +132,8 @@ async def find_coordinator(
 ) -> tuple[str, RootMetadata]:
     """The first of the token's addresses where its coordinator answers, and the verified root metadata.
 
-    `deadline` seconds are for each address. Raises as `fetch_root`, about the last address.
+    `deadline` seconds are for each address. Raises as `fetch_root`: what was wrong with who answered, if
+    anybody did, else about the last address.
     """
     failure: SealringError | None = None
     for address in token.addresses:
@@ -140,7 +141,8 @@ async def find_coordinator(
         try:
             return address, await fetch_root(host, port, token.root_sha256, deadline=deadline, clock=clock)
         except SealringError as error:
-            failure = error
+            if failure is None or isinstance(failure, Unavailable | DeadlineExceeded):
+                failure = error
     assert failure is not None  # a token has an address
     raise failure
 

@@ -14,6 +14,8 @@ from sealring.cli.leftovers import temporary_folder
 from sealring.cli.settings import CliSettings
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.config import Loaded
+from sealring.mesh.system.lock import lock_state
+from sealring.mesh.system.paths import default_state_root
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,19 @@ def test_a_running_demo_is_found() -> None:
         with pytest.raises(InvalidInput, match="4711") as caught:
             found()
         assert "127.0.0.1:4712" in caught.value.hint
+    assert found() == "127.0.0.1:7780"
+
+
+def test_the_users_own_cluster_comes_before_whoever_took_the_default_address(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(chat, "_listens", lambda address: True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", "")
+    with lock_state(default_state_root()):
+        (default_state_root() / "ports.json").write_text(json.dumps({"gateway": 4713}))
+        assert found() == "127.0.0.1:4713"
+        assert found(origin="flag --gateway") == "127.0.0.1:7780"
     assert found() == "127.0.0.1:7780"
 
 
