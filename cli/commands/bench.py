@@ -43,7 +43,7 @@ def bench(
         Path | None, typer.Option(metavar="DIR", help="write NAME.json and NAME.png of every run here")
     ] = None,
 ) -> None:
-    """Measure. Further options are the benchmark's own: `sealring bench NAME -- --help`.
+    """Run benchmarks. Further options are the benchmark's own: `sealring bench NAME -- --help`.
 
     A target is met when the worst of at least three rounds meets it, missed when any round misses it, and
     else open. `scenarios` exits with 13 when a request fails or an assertion does not hold. The other

@@ -96,15 +96,23 @@ def chat(
     repetition_context_size: Annotated[
         int | None,
         typer.Option(
-            min=1, max=4096, rich_help_panel=_SAMPLING, help="how many last tokens these are [default: 20]"
+            min=1,
+            max=4096,
+            rich_help_panel=_SAMPLING,
+            help="last tokens that the repetition penalty looks at [default: 20]",
         ),
     ] = None,
     presence_penalty: Annotated[
         float,
-        typer.Option(min=-2, max=2, rich_help_panel=_SAMPLING, help="-2 to 2, on tokens that the answer has"),
+        typer.Option(
+            min=-2, max=2, rich_help_panel=_SAMPLING, help="-2 to 2, on tokens that occur in the answer"
+        ),
     ] = 0.0,
     frequency_penalty: Annotated[
-        float, typer.Option(min=-2, max=2, rich_help_panel=_SAMPLING, help="the same, for each time")
+        float,
+        typer.Option(
+            min=-2, max=2, rich_help_panel=_SAMPLING, help="-2 to 2, for each time that a token occurs in it"
+        ),
     ] = 0.0,
     stop: Annotated[
         list[str] | None,

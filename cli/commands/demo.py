@@ -43,7 +43,7 @@ def demo(
     ] = None,
     model: Annotated[Path | None, typer.Option(metavar="PATH", help="[default: the bundled model]")] = None,
 ) -> None:
-    """Run all of it here and ask a question.
+    """Run a whole cluster on this machine and ask a question.
 
     A coordinator, nodes and a gateway as processes of their own, a sealed ring over the bundled model, one
     question, its answer. Serves until Ctrl-C, which leaves no process, and no file outside the state folder.

@@ -101,7 +101,7 @@ SharePrefixes = Annotated[
     bool,
     typer.Option(
         "--share-prefixes",
-        help="reuse work on equal beginnings of prompts across API keys, which askers can find out",
+        help="share the prefix cache across API keys; clients can then guess how other prompts begin",
         rich_help_panel=_SHAPE,
     ),
 ]

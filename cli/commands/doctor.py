@@ -31,7 +31,7 @@ def doctor(
     context: typer.Context,
     cluster: Annotated[
         bool,
-        typer.Option("--cluster", help="all nodes and what they are together; needs an operator's bundle"),
+        typer.Option("--cluster", help="all nodes and how they fit together; needs an operator's bundle"),
     ] = False,
     state_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="state folder of this machine's node")

@@ -71,7 +71,7 @@ def rotate(
     lifetime: Lifetime = Seconds(30 * _DAY),
     as_json: AsJson = False,
 ) -> None:
-    """Make a new bundle for an operator; the old one opens nothing from then on."""
+    """Make a new bundle for an operator; the old one is refused from then on."""
     from sealring.mesh.pki.certificates import LeafKey
     from sealring.v1 import admin_pb2
 
@@ -92,7 +92,7 @@ def revoke(context: typer.Context, name: Name) -> None:
 
 @command(app, "list", example="sealring operator list", section="cli", fields=ADMIN)
 def list_operators(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the operators; those who were revoked stand in the audit log."""
+    """List the operators; those who were revoked are in the audit log only."""
     from sealring.v1 import admin_pb2
 
     found = call_admin(context, "ListOperators", admin_pb2.ListOperatorsRequest()).operators

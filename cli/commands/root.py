@@ -135,7 +135,7 @@ def sign(
 
 @command(app, example="sealring root install draft.dsse root.dsse")
 def install(draft: Draft, chain: Chain) -> None:
-    """Append a fully signed draft to the coordinator's chain; it counts from the coordinator's next start."""
+    """Append a fully signed draft to the coordinator's chain; it takes effect at the next start."""
     from sealring.mesh.pki.root import check_root_times, encode_chain, follow_root
 
     current = _load_chain(chain)

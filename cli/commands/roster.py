@@ -53,7 +53,7 @@ def verify(file: RosterFile, root: RootFile, pin: Pin, at: At = None, as_json: A
 @command(app, example="sealring roster diff old new --root-chain root.dsse --root-sha256 HEX")
 def diff(
     older: RosterFile,
-    newer: Annotated[Path, typer.Argument(metavar="NEWER", help="a later one")],
+    newer: Annotated[Path, typer.Argument(metavar="NEWER", help="the later roster")],
     root: RootFile,
     pin: Pin,
     as_json: AsJson = False,

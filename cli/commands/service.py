@@ -54,8 +54,8 @@ def install(
 ) -> None:
     """Make a component a service: it starts now and at every boot.
 
-    Where the service has no state yet, it takes over what the user has, who has joined before. Whatever was
-    done is undone when it does not come up.
+    A service without state takes over that of the user who has joined before. If it does not come up,
+    everything is undone.
     """
     from sealring.cli.foreground import signals_as_exceptions
     from sealring.cli.launchd import Service

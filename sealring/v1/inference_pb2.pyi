@@ -380,7 +380,7 @@ class Sampling(_message.Message):
     frequency_penalty: _builtins.float
     """[-2, 2]"""
     logprobs: _builtins.int
-    """[0, 20] likeliest tokens told beside each; unset: no log-probabilities"""
+    """[0, 20] most probable tokens told for each; unset: no log-probabilities"""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """token id -> [-100, 100], at most 300"""
@@ -545,7 +545,7 @@ Global___Delta: _TypeAlias = Delta  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
-    """One token of an answer, and the likeliest ones in its place. Natural logarithms of the model's own
+    """One token of an answer, and the most probable ones in its place. Natural logarithms of the model's own
     probabilities: before bias, penalties, temperature and filters. None is below -9999.
     """
 
@@ -561,7 +561,7 @@ class TokenLogprob(_message.Message):
     logprob: _builtins.float
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]:
-        """the likeliest first"""
+        """the most probable first"""
 
     def __init__(
         self,
