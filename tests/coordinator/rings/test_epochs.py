@@ -197,6 +197,59 @@ def test_a_member_that_goes_is_the_cause_of_what_its_neighbours_said() -> None:
         assert ring.reason == "node-b is offline"
 
 
+def test_who_is_missing_is_the_cause_of_what_others_tell_and_not_of_what_is_ones_own() -> None:
+    for root, cause in ((False, "node-b is offline"), (True, "node-c: the engine ended")):
+        ring = machine()
+        serve(ring)
+        ring.lost("b", 10)
+        assert ring.fault("c", 1, "node-c: the engine ended", 10, root=root) == [End(1, cause), Changed()]
+        assert ring.fault("a", 1, "node-a: another", 10) == []
+        assert ring.online("b", 11) == [Prepare(2), Changed()]
+
+
+def test_what_is_said_of_another_epoch_counts_in_no_phase() -> None:
+    ring = machine()
+    serve(ring)
+    ring.fault("a", 1, "no", 1)
+    ring.tick(20)
+    due = ring.deadline()
+    for epoch in (1, 3):
+        for member in MEMBERS:
+            assert ring.prepared(member, epoch, LINKS, 30) == []
+            assert ring.advanced(member, epoch, "loading", 0.5, 30) == []
+            assert ring.up(member, epoch, 30) == []
+    assert (ring.phase, ring.deadline(), ring.progress, ring.links) == (Phase.PREPARING, due, {}, [])
+    for member in MEMBERS:
+        ring.prepared(member, 2, [], 40)
+    assert ring.phase is Phase.COMMITTING
+    for epoch in (1, 3):
+        for member in MEMBERS:
+            assert ring.up(member, epoch, 50) == []
+    assert (ring.phase, ring.deadline()) == (Phase.COMMITTING, 100)
+    for member in ("a", "z", "b", "b"):
+        assert ring.up(member, 2, 50) == []
+    assert ring.up("c", 2, 50) == [Changed()]
+    assert (ring.phase, ring.progress) == (Phase.SERVING, {})
+
+
+def test_each_step_of_a_member_gives_the_others_time() -> None:
+    ring = machine()
+    bring_online(ring)
+    assert ring.deadline() == 120
+    ring.advanced("a", 1, "loading", 0.5, 10)
+    assert ring.deadline() == 130
+    ring.advanced("a", 1, "loading", 0.5, 20)
+    assert ring.deadline() == 130
+    ring.advanced("a", 1, "shaking hands", 0.5, 30)
+    assert ring.deadline() == 150
+    ring.prepared("a", 1, [], 40)
+    assert ring.deadline() == 160
+    ring.prepared("a", 1, [], 50)
+    assert ring.deadline() == 160
+    assert ring.tick(159) == []
+    assert ring.tick(160)[0] == End(1, "preparing took too long: node-b, node-c did not finish")
+
+
 def test_a_ring_says_whom_it_waits_for() -> None:
     ring = machine()
     assert ring.reason == "node-a, node-b, node-c are offline"
