@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Find = Callable[[Any], Iterable[Any]]
 
+SHOWN_ID = 16
+"""Characters of an id in a table, which name the one that has it."""
+
 
 def enrolled_nodes(known: Any) -> list[Any]:
     """The nodes of the roster."""
@@ -69,18 +72,24 @@ async def find_node(admin: Admin, node: str) -> str:
 
 
 async def find_member(admin: Admin, name: str, *among: Find) -> str:
-    """The id of the one that is called so; the revoked are looked at only where nobody else is.
+    """The id of the one that has this id, or is called so; of names, those of a later group only where nobody
+    else has it.
 
-    Raises NotFound (NODE_NOT_FOUND), InvalidInput (AMBIGUOUS_NODE).
+    Ids, or their beginning as tables show it, come first: members choose their names, and may choose
+    another's id, or another's name.     Raises NotFound (NODE_NOT_FOUND), InvalidInput (AMBIGUOUS_NODE).
     """
     from sealring.v1 import admin_pb2
 
     known = await admin.call("ListNodes", admin_pb2.ListNodesRequest())
-    for those in among:
-        found = [one.id for one in those(known) if name in (one.id, one.name)]
+    groups = [list(those(known)) for those in among]
+    by_id = {one.id for those in groups for one in those if len(name) >= SHOWN_ID and one.id.startswith(name)}
+    for found in (sorted(by_id), *([one.id for one in those if one.name == name] for those in groups)):
         if len(found) > 1:
+            shown = ", ".join(one[:SHOWN_ID] for one in found[:8])
             raise InvalidInput(
-                f"{len(found)} are called {name[:80]}", hint="name one by its id", reason="AMBIGUOUS_NODE"
+                f"{len(found)} are called {name[:80]}",
+                hint=f"name one by its id: {shown}",
+                reason="AMBIGUOUS_NODE",
             )
         if found:
             return str(found[0])
@@ -96,7 +105,7 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
     rows = [
         [
             one["name"],
-            one["id"][:16],
+            one["id"][:SHOWN_ID],
             one["state"],
             one["trust"],
             f"{size(one['memory_used'])} of {size(one['memory_usable'])}",
@@ -115,7 +124,12 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
 def print_gateways(gateways: list[dict[str, Any]]) -> None:
     """The gateways as a table."""
     rows = [
-        [one["name"], one["id"][:16], "connected" if one["watching"] else "offline", moment(one["enrolled"])]
+        [
+            one["name"],
+            one["id"][:SHOWN_ID],
+            "connected" if one["watching"] else "offline",
+            moment(one["enrolled"]),
+        ]
         for one in gateways
     ]
     print_table(["gateway", "id", "state", "enrolled"], rows)
