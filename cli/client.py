@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from sealring.cli.output import enum_word
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
 from sealring.mesh.system.addresses import require_loopback
 from sealring.mesh.system.files import read_bounded, read_secret
@@ -158,7 +159,7 @@ async def _stream(
     if started is None or finished is None:
         raise SealringError("the gateway ended the stream without an answer", reason="BROKEN_STREAM")
     after_first = finished.completion_tokens - 1
-    reason = inference_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
+    reason = enum_word(inference_pb2.FinishReason.DESCRIPTOR, finished.reason)
     return Answer(
         text="".join(pieces),
         model=started.model,

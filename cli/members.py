@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Find = Callable[[Any], Iterable[Any]]
 
+_TOKENS_GONE = "; what was left of its join token is revoked (sealring token create makes another)"
 SHOWN_ID = 16
 """Characters of an id in a table, which name the one that has it."""
 
@@ -44,7 +45,7 @@ def evict_member(context: typer.Context, name: str, *among: Find) -> None:
     found = change_member(
         context, name, "EvictNode", lambda found: admin_pb2.EvictNodeRequest(id=found), *among
     )
-    say(f"evicted {found}")
+    say(f"evicted {found}{_TOKENS_GONE}")
 
 
 def ban_member(context: typer.Context, name: str, *among: Find) -> None:
@@ -52,7 +53,7 @@ def ban_member(context: typer.Context, name: str, *among: Find) -> None:
     from sealring.v1 import admin_pb2
 
     found = change_member(context, name, "BanNode", lambda found: admin_pb2.BanNodeRequest(id=found), *among)
-    say(f"banned {found}")
+    say(f"banned {found}{_TOKENS_GONE}")
 
 
 def change_member(context: typer.Context, name: str, method: str, request: Any, *among: Find) -> str:

@@ -180,10 +180,14 @@ def enum_word(descriptor: Any, number: int) -> str:
 
 
 def moment(seconds: int) -> str:
-    """Unix seconds as local time; nothing for 0."""
+    """Unix seconds as local time; nothing for 0, and as they are where no calendar has them."""
     if not seconds:
         return ""
-    return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
+    try:
+        found = datetime.datetime.fromtimestamp(seconds).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds} s"
+    return found.isoformat(sep=" ", timespec="seconds")
 
 
 def size(count: int) -> str:

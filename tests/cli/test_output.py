@@ -84,6 +84,8 @@ def test_sizes_and_moments() -> None:
     ]
     assert moment(0) == ""
     assert moment(1_700_000_000).startswith("2023-11-1")
+    for absurd in (1 << 62, 1 << 64, 10**12):
+        assert moment(absurd) == f"{absurd} s"
 
 
 HOSTILE = "a\x1b[2J\x9b31m\x7f\u202eb\ud800"
