@@ -42,7 +42,7 @@ def prompt(row: int, length: int, vocabulary: int) -> list[int]:
 
 
 class Front:
-    """As node.engine.front.Front, for rows whose prompts are drawn here; answers steps with empty texts."""
+    """As node.engine.text.front.Front, for prompts that are drawn here; answers steps with empty texts."""
 
     stuck = False
 

@@ -78,7 +78,7 @@ Action: TypeAlias = Prepare | Commit | End | Changed
 
 @dataclass(frozen=True)
 class _Cause:
-    """Why an epoch ended. A root cause lies with who is named; others may only be what followed from it."""
+    """Why an epoch ended. A root cause lies with the member that it names; others may follow from one."""
 
     epoch: int
     text: str
@@ -277,7 +277,7 @@ class RingEpochs:
         return f"{names} {'is' if len(members) == 1 else 'are'} offline"
 
     def _blame(self, cause: _Cause) -> list[Action]:
-        """Take up what is learnt of the last epoch's end after it."""
+        """Take in a cause that is reported after the epoch has ended."""
         ended = self.phase is not Phase.SERVING and cause.epoch == self._cause.epoch
         if not ended or self._cause.root or not cause.root:
             return []

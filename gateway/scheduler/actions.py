@@ -21,7 +21,7 @@ class Request:
     `max_tokens` 0 means as many as the context holds. `delivered` counts the
     tokens whose text the client has; with the envelope it is what a replay in a later epoch starts from.
 
-    `affinity` is the key by which a ring is preferred for it (mesh.affinity), or empty.
+    `affinity` is the key by which a ring is preferred for it (mesh.prompt.routing), or empty.
 
     `tells` is whether a prompt in clear asks for log-probabilities, which are looked at only then.
 

@@ -47,8 +47,8 @@ class Lane:
 
     @property
     def stuck(self) -> bool:
-        """True while a row is at its limit and its last token is on the way: a head that is told to evict a
-        row does not tell of tokens that come later."""
+        """True while a row is at its limit and its last token is on the way: the head reports no tokens of a
+        row after it was told to evict it."""
         return bool(self.outstanding) and any(not row.closed for row in self._ended.values())
 
     def close(self, row: Row) -> None:
@@ -56,13 +56,13 @@ class Lane:
         self._closed[row.number] = row
 
     def leaving(self) -> list[Row]:
-        """Rows that the next step need not or may not have, closed or at their limit, by rising number."""
+        """Rows to leave out of the next step, closed or at their limit, by rising number."""
         if not self._closed and not self._ended:
             return []
         return [row for _, row in sorted((self._closed | self._ended).items())]
 
     def must_change(self, leaving: list[Row], pressed: bool, interval: Callable[[], int]) -> bool:
-        """True when the next step has to change the lane's rows, or may and had better.
+        """True when the next step has to change the lane's rows, or when it is worth it.
 
         A change copies the lane's caches, so changes are gathered over `interval` steps; a small lane is
         cheap to copy and waits for no more steps than it has rows.

@@ -2,8 +2,8 @@
 
 A lane's rows share one batch cache per layer in which every row is as long as the longest (mlx-lm pads), so
 a lane is charged its number of rows times the longest reservation among them. Reservations are rounded up to
-the block in which caches grow. Every member holds other layers, so each has figures of its own; a row is
-taken only where it fits on all of them.
+the block size in which caches grow. Every member holds different layers, so each has its own figures; a row
+is admitted only if it fits on all members.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Ledger:
         return self._held[row][0]
 
     def keep(self, tokens: int) -> None:
-        """Counts a kept prefix, which rows do not give way to."""
+        """Counts a kept prefix. Rows take precedence over it."""
         self.kept_tokens += tokens
         self._kept += 1
 

@@ -2,17 +2,17 @@
 
 Lanes take turns, and each has at most two steps announced. While any run, prefill keeps to a budget
 (gateway.scheduler.budget, gateway.scheduler.crowd); when nothing decodes, prefill steps go back to back, as
-many as fill the pipeline and one more. In a rush, rows that are through are held until the others are.
+many as fill the pipeline and one more. In a rush, prefilled rows are held until the others are prefilled.
 Evictions that belong to no lane's own step ride on the next step of any kind.
 
-A row at its limit is not stepped again, and not evicted before its last token is there: its lane waits for
-that token instead of having a step announced ahead, which costs no more than the way over the gateway.
+A row at its limit is not stepped again, and is not evicted before its last token has arrived: its lane waits
+for that token instead of having a step announced ahead. That costs one round trip to the gateway at most.
 
-A row that is moved is parked by a step of its lane. Once its last token there is round it waits to be
-admitted to the lane where it fits best, as a prefilled row does.
+A row that is moved to another lane is parked by a step of its lane. Once its last token there has come back
+round the ring, it waits to be admitted to the lane where it fits best, as a prefilled row does.
 
-A step that samples nothing brings nothing round. It is done when the head says so, by StepDone or by the
-number of steps that it has executed, or when a later step has come round.
+A step that samples nothing sends nothing back round the ring. It is done when the head says so, by StepDone
+or by the number of steps that it has executed, or when the tokens of a later step are back.
 """
 
 from __future__ import annotations
@@ -223,13 +223,13 @@ class StepPlanner:
                     self._ready(row)
 
     def _rush(self) -> bool:
-        """Whether prompts go first, and rows that are through wait for them."""
+        """Whether prompts go first, and prefilled rows wait for them."""
         if not (len(self._line) and self._line.todo.short):
             return False
         return self._crowd.rush(self._line.crowd(self.waiting), self._running_rows)
 
     def _holds(self) -> bool:
-        """Whether rows that are through wait: in a rush, and until its last first tokens are there, for rows
+        """Whether prefilled rows wait: in a rush, and until its last first tokens have arrived, because rows
         that came a moment later would wait for the lanes' next change."""
         return self._rush() or self._awaited in self._sampled
 
@@ -307,7 +307,7 @@ class StepPlanner:
         return step
 
     def _prefill_tokens(self) -> int:
-        """What the next prefill step may have beside running lanes."""
+        """How many tokens the next prefill step may have beside running lanes."""
         todo = self._line.todo
         running = self._running_rows
         share = self._crowd.share(self._line.crowd(self.waiting), running, todo.short)
@@ -356,7 +356,7 @@ class StepPlanner:
         return step
 
     def _moving(self, lane: Lane, leaving: int) -> list[Row]:
-        """Rows that had better go on in another lane; none while rows are coming that may fill those."""
+        """Rows to move to another lane; none while rows are coming that may fill the smaller lanes."""
         if lane.number >= self.ledger.regular or self.waiting or len(self._line) or self.pressed:
             return []
         return self._balance.moving(lane, leaving, len(self._turns))

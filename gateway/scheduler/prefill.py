@@ -4,7 +4,7 @@ A step has a budget of tokens (gateway.scheduler.budget); no chunk is longer, an
 cut into equal ones. Chunks of several prompts share a step as long as they fit its budget together. Steps
 begin in turn with the oldest prompt and with the one that has least left, so that short prompts do not wait
 behind long ones, and long ones get at least half of the steps. A row's first chunk goes only after those
-of all rows with lower numbers (mesh.composition demands it).
+of all rows with lower numbers (mesh.prompt.composition demands it).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which prefixes of prompts and answers a ring keeps for later rows, by name (mesh.prefixes).
+"""Which prefixes of prompts and answers a ring keeps for later rows, by name (mesh.prompt.prefix_names).
 
-Rows come first: what is kept lives in the memory that they leave, and goes, least recently used first, when
-they need it. Where caches can be cut (PREFIX_SUPPORT_ANY) a prompt is kept when it is prefilled and, with its
-answer, when that ends; any number of its blocks can be reused. Where they cannot (PREFIX_SUPPORT_EXACT) a
-prompt is cut into chunks where it is worth keeping: before its last tokens, for whoever goes on with it, and
-at the longest prefix that an earlier prompt had in common with it.
+Rows come first: prefixes are kept in memory that no row uses, and are dropped, least recently used first,
+when rows need it. Where caches can be cut (PREFIX_SUPPORT_ANY) a prompt is kept when it is prefilled and,
+with its answer, when that ends; any number of its blocks can be reused. Where they cannot
+(PREFIX_SUPPORT_EXACT) a prompt is cut into chunks where it is worth keeping: before its last tokens, for the
+next turn of the conversation, and at the longest prefix that an earlier prompt had in common with it.
 """
 
 from __future__ import annotations

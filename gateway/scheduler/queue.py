@@ -1,9 +1,9 @@
-"""The waiting requests of one ring: bounded, turn by turn over keys, and of each key what is due first.
+"""The waiting requests of one ring: a bounded queue in which API keys take turns, earliest due first per key.
 
 A request is due when it comes, `STEP_SECONDS` later for every step of its priority, or a little before its
-deadline if that is earlier. Nothing that comes more than 200 s after it overtakes it, whatever the
-priorities: waiting is what a priority is paid with, so nothing waits for ever. Keys take turns whatever the
-priorities of their requests: nobody gets ahead of others by calling everything urgent.
+deadline if that is earlier. So a request is never overtaken by one that comes more than 200 s after it,
+whatever their priorities, and nothing waits for ever. Keys take turns whatever the priorities of their
+requests: nobody gets ahead of others by calling everything urgent.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class RingFeedback:
         begun = time.monotonic()
         until = begun + self._deadline
         while self._arrived_step < needed and not self._over and time.monotonic() < begun + spin_seconds:
-            time.sleep(0)  # as node.waiting, without what a poll is for
+            time.sleep(0)  # as node.ipc.waiting, without what a poll is for
         with self._changed:
             while self._arrived_step < needed:
                 left = until - time.monotonic()

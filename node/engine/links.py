@@ -31,7 +31,7 @@ OnError = Callable[[BaseException], None]
 
 
 class Arrival(Protocol):
-    """As node.channel.Received."""
+    """As node.ipc.channel.Received."""
 
     header: RecordHeader
     data: memoryview
@@ -40,7 +40,7 @@ class Arrival(Protocol):
 
 
 class Channel(Protocol):
-    """As node.channel.EngineChannel."""
+    """As node.ipc.channel.EngineChannel."""
 
     def send(self, header: RecordHeader, *buffers: memoryview | bytes) -> None: ...
 

@@ -328,7 +328,7 @@ class Opener(_Direction):
 
 
 class Link(Uncopyable):
-    """One end of a link: its sealer, its opener, and the poison that stops both.
+    """One end of a link: its sealer, its opener, and the error state (poisoned) that stops both.
 
     Give it the keys of a handshake and keep it in one process. A forked child's copy is poisoned.
     """

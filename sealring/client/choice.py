@@ -1,6 +1,6 @@
 """Which ring gets a prompt: trusted enough by the verified roster first, then the one that has its prefix.
 
-The choice is made here, by a key that stays here (mesh.affinity); the gateway sees what was chosen.
+The choice is made here, by a key that stays here (mesh.prompt.routing); the gateway sees what was chosen.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Question:
 
     `priority` and `deadline_ms` are GenerateRequest's: where it waits among this client's other questions.
     `prefix_salt` is secret: prompts sealed with the same one may share kept prefixes at the head.
-    `affinity` is the key by which the ring is chosen (mesh.affinity), or empty; it stays here.
+    `affinity` is the key by which the ring is chosen (mesh.prompt.routing), or empty; it stays here.
     """
 
     prompt: inference.Prompt

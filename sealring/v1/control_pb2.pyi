@@ -297,7 +297,7 @@ class RowOpened(_message.Message):
     max_tokens: _builtins.int
     """what is left of the context, or the request's own limit"""
     prefixes: _builtins.bytes
-    """Keyed hashes of the prompt's first tokens, 16 bytes for each boundary (mesh.prefixes) up to its length;
+    """Keyed hashes of the prompt's first tokens, 16 bytes for each boundary (mesh.prompt.prefix_names) up to its length;
     empty when nothing of this row may be kept.
     """
     def __init__(
@@ -506,7 +506,7 @@ Global___Park: _TypeAlias = Park  # noqa: Y015
 @_typing.final
 class Keep(_message.Message):
     """The first tokens of a row, in prefill or in a lane, are kept beyond its life. At the head their number must be
-    a boundary (mesh.prefixes).
+    a boundary (mesh.prompt.prefix_names).
     """
 
     DESCRIPTOR: _descriptor.Descriptor

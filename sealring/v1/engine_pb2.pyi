@@ -717,7 +717,7 @@ class StartCarrier(_message.Message):
     next_address: _builtins.str
     """ip:port of rank + 1"""
     outgoing_keys: _builtins.bytes
-    """mesh.sigma SessionKeys.to_carrier()"""
+    """node.link.keys.SessionKeys.to_carrier()"""
     incoming_keys: _builtins.bytes
     form_timeout_ms: _builtins.int
     outgoing_pass: _builtins.bytes

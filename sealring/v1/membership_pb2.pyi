@@ -116,14 +116,14 @@ class EnrolRequest(_message.Message):
     token_secret: _builtins.str
     role: Global___Role.ValueType
     identity_key: _builtins.bytes
-    """as mesh.identity encodes it"""
+    """as mesh.crypto.identity encodes it"""
     key_type: _builtins.str
     """"software" or "secure_enclave" """
     csr: _builtins.bytes
     """PKCS #10, DER, P-256 TLS key"""
     nonce: _builtins.bytes
     signature: _builtins.bytes
-    """identity key, label join, over mesh.enrolment.join_content(...)"""
+    """identity key, label join, over mesh.member.enrolment.join_content(...)"""
     sealing_key: _builtins.bytes
     """HPKE public key; nodes only"""
     attestation: _builtins.bytes
@@ -236,12 +236,12 @@ class RenewByIdentityRequest(_message.Message):
     NONCE_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     identity_key: _builtins.bytes
-    """as mesh.identity encodes it"""
+    """as mesh.crypto.identity encodes it"""
     csr: _builtins.bytes
     """PKCS #10, DER, a fresh P-256 TLS key"""
     nonce: _builtins.bytes
     signature: _builtins.bytes
-    """identity key, label identity csr, over mesh.renewal.renewal_content(...)"""
+    """identity key, label identity csr, over mesh.member.renewal.renewal_content(...)"""
     def __init__(
         self,
         *,
@@ -268,7 +268,7 @@ class RenewResponse(_message.Message):
     certificate_chain: _builtins.bytes
     root_metadata: _builtins.bytes
     proof: _builtins.bytes
-    """DSSE envelope by a threshold of roster keys, label renewal, over mesh.proof.renewal(...)"""
+    """DSSE envelope by a threshold of roster keys, label renewal, over mesh.member.proof.renewal(...)"""
     def __init__(
         self,
         *,

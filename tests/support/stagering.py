@@ -131,7 +131,7 @@ class MemoryReceived:
 
 
 class MemoryChannel:
-    """As node.channel.EngineChannel, and as strict about what was announced."""
+    """As node.ipc.channel.EngineChannel, and as strict about what was announced."""
 
     def __init__(self, outgoing: Link, incoming: Link) -> None:
         self._outgoing, self._incoming = outgoing, incoming

@@ -1,5 +1,5 @@
 """Chat templates: Jinja in a sandbox, with what model makers' templates are written against. `python -m
-node.engine.template` is the process that `node/engine/text/rendering.py` starts for one.
+node.engine.text.template` is the process that `node/engine/text/rendering.py` starts for one.
 
 The environment is that of transformers' `apply_chat_template` (utils/chat_template_utils.py), whose import
 costs two seconds and 0.2 GiB.

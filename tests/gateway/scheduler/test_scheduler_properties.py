@@ -52,7 +52,7 @@ def names_of(content: Content, tokens: int, after: int = 0) -> bytes:
 
 
 class ModelRing:
-    """Executes steps in order with mesh.composition; knows how long every answer is."""
+    """Executes steps in order with mesh.prompt.composition; knows how long every answer is."""
 
     def __init__(self, facts: RingFacts, seed: int) -> None:
         self.facts = facts
