@@ -23,6 +23,8 @@ def _cut(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_cut)]
 Name = Annotated[str, Field(max_length=200), AfterValidator(_cut)]
+Address = Annotated[str, Field(max_length=300), AfterValidator(_cut)]
+"""Longer than any that a roster takes: members choose theirs, and none is to spoil another's report."""
 
 
 class _Frozen(BaseModel):
@@ -78,7 +80,7 @@ class Connection(_Frozen):
     """One TCP connection that the daemon tried: `error` is errno's name or TIMEOUT, empty when it came up."""
 
     member: Name
-    address: Name
+    address: Address
     error: Name = ""
     milliseconds: Annotated[int, Field(ge=0, le=1 << 40)] = 0
 
@@ -115,7 +117,7 @@ class Facts(_Frozen):
     packages: Annotated[dict[Name, Name], Field(max_length=32)] = {}
     memory: Annotated[int, Field(ge=0, le=1 << 60)] = 0
     wired_limit: Annotated[int, Field(ge=0, le=1 << 60)] = 0
-    addresses: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
+    addresses: Annotated[tuple[Address, ...], Field(max_length=64)] = ()
     connections: Annotated[tuple[Connection, ...], Field(max_length=512)] = ()
     ports: Annotated[tuple[Port, ...], Field(max_length=64)] = ()
     bridges: Annotated[tuple[Bridge, ...], Field(max_length=64)] = ()

@@ -11,6 +11,7 @@ import socket
 from sealring.mesh.errors import ConfigError, InvalidInput
 
 _HOST = re.compile(r"^[A-Za-z0-9._-]{1,253}\Z")
+_SCOPE = re.compile(r"^[A-Za-z0-9._-]{1,32}\Z")  # an interface; ipaddress takes anything
 _PORT = re.compile(r"^[0-9]{1,5}\Z")
 
 _LOWEST, _PORTS, _APART = 15000, 17000, 10507  # the golden section keeps near process ids far apart
@@ -26,9 +27,11 @@ def parse_address(address: str) -> tuple[str, int]:
         raise _bad(address)
     if literal:
         try:
-            ipaddress.IPv6Address(host)
+            scope = ipaddress.IPv6Address(host).scope_id
         except ValueError:
             raise _bad(address) from None
+        if scope is not None and not _SCOPE.match(scope):
+            raise _bad(address)
     elif not _HOST.match(host):
         raise _bad(address)
     return host, int(port)

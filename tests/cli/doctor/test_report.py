@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.cli.doctor import show
+from sealring.cli.doctor.daemon import with_daemon
 from sealring.cli.doctor.report import (
     MAX_REPORT_BYTES,
     Bridge,
@@ -26,7 +27,11 @@ from sealring.cli.doctor.report import (
     warning,
     worst,
 )
+from sealring.cli.doctor.view import View
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.system.addresses import parse_address
+from sealring.node.settings import NodeSettings
+from sealring.v1 import diagnosis_pb2
 
 FACTS = Facts(
     name="mini",
@@ -93,3 +98,15 @@ def test_the_worst_comes_first() -> None:
         "ok       fine",
     ]
     assert show.summary(found) == "1 problem, 1 warning, 0 notes, 1 ok"
+
+
+def test_the_longest_address_that_a_member_may_announce_spoils_no_report() -> None:
+    longest = f"{'h' * 253}:65535"
+    parse_address(longest)
+    told = diagnosis_pb2.DiagnoseResponse(
+        connections=[diagnosis_pb2.PeerConnection(member="m", address=longest, error="UNKNOWN_HOST")]
+    )
+    connections = with_daemon(View(NodeSettings()), told).connections
+    assert connections is not None
+    sent = encode(Report(facts=Facts(connections=connections, addresses=(longest,))))
+    assert decode(sent).facts.connections[0].address == longest

@@ -98,3 +98,10 @@ def test_no_port_is_chosen_twice_by_one_process_or_soon_by_the_next() -> None:
 def test_a_free_port_can_be_bound() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", free_port()))
+
+
+@pytest.mark.parametrize("scope", ["e\nn0", "\x1b[2J", "x" * 33, "x" * 100_000, "a b", "é"])
+def test_an_interface_is_a_short_word(scope: str) -> None:
+    assert parse_address("[fe80::1%en0]:7") == ("fe80::1%en0", 7)
+    with pytest.raises(InvalidInput):
+        parse_address(f"[fe80::1%{scope}]:7")
