@@ -175,7 +175,7 @@ def _node(
 
 
 def _node_settings(settings: Mapping[str, Any]) -> NodeSettings:
-    from sealring.mesh.system.config import load
+    from sealring.mesh.settings.config import load
     from sealring.node.settings import NodeSettings
 
     return load(NodeSettings, "node", flags=settings, environment={}).settings
@@ -184,7 +184,7 @@ def _node_settings(settings: Mapping[str, Any]) -> NodeSettings:
 def settings_given(section: str, file: Path | None) -> dict[str, Any]:
     """What the user's settings file and environment say of a section, validated."""
     from sealring.cli.command import settings_model
-    from sealring.mesh.system.config import load
+    from sealring.mesh.settings.config import load
 
     loaded = load(settings_model(section), section, file=file)
     values = loaded.settings.model_dump(mode="json", exclude_none=True)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-    from sealring.mesh.system.config import Loaded
-    from sealring.mesh.system.settings_types import Written
+    from sealring.mesh.settings.config import Loaded
+    from sealring.mesh.settings.types import Written
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -119,7 +119,7 @@ def load_settings(context: typer.Context) -> Loaded[Any]:
 
     They have the fields that the command declares; any other raises AttributeError. Raises ConfigError.
     """
-    from sealring.mesh.system.config import load
+    from sealring.mesh.settings.config import load
 
     declared: Any = context.command
     file = config_file(context.find_root().params.get("config"))
@@ -199,7 +199,7 @@ def _remember(context: Any, parameter: Any, value: Any) -> None:
 
 
 def _plain_kinds(field: FieldInfo) -> set[Any]:
-    from sealring.mesh.system.config import kinds_of
+    from sealring.mesh.settings.config import kinds_of
 
     return kinds_of(field.annotation)
 
@@ -229,7 +229,7 @@ def _metavar(field: FieldInfo) -> str | None:
 
 def _written(field: FieldInfo) -> Written | None:
     """How a value of the field is written, where its type says so, by itself or in a list or a union."""
-    from sealring.mesh.system.settings_types import Written
+    from sealring.mesh.settings.types import Written
 
     return next(
         (one for one in [*field.metadata, *_extras(field.annotation)] if isinstance(one, Written)), None

@@ -29,8 +29,8 @@ from sealring.cli.service_places import folder_of_root, make_places, needs_root,
 from sealring.cli.settings_files import as_toml, read_settings, settings_file_of
 from sealring.mesh.errors import ConfigError, FailedPrecondition, SealringError
 from sealring.mesh.member.state import is_enrolled
+from sealring.mesh.settings.config import load
 from sealring.mesh.system.addresses import parse_address
-from sealring.mesh.system.config import load
 from sealring.mesh.system.files import read_bounded, write_atomic
 from sealring.mesh.system.paths import state_root_of
 

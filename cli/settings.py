@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sealring.mesh.settings.types import Address, Seconds
 from sealring.mesh.system.paths import default_state_root
-from sealring.mesh.system.settings_types import Address, Seconds
 
 
 class CliSettings(BaseModel):

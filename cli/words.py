@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.system.units import parse_duration, show_duration
+from sealring.mesh.settings.units import parse_duration, show_duration
 from sealring.mesh.trust.levels import TrustLevel
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on standard output")]

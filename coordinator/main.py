@@ -8,12 +8,12 @@ import structlog
 
 from sealring.coordinator.auth.access import Access
 from sealring.coordinator.auth.operators import OperatorAccess
-from sealring.coordinator.auth.proofs import Proofs
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.init import renew_operator_bundle
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.planning.profiles import Profiles
 from sealring.coordinator.planning.survey import Survey
+from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.expulsion import Expulsion
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.rings.rings import Rings
@@ -21,16 +21,16 @@ from sealring.coordinator.roster.authority import Authority
 from sealring.coordinator.services.admin import AdminService
 from sealring.coordinator.services.certificates import CertificatesService, Issuer, RenewalService
 from sealring.coordinator.services.challenges import Challenges
-from sealring.coordinator.services.deployments import DeploymentService
 from sealring.coordinator.services.diagnoses import Diagnoses
 from sealring.coordinator.services.enrolment import EnrolmentService
 from sealring.coordinator.services.membership import MembershipService
 from sealring.coordinator.services.traces import Traces
-from sealring.coordinator.services.watchers import SchedulingService, Watchers
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.coordinator.store.integrity import check_stored
+from sealring.coordinator.streams.proofs import Proofs
 from sealring.coordinator.streams.sessions import Sessions
+from sealring.coordinator.streams.watchers import SchedulingService, Watchers
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki.certificates import renewal_due

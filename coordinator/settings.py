@@ -9,10 +9,10 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sealring.mesh.clock import SKEW_SECONDS
-from sealring.mesh.prompt.names import is_label
+from sealring.mesh.names import is_label
+from sealring.mesh.settings.types import Address, ClusterName, Seconds, TrustFloor, WholeSeconds
 from sealring.mesh.system.addresses import format_address, parse_address
 from sealring.mesh.system.paths import default_state_root
-from sealring.mesh.system.settings_types import Address, ClusterName, Seconds, TrustFloor, WholeSeconds
 from sealring.mesh.trust.levels import TrustLevel
 
 _DAY = 24 * 3600

@@ -7,9 +7,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sealring.mesh.errors import ConfigError
+from sealring.mesh.settings.types import Address, Name, Seconds
 from sealring.mesh.system.addresses import is_loopback, parse_address
 from sealring.mesh.system.paths import default_state_root
-from sealring.mesh.system.settings_types import Address, Name, Seconds
 
 
 def _default_state_dir() -> Path:

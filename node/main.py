@@ -16,11 +16,11 @@ from sealring.mesh.pki.certificates import Role
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import server_credentials
 from sealring.mesh.system.processes import run_enrolled
-from sealring.node.control import diagnosis
 from sealring.node.control import service as control
-from sealring.node.control.diagnosis import DiagnosisService
 from sealring.node.control.service import ControlService, add_control_to_server
+from sealring.node.daemon import diagnosis
 from sealring.node.daemon.daemon import Daemon
+from sealring.node.daemon.diagnosis import DiagnosisService
 from sealring.node.identity.attestor import require_software_allowed
 from sealring.node.identity.key import load_signer
 from sealring.node.link import exchange as links

@@ -10,9 +10,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from sealring.mesh.settings.types import Address, Name, Size
 from sealring.mesh.system.addresses import format_address, parse_address
 from sealring.mesh.system.paths import default_state_root
-from sealring.mesh.system.settings_types import Address, Name, Size
 
 MAX_ADDRESSES = 8
 

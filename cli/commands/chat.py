@@ -21,7 +21,7 @@ from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
 
 if TYPE_CHECKING:
     from sealring.cli.client import Access, Question
-    from sealring.mesh.system.config import Loaded
+    from sealring.mesh.settings.config import Loaded
 
 app = typer.Typer()
 

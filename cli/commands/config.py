@@ -23,7 +23,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show every setting with its value and its source: default, file, environment."""
-    from sealring.mesh.system.config import load, unknown
+    from sealring.mesh.settings.config import load, unknown
 
     file = config_file(context.find_root().params.get("config"))
     shown: dict[str, dict[str, Any]] = {}

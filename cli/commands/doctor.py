@@ -58,7 +58,7 @@ def doctor(
 
 
 def _settings(section: str, file: Path | None, **given: Path | None) -> Any:
-    from sealring.mesh.system.config import load
+    from sealring.mesh.settings.config import load
 
     return load(settings_model(section), section, file=file, flags=given).settings
 

@@ -20,8 +20,8 @@ from sealring.coordinator.keys import OPERATOR_ID, ClusterKeys
 from sealring.coordinator.store import OperatorRole, Store, StoredOperator
 from sealring.mesh.clock import Clock
 from sealring.mesh.errors import AlreadyExists, InvalidInput, PermissionDenied, ResourceExhausted
+from sealring.mesh.names import check_name
 from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, key_hash
-from sealring.mesh.prompt.names import check_name
 from sealring.mesh.rpc.tls import AuthenticatedContext, peer_certificate
 
 MAX_OPERATORS = 100

@@ -29,7 +29,7 @@ from sealring.coordinator.planning.refusals import does_not_fit, split_does_not_
 from sealring.coordinator.planning.specs import check_spec
 from sealring.mesh.crypto.encoding import canonical_json
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.names import ring_id
+from sealring.mesh.names import ring_id
 from sealring.v1 import admin_pb2, model_pb2
 
 DEFAULT_CONTEXT = 4096

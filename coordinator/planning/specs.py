@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sealring.mesh.crypto.identity import check_member_id
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.names import check_deployment_name
 from sealring.mesh.prompt.deployment_limits import (
     MAX_CONTEXT,
     MAX_LAYERS,
@@ -12,7 +13,6 @@ from sealring.mesh.prompt.deployment_limits import (
     MAX_ROWS,
     MAX_STAGES,
 )
-from sealring.mesh.prompt.names import check_deployment_name
 from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import admin_pb2
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.roster.authority import Authority
-from sealring.coordinator.services.watchers import Watchers
 from sealring.coordinator.store import Revocation, Store, StoredMember
 from sealring.coordinator.streams.sessions import Sessions
+from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.clock import Clock
 from sealring.mesh.errors import PermissionDenied
 

@@ -9,9 +9,9 @@ import structlog
 
 from sealring.coordinator.planning.planner import plan_hash
 from sealring.coordinator.planning.survey import Survey
+from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.rings import Rings
 from sealring.coordinator.roster.authority import Authority
-from sealring.coordinator.services.deployments import DeploymentService
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredDeployment
 from sealring.coordinator.streams.sessions import Sessions

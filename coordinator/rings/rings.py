@@ -10,10 +10,10 @@ import structlog
 from sealring.coordinator.rings.epochs import Action, Commit, End, Phase, Prepare, RingEpochs, Timeouts
 from sealring.coordinator.rings.running import RunningRing
 from sealring.coordinator.roster.authority import Authority
-from sealring.coordinator.services.watchers import Watchers, roster_event
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.coordinator.streams.watchers import Watchers, roster_event
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
 from sealring.mesh.rpc.problem import from_problem, one_line

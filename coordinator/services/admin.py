@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from sealring.coordinator.auth.operators import OperatorAccess, needs
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.expulsion import Expulsion
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.roster.authority import Authority
-from sealring.coordinator.services.deployments import DeploymentService
 from sealring.coordinator.services.diagnoses import Diagnoses
 from sealring.coordinator.services.nodes import describe_node
 from sealring.coordinator.services.traces import Traces
-from sealring.coordinator.services.watchers import Watchers
 from sealring.coordinator.store import OperatorRole, Store, StoredToken
 from sealring.coordinator.streams.sessions import Sessions
+from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.clock import Clock
 from sealring.mesh.crypto.identity import check_member_id
 from sealring.mesh.errors import InvalidInput, ResourceExhausted

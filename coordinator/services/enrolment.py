@@ -18,14 +18,21 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.mesh.clock import Clock
 from sealring.mesh.crypto.encoding import FormatError, decode_base32
-from sealring.mesh.crypto.identity import MAX_SIGNATURE_BYTES, PUBLIC_KEY_BYTES, Label, member_id, verify
+from sealring.mesh.crypto.identity import (
+    MAX_SIGNATURE_BYTES,
+    PUBLIC_KEY_BYTES,
+    SEALING_KEY_SIZES,
+    KeyType,
+    Label,
+    member_id,
+    verify,
+)
 from sealring.mesh.errors import AttestationError, InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.member.bootstrap import TOKEN_SECRET_BYTES
 from sealring.mesh.member.enrolment import join_content
+from sealring.mesh.names import check_name
 from sealring.mesh.pki.certificates import MAX_CSR_BYTES, PeerIdentity, Role, to_pem
 from sealring.mesh.pki.roles import ROLES
-from sealring.mesh.prompt.names import check_name
-from sealring.mesh.roster.codec import SEALING_KEY_SIZES
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.trust.apple import APPLE_ROOT, MAX_CERTIFICATE_BYTES, MAX_CHAIN, verify_device
 from sealring.mesh.trust.attestation import (
@@ -35,7 +42,7 @@ from sealring.mesh.trust.attestation import (
     Verdict,
     verify_statement,
 )
-from sealring.mesh.trust.levels import SCORES, KeyType, TrustLevel, level_of
+from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 MAX_ADDRESSES = 8

@@ -10,7 +10,6 @@ from typing import Any
 import structlog
 
 from sealring.coordinator.auth.access import Access
-from sealring.coordinator.auth.proofs import Proofs
 from sealring.coordinator.planning.profiles import Profiles
 from sealring.coordinator.rings.rings import Rings
 from sealring.coordinator.roster.authority import Authority
@@ -19,6 +18,7 @@ from sealring.coordinator.services.diagnoses import Diagnoses
 from sealring.coordinator.services.enrolment import check_addresses
 from sealring.coordinator.services.traces import Traces
 from sealring.coordinator.store import Store
+from sealring.coordinator.streams.proofs import Proofs
 from sealring.coordinator.streams.sessions import NodeSession, Sessions, roster_message
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import (

@@ -11,9 +11,10 @@ from typing import Self
 
 from sealring.coordinator.store.database import Database
 from sealring.mesh.crypto.encoding import pack_fields
+from sealring.mesh.crypto.identity import KeyType
 from sealring.mesh.errors import NotFound
 from sealring.mesh.pki.certificates import Role
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import TrustLevel
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ nothing is ever keyed on signature bytes.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
@@ -20,7 +21,6 @@ from sealring.mesh.crypto.encoding import FormatError, decode_base32, encode_bas
 from sealring.mesh.crypto.labels import Label, signing_input
 from sealring.mesh.errors import ConfigError, InvalidInput, Unauthenticated
 from sealring.mesh.system.files import create_exclusive, read_secret
-from sealring.mesh.trust.levels import KeyType
 
 __all__ = [
     "ID_LENGTH",
@@ -36,9 +36,18 @@ __all__ = [
 ]
 
 PUBLIC_KEY_BYTES = 65
+SEALING_KEY_SIZES = (32, 1216)
+"""Bytes of a public key that prompts are sealed to: X25519, or X-Wing."""
 ID_LENGTH = 52
 MAX_SIGNATURE_BYTES = 72
 _ECDSA = ec.ECDSA(hashes.SHA256())
+
+
+class KeyType(enum.StrEnum):
+    """Where a member keeps its identity key."""
+
+    SOFTWARE = "software"
+    SECURE_ENCLAVE = "secure_enclave"
 
 
 @runtime_checkable

@@ -17,14 +17,14 @@ from cryptography import x509
 
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.encoding import encode_base32, pack_fields
-from sealring.mesh.crypto.identity import Label, Signer, member_id
+from sealring.mesh.crypto.identity import KeyType, Label, Signer, member_id
 from sealring.mesh.errors import CertificateError, PermissionDenied
 from sealring.mesh.member.bootstrap import JoinToken, find_coordinator
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MemberState, parse_pem_leaf, save_member_state
+from sealring.mesh.names import check_name
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, check_issued_by, load_certificate
 from sealring.mesh.pki.roles import PROTO_ROLES
 from sealring.mesh.pki.root import RootMetadata, decode_chain, verify_root_chain
-from sealring.mesh.prompt.names import check_name
 from sealring.mesh.roster.memory import RosterStateFile
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.roster.reader import RosterReader, check_roster
@@ -33,7 +33,6 @@ from sealring.mesh.rpc.tls import TlsMaterial, joining_channel
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.files import write_atomic
 from sealring.mesh.trust.attestation import NONCE_BYTES, UNKNOWN_POSTURE, Posture, Statement, sign_statement
-from sealring.mesh.trust.levels import KeyType
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 _CONTENT = b"sealring join v1"

@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput
-from sealring.mesh.prompt.names import check_name, is_label
+from sealring.mesh.names import check_name, is_label
 from sealring.mesh.system.files import create_exclusive, read_bounded, read_secret, write_atomic
 
 ROOT_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.59999.7283.1")

@@ -31,8 +31,8 @@ from sealring.mesh.crypto.encoding import (
     parse_json_object,
 )
 from sealring.mesh.errors import CertificateError, InvalidInput, RosterError
+from sealring.mesh.names import check_name
 from sealring.mesh.pki.certificates import load_certificate
-from sealring.mesh.prompt.names import check_name
 
 PAYLOAD_TYPE = "application/vnd.sealring.root+json"
 SPEC_VERSION = 1

@@ -15,10 +15,10 @@ from sealring.mesh.crypto.encoding import (
     encode_base64,
     parse_json_object,
 )
-from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES
+from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES, SEALING_KEY_SIZES, KeyType
 from sealring.mesh.crypto.suites import parse_suites
 from sealring.mesh.errors import RosterError, SealringError
-from sealring.mesh.prompt.names import check_deployment_name, check_name
+from sealring.mesh.names import check_deployment_name, check_name
 from sealring.mesh.roster.model import (
     Gateway,
     Revoked,
@@ -30,14 +30,13 @@ from sealring.mesh.roster.model import (
     ring_min_trust,
 )
 from sealring.mesh.roster.rules import check_lifetime, check_structure, check_trust
-from sealring.mesh.trust.levels import MAX_SCORE, KeyType, TrustLevel, parse_level
+from sealring.mesh.trust.levels import MAX_SCORE, TrustLevel, parse_level
 
 PAYLOAD_TYPE = "application/vnd.sealring.roster+json"
 SPEC_VERSION = 1
 MAX_MEMBERS = 1000
 BYTES_PER_HUNDRED = 64 << 10
 HASH_BYTES = 32
-SEALING_KEY_SIZES = (32, 1216)
 _MAX_ADDRESSES = 8
 _MAX_LAYERS = 10_000
 _MAX_CONTEXT = 1 << 24

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sealring.mesh.clock import SKEW_SECONDS
+from sealring.mesh.crypto.identity import KeyType
 from sealring.mesh.crypto.suites import Suite
 from sealring.mesh.errors import NotFound
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import TrustLevel
 
 MAX_LIFETIME_SECONDS = 15 * 60
 NO_PREVIOUS = bytes(32)

@@ -19,11 +19,10 @@ from sealring.mesh.crypto.encoding import (
     pack_fields,
     parse_json_object,
 )
-from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES, Label, Signer, verify
+from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES, SEALING_KEY_SIZES, KeyType, Label, Signer, verify
 from sealring.mesh.errors import AttestationError, SealringError
-from sealring.mesh.roster.codec import SEALING_KEY_SIZES
 from sealring.mesh.trust.apple import Device
-from sealring.mesh.trust.levels import KeyType, TrustLevel, ceiling
+from sealring.mesh.trust.levels import TrustLevel, ceiling
 
 STATEMENT_VERSION = 1
 MAX_STATEMENT_BYTES = 8192

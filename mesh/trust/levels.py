@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from sealring.mesh.crypto.identity import KeyType
 from sealring.mesh.errors import AttestationError
 
 
@@ -16,13 +17,6 @@ class TrustLevel(enum.StrEnum):
     SOFTWARE = "software"
     SELF_SIGNED = "self_signed"
     HARDWARE = "hardware"
-
-
-class KeyType(enum.StrEnum):
-    """Where a member keeps its identity key."""
-
-    SOFTWARE = "software"
-    SECURE_ENCLAVE = "secure_enclave"
 
 
 SCORES: Mapping[TrustLevel, int] = MappingProxyType(

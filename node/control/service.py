@@ -34,8 +34,8 @@ from sealring.mesh.prompt.composition import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.prompt.prefix_names import clear_scope, sealed_scope
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.tls import peer_certificate, peer_identity
-from sealring.node.control.sealed_rows import SealedReply, SealedRows, Unsealer
 from sealring.node.daemon.epoch import Epoch
+from sealring.node.daemon.sealed_rows import SealedReply, SealedRows, Unsealer
 from sealring.v1 import control_pb2, engine_pb2, membership_pb2
 
 log = structlog.get_logger()

@@ -39,23 +39,23 @@ from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 from sealring.mesh.system.addresses import listen_error
 from sealring.mesh.system.files import unwritable
 from sealring.mesh.trust.attestation import sign_sealing_key
-from sealring.node.control.diagnosis import Diagnosis
-from sealring.node.control.sealed_rows import Unsealer
 from sealring.node.daemon.awake import Awake
 from sealring.node.daemon.carrier_process import Carrier
+from sealring.node.daemon.diagnosis import Diagnosis
 from sealring.node.daemon.engine_process import Engine, StageKey
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.epoch import Epoch, LinkSecrets, Phase
+from sealring.node.daemon.link_setup import LinkSetup
 from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.daemon.plan import EpochPlan, LinkPlan, plan_epoch
+from sealring.node.daemon.rotation import KeyTaker, Rotation, StepGate
+from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.node.daemon.session import CoordinatorSession
 from sealring.node.identity.challenge import Prover
 from sealring.node.ipc.channel import ChannelEnds, create_channel
 from sealring.node.ipc.timelog import now
 from sealring.node.link.exchange import Links
 from sealring.node.link.keys import LinkParams
-from sealring.node.link.rotation import KeyTaker, Rotation, StepGate
-from sealring.node.link.setup import LinkSetup
 from sealring.node.settings import NodeSettings
 from sealring.v1 import membership_pb2
 

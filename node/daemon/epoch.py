@@ -22,8 +22,8 @@ from sealring.mesh.rpc.problem import to_problem
 from sealring.node.daemon.carrier_process import LinkFigures
 from sealring.node.daemon.engine_process import EngineFigures, EngineSink
 from sealring.node.daemon.plan import EpochPlan
+from sealring.node.daemon.rotation import KeyTaker, StepGate
 from sealring.node.ipc.channel import ChannelEnds
-from sealring.node.link.rotation import KeyTaker, StepGate
 from sealring.v1 import engine_pb2, membership_pb2, trace_pb2
 
 log = structlog.get_logger()

@@ -13,9 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sealring.mesh.crypto.identity import KeyType
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.trust.attestation import Posture
-from sealring.mesh.trust.levels import KeyType
 
 _TOOL_SECONDS = 5.0
 _MAX_OUTPUT = 4096

@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from sealring.mesh.clock import Clock, wall_clock
-from sealring.mesh.crypto.identity import Label, Signer
+from sealring.mesh.crypto.identity import KeyType, Label, Signer
 from sealring.mesh.errors import SealringError
 from sealring.mesh.trust.attestation import NONCE_BYTES, Statement, sign_statement
-from sealring.mesh.trust.levels import KeyType
 from sealring.node.identity.attestor import measure_posture
 from sealring.node.identity.manifest import manifest_hash
 from sealring.v1 import membership_pb2

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sealring.mesh.crypto.identity import KeyType
 from sealring.mesh.errors import AttestationError, Unavailable
 from sealring.mesh.trust.apple import Device, verify_device
 from sealring.mesh.trust.attestation import Posture, Statement, derive_level
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.node.identity.attestor import measure_posture
 from sealring.node.identity.enclave import EnclaveSigner
 from sealring.node.identity.key import ENCLAVE_KEY, read_device_chain

@@ -18,9 +18,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sealring.mesh.crypto.identity import Label, load_public_key, member_id, verify
+from sealring.mesh.crypto.identity import KeyType, Label, load_public_key, member_id, verify
 from sealring.mesh.errors import SealringError, Unavailable
-from sealring.mesh.trust.levels import KeyType
 
 MAX_REQUEST_BYTES = 64 << 10
 _MAX_RESPONSE_BYTES = 256

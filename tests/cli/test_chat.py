@@ -13,7 +13,7 @@ from sealring.cli.commands import chat
 from sealring.cli.leftovers import temporary_folder
 from sealring.cli.settings import CliSettings
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.system.config import Loaded
+from sealring.mesh.settings.config import Loaded
 from sealring.mesh.system.lock import lock_state
 from sealring.mesh.system.paths import default_state_root
 

@@ -18,7 +18,7 @@ from prooftest import identity, introduce
 from sealring.coordinator.init import init
 from sealring.coordinator.main import Coordinator
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.mesh.crypto.identity import Label, SoftwareSigner
+from sealring.mesh.crypto.identity import KeyType, Label, SoftwareSigner
 from sealring.mesh.errors import ModelError, SealringError
 from sealring.mesh.member.enrolment import Enrolled, NodeEvidence, enrol
 from sealring.mesh.member.proof import Purpose
@@ -30,7 +30,6 @@ from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.server import from_rpc_error
 from sealring.mesh.rpc.tls import channel_credentials, channel_options
 from sealring.mesh.trust.attestation import Statement, sign_sealing_key, sign_statement
-from sealring.mesh.trust.levels import KeyType
 from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc, model_pb2
 
 GIB = 1 << 30

@@ -21,7 +21,7 @@ from sealring.coordinator.services.certificates import Issuer, RenewalService
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredMember
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import Label, SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import KeyType, Label, SoftwareSigner, member_id
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
 from sealring.mesh.member.proof import by_roster_keys, check_proof, of_coordinator, renewal
@@ -40,7 +40,6 @@ from sealring.mesh.pki.certificates import (
 )
 from sealring.mesh.rpc.server import Server, from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore, joining_channel, server_credentials
-from sealring.mesh.trust.levels import KeyType
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
 
 CLUSTER = "test"

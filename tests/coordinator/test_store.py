@@ -21,6 +21,7 @@ from sealring.coordinator.store import (
     StoredToken,
     verify_chain,
 )
+from sealring.mesh.crypto.identity import KeyType
 from sealring.mesh.errors import (
     AlreadyExists,
     ConfigError,
@@ -30,7 +31,7 @@ from sealring.mesh.errors import (
     Unavailable,
 )
 from sealring.mesh.pki.certificates import Role
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import admin_pb2
 
 NOW = 1_800_000_000

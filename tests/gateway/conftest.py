@@ -14,7 +14,7 @@ import pytest
 from prooftest import answer_offer
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import Label, SoftwareSigner, member_id, verify
+from sealring.mesh.crypto.identity import KeyType, Label, SoftwareSigner, member_id, verify
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.errors import EpochEnded
 from sealring.mesh.member.proof import CalledProof, Purpose, by_identity, by_roster_keys, of_identity, renewal
@@ -30,7 +30,7 @@ from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import TlsMaterial, TlsStore, server_credentials
 from sealring.mesh.system.files import write_atomic
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import control_pb2_grpc as control_grpc
 from sealring.v1 import inference_pb2 as inference

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import KeyType, SoftwareSigner, member_id
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MemberState, save_member_state
 from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role
@@ -21,7 +21,7 @@ from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Revoked, Ring, Ring
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.tls import TlsMaterial, TlsStore
 from sealring.mesh.system.files import write_atomic
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import TrustLevel
 
 CLUSTER = "testbed"
 DIGEST = bytes(range(32))

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import KeyType, SoftwareSigner, member_id
 from sealring.mesh.crypto.suites import DEFAULT_SUITES, Suite
 from sealring.mesh.pki.certificates import ClusterCA
 from sealring.mesh.pki.root import RootMetadata, sign_root
 from sealring.mesh.roster.codec import complete_roster, sign_roster
 from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember
 from sealring.mesh.roster.reader import check_roster
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import TrustLevel
 
 NOW = 1_800_000_000
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import KeyType, SoftwareSigner, member_id
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.pki.certificates import ClusterCA
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
@@ -17,7 +17,7 @@ from sealring.mesh.prompt.sealed import SealingKey
 from sealring.mesh.roster.codec import complete_roster, sign_roster
 from sealring.mesh.roster.model import NO_PREVIOUS, Ring, RingMember, Roster, RosterMember
 from sealring.mesh.roster.reader import check_roster
-from sealring.mesh.trust.levels import SCORES, KeyType, TrustLevel
+from sealring.mesh.trust.levels import SCORES, TrustLevel
 
 
 class PaperCluster:

@@ -10,7 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
-from sealring.node.link import setup as link_setup
+from sealring.node.daemon import link_setup as link_setup
 
 _PORT = int(sys.argv[1])
 _genuine = link_setup._ring_address

@@ -49,8 +49,8 @@ from sealring.mesh.roster.codec import encode_roster
 from sealring.mesh.roster.memory import RosterStateFile
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.tls import TlsMaterial
+from sealring.mesh.settings.config import load
 from sealring.mesh.system.addresses import parse_address
-from sealring.mesh.system.config import load
 from sealring.mesh.trust.attestation import decode_statement
 from sealring.node.control.service import GatewayStream, parse_request, reframe
 from sealring.node.daemon.plan import plan_epoch

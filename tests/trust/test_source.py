@@ -25,7 +25,7 @@ REVIEWED_SWITCHES = {"software_identity_allowed", "allow_downloads", "hybrid_sea
 """What a setting can switch on: identities that say what they are, fetching of models, a stronger key."""
 
 REVIEWED_READERS = {
-    "mesh/system/config.py",
+    "mesh/settings/config.py",
     "mesh/system/paths.py",
     "node/carrier/ring.py",  # sets what MLX reads
     "node/engine/nvidia.py",  # likewise
@@ -134,7 +134,7 @@ def test_every_signature_is_made_under_a_label_of_its_own() -> None:
 
 @pytest.mark.parametrize("package", ["mesh", "coordinator", "node", "gateway"])
 def test_nothing_reads_a_switch_from_the_environment(package: str) -> None:
-    """Settings come through `mesh/system/config.py`, which knows every name; nobody looks for others beside
+    """Settings come through `mesh/settings/config.py`, which knows every name; nobody looks for others beside
     it."""
     readers = set()
     for file, tree in trees():

@@ -14,10 +14,11 @@ from doctortest import FakeSystem, by_id
 from sealring.cli.doctor import certificates, clocks, daemon, reach, storage, trust
 from sealring.cli.doctor.report import Connection, Severity
 from sealring.cli.doctor.view import View
+from sealring.mesh.crypto.identity import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role
 from sealring.mesh.roster.model import Ring, RingMember, Roster, RosterMember
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import TrustLevel
 
 DAY = 86400
 NOW = 1_800_000_000

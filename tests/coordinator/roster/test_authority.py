@@ -20,12 +20,12 @@ from sealring.coordinator.roster.audit_head import read_head
 from sealring.coordinator.roster.authority import Authority
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredRoster
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import KeyType, SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, RosterError, Unavailable
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.roster.reader import check_roster
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import admin_pb2, model_pb2
 
 NOW = 1_800_000_000

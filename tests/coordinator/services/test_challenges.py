@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from appletest import SERIAL, DeviceAuthority
 
-from sealring.mesh.crypto.identity import Label, SoftwareSigner
+from sealring.mesh.crypto.identity import KeyType, Label, SoftwareSigner
 from sealring.mesh.errors import FailedPrecondition, PermissionDenied, RosterError, SealringError
 from sealring.mesh.member.state import IDENTITY_KEY
 from sealring.mesh.trust.attestation import Posture
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import admin_pb2, membership_pb2
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from sealring.coordinator.services import enrolment
 from sealring.coordinator.services.enrolment import _check_form
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.encoding import encode_base32
-from sealring.mesh.crypto.identity import Label, SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import KeyType, Label, SoftwareSigner, member_id
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied, RosterError, SealringError
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
@@ -28,7 +28,6 @@ from sealring.mesh.roster.reader import RosterReader
 from sealring.mesh.rpc.server import from_rpc_error
 from sealring.mesh.rpc.tls import joining_channel
 from sealring.mesh.trust.attestation import Statement, sign_statement
-from sealring.mesh.trust.levels import KeyType
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import KeyType, SoftwareSigner, member_id
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.member.bootstrap import JoinToken
@@ -25,7 +25,7 @@ from sealring.mesh.roster.codec import complete_roster, sign_roster
 from sealring.mesh.roster.model import NO_PREVIOUS, Roster, RosterMember
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import TlsMaterial, TlsStore, server_credentials
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 DAY = 86400

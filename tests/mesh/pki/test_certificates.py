@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sealring.mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput
+from sealring.mesh.names import check_name
 from sealring.mesh.pki.certificates import (
     MAX_CERTIFICATE_BYTES,
     ROOT_EXTENSION,
@@ -29,7 +30,6 @@ from sealring.mesh.pki.certificates import (
     renewal_due,
     to_pem,
 )
-from sealring.mesh.prompt.names import check_name
 
 NOW = 1_800_000_000
 MEMBER = PeerIdentity("demo", Role.MEMBER, "node-a")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sealring.mesh.crypto.dsse import encode_envelope, open_envelope, seal_envelope
 from sealring.mesh.crypto.encoding import canonical_json
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import KeyType, SoftwareSigner, member_id
 from sealring.mesh.errors import NotFound, RosterError
 from sealring.mesh.roster.codec import (
     MAX_PAYLOAD_BYTES,
@@ -28,7 +28,7 @@ from sealring.mesh.roster.codec import (
 from sealring.mesh.roster.model import Gateway, Revoked, RingMember
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.roster.rules import check_lifetime
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import TrustLevel
 
 NOW = 1_800_000_000
 SHARED = settings(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.crypto.encoding import encode_base64, pack_fields
-from sealring.mesh.crypto.identity import Label, SoftwareSigner
+from sealring.mesh.crypto.identity import KeyType, Label, SoftwareSigner
 from sealring.mesh.errors import AttestationError
 from sealring.mesh.trust.apple import Device
 from sealring.mesh.trust.attestation import (
@@ -29,7 +29,7 @@ from sealring.mesh.trust.attestation import (
     verify_sealing_key,
     verify_statement,
 )
-from sealring.mesh.trust.levels import KeyType, TrustLevel
+from sealring.mesh.trust.levels import TrustLevel
 
 NOW = 1_800_000_000
 SIGNER = SoftwareSigner.generate()

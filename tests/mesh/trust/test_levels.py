@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sealring.mesh.crypto.identity import KeyType
 from sealring.mesh.errors import AttestationError
-from sealring.mesh.trust.levels import MAX_SCORE, SCORES, KeyType, TrustLevel, ceiling, parse_level
+from sealring.mesh.trust.levels import MAX_SCORE, SCORES, TrustLevel, ceiling, parse_level
 
 
 def test_scores() -> None:

@@ -22,10 +22,10 @@ from sealring.mesh.rpc.interceptor import Lease
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import PeerChannel, server_credentials
 from sealring.node.control import service as control
-from sealring.node.control.sealed_rows import Unsealer
 from sealring.node.control.service import SERVICE, ControlService, add_control_to_server, reframe
 from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import Epoch, Phase
+from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
 
 

@@ -5,7 +5,7 @@ import pytest
 import structlog
 from patience import until
 
-from sealring.node.link import rotation
+from sealring.node.daemon import rotation
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 QUESTION = "What is the capital of France?"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.names import check_deployment_name, check_name, ring_id
+from sealring.mesh.names import check_deployment_name, check_name, ring_id
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9._/-]{1,128}\Z")
 

@@ -19,8 +19,8 @@ from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc.server import Server, from_rpc_error
 from sealring.mesh.rpc.tls import channel_credentials, channel_options, server_credentials
-from sealring.node.control import diagnosis as module
-from sealring.node.control.diagnosis import SERVICE, Diagnosis, DiagnosisService
+from sealring.node.daemon import diagnosis as module
+from sealring.node.daemon.diagnosis import SERVICE, Diagnosis, DiagnosisService
 from sealring.node.settings import NodeSettings
 from sealring.v1 import diagnosis_pb2, diagnosis_pb2_grpc
 

@@ -1,6 +1,6 @@
 import asyncio
 
-from sealring.node.link.rotation import StepGate
+from sealring.node.daemon.rotation import StepGate
 
 
 async def test_an_open_gate_lets_steps_through() -> None:

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator
 
 from sealring.mesh.errors import SealringError
-from sealring.mesh.prompt.names import check_name
+from sealring.mesh.names import check_name
+from sealring.mesh.settings.units import parse_duration, parse_size, show_duration, show_size
 from sealring.mesh.system.addresses import parse_address
-from sealring.mesh.system.units import parse_duration, parse_size, show_duration, show_size
 from sealring.mesh.trust.levels import TrustLevel
 
 

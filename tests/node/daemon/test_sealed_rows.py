@@ -21,8 +21,8 @@ from sealring.mesh.errors import (
 from sealring.mesh.prompt.sealed import ReplyOpener, RequestInfo, SealingKey, seal_request
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.trust.levels import TrustLevel
-from sealring.node.control import sealed_rows
-from sealring.node.control.sealed_rows import CHUNK_BYTES, SealedRows, Unsealer
+from sealring.node.daemon import sealed_rows
+from sealring.node.daemon.sealed_rows import CHUNK_BYTES, SealedRows, Unsealer
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sealring.coordinator.services.deployments import DeploymentService
+from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.mesh.errors import AlreadyExists
-from sealring.mesh.prompt.names import ring_id
+from sealring.mesh.names import ring_id
 from sealring.v1 import admin_pb2
 
 

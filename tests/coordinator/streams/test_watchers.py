@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.coordinator.services.watchers import Watchers
 from sealring.coordinator.streams.outbox import Outbox
+from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.errors import Unavailable
 from sealring.v1.membership_pb2 import RingGone, RingState, RosterUpdate, WatchResponse
 

@@ -9,9 +9,9 @@ from typing import Any
 import structlog
 
 from sealring.coordinator.auth.access import Access
-from sealring.coordinator.auth.proofs import Proofs
 from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.outbox import Outbox
+from sealring.coordinator.streams.proofs import Proofs
 from sealring.mesh.errors import Internal, InvalidInput, SealringError
 from sealring.mesh.member.proof import PROOF_SECONDS, Purpose, no_proof
 from sealring.mesh.member.tenure import Tenure

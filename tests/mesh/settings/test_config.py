@@ -6,8 +6,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from sealring.mesh.errors import ConfigError, InvalidInput
-from sealring.mesh.system.config import Loaded, load
-from sealring.mesh.system.settings_types import Address
+from sealring.mesh.settings.config import Loaded, load
+from sealring.mesh.settings.types import Address
 
 
 class Shape(BaseModel):
