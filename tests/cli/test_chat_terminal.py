@@ -19,8 +19,9 @@ from sealring.v1 import inference_pb2, inference_pb2_grpc
 
 CTRL_C, CTRL_D, CTRL_P = "\x03", "\x04", "\x10"  # Ctrl-P: the line before, with readline and libedit alike
 AT_A_TERMINAL = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
 from sealring.cli.main import main
 main()
 """
