@@ -13,6 +13,7 @@ from sealring.mesh.prompt.validate import (
     MAX_CONTENT_BYTES,
     MAX_MESSAGES,
     validate_prompt,
+    validate_prompt_cache_key,
     validate_request,
     validate_request_id,
 )
@@ -158,3 +159,64 @@ def test_any_message_passes_or_is_refused(data: bytes) -> None:
         assert error.metadata["param"]  # noqa: PT017
     else:
         assert prompt.WhichOneof("input")
+
+
+def test_a_cache_key_is_taken_up_to_its_length_and_beside_no_sealed_prompt() -> None:
+    for key, sealed, good in (
+        ("", False, True),
+        ("", True, True),
+        ("x" * 256, False, True),
+        ("x" * 257, False, False),
+        ("x", True, False),
+    ):
+        if good:
+            validate_prompt_cache_key(key, sealed=sealed)
+        else:
+            with pytest.raises(InvalidInput) as caught:
+                validate_prompt_cache_key(key, sealed=sealed)
+            assert caught.value.reason == "BAD_PROMPT_CACHE_KEY"
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("temperature", [0, 2], [-0.01, 2.01, math.nan]),
+        ("top_p", [0.01, 1], [0, 1.01, math.nan]),
+        ("min_p", [0, 1], [-0.01, 1.01, math.nan]),
+        ("top_k", [0, 1 << 20], [(1 << 20) + 1]),
+        ("logprobs", [0, 20], [21]),
+        ("repetition_context_size", [1, 4096], [0, 4097]),
+        ("presence_penalty", [-2, 2], [-2.01, 2.01, math.nan]),
+        ("frequency_penalty", [-2, 2], [-2.01, 2.01, math.nan]),
+    ],
+)
+def test_a_number_is_taken_up_to_its_bounds(field: str, good: list[float], bad: list[float]) -> None:
+    for value in good:
+        validate_prompt(inference.Prompt(text="x", sampling=inference.Sampling(**{field: value})))
+    for value in bad:
+        prompt = inference.Prompt(text="x", sampling=inference.Sampling(**{field: value}))
+        assert refused(prompt) == ("BAD_SAMPLING", field)
+
+
+def test_biases_are_taken_up_to_their_bounds() -> None:
+    for biases, good in (
+        (dict.fromkeys(range(300), 1.0), True),
+        (dict.fromkeys(range(301), 1.0), False),
+        ({(1 << 31) - 1: 100.0}, True),
+        ({1 << 31: 1.0}, False),
+        ({1: -100.0}, True),
+        ({1: -100.1}, False),
+    ):
+        prompt = inference.Prompt(text="x", sampling=inference.Sampling(logit_bias=biases))
+        if good:
+            validate_prompt(prompt)
+        else:
+            assert refused(prompt) == ("BAD_SAMPLING", "logit_bias")
+
+
+def test_messages_and_stops_are_taken_up_to_their_numbers() -> None:
+    validate_prompt(chat(*[("user", "x")] * 4096))
+    validate_prompt(inference.Prompt(text="x", stop=["s"] * 16))
+    assert refused(inference.Prompt(text="x", stop=["s"] * 17))[1].startswith("stop")
+    for stop in ("", "x" * 257):
+        assert refused(inference.Prompt(text="x", stop=["s", stop])) == ("BAD_STOP", "stop[1]")

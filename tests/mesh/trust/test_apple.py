@@ -50,6 +50,24 @@ def test_values_may_be_wrapped() -> None:
     assert verify_device(APPLE.chain(KEY, wrapped), KEY, now=NOW, root=APPLE.root).serial == SERIAL
 
 
+@pytest.mark.parametrize(
+    ("value", "held"),
+    [
+        (b"", b""),
+        (b"\x0c", b"\x0c"),
+        (b"\x0c\x00", b""),
+        (b"\x0c\x01a", b"a"),
+        (b"\x04\x01a", b"\x04\x01a"),
+        (b"\x0c\x02a", b"\x0c\x02a"),
+        (b"\x0c\x01ab", b"\x0c\x01ab"),
+        (b"\x0c\x7f" + b"a" * 127, b"a" * 127),
+        (b"\x0c\x80" + b"a" * 128, b"\x0c\x80" + b"a" * 128),
+    ],
+)
+def test_only_what_is_wrapped_and_short_is_unwrapped(value: bytes, held: bytes) -> None:
+    assert device._unwrap(value, 0x0C) == held
+
+
 def test_another_root_is_refused() -> None:
     chain = APPLE.chain(KEY)
     assert reason(chain, root=APPLE_ROOT) == "DEVICE_CHAIN"
