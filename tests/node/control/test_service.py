@@ -464,6 +464,68 @@ def test_a_length_has_at_most_five_bytes() -> None:
         assert raised.value.reason == "BAD_MESSAGE"
 
 
+class Caller:
+    """A stream's context, and what is written to it."""
+
+    def __init__(self, cluster: Any, role: Role) -> None:
+        self.party = cluster.party(role)
+        self.peer = PeerIdentity("testbed", role, self.party.id)
+        self.written: list[bytes] = []
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {
+            "transport_security_type": [b"ssl"],
+            "peer_uri": [self.peer.uri.encode()],
+            "x509_pem_cert": [to_pem(self.party.material.certificate)],
+        }
+
+    async def write(self, message: bytes) -> None:
+        self.written.append(message)
+
+
+async def said(*messages: bytes) -> Any:
+    for message in messages:
+        yield message
+
+
+@pytest.mark.parametrize("role", [Role.MEMBER, Role.COORDINATOR, Role.OPERATOR])
+async def test_nobody_but_a_gateway_schedules(cluster, role: Role) -> None:
+    desk = Desk(0)
+    caller = Caller(cluster, Role.GATEWAY)
+    caller.peer = PeerIdentity("testbed", role, caller.party.id if role is Role.MEMBER else "operator")
+    with pytest.raises(PermissionDenied) as raised:
+        await ControlService(desk).schedule(said(), caller)
+    assert (raised.value.reason, caller.written) == ("NOT_A_GATEWAY", [])
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        ([], "NO_ATTACH"),
+        ([b"\xff"], "BAD_MESSAGE"),
+        ([packed(attach=control_pb2.Attach(ring="demo-0", epoch=1))], "NO_PROOF"),
+        ([packed()], "NO_PROOF"),
+    ],
+)
+async def test_a_stream_begins_with_an_offer(cluster, first: list[bytes], reason: str) -> None:
+    caller = Caller(cluster, Role.GATEWAY)
+    with pytest.raises(SealringError) as raised:
+        await ControlService(Desk(0)).schedule(said(*first), caller)
+    assert (raised.value.reason, caller.written) == (reason, [])
+
+
+async def test_who_says_nothing_is_not_waited_for(cluster, monkeypatch) -> None:
+    monkeypatch.setattr(control, "ATTACH_SECONDS", 0.001)
+
+    async def silent() -> Any:
+        await asyncio.Event().wait()
+        yield b""
+
+    with pytest.raises(SealringError) as raised:
+        await ControlService(Desk(0)).schedule(silent(), Caller(cluster, Role.GATEWAY))
+    assert raised.value.reason == "NO_ATTACH"
+
+
 def stream_of(desk: Desk, renewals: list[Any] | None = None) -> control.GatewayStream:
     """The part of a stream that needs no connection."""
     tenure: Any = SimpleNamespace(renew=(renewals if renewals is not None else []).append)

@@ -134,3 +134,24 @@ async def test_a_question_about_the_machine_is_answered(cluster: Any, make_daemo
         (5, b"", "INTERNAL"),
     ]
     assert all(0 < one.asked <= one.answered for one in told)
+
+
+async def test_the_previous_member_is_awaited_at_one_port_of_each_epoch(
+    cluster: Any, make_daemon: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = make_daemon(cluster.party())
+    first, second = object(), object()
+    listener, address = daemon._listener(first)
+    assert daemon._listener(first) == (listener, address)
+    assert address == f"127.0.0.1:{listener.getsockname()[1]}"
+    other, elsewhere = daemon._listener(second)
+    assert elsewhere != address
+    for plan, held in ((first, listener), (second, other)):
+        daemon.release(plan)
+        assert held.fileno() == -1
+    daemon.release(first)
+    monkeypatch.setattr("sealring.node.daemon.daemon.socket.create_server", full_disk)
+    with pytest.raises(ConfigError) as raised:
+        daemon._listener(first)
+    assert raised.value.reason == "CANNOT_LISTEN"
+    assert daemon._listeners == {}
