@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import socket
 import subprocess
@@ -532,28 +533,43 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
     assert wired == [1500]
 
 
-def test_an_engine_that_measures_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_prepares_its_process_and_leaves_the_gpu_alone_where_it_measures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     done: list[object] = []
 
     class Engine:
-        def __init__(self, frames: FrameSocket, handoff: None) -> None:
-            self.frames = frames
+        def __init__(self, frames: FrameSocket, handoff: socket.socket | None) -> None:
+            self.frames, self.handoff = frames, handoff
 
         def run(self) -> None:
             self.frames.close()
-            done.append("runs")
+            done.append(self.handoff and self.handoff.gettimeout())
+            if self.handoff is not None:
+                self.handoff.close()
 
-    monkeypatch.setattr(main, "forbid_core_files", lambda: None)
-    monkeypatch.setattr(main.logging, "configure", lambda name: None)
-    monkeypatch.setattr(main.sys, "setswitchinterval", lambda seconds: None)
+    monkeypatch.setattr(main, "forbid_core_files", lambda: done.append("no core files"))
+    monkeypatch.setattr(main.logging, "configure", done.append)
+    monkeypatch.setattr(main.sys, "setswitchinterval", done.append)
     monkeypatch.setattr(main.device.mx, "set_default_device", done.append)
     monkeypatch.setattr(main, "Engine", Engine)
-    for arguments in ([], ["--cpu"]):
+
+    def run(*options: str) -> list[object]:
+        done.clear()
         ours, theirs = socket.socketpair()
         ours.close()
-        monkeypatch.setattr(sys, "argv", ["engine", "--control-fd", str(theirs.detach()), *arguments])
+        monkeypatch.setattr(sys, "argv", ["engine", "--control-fd", str(theirs.detach()), *options])
         main.main()
-    assert done == ["runs", main.device.mx.cpu, "runs"]
+        return list(done)
+
+    assert run() == ["no core files", "engine", 0.00005, None]
+    assert run("--cpu") == ["no core files", main.device.mx.cpu, "engine", 0.00005, None]
+    handoff, other = socket.socketpair()
+    other.close()
+    assert run("--handoff-fd", str(handoff.detach())) == ["no core files", "engine", 0.00005, 5.0]
+    with pytest.raises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+        monkeypatch.setattr(sys, "argv", ["engine"])
+        main.main()
 
 
 def test_shutdown_and_the_end_of_the_pipe_end_the_process(process: EngineProcess) -> None:
