@@ -22,11 +22,11 @@ from sealring.mesh.crypto.identity import (
     MAX_SIGNATURE_BYTES,
     PUBLIC_KEY_BYTES,
     SEALING_KEY_SIZES,
-    KeyType,
     Label,
     member_id,
     verify,
 )
+from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.errors import AttestationError, InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.member.bootstrap import TOKEN_SECRET_BYTES
 from sealring.mesh.member.enrolment import join_content

@@ -7,7 +7,6 @@ nothing is ever keyed on signature bytes.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from sealring.mesh.crypto.encoding import FormatError, decode_base32, encode_base32
+from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.labels import Label, signing_input
 from sealring.mesh.errors import ConfigError, InvalidInput, Unauthenticated
 from sealring.mesh.system.files import create_exclusive, read_secret
@@ -41,13 +41,6 @@ SEALING_KEY_SIZES = (32, 1216)
 ID_LENGTH = 52
 MAX_SIGNATURE_BYTES = 72
 _ECDSA = ec.ECDSA(hashes.SHA256())
-
-
-class KeyType(enum.StrEnum):
-    """Where a member keeps its identity key."""
-
-    SOFTWARE = "software"
-    SECURE_ENCLAVE = "secure_enclave"
 
 
 @runtime_checkable

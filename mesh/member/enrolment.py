@@ -17,7 +17,8 @@ from cryptography import x509
 
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.encoding import encode_base32, pack_fields
-from sealring.mesh.crypto.identity import KeyType, Label, Signer, member_id
+from sealring.mesh.crypto.identity import Label, Signer, member_id
+from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.errors import CertificateError, PermissionDenied
 from sealring.mesh.member.bootstrap import JoinToken, find_coordinator
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MemberState, parse_pem_leaf, save_member_state

@@ -15,7 +15,8 @@ from sealring.mesh.crypto.encoding import (
     encode_base64,
     parse_json_object,
 )
-from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES, SEALING_KEY_SIZES, KeyType
+from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES, SEALING_KEY_SIZES
+from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.suites import parse_suites
 from sealring.mesh.errors import RosterError, SealringError
 from sealring.mesh.names import check_deployment_name, check_name

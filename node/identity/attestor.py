@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sealring.mesh.crypto.identity import KeyType
+from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.trust.attestation import Posture
 

@@ -21,7 +21,7 @@ from sealring.coordinator.store import (
     StoredToken,
     verify_chain,
 )
-from sealring.mesh.crypto.identity import KeyType
+from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.errors import (
     AlreadyExists,
     ConfigError,

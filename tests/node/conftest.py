@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import KeyType, SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MemberState, save_member_state
 from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role

@@ -14,7 +14,7 @@ from doctortest import FakeSystem, by_id
 from sealring.cli.doctor import certificates, clocks, daemon, reach, storage, trust
 from sealring.cli.doctor.report import Connection, Severity
 from sealring.cli.doctor.view import View
-from sealring.mesh.crypto.identity import KeyType
+from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role
 from sealring.mesh.roster.model import Ring, RingMember, Roster, RosterMember

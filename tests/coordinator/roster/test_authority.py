@@ -20,7 +20,8 @@ from sealring.coordinator.roster.audit_head import read_head
 from sealring.coordinator.roster.authority import Authority
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredRoster
-from sealring.mesh.crypto.identity import KeyType, SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.errors import FailedPrecondition, RosterError, Unavailable
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.roster.model import Roster

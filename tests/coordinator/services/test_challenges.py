@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from appletest import SERIAL, DeviceAuthority
 
-from sealring.mesh.crypto.identity import KeyType, Label, SoftwareSigner
+from sealring.mesh.crypto.identity import Label, SoftwareSigner
+from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.errors import FailedPrecondition, PermissionDenied, RosterError, SealringError
 from sealring.mesh.member.state import IDENTITY_KEY
 from sealring.mesh.trust.attestation import Posture

@@ -18,7 +18,8 @@ from sealring.coordinator.services import enrolment
 from sealring.coordinator.services.enrolment import _check_form
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.encoding import encode_base32
-from sealring.mesh.crypto.identity import KeyType, Label, SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import Label, SoftwareSigner, member_id
+from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied, RosterError, SealringError
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import KeyType, SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.member.bootstrap import JoinToken
