@@ -141,3 +141,34 @@ def test_ports_are_as_wide_as_they_were() -> None:
     )
     assert (asking.connections, asking.streams, asking.counting) == (4096, 256, True)
     assert asking.message == validate.MAX_ENVELOPE_BYTES + (1 << 16)
+
+
+def test_connections_are_kept_and_bounded_as_they_were() -> None:
+    """How often who pings is part of what the other end bears."""
+    pings = {
+        "grpc.keepalive_time_ms": 2000,
+        "grpc.keepalive_timeout_ms": 2000,
+        "grpc.http2.ping_timeout_ms": 2000,
+    }
+    assert dict(server.SERVER_OPTIONS) == {
+        **pings,
+        "grpc.max_send_message_length": 16 << 20,
+        "grpc.so_reuseport": 0,
+        "grpc.server_handshake_timeout_ms": 10_000,
+        "grpc.http2.settings_timeout": 10_000,
+        "grpc.max_metadata_size": 2048,
+        "grpc.absolute_max_metadata_size": 4096,
+        "grpc.keepalive_permit_without_calls": 1,
+        "grpc.http2.min_ping_interval_without_data_ms": 500,
+        "grpc.http2.max_ping_strikes": 8,
+    }
+    assert dict(server.CHANNEL_OPTIONS) == {
+        **pings,
+        "grpc.max_receive_message_length": 16 << 20,
+        "grpc.max_send_message_length": 16 << 20,
+        "grpc.http2.max_pings_without_data": 0,
+        "grpc.keepalive_permit_without_calls": 0,
+        "grpc.use_local_subchannel_pool": 1,
+        "grpc.initial_reconnect_backoff_ms": 200,
+        "grpc.max_reconnect_backoff_ms": 5000,
+    }

@@ -220,3 +220,38 @@ def test_messages_and_stops_are_taken_up_to_their_numbers() -> None:
     assert refused(inference.Prompt(text="x", stop=["s"] * 17))[1].startswith("stop")
     for stop in ("", "x" * 257):
         assert refused(inference.Prompt(text="x", stop=["s", stop])) == ("BAD_STOP", "stop[1]")
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad", "reason"),
+    [
+        ("max_tokens", [0, (1 << 31) - 1], [1 << 31], "BAD_MAX_TOKENS"),
+        ("priority", [-10, 0, 10], [-11, 11], "BAD_PRIORITY"),
+        ("deadline_ms", [0, 86_400_000], [86_400_001], "BAD_DEADLINE"),
+        ("choices", [0, 8], [9], "BAD_CHOICES"),
+        ("request_id", ["", "x" * 64], ["x" * 65, "a b"], "BAD_REQUEST_ID"),
+        ("prompt_cache_key", ["", "x" * 256], ["x" * 257], "BAD_PROMPT_CACHE_KEY"),
+    ],
+)
+def test_a_requests_numbers_are_taken_up_to_their_bounds(
+    field: str, good: list[object], bad: list[object], reason: str
+) -> None:
+    envelope = inference.Envelope(clear=inference.Prompt(text="x"))
+    for value in good:
+        validate_request(inference.GenerateRequest(envelope=envelope, **{field: value}))
+    for value in bad:
+        with pytest.raises(InvalidInput) as caught:
+            validate_request(inference.GenerateRequest(envelope=envelope, **{field: value}))
+        assert caught.value.reason == reason
+
+
+def test_an_envelope_holds_something_and_not_too_much() -> None:
+    validate_request(inference.GenerateRequest(envelope=inference.Envelope(sealed=bytes(8 << 20))))
+    for envelope, reason in (
+        (inference.Envelope(sealed=bytes((8 << 20) + 1)), "ENVELOPE_TOO_LONG"),
+        (inference.Envelope(sealed=b""), "EMPTY_ENVELOPE"),
+        (inference.Envelope(), "EMPTY_ENVELOPE"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            validate_request(inference.GenerateRequest(envelope=envelope))
+        assert caught.value.reason == reason

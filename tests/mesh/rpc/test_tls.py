@@ -176,6 +176,8 @@ async def test_a_retired_channel_lives_as_long_as_its_streams(ca: ClusterCA) -> 
     assert await stream.read() is grpc.aio.EOF
     async with asyncio.timeout(200):
         await retiring
+    await asyncio.sleep(0)
+    assert peer._retiring == set(), "nobody keeps what has ended"
     await peer.close()
     await server.stop(None)
 

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +55,15 @@ def test_lines_are_json_with_component_level_and_time(out: io.StringIO) -> None:
     assert line["epoch"] == 3
     assert line["layers"] == [0, 4]
     assert line["timestamp"].endswith("Z")
+
+
+def test_warnings_of_libraries_are_logged(out: io.StringIO) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(False)
+        configure("node", stream=out)
+        warnings.warn("an old way", UserWarning, stacklevel=1)
+    assert last(out)["level"] == "warning"
 
 
 def test_levels_and_bad_level(out: io.StringIO) -> None:
