@@ -10,7 +10,7 @@ BASE ?= main
 env: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
-	@echo "making $(VENV) (once; a minute or two)"
+	@echo "making $(VENV) (once; a few minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "sealring needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

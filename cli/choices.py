@@ -95,18 +95,24 @@ def choose_first(root: Path, file: Path | None, wishes: Wishes, ask: Ask) -> Cho
     return made
 
 
-def choose_other(root: Path, said: Mapping[str, Any], wishes: Wishes, coordinators: Sequence[str]) -> Choices:
+def choose_other(
+    root: Path, said: Mapping[str, Any], wishes: Wishes, coordinators: Sequence[str], *, joined: bool = False
+) -> Choices:
     """For a machine with a node alone, whose coordinator is at one of `coordinators` (host:port).
 
-    `said` is what the user's settings say of a node. Raises as `choose_first`, and ConfigError (NO_ADDRESS).
+    `said` is what the user's settings say of a node. One that has `joined` keeps its address for as long as
+    this machine has it. Raises as `choose_first`, and ConfigError (NO_ADDRESS).
     """
     given = {"node": dict(said)}
     before = {"node": read_settings(settings_file_of(root, "node"), "node")}
     made = Choices()
     host = wishes.address or _host_of(given["node"])
+    last = _host_of(before["node"])
+    if host is None and joined and last in (_LOOPBACK, *(one.host for one in own_addresses())):
+        host = last
     if host is None:
         ways = (address_towards(*parse_address(address)) for address in coordinators)
-        host = next((way for way in ways if way is not None), None) or _host_of(before["node"])
+        host = next((way for way in ways if way is not None), None) or last
         if host is None:
             raise ConfigError(
                 "this machine has no network address towards the coordinator",
@@ -212,6 +218,8 @@ def _listening(
         if owner != section or name in given[section]:
             continue
         port = _port_of(before[section].get(name))
+        if section == "node" and port is not None and not is_free(host, port):
+            port = None  # taken meanwhile; a node tells the others its new one
         if port is None:
             port = usual if is_free(host, usual) else free_port(host)
         chosen[name] = format_address(host, port)

@@ -173,7 +173,7 @@ def _run(root: Path, said: dict[str, Any], wishes: Wishes) -> None:
     from sealring.mesh.member.state import load_member_state
 
     joined = load_member_state(Path(said.get("state_dir", root / "node")))
-    choices = choose_other(root, said, wishes, [joined.coordinator])  # this machine's address may be new
+    choices = choose_other(root, said, wishes, [joined.coordinator], joined=True)
     for line in choices.said:
         say(line)
 

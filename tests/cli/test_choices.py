@@ -170,6 +170,30 @@ def test_another_machine_that_has_a_new_address_goes_on_with_that(tmp_path: Path
     assert again.settings == made.settings
 
 
+def test_a_machine_that_has_joined_keeps_the_address_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`join` begins anew without its options, and so does whoever types it again."""
+    root = tmp_path / "root"
+    made = choose_other(root, {}, HERE, ["10.0.0.1:7701"])
+    root.mkdir()
+    OtherMachine(root, made.settings).write_configs()
+    monkeypatch.setattr(choices, "address_towards", lambda host, port: "10.0.0.2")
+    assert choose_other(root, {}, Wishes(), ["10.0.0.1:7700"], joined=True).settings == made.settings
+
+
+def test_a_nodes_port_that_others_have_taken_is_chosen_anew(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    made = choose_other(root, {}, HERE, [])
+    root.mkdir()
+    OtherMachine(root, made.settings).write_configs()
+    host, port = parse_address(made.settings["node"]["listen"])
+    with socket.create_server((host, port)):
+        again = choose_other(root, {}, HERE, []).settings["node"]["listen"]
+    assert parse_address(again)[0] == host
+    assert parse_address(again)[1] != port
+
+
 def test_a_machine_without_a_way_to_the_coordinator_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
