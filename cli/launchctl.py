@@ -46,7 +46,7 @@ class Launchctl:
         if program is None:
             raise FailedPrecondition(
                 "services are managed by launchd, which only macOS has",
-                hint=f"this is {sys.platform}: run `sealring join` (or a component's `run`) under its own service manager",
+                hint=f"this is {sys.platform}: run `sealring join` under its own service manager",
                 reason="NOT_MACOS",
             )
         self._program = program
