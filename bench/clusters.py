@@ -16,9 +16,9 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from bench.frame import progress
-from sealring.cli.client import inference
-from sealring.cli.cluster import LocalCluster
-from sealring.cli.waiting import wait_until_serving
+from sealring.cli.calls.client import inference
+from sealring.cli.calls.waiting import wait_until_serving
+from sealring.cli.local.cluster import LocalCluster
 from sealring.mesh.errors import DeadlineExceeded
 from sealring.v1 import admin_pb2, inference_pb2
 

@@ -22,13 +22,13 @@ from typing import Any
 
 from bench.frame import Benchmark, Result, Table
 from bench.verdict import Check
-from sealring.gateway.answer import Answer
-from sealring.gateway.control import MemberTarget
 from sealring.gateway.http.app import create_app
 from sealring.gateway.http.server import HttpServer
-from sealring.gateway.inference import RingBackend
+from sealring.gateway.inference.answer import Answer
+from sealring.gateway.inference.service import RingBackend
 from sealring.gateway.metrics import Metrics
-from sealring.gateway.ring import Ring, ServingEpoch
+from sealring.gateway.rings.control import MemberTarget
+from sealring.gateway.rings.ring import Ring, ServingEpoch
 from sealring.gateway.scheduler import Request
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.member.proof import CalledProof, Connection, HeldRoster, Identity, Purpose, by_identity

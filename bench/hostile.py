@@ -19,7 +19,7 @@ from bench.frame import Benchmark, Result, Table, progress
 from bench.models import SHAPES, random_model
 from bench.openai_client import Reply, ask
 from bench.verdict import Check
-from sealring.cli.cluster import LocalCluster
+from sealring.cli.local.cluster import LocalCluster
 from sealring.v1 import admin_pb2
 
 TOKENS = 8000

@@ -23,7 +23,7 @@ from bench.frame import Benchmark, Result, Table, find, parse, progress
 from bench.models import by_name
 from bench.serve import load
 from bench.verdict import Check
-from sealring.cli.cluster import LocalCluster
+from sealring.cli.local.cluster import LocalCluster
 
 _MIB = 1 << 20
 _WATCH_SECONDS = 0.5
@@ -77,7 +77,7 @@ async def _watch(made: LocalCluster, busiest: dict[str, int]) -> None:
 
 
 async def _deployment(made: LocalCluster) -> Any:
-    from sealring.cli.waiting import find_deployment
+    from sealring.cli.calls.waiting import find_deployment
 
     return await find_deployment(made.admin, "bench")
 

@@ -24,7 +24,7 @@ from bench.serve import load
 from bench.summaries import median, percentile, summary
 from bench.verdict import Check
 from bench.verdict import ratios as round_ratios
-from sealring.cli.cluster import LocalCluster
+from sealring.cli.local.cluster import LocalCluster
 
 ALONE, SERVER = "mlx-lm BatchGenerator, in process", "mlx_lm.server"
 OURS, PIPELINE = "sealring, 2 stages", "mlx_lm.server --pipeline, 2 ranks"

@@ -26,7 +26,7 @@ from bench.scaling import numbers
 from bench.serve import prompt
 from bench.summaries import median, summary
 from bench.verdict import Check, ratios
-from sealring.cli.cluster import LocalCluster
+from sealring.cli.local.cluster import LocalCluster
 
 _MODEL = "bench"
 _MIB = 1 << 20

@@ -26,7 +26,7 @@ from bench.openai_client import Reply, ask
 from bench.serve import prompt
 from bench.summaries import median
 from bench.verdict import Check, ratios
-from sealring.cli.cluster import LocalCluster
+from sealring.cli.local.cluster import LocalCluster
 
 _BEGIN_SECONDS = 240.0
 """In which all of a measurement's answers have to begin."""

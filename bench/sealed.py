@@ -16,7 +16,7 @@ from sealring.client.asynchronous import AsyncReply
 from sealring.client.attempt import Attempts
 from sealring.client.core import ReplyState
 from sealring.client.question import Question
-from sealring.gateway.timings import HEADER
+from sealring.gateway.inference.timings import HEADER
 from sealring.mesh.errors import SealringError
 from sealring.mesh.rpc.status import from_rpc_error
 

@@ -109,8 +109,8 @@ def many_rings(rings: int, requests: int, options: argparse.Namespace) -> Result
 def routing(rings: int) -> Result:
     """Choosing a ring of so many, as gateway.rings does for every request."""
     from sealring.gateway.metrics import Metrics
-    from sealring.gateway.ring import Ring
-    from sealring.gateway.rings import _busy, _draw
+    from sealring.gateway.rings.ring import Ring
+    from sealring.gateway.rings.rings import _busy, _draw
     from sealring.mesh.member.proof import Identity
 
     def unused(*_: object) -> Never:

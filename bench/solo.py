@@ -26,7 +26,7 @@ from bench.rivals import Process, in_process
 from bench.serve import load
 from bench.summaries import median, summary
 from bench.verdict import Check
-from sealring.cli.cluster import LocalCluster
+from sealring.cli.local.cluster import LocalCluster
 from sealring.mesh.errors import Unavailable
 
 BARE, BATCHED, OURS = "mlx-lm", "mlx-lm, our scheduling policy", "sealring, ring of one"

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sealring.cli import exit_codes
 from sealring.cli.commands import (
     audit,
     bench,
@@ -37,7 +36,8 @@ from sealring.cli.commands import (
     up,
 )
 from sealring.cli.commands import root as root_commands
-from sealring.cli.output import say
+from sealring.cli.terminal import exit_codes
+from sealring.cli.terminal.output import say
 from sealring.mesh.errors import SealringError
 from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.mesh.system.lean import hide_rich

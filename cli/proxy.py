@@ -22,7 +22,7 @@ _REASONS = {"stop": inference.FINISH_REASON_STOP, "length": inference.FINISH_REA
 
 
 class SealingBackend:
-    """Answers prompts (gateway.inference.InferenceBackend) through a client that seals them."""
+    """Answers prompts (gateway.inference.service.InferenceBackend) through a client that seals them."""
 
     def __init__(self, client: AsyncClient, metrics: Metrics) -> None:
         self._client = client

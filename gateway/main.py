@@ -7,18 +7,18 @@ from pathlib import Path
 
 import structlog
 
+from sealring.gateway.access.edge_tls import EdgeTls
 from sealring.gateway.access.gate import Gate, Limits
 from sealring.gateway.access.interceptor import GateInterceptor
 from sealring.gateway.access.keyfile import KeyFile
 from sealring.gateway.credentials import load_gateway
-from sealring.gateway.edge_tls import EdgeTls
 from sealring.gateway.http.app import create_app
 from sealring.gateway.http.server import HttpServer
-from sealring.gateway.inference import SERVICE, InferenceService, RingBackend
+from sealring.gateway.inference.service import SERVICE, InferenceService, RingBackend
 from sealring.gateway.metrics import Metrics
-from sealring.gateway.rings import Rings
+from sealring.gateway.rings.rings import Rings
+from sealring.gateway.rings.watch import Watch
 from sealring.gateway.settings import GatewaySettings
-from sealring.gateway.watch import Watch
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
 from sealring.mesh.member.introduction import Introduction

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sealring.cli.command import ADMIN, command, load_settings
-from sealring.cli.operator import Admin, call_admin, read_bundle, run_admin
-from sealring.cli.output import moment, plain, print_data, print_json, print_table
-from sealring.cli.words import AsJson
+from sealring.cli.calls.operator import Admin, call_admin, read_bundle, run_admin
+from sealring.cli.terminal.command import ADMIN, command, load_settings
+from sealring.cli.terminal.options import AsJson
+from sealring.cli.terminal.output import moment, plain, print_data, print_json, print_table
 
 if TYPE_CHECKING:
     from sealring.coordinator.roster.audit_head import AuditHead

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.command import command
-from sealring.cli.exit_codes import CHECK_FAILED
-from sealring.cli.output import print_json, print_table, say
+from sealring.cli.terminal.command import command
+from sealring.cli.terminal.exit_codes import CHECK_FAILED
+from sealring.cli.terminal.output import print_json, print_table, say
 from sealring.mesh.errors import ConfigError, InvalidInput
 
 if TYPE_CHECKING:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.command import command, load_settings
-from sealring.cli.leftovers import gateway_of, running
-from sealring.cli.output import print_json, printable, say, write
-from sealring.cli.words import AsJson, MinTrust
+from sealring.cli.local.leftovers import gateway_of, running
+from sealring.cli.terminal.command import command, load_settings
+from sealring.cli.terminal.options import AsJson, MinTrust
+from sealring.cli.terminal.output import print_json, printable, say, write
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.paths import default_state_root
 from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
 
 if TYPE_CHECKING:
-    from sealring.cli.client import Access, Question
+    from sealring.cli.calls.client import Access, Question
     from sealring.mesh.settings.config import Loaded
 
 app = typer.Typer()
@@ -134,7 +134,7 @@ def chat(
     In a conversation Ctrl-C stops an answer, Ctrl-D ends it all, and /help lists the rest. Without
     --gateway it asks your own `sealring up`, else who is at the default address, else a running demo.
     """
-    from sealring.cli.client import Question
+    from sealring.cli.calls.client import Question
     from sealring.client.options import SamplingOptions
 
     loaded = load_settings(context)
@@ -164,7 +164,7 @@ def chat(
     elif as_json:
         raise InvalidInput("--json needs the question on the command line", reason="BAD_QUESTION")
     else:
-        from sealring.cli.conversation import converse
+        from sealring.cli.calls.conversation import converse
 
         converse(*_gateway(loaded), first, write_piece, seconds=_ASK_SECONDS)
 
@@ -175,7 +175,7 @@ def write_piece(text: str) -> None:
 
 
 async def _once(gateway: tuple[str, Access], base: Question, question: str, *, as_json: bool) -> None:
-    from sealring.cli.client import inference
+    from sealring.cli.calls.client import inference
 
     address, access = gateway
     async with inference(address, **access) as client:
@@ -195,7 +195,7 @@ async def _once(gateway: tuple[str, Access], base: Question, question: str, *, a
 def _gateway(loaded: Loaded[Any]) -> tuple[str, Access]:
     """Whom to talk to, and how: the gateway of the settings; by default that of this user's `up`, else who is
     at the default address, else the demo that runs."""
-    from sealring.cli.client import gateway_access
+    from sealring.cli.calls.client import gateway_access
 
     address: str = loaded.settings.gateway
     if loaded.origin["gateway"] != "default":

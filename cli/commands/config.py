@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from sealring.cli.command import MODELS, command, config_file, settings_model
-from sealring.cli.output import print_json, print_table, say
-from sealring.cli.words import AsJson
+from sealring.cli.terminal.command import MODELS, command, config_file, settings_model
+from sealring.cli.terminal.options import AsJson
+from sealring.cli.terminal.output import print_json, print_table, say
 
 app = typer.Typer(name="config", help="Settings and where they come from.", no_args_is_help=True)
 

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.command import command, load_settings
-from sealring.cli.output import print_data, print_json, say
-from sealring.cli.processes import add_run_command
-from sealring.cli.words import AsJson, public_keys, read_file, write_file
+from sealring.cli.local.processes import add_run_command
+from sealring.cli.terminal.command import command, load_settings
+from sealring.cli.terminal.options import AsJson, public_keys, read_file, write_file
+from sealring.cli.terminal.output import print_data, print_json, say
 
 app = typer.Typer(
     name="coordinator", help="The coordinator: keys, roster, plans, and its backups.", no_args_is_help=True

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sealring.cli.command import command
 from sealring.cli.commands.chat import write_piece
 from sealring.cli.commands.deployment import default_name
-from sealring.cli.foreground import run_cluster, signals_as_exceptions
-from sealring.cli.leftovers import PORTS, announced, temporary_folder
-from sealring.cli.local_output import QUESTION, print_ring, print_ways, report
-from sealring.cli.output import Progress, print_json, say
-from sealring.cli.words import AsJson
+from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
+from sealring.cli.local.leftovers import PORTS, announced, temporary_folder
+from sealring.cli.local.output import QUESTION, print_ring, print_ways, report
+from sealring.cli.terminal.command import command
+from sealring.cli.terminal.options import AsJson
+from sealring.cli.terminal.output import Progress, print_json, say
 from sealring.mesh.errors import ConfigError, InvalidInput, ModelError
 
 if TYPE_CHECKING:
-    from sealring.cli.client import Answer
-    from sealring.cli.cluster import LocalCluster
+    from sealring.cli.calls.client import Answer
+    from sealring.cli.local.cluster import LocalCluster
 
 app = typer.Typer()
 
@@ -74,7 +74,7 @@ def demo(
     with state_folder(state_dir) as chosen:
 
         def make(say: Callable[[str], None]) -> LocalCluster:
-            from sealring.cli.cluster import LocalCluster
+            from sealring.cli.local.cluster import LocalCluster
 
             return LocalCluster(chosen, folder, nodes=nodes, name=name, say=say)
 
@@ -113,7 +113,7 @@ def state_folder(chosen: Path | None) -> Iterator[Path]:
 
 
 async def _ask(cluster: LocalCluster, question: str, *, quiet: bool) -> Answer:
-    from sealring.cli.client import Question, inference
+    from sealring.cli.calls.client import Question, inference
 
     say(f"\n> {question}")
     async with inference(cluster.grpc_address) as client:

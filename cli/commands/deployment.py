@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from sealring.cli.command import ADMIN, command
-from sealring.cli.members import find_node
-from sealring.cli.operator import Admin, call_admin, run_admin
-from sealring.cli.output import moment, plain, print_json, print_table, progress, say, size
-from sealring.cli.waiting import wait_until_serving
-from sealring.cli.words import AsJson, Seconds
+from sealring.cli.calls.members import find_node
+from sealring.cli.calls.operator import Admin, call_admin, run_admin
+from sealring.cli.calls.waiting import wait_until_serving
+from sealring.cli.terminal.command import ADMIN, command
+from sealring.cli.terminal.options import AsJson, Seconds
+from sealring.cli.terminal.output import moment, plain, print_json, print_table, progress, say, size
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.deployment_limits import (
     MAX_CONTEXT,

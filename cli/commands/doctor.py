@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.command import command, config_file, settings_model
-from sealring.cli.exit_codes import CHECK_FAILED
-from sealring.cli.output import print_data, print_json, printable, progress, say
-from sealring.cli.words import AsJson
+from sealring.cli.terminal.command import command, config_file, settings_model
+from sealring.cli.terminal.exit_codes import CHECK_FAILED
+from sealring.cli.terminal.options import AsJson
+from sealring.cli.terminal.output import print_data, print_json, printable, progress, say
 from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
+    from sealring.cli.calls.operator import Admin
     from sealring.cli.doctor.cluster import Node
     from sealring.cli.doctor.report import Finding, Report
-    from sealring.cli.operator import Admin
     from sealring.node.settings import NodeSettings
 
 app = typer.Typer()
@@ -66,7 +66,7 @@ def _settings(section: str, file: Path | None, **given: Path | None) -> Any:
 def _node_settings(context: typer.Context, state_dir: Path | None) -> NodeSettings:
     """The node's settings: as a file that was named has them, else as `up` and `join` left them beside its
     folder, else the user's own. Without a folder here, that of a service."""
-    from sealring.cli.launchd import STATE_FOLDER
+    from sealring.cli.service.launchd import STATE_FOLDER
 
     named = context.find_root().params.get("config")
     folder = state_dir or default_state_root() / "node"
@@ -106,10 +106,10 @@ def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -
 
 
 def _cluster(context: typer.Context, operator: Path | None, *, as_json: bool) -> list[Finding]:
+    from sealring.cli.calls.operator import connect
     from sealring.cli.doctor.cluster import examine
     from sealring.cli.doctor.report import plain
     from sealring.cli.doctor.show import lines, summary
-    from sealring.cli.operator import connect
 
     settings = _settings("cli", config_file(context.find_root().params.get("config")), operator=operator)
 

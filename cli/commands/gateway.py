@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.command import ADMIN, command, load_settings, same_settings
-from sealring.cli.commands.node import leave_cluster, report_enrolled
-from sealring.cli.members import (
+from sealring.cli.calls.members import (
     ban_member,
     enrolled_gateways,
     evict_member,
@@ -17,10 +15,12 @@ from sealring.cli.members import (
     print_revoked,
     revoked,
 )
-from sealring.cli.operator import call_admin
-from sealring.cli.output import plain, print_json, say
-from sealring.cli.processes import add_run_command
-from sealring.cli.words import AsJson, JoinTokenText, read_token
+from sealring.cli.calls.operator import call_admin
+from sealring.cli.commands.node import leave_cluster, report_enrolled
+from sealring.cli.local.processes import add_run_command
+from sealring.cli.terminal.command import ADMIN, command, load_settings, same_settings
+from sealring.cli.terminal.options import AsJson, JoinTokenText, read_token
+from sealring.cli.terminal.output import plain, print_json, say
 
 app = typer.Typer(
     name="gateway",

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.command import command, config_file
 from sealring.cli.commands.service import DryRun, Root, User
 from sealring.cli.commands.up import Address, Downloads, Models, Name, SoftwareIdentity
-from sealring.cli.output import Progress, print_json, say
-from sealring.cli.service_places import needs_root
-from sealring.cli.words import AsJson, read_token
+from sealring.cli.service.places import needs_root
+from sealring.cli.terminal.command import command, config_file
+from sealring.cli.terminal.options import AsJson, read_token
+from sealring.cli.terminal.output import Progress, print_json, say
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
-    from sealring.cli.choices import Wishes
-    from sealring.cli.machines import OtherMachine
+    from sealring.cli.local.machines import OtherMachine
+    from sealring.cli.setup.choices import Wishes
 
 app = typer.Typer()
 
@@ -58,8 +58,8 @@ def join(
     The token is checked against the coordinator before anything is sent. A machine that has joined runs its
     node again with `sealring join` alone.
     """
-    from sealring.cli.choices import Wishes, settings_given
-    from sealring.cli.foreground import signals_as_exceptions
+    from sealring.cli.local.foreground import signals_as_exceptions
+    from sealring.cli.setup.choices import Wishes, settings_given
     from sealring.mesh.member.state import is_enrolled
     from sealring.mesh.system.lock import lock_state
 
@@ -76,7 +76,7 @@ def join(
         if token is None and is_enrolled(Path(said.get("state_dir", root / "node"))):
             _run(root, said, wishes)
             return
-        from sealring.cli.enrol import enrol
+        from sealring.cli.setup.enrol import enrol
 
         joined = enrol(root, said, wishes, _read(token))
         _tell(joined, as_json=as_json)
@@ -109,7 +109,7 @@ def _tell(joined: dict[str, Any], *, as_json: bool) -> None:
 
 def _keep(root: Path, settings: dict[str, Any]) -> None:
     """Where the next start finds what was chosen."""
-    from sealring.cli.machines import OtherMachine
+    from sealring.cli.local.machines import OtherMachine
 
     OtherMachine(root, {"node": settings}).write_configs()
 
@@ -126,10 +126,10 @@ def _serve(
 ) -> None:
     """Joins as the account that the service runs as, so that the key is that account's, and installs it."""
     from sealring.cli.commands.service import launch_control, program
-    from sealring.cli.enrol import enrol_as
-    from sealring.cli.launchd import PLIST_FOLDER, Service
-    from sealring.cli.service_install import Installation, account_id
-    from sealring.cli.service_places import make_places, under
+    from sealring.cli.service.install import Installation, account_id
+    from sealring.cli.service.launchd import PLIST_FOLDER, Service
+    from sealring.cli.service.places import make_places, under
+    from sealring.cli.setup.enrol import enrol_as
     from sealring.mesh.member.state import is_enrolled
 
     control = launch_control()
@@ -168,8 +168,8 @@ def _begin_anew(file: Path | None) -> None:
 
 
 def _run(root: Path, said: dict[str, Any], wishes: Wishes) -> None:
-    from sealring.cli.choices import choose_other
-    from sealring.cli.foreground import run_cluster
+    from sealring.cli.local.foreground import run_cluster
+    from sealring.cli.setup.choices import choose_other
     from sealring.mesh.member.state import load_member_state
 
     joined = load_member_state(Path(said.get("state_dir", root / "node")))
@@ -178,7 +178,7 @@ def _run(root: Path, said: dict[str, Any], wishes: Wishes) -> None:
         say(line)
 
     def make(told: Callable[[str], None]) -> OtherMachine:
-        from sealring.cli.machines import OtherMachine
+        from sealring.cli.local.machines import OtherMachine
 
         return OtherMachine(root, choices.settings, say=told)
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sealring.cli.command import command, load_settings
-from sealring.cli.output import moment, print_data, print_json, print_table, say
-from sealring.cli.words import AsJson, Seconds
+from sealring.cli.terminal.command import command, load_settings
+from sealring.cli.terminal.options import AsJson, Seconds
+from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say
 
 if TYPE_CHECKING:
     from sealring.gateway.access.keyfile import KeyFile, KeyRecord

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.command import command
-from sealring.cli.output import print_data
+from sealring.cli.terminal.command import command
+from sealring.cli.terminal.output import print_data
 from sealring.mesh.errors import NotFound
 
 app = typer.Typer()
@@ -39,7 +39,7 @@ def logs(
 
     These are the processes of `demo` and `up`, and the services of `service install`.
     """
-    from sealring.cli.logfiles import Tail, find_logs
+    from sealring.cli.service.logfiles import Tail, find_logs
 
     found = find_logs(state_dir, component or [])
     if not found:

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.apart import ask_apart
-from sealring.cli.command import command
 from sealring.cli.commands.deployment import parse_split
-from sealring.cli.exit_codes import CHECK_FAILED
-from sealring.cli.output import print_json, print_table, progress, say, size
-from sealring.cli.words import AsJson
+from sealring.cli.local.apart import ask_apart
+from sealring.cli.terminal.command import command
+from sealring.cli.terminal.exit_codes import CHECK_FAILED
+from sealring.cli.terminal.options import AsJson
+from sealring.cli.terminal.output import print_json, print_table, progress, say, size
 from sealring.mesh.errors import ModelError
 
 app = typer.Typer(

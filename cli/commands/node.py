@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.command import ADMIN, command, load_settings, same_settings
-from sealring.cli.members import (
+from sealring.cli.calls.members import (
     ban_member,
     change_member,
     enrolled_nodes,
@@ -18,10 +17,11 @@ from sealring.cli.members import (
     print_revoked,
     revoked,
 )
-from sealring.cli.operator import call_admin
-from sealring.cli.output import plain, print_data, print_json, say
-from sealring.cli.processes import add_run_command
-from sealring.cli.words import AsJson, JoinTokenText, read_token
+from sealring.cli.calls.operator import call_admin
+from sealring.cli.local.processes import add_run_command
+from sealring.cli.terminal.command import ADMIN, command, load_settings, same_settings
+from sealring.cli.terminal.options import AsJson, JoinTokenText, read_token
+from sealring.cli.terminal.output import plain, print_data, print_json, say
 from sealring.mesh.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.command import ADMIN, command, load_settings
-from sealring.cli.operator import Admin, call_admin, read_bundle, run_admin
-from sealring.cli.output import moment, plain, print_data, print_json, print_table, say
-from sealring.cli.words import AsJson, Seconds, cannot_write
+from sealring.cli.calls.operator import Admin, call_admin, read_bundle, run_admin
+from sealring.cli.terminal.command import ADMIN, command, load_settings
+from sealring.cli.terminal.options import AsJson, Seconds, cannot_write
+from sealring.cli.terminal.output import moment, plain, print_data, print_json, print_table, say
 from sealring.mesh.errors import AlreadyExists
 
 if TYPE_CHECKING:

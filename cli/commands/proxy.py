@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sealring.cli.command import command, load_settings
-from sealring.cli.operator import read_bundle
-from sealring.cli.output import say
-from sealring.cli.processes import Level, LogFile, LogLevel, ParentPipe, run_daemon
-from sealring.cli.words import MinTrust
+from sealring.cli.calls.operator import read_bundle
+from sealring.cli.local.processes import Level, LogFile, LogLevel, ParentPipe, run_daemon
+from sealring.cli.terminal.command import command, load_settings
+from sealring.cli.terminal.options import MinTrust
+from sealring.cli.terminal.output import say
 from sealring.mesh.trust.levels import SCORES, TrustLevel
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def proxy(
     pin = _pin(root_sha256, settings)
     state_file = state_file or _state_file(pin)
 
-    from sealring.cli.client import gateway_access
+    from sealring.cli.calls.client import gateway_access
     from sealring.cli.proxy import serve
     from sealring.client import AsyncClient
     from sealring.mesh.system.addresses import require_loopback

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.command import command
-from sealring.cli.output import moment, print_data, print_json, say
-from sealring.cli.words import AsJson, Seconds, cannot_write, public_keys, read_file, write_file
+from sealring.cli.terminal.command import command
+from sealring.cli.terminal.options import AsJson, Seconds, cannot_write, public_keys, read_file, write_file
+from sealring.cli.terminal.output import moment, print_data, print_json, say
 from sealring.mesh.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.command import ADMIN, command, load_settings
-from sealring.cli.operator import call_admin, read_bundle
-from sealring.cli.output import moment, print_data, print_json, print_table, say
-from sealring.cli.words import AsJson, cannot_write, read_file, write_file
+from sealring.cli.calls.operator import call_admin, read_bundle
+from sealring.cli.terminal.command import ADMIN, command, load_settings
+from sealring.cli.terminal.options import AsJson, cannot_write, read_file, write_file
+from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say
 from sealring.mesh.errors import InvalidInput, RosterError
 from sealring.mesh.trust.levels import level_of
 

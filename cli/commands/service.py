@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sealring.cli.command import command
-from sealring.cli.output import print_json, print_table, say
-from sealring.cli.service_places import needs_root, under
-from sealring.cli.words import AsJson
+from sealring.cli.service.places import needs_root, under
+from sealring.cli.terminal.command import command
+from sealring.cli.terminal.options import AsJson
+from sealring.cli.terminal.output import print_json, print_table, say
 from sealring.mesh.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
-    from sealring.cli.launchctl import Launchctl
-    from sealring.cli.launchd import Service
+    from sealring.cli.service.launchctl import Launchctl
+    from sealring.cli.service.launchd import Service
 
 app = typer.Typer(name="service", help="Run components under launchd (macOS).", no_args_is_help=True)
 
@@ -57,9 +57,9 @@ def install(
     A service without state takes over that of the user who has joined before. If it does not come up,
     everything is undone.
     """
-    from sealring.cli.foreground import signals_as_exceptions
-    from sealring.cli.launchd import Service
-    from sealring.cli.service_install import Installation, users_state
+    from sealring.cli.local.foreground import signals_as_exceptions
+    from sealring.cli.service.install import Installation, users_state
+    from sealring.cli.service.launchd import Service
 
     signals_as_exceptions()  # a closed terminal undoes what was begun, as Ctrl-C does
     control = launch_control()
@@ -76,7 +76,7 @@ def install(
 @command(app, example="sealring service uninstall node")
 def uninstall(component: Which, root: Root = Path("/")) -> None:
     """Stop a service and remove it; its state and logs stay."""
-    from sealring.cli.launchd import Service
+    from sealring.cli.service.launchd import Service
 
     service = Service(component.value)
     control = launch_control()
@@ -92,7 +92,7 @@ def uninstall(component: Which, root: Root = Path("/")) -> None:
 @command(app, example="sealring service start node")
 def start(component: Which, root: Root = Path("/")) -> None:
     """Load an installed service and start it."""
-    from sealring.cli.launchd import Service
+    from sealring.cli.service.launchd import Service
 
     service = Service(component.value)
     control = launch_control()
@@ -104,7 +104,7 @@ def start(component: Which, root: Root = Path("/")) -> None:
 @command(app, example="sealring service stop node")
 def stop(component: Which) -> None:
     """Stop a service until `start` or the next boot."""
-    from sealring.cli.launchd import Service
+    from sealring.cli.service.launchd import Service
 
     service = Service(component.value)
     launch_control().bootout(service.label)
@@ -114,7 +114,7 @@ def stop(component: Which) -> None:
 @command(app, example="sealring service restart node")
 def restart(component: Which, root: Root = Path("/")) -> None:
     """Stop a service and start it again, with its property list read anew."""
-    from sealring.cli.launchd import Service
+    from sealring.cli.service.launchd import Service
 
     service = Service(component.value)
     control = launch_control()
@@ -136,7 +136,7 @@ def status(
     """Show what launchd says of the services."""
     from dataclasses import asdict
 
-    from sealring.cli.launchd import Service
+    from sealring.cli.service.launchd import Service
 
     control = launch_control()
     wanted = [component] if component is not None else list(Component)
@@ -150,7 +150,7 @@ def status(
 
 def launch_control() -> Launchctl:
     """Raises FailedPrecondition (NOT_MACOS)."""
-    from sealring.cli.launchctl import Launchctl
+    from sealring.cli.service.launchctl import Launchctl
 
     return Launchctl()
 
@@ -168,13 +168,13 @@ def program() -> str:
 
 
 def _plist(service: Service, root: Path) -> Path:
-    from sealring.cli.launchd import PLIST_FOLDER
+    from sealring.cli.service.launchd import PLIST_FOLDER
 
     return under(root, PLIST_FOLDER) / service.file_name
 
 
 def _rules(service: Service, root: Path) -> Path:
-    from sealring.cli.launchd import NEWSYSLOG_FOLDER
+    from sealring.cli.service.launchd import NEWSYSLOG_FOLDER
 
     return under(root, NEWSYSLOG_FOLDER) / service.rules_name
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from sealring.cli.command import ADMIN, command
+from sealring.cli.calls.members import print_gateways, print_nodes, why_idle
+from sealring.cli.calls.operator import Admin, run_admin
 from sealring.cli.commands.deployment import print_deployments
-from sealring.cli.members import print_gateways, print_nodes, why_idle
-from sealring.cli.operator import Admin, run_admin
-from sealring.cli.output import clear_screen, plain, print_data, print_json
-from sealring.cli.words import AsJson
+from sealring.cli.terminal.command import ADMIN, command
+from sealring.cli.terminal.options import AsJson
+from sealring.cli.terminal.output import clear_screen, plain, print_data, print_json
 
 app = typer.Typer()
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.command import ADMIN, command
-from sealring.cli.operator import call_admin
-from sealring.cli.output import moment, plain, print_data, print_json, print_table, say
-from sealring.cli.words import AsJson, Seconds
+from sealring.cli.calls.operator import call_admin
+from sealring.cli.terminal.command import ADMIN, command
+from sealring.cli.terminal.options import AsJson, Seconds
+from sealring.cli.terminal.output import moment, plain, print_data, print_json, print_table, say
 
 app = typer.Typer(
     name="token", help="Join tokens, which let machines join for a few minutes.", no_args_is_help=True

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from sealring.cli.command import ADMIN, command
-from sealring.cli.operator import call_admin
-from sealring.cli.output import print_json, print_table, progress, say
-from sealring.cli.words import AsJson, Seconds, cannot_write
+from sealring.cli.calls.operator import call_admin
+from sealring.cli.terminal.command import ADMIN, command
+from sealring.cli.terminal.options import AsJson, Seconds, cannot_write
+from sealring.cli.terminal.output import print_json, print_table, progress, say
 
 app = typer.Typer()
 

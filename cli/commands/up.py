@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.command import command, config_file
-from sealring.cli.output import Progress, moment, print_data, print_json, say
-from sealring.cli.words import AsJson
+from sealring.cli.terminal.command import command, config_file
+from sealring.cli.terminal.options import AsJson
+from sealring.cli.terminal.output import Progress, moment, print_data, print_json, say
 from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
-    from sealring.cli.machines import FirstMachine
-    from sealring.cli.own_address import OwnAddress
+    from sealring.cli.local.machines import FirstMachine
+    from sealring.cli.setup.own_address import OwnAddress
 
 app = typer.Typer()
 
@@ -63,8 +63,8 @@ def up(
     A coordinator, a gateway and a node as processes of their own, with their logs in files. Prints what to
     type on the other machines. Started again, it is the same cluster.
     """
-    from sealring.cli.choices import Wishes, choose_first
-    from sealring.cli.foreground import run_cluster, signals_as_exceptions
+    from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
+    from sealring.cli.setup.choices import Wishes, choose_first
     from sealring.mesh.system.lock import lock_state
 
     wishes = Wishes(address, name, models or (), downloads, software_identity_allowed)
@@ -77,7 +77,7 @@ def up(
             say(line)
 
         def make(told: Callable[[str], None]) -> FirstMachine:
-            from sealring.cli.machines import FirstMachine
+            from sealring.cli.local.machines import FirstMachine
 
             return FirstMachine(root, choices.settings, say=told)
 
@@ -131,7 +131,7 @@ def _tell(machine: FirstMachine, token: Any) -> None:
 
 async def _watch(machine: FirstMachine) -> None:
     """Says what happens in the cluster, for as long as it runs."""
-    from sealring.cli.happenings import deployment_lines, deployment_states, node_lines
+    from sealring.cli.calls.happenings import deployment_lines, deployment_states, node_lines
     from sealring.mesh.errors import SealringError
     from sealring.v1 import admin_pb2
 

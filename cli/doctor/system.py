@@ -137,7 +137,7 @@ class System:
 
     def has_service(self, component: str) -> bool:
         """Whether launchd knows a component, as `sealring service install` leaves it."""
-        from sealring.cli.launchd import PLIST_FOLDER, PREFIX
+        from sealring.cli.service.launchd import PLIST_FOLDER, PREFIX
 
         return (PLIST_FOLDER / f"{PREFIX}.{component}.plist").exists()
 

@@ -27,8 +27,8 @@ from sealring.gateway.http.parse import (
     parse_body,
 )
 from sealring.gateway.http.render import Renderer, model_object
-from sealring.gateway.inference import InferenceBackend, model_not_found
-from sealring.gateway.timings import CURRENT, HEADER
+from sealring.gateway.inference.service import InferenceBackend, model_not_found
+from sealring.gateway.inference.timings import CURRENT, HEADER
 from sealring.v1 import inference_pb2 as inference
 
 B = TypeVar("B", bound=CommonBody)

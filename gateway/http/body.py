@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
-from sealring.gateway.timings import CURRENT, Timings
+from sealring.gateway.inference.timings import CURRENT, Timings
 from sealring.mesh.errors import Cancelled, DeadlineExceeded, InvalidInput
 
 MAX_BODY = 4 << 20

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from sealring.gateway.edge_tls import EdgeTls
+from sealring.gateway.access.edge_tls import EdgeTls
 from sealring.gateway.http.protocol import EdgeProtocol
 from sealring.mesh.system.addresses import listen_error, parse_address, require_loopback
 

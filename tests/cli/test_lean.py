@@ -27,7 +27,7 @@ def test_structlog_does_without_rich_and_a_table_has_it() -> None:
     code = """
 hide_rich()
 print(structlog.dev.rich, "rich.console" in sys.modules)
-from sealring.cli.output import print_table
+from sealring.cli.terminal.output import print_table
 print_table(["name", "rows"], [["one", 1]])
 print("rich.console" in sys.modules)
 rich = sys.modules["rich"]
@@ -40,7 +40,7 @@ print(sys.modules["rich"] is rich)
 
 def test_what_a_start_made_is_not_looked_through_again() -> None:
     code = """
-from sealring.cli.processes import starting
+from sealring.cli.local.processes import starting
 try:
     with starting():
         print(gc.isenabled(), gc.get_freeze_count())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sealring.cli import exit_codes
+from sealring.cli.terminal import exit_codes
 from sealring.mesh import errors
 from sealring.mesh.errors import SealringError
 from sealring.mesh.prompt.deployment_limits import MAX_PREFILL_CHUNK, MAX_ROWS

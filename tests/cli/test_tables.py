@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.cli.client import Answer
+from sealring.cli.calls.client import Answer
+from sealring.cli.calls.members import print_nodes
 from sealring.cli.commands.deployment import (
     default_name,
     make_spec,
@@ -10,9 +11,8 @@ from sealring.cli.commands.deployment import (
     print_deployments,
     print_plan,
 )
-from sealring.cli.local_output import print_ring, report
-from sealring.cli.members import print_nodes
-from sealring.cli.output import plain
+from sealring.cli.local.output import print_ring, report
+from sealring.cli.terminal.output import plain
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import admin_pb2, membership_pb2
 

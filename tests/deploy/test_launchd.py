@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.cli.launchd import (
+from sealring.cli.service.launchd import (
     COMPONENTS,
     DRAIN_SECONDS,
     Service,

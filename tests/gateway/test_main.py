@@ -19,10 +19,10 @@ from edgecert import write_edge_certificate
 from patience import PATIENCE_SECONDS, until
 
 from sealring.client import AsyncClient
-from sealring.gateway import control as gateway_control
 from sealring.gateway.access.keyfile import KeyFile
 from sealring.gateway.access.keys import Scope
 from sealring.gateway.main import serve
+from sealring.gateway.rings import control as gateway_control
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.errors import ConfigError, SealringError
 from sealring.mesh.member.state import load_member_state

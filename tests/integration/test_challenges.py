@@ -7,7 +7,7 @@ import sqlite3
 
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, share_kernels
 
-from sealring.cli.cluster import LocalCluster
+from sealring.cli.local.cluster import LocalCluster
 from sealring.v1 import admin_pb2
 
 pytestmark = CLUSTER

@@ -9,7 +9,7 @@ import psutil
 from expired import expire_all, found
 from ringtest import CLUSTER, MODEL, chat, started
 
-from sealring.cli.cluster import LocalCluster
+from sealring.cli.local.cluster import LocalCluster
 from sealring.gateway.access.keyfile import KeyFile
 from sealring.gateway.access.keys import Scope
 from sealring.mesh.member.state import load_member_state

@@ -8,9 +8,9 @@ from pathlib import Path
 from ringtest import CLUSTER, MODEL, chat, started
 from slow_engine import SLOW_SECONDS, markers
 
-from sealring.cli.cluster import LocalCluster
-from sealring.gateway.control import PONG_SECONDS
-from sealring.gateway.losses import LOST_SECONDS
+from sealring.cli.local.cluster import LocalCluster
+from sealring.gateway.rings.control import PONG_SECONDS
+from sealring.gateway.rings.losses import LOST_SECONDS
 
 pytestmark = CLUSTER
 SLOW_NODE = Path(__file__).parents[1] / "support" / "slow_node.py"

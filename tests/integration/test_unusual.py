@@ -13,7 +13,7 @@ from ringtest import CLUSTER, MODEL, chat, started
 from sharing import ask, dialogue
 from stagering import UNUSUAL, config_of
 
-from sealring.cli.cluster import LocalCluster
+from sealring.cli.local.cluster import LocalCluster
 from sealring.node.engine.staging import random_model
 from sealring.node.engine.text.tokenizer import load_tokenizer
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
-from sealring.cli.cluster import LocalCluster
+from sealring.cli.local.cluster import LocalCluster
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.roster.authority import Authority

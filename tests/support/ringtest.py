@@ -19,8 +19,8 @@ import openai
 import psutil
 import pytest
 
-from sealring.cli.cluster import LocalCluster
-from sealring.cli.operator import read_bundle
+from sealring.cli.calls.operator import read_bundle
+from sealring.cli.local.cluster import LocalCluster
 from sealring.client import AsyncClient
 from sealring.node import scratch
 from sealring.v1 import admin_pb2, inference_pb2, inference_pb2_grpc, membership_pb2

@@ -27,7 +27,7 @@ import sealring.gateway.http.server as http_server
 from sealring.coordinator.init import init
 from sealring.coordinator.main import Coordinator
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.gateway.edge_tls import EdgeTls
+from sealring.gateway.access.edge_tls import EdgeTls
 from sealring.gateway.http.server import HttpServer
 from sealring.mesh.member.state import load_member_state
 from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, role_server_name

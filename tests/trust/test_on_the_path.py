@@ -18,7 +18,7 @@ import pytest_asyncio
 from onpath import ATTACKS, Proxy
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Ring, chat, started
 
-from sealring.cli.cluster import LocalCluster
+from sealring.cli.local.cluster import LocalCluster
 from sealring.mesh.system.addresses import parse_address
 from sealring.v1 import membership_pb2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.cli.children import Children
+from sealring.cli.local.children import Children
 
 PLANTED = ("cli", "mesh", "node", "gateway", "coordinator", "sealring", "typer", "json", "structlog")
 SEALRING = Path(sys.executable).with_name("sealring")

@@ -14,12 +14,12 @@ from edgecert import write_edge_certificate
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from sealring.gateway.access.edge_tls import EdgeTls
 from sealring.gateway.access.gate import Gate, Limits
 from sealring.gateway.access.interceptor import GateInterceptor
 from sealring.gateway.access.keyfile import KeyFile
 from sealring.gateway.access.keys import Scope
-from sealring.gateway.edge_tls import EdgeTls
-from sealring.gateway.inference import SERVICE, InferenceService
+from sealring.gateway.inference.service import SERVICE, InferenceService
 from sealring.mesh.errors import SealringError
 from sealring.mesh.rpc.server import Server, from_rpc_error
 from sealring.v1 import inference_pb2 as inference

@@ -16,11 +16,11 @@ import openai
 import pytest
 from edgecert import write_edge_certificate
 
-from sealring.gateway import edge_tls
+from sealring.gateway.access import edge_tls
+from sealring.gateway.access.edge_tls import EdgeTls
 from sealring.gateway.access.gate import Gate, Limits
 from sealring.gateway.access.keyfile import KeyFile
 from sealring.gateway.access.keys import Scope
-from sealring.gateway.edge_tls import EdgeTls
 from sealring.gateway.http import guard, protocol
 from sealring.gateway.http.app import create_app
 from sealring.gateway.http.server import HttpServer

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from sealring.gateway.http.app import _headers
-from sealring.gateway.timings import CURRENT, HEADER, Timings
+from sealring.gateway.inference.timings import CURRENT, HEADER, Timings
 from sealring.mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, Unavailable
 from sealring.v1 import inference_pb2 as inference
 

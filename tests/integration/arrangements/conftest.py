@@ -1,7 +1,7 @@
 import pytest_asyncio
 from ringtest import MODEL, Arrangements, share_kernels
 
-from sealring.cli.cluster import LocalCluster
+from sealring.cli.local.cluster import LocalCluster
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")

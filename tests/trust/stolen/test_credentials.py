@@ -15,7 +15,7 @@ import pytest_asyncio
 from attackertest import attack_with, attacker, lines, nodes, replaced, serves_on, targets
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Ring
 
-from sealring.cli.cluster import LocalCluster
+from sealring.cli.local.cluster import LocalCluster
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.errors import SealringError

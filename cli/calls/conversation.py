@@ -1,0 +1,121 @@
+"""A conversation line by line: Ctrl-C stops an answer and not the conversation, a full context forgets."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from sealring.cli.calls.client import Access, Client, Question, inference
+from sealring.cli.terminal.output import say
+from sealring.cli.terminal.prompt import MAX_LINE, read_line
+from sealring.mesh.errors import SealringError
+
+_TOO_LONG = frozenset({"CONTEXT_TOO_LONG", "TOO_LARGE_FOR_RING"})
+_CLEAR, _EXIT, _HELP = "/clear", "/exit", "/help"
+_COMMAND = re.compile(r"/[a-z]+\Z")
+_COMMANDS = f"""\
+{_CLEAR}  forget what was said and begin again
+{_EXIT}   leave, as Ctrl-D does
+{_HELP}   show this
+Ctrl-C stops an answer, or drops what is typed; the arrow keys edit the line and fetch earlier ones"""
+
+
+def converse(
+    address: str, access: Access, base: Question, show: Callable[[str], None], *, seconds: float
+) -> None:
+    """Asks the gateway at `address` what is typed until it is over. `base` says how, `show` gets the pieces.
+
+    Lines are read and Ctrl-C is caught in the main thread, between the runs of the event loop.
+    """
+    say(f"talking to {address}; Ctrl-C stops an answer, Ctrl-D ends it, /help lists the rest")
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        client = runner.run(stack.enter_async_context(inference(address, **access)))
+        conversation = Conversation(runner, client, base, show, seconds)
+        try:
+            while (line := read_line()) is not None:
+                if line == _EXIT:
+                    break
+                conversation.take(line)
+        finally:
+            runner.run(stack.aclose())
+
+
+class Conversation:
+    """What was said so far, as far as it fits the context."""
+
+    def __init__(
+        self,
+        runner: asyncio.Runner,
+        client: Client,
+        base: Question,
+        show: Callable[[str], None],
+        seconds: float,
+    ) -> None:
+        self._runner = runner
+        self._client = client
+        self._base = base
+        self._show = show
+        self._seconds = seconds
+        self._said: list[tuple[str, str]] = []
+
+    def take(self, line: str) -> None:
+        """A line that was typed: a command, a question, or nothing."""
+        if line == _CLEAR:
+            self._said.clear()
+            say("(a new conversation)")
+        elif _COMMAND.match(line):
+            if line != _HELP:
+                say(f"there is no {line}")
+            say(_COMMANDS)
+        elif line:
+            self.turn(line)
+
+    def turn(self, line: str) -> None:
+        """One question and its answer; both are kept if any of the answer came and no error ended it."""
+        if len(line) > MAX_LINE:
+            say(f"error: the question is longer than {MAX_LINE} characters")
+            return
+        asked = [*self._said, ("user", line)]
+        try:
+            text = self._ask(asked)
+            while text is None:
+                asked = asked[2:]  # the oldest question and its answer
+                say("(the conversation does not fit any more: its oldest question is left out)")
+                text = self._ask(asked)
+        except SealringError as error:
+            say(f"error: {error} [{error.reason}]")
+            return
+        if text:
+            self._said = [*asked, ("assistant", text)]
+
+    def _ask(self, messages: list[tuple[str, str]]) -> str | None:
+        """The answer as far as it was shown, or None when older messages stand in its way.
+
+        Raises SealringError.
+        """
+        pieces: list[str] = []
+
+        def show(text: str) -> None:
+            pieces.append(text)
+            self._show(text)
+
+        question = replace(self._base, messages=[*self._base.messages, *messages])
+        try:
+            answer = self._runner.run(self._client.ask(question, show, seconds=self._seconds))
+        except KeyboardInterrupt:
+            say("\n(stopped)")
+            return "".join(pieces)
+        except SealringError as error:
+            if pieces:
+                self._show("\n")
+            if error.reason in _TOO_LONG and len(messages) > 1:
+                return None
+            raise
+        self._show("\n")
+        if answer.finish == "length":
+            say("(cut: no more tokens were allowed, or fit)")
+        return answer.text

@@ -1,0 +1,185 @@
+"""Nodes and gateways as the coordinator knows them: found by name, evicted, banned, shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from sealring.cli.calls.operator import Admin, run_admin
+from sealring.cli.terminal.output import moment, print_data, print_table, say, size
+from sealring.mesh.errors import InvalidInput, NotFound
+from sealring.mesh.trust.levels import SCORES, TrustLevel
+
+if TYPE_CHECKING:
+    import typer
+
+Find = Callable[[Any], Iterable[Any]]
+
+_TOKENS_GONE = "; what was left of its join token is revoked (sealring token create makes another)"
+SHOWN_ID = 16
+"""Characters of an id in a table, which name the one that has it."""
+
+
+def enrolled_nodes(known: Any) -> list[Any]:
+    """The nodes of the roster."""
+    return list(known.nodes)
+
+
+def enrolled_gateways(known: Any) -> list[Any]:
+    """The gateways of the roster."""
+    return list(known.gateways)
+
+
+def revoked(role: str) -> Find:
+    """Those of a role that were evicted or banned."""
+    from sealring.v1 import membership_pb2
+
+    number = membership_pb2.Role.Value(role)
+    return lambda known: [one for one in known.revoked if one.role == number]
+
+
+def evict_member(context: typer.Context, name: str, *among: Find) -> None:
+    """Takes a member out of the roster. Raises as `find_member`."""
+    from sealring.v1 import admin_pb2
+
+    found = change_member(
+        context, name, "EvictNode", lambda found: admin_pb2.EvictNodeRequest(id=found), *among
+    )
+    say(f"evicted {found}{_TOKENS_GONE}")
+
+
+def ban_member(context: typer.Context, name: str, *among: Find) -> None:
+    """Takes a member out of the roster for good. Raises as `find_member`."""
+    from sealring.v1 import admin_pb2
+
+    found = change_member(context, name, "BanNode", lambda found: admin_pb2.BanNodeRequest(id=found), *among)
+    say(f"banned {found}{_TOKENS_GONE}")
+
+
+def change_member(context: typer.Context, name: str, method: str, request: Any, *among: Find) -> str:
+    """Calls a method of the Admin service with the id of the one called `name`, and gives the id back."""
+
+    async def work(admin: Admin) -> str:
+        found = await find_member(admin, name, *among)
+        await admin.call(method, request(found))
+        return found
+
+    return run_admin(context, work)
+
+
+async def find_node(admin: Admin, node: str) -> str:
+    """The id of the one enrolled node that is called so. Raises as `find_member`."""
+    return await find_member(admin, node, enrolled_nodes)
+
+
+async def find_member(admin: Admin, name: str, *among: Find) -> str:
+    """The id of the one that has this id, or is called so; of names, those of a later group only where nobody
+    else has it.
+
+    Ids, or their beginning as tables show it, come first: members choose their names, and may choose
+    another's id, or another's name.     Raises NotFound (NODE_NOT_FOUND), InvalidInput (AMBIGUOUS_NODE).
+    """
+    from sealring.v1 import admin_pb2
+
+    known = await admin.call("ListNodes", admin_pb2.ListNodesRequest())
+    groups = [list(those(known)) for those in among]
+    by_id = {one.id for those in groups for one in those if len(name) >= SHOWN_ID and one.id.startswith(name)}
+    for found in (sorted(by_id), *([one.id for one in those if one.name == name] for those in groups)):
+        if len(found) > 1:
+            shown = ", ".join(one[:SHOWN_ID] for one in found[:8])
+            raise InvalidInput(
+                f"{len(found)} are called {name[:80]}",
+                hint=f"name one by its id: {shown}",
+                reason="AMBIGUOUS_NODE",
+            )
+        if found:
+            return str(found[0])
+    raise NotFound(
+        f"there is none called {name[:80]}",
+        hint="see: sealring node list, sealring gateway list",
+        reason="NODE_NOT_FOUND",
+    )
+
+
+def print_nodes(nodes: list[dict[str, Any]]) -> None:
+    """The nodes as a table; below it, what keeps nodes from serving."""
+    rows = [
+        [
+            one["name"],
+            one["id"][:SHOWN_ID],
+            one["state"],
+            one["trust"],
+            f"{size(one['memory_used'])} of {size(one['memory_usable'])}",
+            one["ring"],
+            f"{one['first_layer']}-{one['end_layer'] - 1}" if one["ring"] and one["end_layer"] else "",
+        ]
+        for one in nodes
+    ]
+    print_table(["node", "id", "state", "trust", "memory", "ring", "layers"], rows)
+    for one in nodes:
+        if one.get("idle"):
+            print_data(f"{one['name']} is in no ring: {one['idle']}")
+    _print_trouble([one for one in nodes if not one.get("idle")])
+
+
+def print_gateways(gateways: list[dict[str, Any]]) -> None:
+    """The gateways as a table."""
+    rows = [
+        [
+            one["name"],
+            one["id"][:SHOWN_ID],
+            "connected" if one["watching"] else "offline",
+            moment(one["enrolled"]),
+        ]
+        for one in gateways
+    ]
+    print_table(["gateway", "id", "state", "enrolled"], rows)
+    _print_trouble(gateways)
+
+
+def _print_trouble(members: list[dict[str, Any]]) -> None:
+    for one in members:
+        if one["trouble"]:
+            print_data(f"{one['name']}: {one['trouble']}")
+
+
+def print_revoked(members: list[dict[str, Any]], role: str) -> None:
+    """Those of a role that were evicted or banned, a line each."""
+    for one in members:
+        if one["role"] == role:
+            done = "banned" if one["banned"] else "evicted"
+            print_data(f"{done} {one['name']} {one['id']} at {moment(one['at'])}")
+
+
+def why_idle(node: dict[str, Any], deployments: list[dict[str, Any]]) -> str:
+    """Why a node is in no ring; nothing for one that is in one."""
+    if node["ring"]:
+        return ""
+    if node["state"] == "offline":
+        seen = f"last seen {moment(node['last_seen'])}" if node["last_seen"] else "it has not connected yet"
+        return f"offline, {node['trouble'] or seen}"
+    if node["trouble"]:
+        return str(node["trouble"])
+    if node["state"] == "draining":
+        return "it was drained (sealring node drain --undo lets it serve again)"
+    if not deployments:
+        return "there is no deployment"
+    return "; ".join(_unfit(node, one["plan"]) for one in deployments)
+
+
+def _unfit(node: dict[str, Any], plan: dict[str, Any]) -> str:
+    spec = plan["spec"]
+    stages = [stage for ring in plan["rings"] for stage in ring["stages"]]
+    if any(stage["member"] == node["id"] for stage in stages):
+        return f"{spec['name']} is about to use it"
+    if SCORES[TrustLevel(node["trust"])] < SCORES[TrustLevel(spec["trust_floor"])]:
+        return f"{spec['name']} wants trust level {spec['trust_floor']} and it has {node['trust']}"
+    if spec["members"] and node["id"] not in spec["members"]:
+        return f"{spec['name']} is for other nodes (--member)"
+    least = min((stage["weight_bytes"] + stage["kv_bytes"] for stage in stages), default=0)
+    if node["memory_usable"] < least:
+        return (
+            f"{spec['name']} needs {size(least)} of memory on each node and it has "
+            f"{size(node['memory_usable'])}"
+        )
+    return f"{spec['name']} does not need it: {len(stages)} nodes hold it"

@@ -1,0 +1,122 @@
+"""Calls to the coordinator's Admin service with the operator bundle."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sealring.cli.calls.client import named
+from sealring.mesh.errors import ConfigError
+
+if TYPE_CHECKING:
+    import typer
+
+    from sealring.cli.settings import CliSettings
+    from sealring.mesh.member.state import MemberState
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Admin:
+    """The Admin service of one coordinator."""
+
+    stub: Any
+    address: str
+    seconds: float
+
+    async def call(
+        self, method: str, request: Any, *, seconds: float | None = None, wait_for_ready: bool = False
+    ) -> Any:
+        """One call, within `seconds`. Raises the error of the tree that the coordinator answered with."""
+        import grpc
+
+        from sealring.mesh.rpc.server import from_rpc_error
+
+        try:
+            return await getattr(self.stub, method)(
+                request, timeout=seconds or self.seconds, wait_for_ready=wait_for_ready
+            )
+        except grpc.RpcError as error:
+            raise named(from_rpc_error(error), "the coordinator", self.address) from None
+
+
+@asynccontextmanager
+async def connect(bundle: Path, *, address: str | None = None, seconds: float = 30.0) -> AsyncIterator[Admin]:
+    """A channel to the coordinator that the bundle belongs to, by mTLS.
+
+    Raises ConfigError (NO_OPERATOR_BUNDLE), and what `read_bundle` raises.
+    """
+    import grpc.aio
+
+    from sealring.mesh.pki.certificates import Role, role_server_name
+    from sealring.mesh.rpc.tls import channel_credentials, channel_options
+    from sealring.v1 import admin_pb2_grpc
+
+    state = read_bundle(bundle)
+    options = channel_options(role_server_name(Role.COORDINATOR))
+    target = address or state.coordinator
+    async with grpc.aio.secure_channel(target, channel_credentials(state.tls), options=options) as channel:
+        yield Admin(admin_pb2_grpc.AdminStub(channel), target, seconds)
+
+
+def read_bundle(folder: Path) -> MemberState:
+    """The operator bundle in `folder`, its root metadata verified against its pin.
+
+    Raises ConfigError (NO_OPERATOR_BUNDLE, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), RosterError (ROOT_*).
+    """
+    from sealring.mesh.member.state import load_member_state
+    from sealring.mesh.pki.certificates import Role, expires_at
+    from sealring.mesh.pki.root import check_root_times
+
+    try:
+        state = load_member_state(folder)
+    except PermissionError:
+        raise _no_bundle(f"the operator bundle in {folder} cannot be read") from None
+    except ConfigError as error:
+        if error.reason != "NOT_ENROLLED":
+            raise
+        raise _no_bundle(f"there is no operator bundle in {folder}") from None
+    if state.peer.role is not Role.OPERATOR:
+        raise _no_bundle(f"{folder} holds the enrolment of a {state.peer.role}, not an operator bundle")
+    check_root_times(state.root, now=time.time())
+    if expires_at(state.tls.certificate) <= time.time():
+        raise ConfigError(
+            f"the certificate of the operator bundle in {folder} has expired",
+            hint="copy the bundle again: a running coordinator renews the one in its state folder",
+            reason="OPERATOR_CERTIFICATE_EXPIRED",
+        )
+    return state
+
+
+def _no_bundle(what: str) -> ConfigError:
+    return ConfigError(
+        what,
+        hint="name the folder that `sealring coordinator init` made with --operator",
+        reason="NO_OPERATOR_BUNDLE",
+    )
+
+
+def run_admin(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> T:
+    """Runs `work` with the Admin service that the settings of this call name."""
+    from sealring.cli.terminal.command import load_settings
+
+    settings: CliSettings = load_settings(context).settings
+
+    async def run() -> T:
+        async with connect(
+            settings.operator, address=settings.coordinator, seconds=settings.timeout
+        ) as admin:
+            return await work(admin)
+
+    return asyncio.run(run())
+
+
+def call_admin(context: typer.Context, method: str, request: Any, *, seconds: float | None = None) -> Any:
+    """One call of the Admin service."""
+    return run_admin(context, lambda admin: admin.call(method, request, seconds=seconds))

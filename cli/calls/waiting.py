@@ -1,0 +1,87 @@
+"""Waiting for a deployment's rings, with words for what they are doing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition, NotFound
+
+if TYPE_CHECKING:
+    from sealring.cli.calls.operator import Admin
+
+_POLL_SECONDS = 0.15
+_MAX_FAILURES = 4
+
+
+async def find_deployment(admin: Admin, name: str) -> Any:
+    """The deployment of that name. Raises NotFound (DEPLOYMENT_NOT_FOUND)."""
+    from sealring.v1 import admin_pb2
+
+    answer = await admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+    for one in answer.deployments:
+        if one.plan.spec.name == name:
+            return one
+    raise NotFound(f"there is no deployment {name[:128]}", reason="DEPLOYMENT_NOT_FOUND")
+
+
+async def wait_until_serving(
+    admin: Admin, name: str, *, seconds: float, say: Callable[[str], None] = lambda text: None
+) -> Any:
+    """The deployment once all its rings serve.
+
+    Raises FailedPrecondition (RING_FAILS) when one epoch after the other ends for the same reason,
+    DeadlineExceeded (RING_NOT_SERVING), NotFound.
+    """
+    from sealring.v1 import membership_pb2
+
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    failures: dict[tuple[str, str], set[int]] = {}
+    while True:
+        found = await find_deployment(admin, name)
+        rings = found.rings
+        if rings and all(ring.phase == membership_pb2.RING_PHASE_SERVING for ring in rings):
+            return found
+        for ring in rings:
+            _count_failure(name, ring, failures)
+        if loop.time() > deadline:
+            reasons = sorted({ring.reason for ring in rings if ring.reason})
+            raise DeadlineExceeded(
+                f"{name} was not serving after {seconds:g} s{': ' if reasons else ''}{'; '.join(reasons)}",
+                hint="see sealring deployment list and the nodes' logs",
+                reason="RING_NOT_SERVING",
+            )
+        say(describe(name, rings))
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _count_failure(name: str, ring: Any, failures: dict[tuple[str, str], set[int]]) -> None:
+    from sealring.v1 import membership_pb2
+
+    if ring.phase != membership_pb2.RING_PHASE_DOWN or not ring.reason or not ring.epoch:
+        return
+    epochs = failures.setdefault((ring.ring, ring.reason), set())
+    epochs.add(ring.epoch)
+    if len(epochs) >= _MAX_FAILURES:
+        raise FailedPrecondition(
+            f"{name} does not come up: {ring.reason}",
+            hint="the coordinator goes on trying; see the nodes' logs, or delete the deployment",
+            reason="RING_FAILS",
+        )
+
+
+def describe(name: str, rings: Any) -> str:
+    """What the rings are doing, for example "demo: loading 60 % (slowest of 3 nodes)"."""
+    from sealring.v1 import membership_pb2
+
+    for ring in rings:
+        if ring.phase == membership_pb2.RING_PHASE_SERVING:
+            continue
+        if ring.progress:
+            last = min(ring.progress, key=lambda one: one.fraction)
+            return f"{name}: {last.what} {last.fraction:.0%} (slowest of {len(ring.progress)} nodes)"
+        if ring.reason and ring.phase == membership_pb2.RING_PHASE_DOWN:
+            return f"{name}: waiting, {ring.reason}"
+    return f"{name}: forming the ring"

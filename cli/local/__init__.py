@@ -1,0 +1,1 @@
+"""Processes of this machine: components in the foreground, whole clusters, and what they leave behind."""

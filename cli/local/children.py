@@ -1,0 +1,206 @@
+"""The processes of a local cluster: started in groups of their own, watched, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from sealring.mesh.errors import Unavailable
+from sealring.mesh.system.processes import signal_group
+
+TERM_SECONDS = 6.0
+REAP_SECONDS = 3.0
+MAX_LOG_BYTES = 10 << 20
+_TAIL_LINES = 12
+_TAIL_BYTES = 1 << 14
+
+
+@dataclass(frozen=True)
+class Child:
+    """One running component; what it writes goes to `log`."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+
+
+class Children:
+    """Starts and ends the components. Their lives hang on a pipe of this process (see `lifeline.py`)."""
+
+    def __init__(
+        self,
+        log_dir: Path,
+        *,
+        command: Sequence[str] = (sys.executable, "-P", "-m", "sealring.cli"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment` is added to what the children inherit of this process's.
+
+        `-P`: modules come from where sealring is installed, never from the working folder.
+        """
+        self._log_dir = log_dir
+        self._environment = _inherited() | dict(environment or {})
+        self._command = command
+        self._children: dict[str, Child] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._failure: asyncio.Future[None] | None = None
+        self._stopping = False
+        self._expected: set[int] = set()
+        self._read_end, self._write_end = os.pipe()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process id of each component that was started."""
+        return {name: child.process.pid for name, child in self._children.items()}
+
+    @property
+    def logs(self) -> dict[str, Path]:
+        """The log file of each component that was started."""
+        return {name: child.log for name, child in self._children.items()}
+
+    async def start(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Starts `sealring ARGUMENTS --die-with-parent-fd N` in a session of its own.
+
+        `environment` is added to what every component gets.
+        """
+        log = self._log_dir / f"{name}.log"
+        _move_aside(log)
+        with log.open("ab") as out:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                *arguments,
+                "--die-with-parent-fd",
+                str(self._read_end),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=self._environment | dict(environment or {}),
+                pass_fds=[self._read_end],
+                start_new_session=True,
+            )
+        child = Child(name, process, log)
+        self._children[name] = child
+        task = asyncio.create_task(self._watch(child))
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+
+    async def kill_one(self, name: str) -> None:
+        """SIGKILL to one component, as a crash would be; it does not count as ended by itself."""
+        child = self._children[name]
+        self._expected.add(child.process.pid)
+        signal_group(child.process.pid, signal.SIGKILL)
+        await child.process.wait()
+
+    async def failed(self) -> None:
+        """Raises Unavailable (COMPONENT_ENDED) with its log's last lines once a component ends by itself."""
+        await asyncio.shield(self._future())
+
+    async def stop(self) -> None:
+        """Ends everything: SIGTERM, gateway first, then SIGKILL, until no descendant is left."""
+        if self._stopping:
+            return
+        self._stopping = True
+        family = _descendants(self.pids.values())
+        for wave in _waves(list(self._children.values())):
+            for child in wave:
+                signal_group(child.process.pid, signal.SIGTERM)
+            await _wait_all(wave, TERM_SECONDS)
+        self.kill()
+        await _wait_all(list(self._children.values()), 2.0)
+        await asyncio.to_thread(_reap, family)
+        for task in list(self._watchers):
+            task.cancel()
+        for descriptor in (self._write_end, self._read_end):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def kill(self) -> None:
+        """SIGKILL to every group that is still there."""
+        for child in self._children.values():
+            if child.process.returncode is None:
+                signal_group(child.process.pid, signal.SIGKILL)
+
+    def _future(self) -> asyncio.Future[None]:
+        if self._failure is None:
+            self._failure = asyncio.get_running_loop().create_future()
+            self._failure.add_done_callback(lambda future: future.cancelled() or future.exception())
+        return self._failure
+
+    async def _watch(self, child: Child) -> None:
+        status = await child.process.wait()
+        future = self._future()
+        if self._stopping or future.done() or child.process.pid in self._expected:
+            return
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        future.set_exception(
+            Unavailable(
+                f"the {child.name} ended by itself with {how}; the end of {child.log}:\n{tail(child.log)}",
+                hint="its whole log is there, of a demo with --state-dir",
+                reason="COMPONENT_ENDED",
+                component=child.name,
+            )
+        )
+
+
+def _move_aside(log: Path) -> None:
+    """A log that has grown large begins anew when its component does; one old one is kept."""
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size > MAX_LOG_BYTES:
+            os.replace(log, log.with_suffix(".log.1"))
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log, indented, as far as they are there."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).decode("utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
+    except OSError:
+        lines = []
+    return "\n".join(f"  {line[:400]}" for line in lines) or "  (nothing)"
+
+
+def _inherited() -> dict[str, str]:
+    """This process's environment without settings of sealring: the cluster's config files say it all."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
+
+
+def _waves(children: list[Child]) -> list[list[Child]]:
+    """Gateways first, so that clients are told; then nodes; the coordinator, which they report to, last."""
+    ranks = {"gateway": 0, "node": 1}
+    waves: dict[int, list[Child]] = {}
+    for child in children:
+        waves.setdefault(ranks.get(child.name.split("-")[0], 2), []).append(child)
+    return [waves[rank] for rank in sorted(waves)]
+
+
+async def _wait_all(children: list[Child], seconds: float) -> None:
+    if children:
+        await asyncio.wait([asyncio.ensure_future(one.process.wait()) for one in children], timeout=seconds)
+
+
+def _descendants(pids: Iterable[int]) -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            found += psutil.Process(pid).children(recursive=True)
+    return found
+
+
+def _reap(family: list[psutil.Process]) -> None:
+    """Engines and carriers end with their daemon; what has not after a moment is killed."""
+    _, alive = psutil.wait_procs(family, timeout=REAP_SECONDS)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(alive, timeout=REAP_SECONDS)

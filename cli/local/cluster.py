@@ -1,0 +1,443 @@
+"""The components of a cluster as processes of this machine, enrolled with real join tokens.
+
+`LocalCluster` is a whole one on loopback, for `sealring demo` and the integration tests; for `sealring up`
+and `sealring join` see `cli/local/machines.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import psutil  # type: ignore[import-untyped]
+
+from sealring.cli.calls.client import inference
+from sealring.cli.calls.operator import Admin, connect, read_bundle
+from sealring.cli.calls.waiting import wait_until_serving
+from sealring.cli.local.children import Children
+from sealring.cli.local.leftovers import PORTS
+from sealring.cli.setup.settings_files import as_toml, settings_file_of
+from sealring.mesh.errors import ConfigError, DeadlineExceeded, InvalidInput, SealringError
+from sealring.mesh.system.addresses import free_port
+from sealring.mesh.system.files import write_atomic
+
+if TYPE_CHECKING:
+    from sealring.coordinator.settings import CoordinatorSettings
+
+T = TypeVar("T")
+
+MAX_NODES = 64
+_HOST = "127.0.0.1"
+_ADMIN_SECONDS = 60.0
+_START_SECONDS = 60.0
+_PLAN_SECONDS = 180.0
+_POLL_SECONDS = 0.1
+_MIN_MEMORY = 64 << 20
+_MEMORY_FRACTION = 0.75
+
+
+class Cluster:
+    """Components as processes of this machine; what they are set to is written below `state_dir`.
+
+    Use it as `async with ... as cluster: await cluster.start()`. However the block or this process ends, no
+    process is left. `say` is told what happens.
+    """
+
+    names: Sequence[str]
+    """Of the components: coordinator, gateway, and whatever else is a node."""
+
+    def __init__(self, state_dir: Path, *, say: Callable[[str], None] = lambda text: None) -> None:
+        self.state_dir = state_dir.absolute()
+        self.admin: Admin
+        self._say = say
+        self._children: Children
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        logs, temporary = self.state_dir / "logs", self.state_dir / "tmp"
+        for folder in (logs, temporary):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        self._children = Children(logs, environment={"TMPDIR": str(temporary)})
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._stack.aclose()
+        finally:
+            stopping = asyncio.ensure_future(self._children.stop())
+            while not stopping.done():
+                try:
+                    await asyncio.shield(stopping)
+                except asyncio.CancelledError:
+                    self._children.kill()
+
+    @property
+    def node_names(self) -> list[str]:
+        """The components that are nodes."""
+        return [name for name in self.names if name not in ("coordinator", "gateway")]
+
+    @property
+    def grpc_address(self) -> str:
+        """host:port of the gateway's Inference service."""
+        return str(self._settings("gateway")["grpc_listen"])
+
+    @property
+    def http_url(self) -> str:
+        """Where the gateway's HTTP edge is, without a path."""
+        return f"http://{self._settings('gateway')['http_listen']}"
+
+    @property
+    def operator_bundle(self) -> Path:
+        """What admin calls from elsewhere need."""
+        return self._state_dir("coordinator") / "operator"
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """The process id of each component."""
+        return self._children.pids
+
+    @property
+    def logs(self) -> dict[str, Path]:
+        """The log file of each component."""
+        return self._children.logs
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        """What one component is set to, `state_dir` included."""
+        raise NotImplementedError
+
+    def _state_dir(self, name: str) -> Path:
+        return Path(self._settings(name)["state_dir"])
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """What a component's environment has besides."""
+        return {}
+
+    async def start(self) -> None:
+        """Starts everything and returns when all nodes are online.
+
+        Raises Unavailable (COMPONENT_ENDED) with the last lines of its log when a component does not stay,
+        DeadlineExceeded, and whatever enrolment raises.
+        """
+        self._say("starting the coordinator")
+        self.write_configs()
+        await self._start_coordinator()
+        self._say(f"enrolling {self._count_nodes()} and a gateway")
+        await self._or_failure(self._enrol_all())
+        self._say("starting the nodes and the gateway")
+        await asyncio.gather(
+            *(self.start_node(name) for name in self.node_names),
+            self._start("gateway", "gateway"),
+        )
+        await self._or_failure(self._wait_for_nodes())
+
+    async def kill_node(self, name: str) -> None:
+        """Kills a node's daemon without a word, as a power cut would; `start_node` brings it back."""
+        await self._children.kill_one(name)
+
+    async def start_node(self, name: str) -> None:
+        """Starts the daemon of an enrolled node."""
+        await self._start(name, "node")
+
+    async def _start(self, name: str, component: str) -> None:
+        command = [*self._config(name), component, "run"]
+        await self._children.start(name, command, self._environment(name))
+
+    async def wait_for_end(self) -> None:
+        """Returns never; raises Unavailable (COMPONENT_ENDED) when a component ends by itself."""
+        await self._children.failed()
+
+    def _count_nodes(self) -> str:
+        return "one node" if len(self.node_names) == 1 else f"{len(self.node_names)} nodes"
+
+    async def _start_coordinator(self) -> None:
+        from sealring.coordinator.init import init
+        from sealring.coordinator.settings import CoordinatorSettings
+        from sealring.mesh.member.state import is_enrolled
+
+        settings = CoordinatorSettings(**self._settings("coordinator"))
+        if not is_enrolled(self.operator_bundle):
+            await asyncio.to_thread(_make_whole, settings, init)
+        await self._start("coordinator", "coordinator")
+        await self._or_failure(self._wait_for_bundle(settings.main_address()))
+        self.admin = await self._stack.enter_async_context(
+            connect(self.operator_bundle, seconds=_ADMIN_SECONDS)
+        )
+        await self._or_failure(self._wait_for_coordinator())
+
+    async def _wait_for_bundle(self, address: str) -> None:
+        """Until the bundle leads to the coordinator's main `address`, which may have changed since the last
+        time. A coordinator that was off for a month renews the bundle when it starts."""
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                if read_bundle(self.operator_bundle).coordinator == address:
+                    return
+            except ConfigError as error:
+                if error.reason != "OPERATOR_CERTIFICATE_EXPIRED" or time.monotonic() > deadline:
+                    raise
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _wait_for_coordinator(self) -> None:
+        from sealring.v1 import admin_pb2
+
+        await self.admin.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest(), wait_for_ready=True)
+
+    async def _enrol_all(self) -> None:
+        """Those that are not, or that look for the coordinator where it was before."""
+        here = read_bundle(self.operator_bundle).coordinator
+        new = [name for name in self.names if name != "coordinator" and self._enrolled_at(name) != here]
+        await asyncio.gather(
+            *(self._enrol_gateway() if name == "gateway" else self._enrol_node(name) for name in new)
+        )
+
+    def _enrolled_at(self, name: str) -> str:
+        """The coordinator's address that a member goes by; empty for none."""
+        from sealring.mesh.member.state import is_enrolled, load_member_state
+
+        folder = self._state_dir(name)
+        return load_member_state(folder).coordinator if is_enrolled(folder) else ""
+
+    async def _enrol_node(self, name: str) -> None:
+        from sealring.node.join import join
+        from sealring.node.settings import NodeSettings
+
+        await join(NodeSettings(**self._settings(name)), await self._token("ROLE_NODE"))
+
+    async def _enrol_gateway(self) -> None:
+        from sealring.gateway.join import join
+        from sealring.gateway.settings import GatewaySettings
+
+        settings = GatewaySettings(**self._settings("gateway"))
+        await join(settings, await self._token("ROLE_GATEWAY"))
+
+    async def _token(self, role: str) -> str:
+        from sealring.v1 import admin_pb2, membership_pb2
+
+        request = admin_pb2.CreateJoinTokenRequest(role=membership_pb2.Role.Value(role), note="this machine")
+        return str((await self.admin.call("CreateJoinToken", request)).token)
+
+    async def _wait_for_nodes(self) -> None:
+        from sealring.mesh.member.state import load_member_state
+        from sealring.v1 import admin_pb2
+
+        wanted = {load_member_state(self._state_dir(name)).peer.id: name for name in self.node_names}
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            answer = await self.admin.call("ListNodes", admin_pb2.ListNodesRequest())
+            online = {one.id for one in answer.nodes if one.state == admin_pb2.NODE_STATE_ONLINE}
+            if online >= set(wanted):
+                return
+            self._say(f"{len(online & set(wanted))} of {len(wanted)} nodes are online")
+            if time.monotonic() > deadline:
+                late = ", ".join(sorted(name for member, name in wanted.items() if member not in online))
+                raise DeadlineExceeded(
+                    f"not online after {_START_SECONDS:g} s: {late}",
+                    hint=f"see the logs in {self.state_dir / 'logs'}",
+                    reason="NODES_NOT_ONLINE",
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _or_failure(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, unless a component ends first."""
+        task = asyncio.ensure_future(work)
+        failure = asyncio.ensure_future(self._children.failed())
+        try:
+            await asyncio.wait({task, failure}, return_when=asyncio.FIRST_COMPLETED)
+            if failure.done() and not task.done():
+                failure.result()
+            return await task
+        except SealringError:
+            await asyncio.sleep(0.1)
+            if failure.done():
+                failure.result()
+            raise
+        finally:
+            for one in (task, failure):
+                one.cancel()
+            await asyncio.gather(task, failure, return_exceptions=True)
+
+    def write_configs(self) -> None:
+        """Writes what each component is set to, which it reads when it starts."""
+        folder = self.state_dir / "config"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name in self.names:
+            section = "node" if name in self.node_names else name
+            write_atomic(settings_file_of(self.state_dir, name), as_toml(section, self._settings(name)))
+
+    def _config(self, name: str) -> list[str]:
+        return ["--config", str(settings_file_of(self.state_dir, name))]
+
+
+def _make_whole(settings: CoordinatorSettings, init: Callable[[CoordinatorSettings], None]) -> None:
+    """Makes a coordinator's state beside its place and moves it there: what a crash leaves of it half made is
+    in nobody's way the next time. Raises as `init`."""
+    beside = settings.state_dir.with_name(f".{settings.state_dir.name}.new")
+    if settings.roster_key_files or (settings.state_dir.is_dir() and any(settings.state_dir.iterdir())):
+        init(settings)  # which says what is in its way
+        return
+    shutil.rmtree(beside, ignore_errors=True)
+    init(settings.model_copy(update={"state_dir": beside}))
+    os.replace(beside, settings.state_dir)
+
+
+class LocalCluster(Cluster):
+    """Coordinator, nodes and a gateway on loopback, in a state folder that may hold an earlier cluster.
+
+    Use it as `async with LocalCluster(...) as cluster: await cluster.start(); await cluster.deploy()`.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        model: Path | str,
+        *,
+        nodes: int = 3,
+        name: str = "demo",
+        settings: dict[str, dict[str, Any]] | None = None,
+        gpus: int = 0,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`settings` are further settings of the sections coordinator, node and gateway.
+
+        With `gpus`, each node sees one of so many NVIDIA GPUs, by turns; else every node sees all of them.
+
+        Raises InvalidInput (BAD_NODE_COUNT).
+        """
+        super().__init__(state_dir, say=say)
+        if not 1 <= nodes <= MAX_NODES:
+            raise InvalidInput(
+                f"{nodes} nodes are not possible", hint=f"choose 1 to {MAX_NODES}", reason="BAD_NODE_COUNT"
+            )
+        self.names = ["coordinator", "gateway", *(f"node-{number}" for number in range(nodes))]
+        self.model = str(model)
+        self.name = name
+        self._extra = settings or {}
+        self._gpus = gpus
+        self._ports: dict[str, int] = {}
+
+    async def deploy(self, **spec: Any) -> Any:
+        """Deploys the model and waits until the gateway offers it; the deployment as Admin describes it.
+
+        `spec` are further fields of DeploymentSpec.
+        """
+        from sealring.v1 import admin_pb2
+
+        found = await self._or_failure(self._deployment())
+        if found is None:
+            self._say(f"planning {self.name} over {self._count_nodes()}")
+            wanted: dict[str, Any] = {"name": self.name, "model": self.model, "strategy": "pipeline"}
+            request = admin_pb2.CreateDeploymentRequest(spec=admin_pb2.DeploymentSpec(**(wanted | spec)))
+            await self._or_failure(self.admin.call("CreateDeployment", request, seconds=_PLAN_SECONDS))
+        serving = await self._or_failure(
+            wait_until_serving(self.admin, self.name, seconds=_START_SECONDS * 10, say=self._say)
+        )
+        self._say("waiting for the gateway")
+        await self._or_failure(self._wait_for_gateway())
+        return serving
+
+    async def _deployment(self) -> Any:
+        from sealring.v1 import admin_pb2
+
+        answer = await self.admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+        return next((one for one in answer.deployments if one.plan.spec.name == self.name), None)
+
+    async def _wait_for_gateway(self) -> None:
+        import grpc
+
+        from sealring.v1 import inference_pb2
+
+        deadline = time.monotonic() + _START_SECONDS
+        async with inference(self.grpc_address) as client:
+            while time.monotonic() < deadline:
+                try:
+                    request = inference_pb2.ListModelsRequest()
+                    answer = await client.stub.ListModels(request, timeout=5, wait_for_ready=True)
+                except grpc.RpcError as error:
+                    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                        return  # keys were made for it: it serves, and whoever has none learns no more
+                    answer = inference_pb2.ListModelsResponse()
+                if any(one.name == self.name and one.rings for one in answer.models):
+                    return
+                await asyncio.sleep(_POLL_SECONDS)
+        raise DeadlineExceeded(
+            f"the gateway did not offer {self.name} within {_START_SECONDS:g} s",
+            hint=f"see {self.logs['gateway']}",
+            reason="GATEWAY_NOT_READY",
+        )
+
+    def _environment(self, name: str) -> dict[str, str]:
+        if not self._gpus or name not in self.node_names:
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": str(self.node_names.index(name) % self._gpus)}
+
+    def write_configs(self) -> None:
+        self._choose_ports()
+        super().write_configs()
+
+    def _choose_ports(self) -> None:
+        """Free ports, kept for the next time, because members remember where the coordinator is.
+
+        Raises ConfigError (BAD_CLUSTER_FILE).
+        """
+        file = self.state_dir / PORTS
+        names = ["coordinator", "join", "gateway", "gateway-http", *self.node_names]
+        try:
+            kept = json.loads(file.read_text()) if file.exists() else {}
+            self._ports = {name: int(kept[name]) for name in names if name in kept}
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{file} was not written by a local cluster: {type(error).__name__}",
+                hint="choose another state folder",
+                reason="BAD_CLUSTER_FILE",
+            ) from None
+        for name in names:
+            while name not in self._ports:
+                port = free_port(_HOST)
+                if port not in self._ports.values():
+                    self._ports[name] = port
+        write_atomic(file, json.dumps(self._ports).encode())
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        """The settings of one component, on free ports of loopback and below the state folder."""
+        section = "node" if name in self.node_names else name
+        own: dict[str, dict[str, Any]] = {
+            "coordinator": {
+                "listen": self.address("coordinator"),
+                "join_listen": self.address("join"),
+                "software_identity_allowed": True,
+            },
+            "gateway": {
+                "name": "gateway",
+                "grpc_listen": self.address("gateway"),
+                "http_listen": self.address("gateway-http"),
+            },
+            "node": {
+                "name": name,
+                "listen": self.address(name) if section == "node" else "",
+                "software_identity_allowed": True,
+                "memory_limit": self._memory_share(),
+            },
+        }
+        return {"state_dir": str(self.state_dir / name), **own[section], **self._extra.get(section, {})}
+
+    def _memory_share(self) -> int:
+        """Bytes per node: all of them live in one machine."""
+        total = psutil.virtual_memory().total
+        return max(_MIN_MEMORY, int(total * _MEMORY_FRACTION) // len(self.node_names))
+
+    def address(self, name: str) -> str:
+        """host:port of coordinator, join, gateway, gateway-http, or of a node by its name."""
+        return f"{_HOST}:{self._ports[name]}"

@@ -1,0 +1,114 @@
+"""The processes of one machine of a cluster: the first one's for `sealring up`, any other's for `join`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sealring.cli.local.cluster import Cluster
+from sealring.cli.local.leftovers import PORTS
+from sealring.mesh.errors import DeadlineExceeded, SealringError
+from sealring.mesh.member.state import ROSTER, load_member_state
+from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.files import read_bounded, write_atomic
+
+_START_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+
+
+class Machine(Cluster):
+    """Components below `root`, each set to what `settings` has under its name, state folder included."""
+
+    def __init__(
+        self,
+        root: Path,
+        settings: Mapping[str, Mapping[str, Any]],
+        *,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        super().__init__(root, say=say)
+        self.names = list(settings)
+        self._chosen = settings
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        return dict(self._chosen[name])
+
+
+class FirstMachine(Machine):
+    """Coordinator, gateway and a node, called node."""
+
+    def write_configs(self) -> None:
+        """And where `sealring chat` finds the gateway."""
+        super().write_configs()
+        ports = {"gateway": parse_address(self.grpc_address)[1]}
+        write_atomic(self.state_dir / PORTS, json.dumps(ports).encode())
+
+    @property
+    def coordinator_address(self) -> str:
+        """host:port of the coordinator's main address."""
+        return self.admin.address
+
+    async def token(self, *, uses: int, seconds: int) -> Any:
+        """A token with which nodes join, as Admin describes it."""
+        from sealring.v1 import admin_pb2, membership_pb2
+
+        request = admin_pb2.CreateJoinTokenRequest(
+            role=membership_pb2.ROLE_NODE, uses=uses, ttl_seconds=seconds, note="sealring up"
+        )
+        return await self.admin.call("CreateJoinToken", request)
+
+
+class OtherMachine(Machine):
+    """An enrolled node, whose coordinator is elsewhere."""
+
+    async def start(self) -> None:
+        """Returns when the node listens; it may not have found its coordinator yet.
+
+        Raises Unavailable (COMPONENT_ENDED), DeadlineExceeded (NODE_NOT_STARTED).
+        """
+        self.write_configs()
+        await self.start_node("node")
+        await self._or_failure(self._wait_until_it_listens())
+
+    def place(self) -> str:
+        """What the node serves, in words, as the roster says that it holds; "" for nothing. Blocks."""
+        folder = self._state_dir("node")
+        try:
+            state = load_member_state(folder)
+            envelope = read_bounded(folder / ROSTER)
+            roster = check_roster(envelope, state.root, now=time.time())
+        except (OSError, SealringError):
+            return ""
+        ring = roster.ring_of(state.peer.id)
+        if ring is None:
+            return ""
+        own = ring.member(state.peer.id)
+        first, end = own.layers
+        place = f"{own.rank + 1} of {len(ring.members)} nodes"
+        return f"serves {ring.deployment}: layers {first} to {end - 1} of {ring.total_layers}, {place}"
+
+    async def _wait_until_it_listens(self) -> None:
+        address = parse_address(self._settings("node")["listen"])
+        deadline = time.monotonic() + _START_SECONDS
+        while not await _answers(*address):
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"the node did not start within {_START_SECONDS:g} s",
+                    hint=f"see {self.logs['node']}",
+                    reason="NODE_NOT_STARTED",
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _answers(host: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    writer.transport.abort()
+    return True

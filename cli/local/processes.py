@@ -1,0 +1,105 @@
+"""How the long-running commands run: logs, lifeline, event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import gc
+import importlib
+import os
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sealring.cli.local.lifeline import die_with_parent
+from sealring.cli.terminal.command import command, load_settings
+from sealring.mesh.errors import SealringError
+
+
+class Level(enum.StrEnum):
+    """What a log holds at least."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+LogLevel = Annotated[
+    Level, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error")
+]
+LogFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--log-file",
+        metavar="FILE",
+        help="log to this file, reopened after rotation [default: standard error]",
+    ),
+]
+ParentPipe = Annotated[int | None, typer.Option("--die-with-parent-fd", hidden=True, min=3)]
+
+
+def add_run_command(app: typer.Typer, component: str, fields: Sequence[str], *, summary: str) -> None:
+    """Gives a component's commands the one that runs its daemon, with `fields` of its settings as options."""
+
+    @command(app, example=f"sealring {component} run", section=component, fields=fields, help=summary)
+    def run(
+        context: typer.Context,
+        log_level: LogLevel = Level.INFO,
+        log_file: LogFile = None,
+        parent_pipe: ParentPipe = None,
+    ) -> None:
+        with starting():
+            settings = load_settings(context).settings
+
+        async def serve() -> None:
+            with starting():
+                program = importlib.import_module(f"sealring.{component}.main")
+            await program.run(settings)
+
+        run_daemon(component, serve, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """For the imports of a process that runs for long: hardly anything of what they make is ever garbage.
+
+    Nothing is collected meanwhile, which would take an eighth of their time. Later collections leave out what
+    there is now: each full one would stop the event loop for tens of milliseconds to look through it.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def run_daemon(
+    component: str,
+    work: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    log_level: Level,
+    log_file: Path | None,
+    parent_pipe: int | None,
+) -> None:
+    """Runs one component until it ends by itself or by a signal that it handles."""
+    import structlog
+
+    from sealring.mesh.system.logging import configure
+    from sealring.mesh.system.processes import allow_open_files
+
+    os.umask(0o077)  # whatever it and its children make is their account's alone
+    configure(component, level=log_level, file=log_file)
+    allow_open_files()
+    if parent_pipe is not None:
+        die_with_parent(parent_pipe)
+    try:
+        asyncio.run(work())
+    except Exception as error:
+        if log_file is not None or not isinstance(error, SealringError):
+            structlog.get_logger().error("ended_by_error", exc_info=error)
+        raise

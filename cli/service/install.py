@@ -1,0 +1,299 @@
+"""Makes a service of a component: in steps that are undone again unless it is seen to run in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from sealring.cli.local.children import tail
+from sealring.cli.service.adoption import copy_state, in_the_way, remove_state, stopped
+from sealring.cli.service.launchd import (
+    NEWSYSLOG_FOLDER,
+    PLIST_FOLDER,
+    STATE_FOLDER,
+    Service,
+    newsyslog_rules,
+    render,
+)
+from sealring.cli.service.places import folder_of_root, make_places, needs_root, under
+from sealring.cli.setup.settings_files import as_toml, read_settings, settings_file_of
+from sealring.cli.terminal.command import settings_model
+from sealring.mesh.errors import ConfigError, FailedPrecondition, SealringError
+from sealring.mesh.member.state import is_enrolled
+from sealring.mesh.settings.config import load
+from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.files import read_bounded, write_atomic
+from sealring.mesh.system.paths import state_root_of
+
+if TYPE_CHECKING:
+    from sealring.cli.service.launchctl import Launchctl
+
+_START_SECONDS = 60.0
+_POLL_SECONDS = 0.2
+_ROLE_ACCOUNTS = range(200, 401)
+"""User ids that macOS keeps for accounts of services (sysadminctl(8))."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something to do, in words that follow "would", and how it is undone, half done or whole."""
+
+    what: str
+    do: Callable[[], None]
+    undo: Callable[[], None] = lambda: None
+
+
+def run_steps(steps: Sequence[Step], say: Callable[[str], None], *, dry_run: bool = False) -> None:
+    """Does all of it or, after an error, nothing. With `dry_run` it only says what would be done."""
+    if dry_run:
+        for step in steps:
+            say(f"would {step.what}")
+        return
+    with ExitStack() as undoing:
+        for step in steps:
+            undoing.callback(_undo, step, say)
+            step.do()
+            say(f"done: {step.what}")
+        undoing.pop_all()
+
+
+def _undo(step: Step, say: Callable[[str], None]) -> None:
+    try:
+        step.undo()
+    except (OSError, SealringError) as error:
+        say(f"could not undo: {step.what}: {error}")
+
+
+class Installation:
+    """A service that is to be installed below the prefix `root`.
+
+    `adopt` is the state folder that is taken over where the service has none. `chosen` are its settings (as
+    it was started before, where None), written to a file of root's unless the service names one of its own.
+    """
+
+    def __init__(
+        self,
+        control: Launchctl,
+        service: Service,
+        root: Path,
+        *,
+        adopt: Path | None = None,
+        chosen: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._control = control
+        self._root = root
+        self._owner = account_id(service.user, root)
+        self.state = under(root, service.folder)
+        self._taken_over = False
+        self._adopt = adopt if adopt is not None and not _is_there(service.component, self.state) else None
+        if chosen is None and service.config is None:
+            beside = (self._adopt or self.state).parent
+            chosen = read_settings(settings_file_of(beside, service.component), service.component)
+        self._chosen = {name: value for name, value in (chosen or {}).items() if name != "state_dir"}
+        if service.config is None and self._chosen:
+            service = replace(service, config=str(settings_file_of(Path(STATE_FOLDER), service.component)))
+        self.service = service
+        self.plist = under(root, PLIST_FOLDER / service.file_name)
+        self._rules = under(root, NEWSYSLOG_FOLDER / service.rules_name)
+
+    def check(self, *, start: bool) -> None:
+        """What can be seen before anything is done.
+
+        Raises ConfigError (NOT_ENROLLED), FailedPrecondition (ADDRESS_IN_USE, STATE_IN_THE_WAY).
+        """
+        component = self.service.component
+        if self._adopt is not None and self.state.is_dir() and any(self.state.iterdir()):
+            raise in_the_way(str(self.state))
+        if not start:
+            return
+        if self._adopt is None and not _is_there(component, self.state):
+            raise ConfigError(
+                f"the {component} has no state yet in {self.state}",
+                hint="sudo sealring join --service TOKEN"
+                if component == "node"
+                else f"begin with --no-start, then make it there as the account {self.service.user}",
+                reason="NOT_ENROLLED",
+            )
+        host, port = self._address()
+        if not self._control.status(self.service.label).loaded and _answers((host, port)):
+            raise FailedPrecondition(
+                f"something listens at {host}:{port} already, where the {component} is to",
+                hint="stop what runs in the foreground first",
+                reason="ADDRESS_IN_USE",
+            )
+
+    def steps(self, *, start: bool) -> Iterator[Step]:
+        """All that is to be done, in order."""
+        service, control = self.service, self._control
+        was_loaded = control.status(service.label).loaded
+        if was_loaded:
+            yield Step(
+                f"unload the {service.label} that runs now",
+                lambda: control.bootout(service.label),
+                lambda: control.bootstrap(service.label, self.plist),
+            )
+        yield Step(
+            f"make {self.state} and the log files, for the account {service.user}",
+            lambda: make_places(service, self._root, self._owner),
+        )
+        if self._adopt is not None:
+            yield Step(f"copy the state in {self._adopt} there", self._take_over, self._give_back)
+        if self._chosen and service.config is not None:
+            text = as_toml(service.component, self._chosen)
+            yield self._writing(under(self._root, service.config), text)
+        yield self._writing(self.plist, render(service))
+        yield self._writing(self._rules, newsyslog_rules(service).encode())
+        if start:
+            yield Step(
+                f"start {service.label} and wait until it listens",
+                self._start,
+                lambda: control.bootout(service.label),
+            )
+
+    def run(self, say: Callable[[str], None], *, start: bool, dry_run: bool) -> None:
+        """Raises as `check`, Conflict (STATE_IN_USE), FailedPrecondition (SERVICE_DID_NOT_START,
+        UNSAFE_PLACE, UNSAFE_STATE, STATE_IN_THE_WAY), PermissionDenied (NEEDS_ROOT); what was done is undone
+        then. FailedPrecondition (STATE_LEFT_BEHIND) when all is done but one thing."""
+        try:
+            self.check(start=start)
+            with stopped(self._adopt) if self._adopt is not None else contextlib.nullcontext():
+                run_steps(list(self.steps(start=start)), say, dry_run=dry_run)
+                if self._adopt is not None:
+                    _remove(self._adopt, say, dry_run=dry_run)
+        except PermissionError as error:
+            raise needs_root(Path(str(error.filename))) from None
+
+    def _take_over(self) -> None:
+        assert self._adopt is not None
+        with folder_of_root(self._root, PurePath(self.service.state)) as above:
+            copy_state(self._adopt, above, self.state.name, self._owner)
+        self._taken_over = True
+
+    def _give_back(self) -> None:
+        if self._taken_over:  # else what is there was there before
+            shutil.rmtree(self.state, ignore_errors=True)
+
+    def _writing(self, path: Path, content: bytes) -> Step:
+        try:
+            before = read_bounded(path)
+        except OSError:
+            before = None
+
+        def write(data: bytes) -> None:
+            with folder_of_root(self._root, Path("/") / path.parent.relative_to(self._root)):
+                write_atomic(path, data, mode=0o644)
+
+        def undo() -> None:
+            if before is None:
+                path.unlink(missing_ok=True)
+            else:
+                write(before)
+
+        return Step(f"write {path}", lambda: write(content), undo)
+
+    def _start(self) -> None:
+        self._control.bootstrap(self.service.label, self.plist)
+        log = under(self._root, self.service.log_file)
+        wait_until_up(self._control, self.service.label, self._address(), log)
+
+    def _address(self) -> tuple[str, int]:
+        """Where the component is to listen, as this machine reaches it. Raises ConfigError."""
+        component, file = self.service.component, None if self._chosen else self.service.config
+        settings = load(
+            settings_model(component),
+            component,
+            file=None if file is None else Path(file),
+            flags=self._chosen,
+            environment={},
+        ).settings
+        listen = getattr(settings, "grpc_listen" if component == "gateway" else "listen")
+        host, port = parse_address(listen)
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port  # noqa: S104 - compared
+
+
+def wait_until_up(control: Launchctl, label: str, address: tuple[str, int], log: Path) -> None:
+    """Until the service's process runs and somebody listens where it should.
+
+    Raises FailedPrecondition (SERVICE_DID_NOT_START).
+    """
+    deadline = time.monotonic() + _START_SECONDS
+    why = f"it did not listen at {address[0]}:{address[1]} within {_START_SECONDS:g} s"
+    while time.monotonic() < deadline:
+        status = control.status(label)
+        if status.last_exit[:1].isdigit():
+            why = f"it ended with status {status.last_exit}"
+            break
+        if status.pid is not None and _answers(address):
+            return
+        time.sleep(_POLL_SECONDS)
+    raise FailedPrecondition(
+        f"{label} does not come up: {why}; the end of {log}:\n{tail(log)}",
+        hint="everything was put back as it was",
+        reason="SERVICE_DID_NOT_START",
+    )
+
+
+def account_id(user: str, root: Path) -> int | None:
+    """The user id that gets the service's files; None where they cannot be given away.
+
+    Raises ConfigError (NO_SUCH_USER), unless a package is made below a prefix.
+    """
+    try:
+        found = pwd.getpwnam(user).pw_uid
+    except KeyError:
+        if root != Path("/"):
+            return None
+        taken = {entry.pw_uid for entry in pwd.getpwall()}
+        free = next(number for number in reversed(_ROLE_ACCOUNTS) if number not in taken)
+        raise ConfigError(
+            f"there is no account {user}",
+            hint=f"make it: sudo sysadminctl -addUser {user} -roleAccount -UID {free}",
+            reason="NO_SUCH_USER",
+        ) from None
+    return found if os.geteuid() == 0 else None
+
+
+def users_state(component: str) -> Path | None:
+    """The state that the user who called sudo (or who calls) has made for a component, if any."""
+    user = os.environ.get("SUDO_USER", "")
+    try:
+        caller = pwd.getpwnam(user) if user else None
+    except KeyError:
+        return None
+    home, owner = (Path.home(), os.getuid()) if caller is None else (Path(caller.pw_dir), caller.pw_uid)
+    folder = state_root_of(home) / component
+    try:
+        found = folder.lstat()
+    except OSError:
+        return None
+    if found.st_uid != owner:  # a link of the user's on the way leads to what is another's
+        return None
+    return folder if _is_there(component, folder) else None
+
+
+def _remove(source: Path, say: Callable[[str], None], *, dry_run: bool) -> None:
+    """There must not be two machines with one identity; not undone any more."""
+    if not dry_run:
+        remove_state(source)
+    say(f"{'would remove' if dry_run else 'removed'} {source}, which is the service's now")
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        with socket.create_connection(address, timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _is_there(component: str, state: Path) -> bool:
+    return is_enrolled(state / "operator" if component == "coordinator" else state)

@@ -1,0 +1,250 @@
+"""What `sealring up` and `sealring join` choose where nobody has said anything, each choice told in a line.
+
+What the user's settings file or environment says stands. What was chosen the last time stands too, as far as
+it still can: members remember where the coordinator is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sealring.cli.setup.own_address import OwnAddress, address_towards, is_free, own_addresses
+from sealring.cli.setup.settings_files import read_settings, settings_file_of
+from sealring.mesh.errors import ConfigError, InvalidInput
+from sealring.mesh.member.state import IDENTITY_KEY, is_enrolled
+from sealring.mesh.system.addresses import format_address, free_port, parse_address
+from sealring.mesh.trust.levels import TrustLevel
+
+if TYPE_CHECKING:
+    from sealring.node.settings import NodeSettings
+
+_KEPT = ("name", "models", "allow_downloads", "enclave_helper")
+"""Of a node's settings, what holds the next time as well."""
+
+_LOOPBACK = "127.0.0.1"
+_PORTS = {
+    ("coordinator", "listen"): 7700,
+    ("coordinator", "join_listen"): 7701,
+    ("node", "listen"): 7710,
+    ("gateway", "grpc_listen"): 7780,
+    ("gateway", "http_listen"): 8080,
+}
+
+Ask = Callable[[Sequence[OwnAddress]], OwnAddress]
+
+
+@dataclass
+class Choices:
+    """The settings of each component, by its section, and a line about each choice."""
+
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What was asked for on the command line, None where nothing was."""
+
+    address: str | None = None
+    name: str | None = None
+    models: Sequence[Path] = ()
+    downloads: bool | None = None
+    software_identity_allowed: bool | None = None
+
+    def of_node(self) -> dict[str, Any]:
+        """As settings of a node, where they are said."""
+        wished: dict[str, Any] = {
+            "name": self.name,
+            "models": [str(folder.expanduser().absolute()) for folder in self.models] or None,
+            "allow_downloads": self.downloads,
+            "software_identity_allowed": self.software_identity_allowed,
+        }
+        return {name: value for name, value in wished.items() if value is not None}
+
+
+def choose_first(root: Path, file: Path | None, wishes: Wishes, ask: Ask) -> Choices:
+    """For the machine with coordinator, gateway and a node. Makes the node's identity key if there is none.
+
+    `root` is the folder of all state, `file` the user's settings file, `ask` chooses one of several
+    addresses. Raises ConfigError, PermissionDenied (SOFTWARE_IDENTITY), InvalidInput (BAD_ADDRESS).
+    """
+    given = {section: settings_given(section, file) for section in ("coordinator", "gateway", "node")}
+    before = {section: read_settings(settings_file_of(root, section), section) for section in given}
+    made = Choices()
+    host = _first_host(given["coordinator"], before["coordinator"], wishes, ask, made)
+    coordinator = _listening("coordinator", host, given, before)
+    gateway = _listening("gateway", _LOOPBACK, given, before)
+    node = _node(host, root, given, before, wishes, made)
+    allowed = before["coordinator"].get("software_identity_allowed", False) is True
+    coordinator["software_identity_allowed"] = allowed or node["software_identity_allowed"]
+    if wishes.software_identity_allowed is not None:
+        given["coordinator"]["software_identity_allowed"] = wishes.software_identity_allowed
+    made.settings = {
+        "coordinator": {"state_dir": str(root / "coordinator"), **coordinator, **given["coordinator"]},
+        "gateway": {"state_dir": str(root / "gateway"), **gateway, **given["gateway"]},
+        "node": node,
+    }
+    taken = "only machines of the same level or a better one can join"
+    if made.settings["coordinator"]["software_identity_allowed"]:
+        taken = "machines with a key in a file can join too"
+    made.said.append(f"trust: {taken} (--software-identity-allowed and --no-software-identity-allowed)")
+    return made
+
+
+def choose_other(
+    root: Path, said: Mapping[str, Any], wishes: Wishes, coordinators: Sequence[str], *, joined: bool = False
+) -> Choices:
+    """For a machine with a node alone, whose coordinator is at one of `coordinators` (host:port).
+
+    `said` is what the user's settings say of a node. One that has `joined` keeps its address for as long as
+    this machine has it. Raises as `choose_first`, and ConfigError (NO_ADDRESS).
+    """
+    given = {"node": dict(said)}
+    before = {"node": read_settings(settings_file_of(root, "node"), "node")}
+    made = Choices()
+    host = wishes.address or _host_of(given["node"])
+    last = _host_of(before["node"])
+    if host is None and joined and last in (_LOOPBACK, *(one.host for one in own_addresses())):
+        host = last
+    if host is None:
+        ways = (address_towards(*parse_address(address)) for address in coordinators)
+        host = next((way for way in ways if way is not None), None) or last
+        if host is None:
+            raise ConfigError(
+                "this machine has no network address towards the coordinator",
+                hint="connect it to the network, or name its address with --address",
+                reason="NO_ADDRESS",
+            )
+    made.said.append(f"address: {_checked(host)}, where the other machines reach this one (or --address)")
+    made.settings = {"node": _node(host, root, given, before, wishes, made)}
+    return made
+
+
+def _first_host(
+    given: Mapping[str, Any], before: Mapping[str, Any], wishes: Wishes, ask: Ask, made: Choices
+) -> str:
+    host, last = wishes.address or _host_of(given), _host_of(before)
+    found = own_addresses()
+    if host is None and last is not None and last in (_LOOPBACK, *(one.host for one in found)):
+        host = last
+    if host is None:
+        if not found:
+            made.said.append(f"address: {_LOOPBACK}: there is no network, so no other machine can join")
+            return _LOOPBACK
+        host = (found[0] if len(found) == 1 else ask(found)).host
+    if last is not None and host != last:
+        made.said.append(f"address: it was {last}: machines that joined there have to join again")
+    made.said.append(f"address: {_checked(host)}, where the other machines reach this one (or --address)")
+    return host
+
+
+def _node(
+    host: str,
+    root: Path,
+    given: Mapping[str, Mapping[str, Any]],
+    before: Mapping[str, Mapping[str, Any]],
+    wishes: Wishes,
+    made: Choices,
+) -> dict[str, Any]:
+    from sealring.node.identity.attestor import require_software_allowed
+    from sealring.node.identity.choice import IdentityChoice, choose_identity
+
+    own = _host_of(given["node"]) or host
+    settings: dict[str, Any] = {
+        "state_dir": str(root / "node"),
+        "allow_downloads": True,
+        "ring_host": own,
+        **{name: before["node"][name] for name in _KEPT if name in before["node"]},
+        **_listening("node", host, given, before),
+        **given["node"],
+        **wishes.of_node(),
+    }
+    checked = _node_settings(settings)
+    enrolled = is_enrolled(checked.state_dir)
+    if enrolled and checked.enclave_helper is None and (checked.state_dir / IDENTITY_KEY).exists():
+        found = IdentityChoice(TrustLevel.SOFTWARE, None, "the key that it has joined with is in a file")
+    else:
+        found = choose_identity(checked)
+    if found.helper is not None:
+        settings["enclave_helper"] = str(found.helper)
+    allowed = settings.setdefault("software_identity_allowed", found.level is TrustLevel.SOFTWARE)
+    made.said.append(f"identity: {found.level}{': ' + found.why if found.why else ''}")
+    require_software_allowed("software" if found.helper is None else "secure_enclave", allowed=allowed)
+    folders = ", ".join(settings.get("models", [])) or "the Hugging Face cache"
+    loads = "others are downloaded" if settings["allow_downloads"] else "none are downloaded"
+    made.said.append(f"models: in {folders}; {loads} (--models, --downloads)")
+    return settings
+
+
+def _node_settings(settings: Mapping[str, Any]) -> NodeSettings:
+    from sealring.mesh.settings.config import load
+    from sealring.node.settings import NodeSettings
+
+    return load(NodeSettings, "node", flags=settings, environment={}).settings
+
+
+def settings_given(section: str, file: Path | None) -> dict[str, Any]:
+    """What the user's settings file and environment say of a section, validated."""
+    from sealring.cli.terminal.command import settings_model
+    from sealring.mesh.settings.config import load
+
+    loaded = load(settings_model(section), section, file=file)
+    values = loaded.settings.model_dump(mode="json", exclude_none=True)
+    return {name: value for name, value in values.items() if loaded.origin[name] != "default"}
+
+
+def _host_of(settings: Mapping[str, Any]) -> str | None:
+    """The IPv4 address that a component listens at, if its settings name one."""
+    try:
+        host = parse_address(str(settings.get("listen")))[0]
+        return None if ipaddress.IPv4Address(host).is_unspecified else host
+    except (InvalidInput, ValueError):
+        return None
+
+
+def _listening(
+    section: str,
+    host: str,
+    given: Mapping[str, Mapping[str, Any]],
+    before: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Where a component listens on `host`: at the port that it had, at the usual one, or at a free one."""
+    chosen: dict[str, Any] = {}
+    for (owner, name), usual in _PORTS.items():
+        if owner != section or name in given[section]:
+            continue
+        port = _port_of(before[section].get(name))
+        if section == "node" and port is not None and not is_free(host, port):
+            port = None  # taken meanwhile; a node tells the others its new one
+        if port is None:
+            port = usual if is_free(host, usual) else free_port(host)
+        chosen[name] = format_address(host, port)
+    return chosen
+
+
+def _port_of(address: Any) -> int | None:
+    try:
+        return parse_address(str(address))[1] or None
+    except InvalidInput:
+        return None
+
+
+def _checked(host: str) -> str:
+    """Raises InvalidInput (BAD_ADDRESS) unless it is an IPv4 address of this machine."""
+    try:
+        address = ipaddress.IPv4Address(host)
+        unusable = address.is_unspecified or address.is_multicast or not is_free(host, 0)
+    except ValueError:
+        unusable = True
+    if unusable:
+        raise InvalidInput(
+            f"{host[:64]} is not an IPv4 address of this machine",
+            hint=f"it has {', '.join(map(str, own_addresses())) or 'none'}",
+            reason="BAD_ADDRESS",
+            param="address",
+        )
+    return host

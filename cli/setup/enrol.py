@@ -1,0 +1,103 @@
+"""Enrols this machine's node with what `sealring join` chooses, as this user or as a service's account.
+
+Run as a module it reads what to do from standard input, secrets included, and prints what came of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sealring.cli.setup.choices import Wishes, choose_other
+from sealring.mesh.errors import ConfigError, Internal
+from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.node.engine.apart import answer
+
+_MAX_BYTES = 1 << 20
+
+
+def enrol(root: Path, said: Mapping[str, Any], wishes: Wishes, token: str) -> dict[str, Any]:
+    """Joins with the state in `root`/node: the node's settings, a line about each choice, and who it is now.
+
+    Raises as `choose_other` and `node.join.join`.
+    """
+    from sealring.mesh.member.bootstrap import JoinToken
+    from sealring.node.join import join
+    from sealring.node.settings import NodeSettings
+
+    choices = choose_other(root, said, wishes, JoinToken.parse(token).addresses)
+    enrolled = asyncio.run(join(NodeSettings(**choices.settings["node"]), token))
+    peer = enrolled.state.peer
+    return {
+        "settings": choices.settings["node"],
+        "said": choices.said,
+        "member_id": peer.id,
+        "cluster": peer.cluster,
+        "name": enrolled.state.name,
+        "level": str(enrolled.roster.member(peer.id).level),
+    }
+
+
+def enrol_as(
+    user: str | None, root: Path, said: Mapping[str, Any], wishes: Wishes, token: str
+) -> dict[str, Any]:
+    """As `enrol`, in a process of the account `user` (None: this one's); raises the same."""
+    wished = asdict(wishes) | {"models": [str(folder) for folder in wishes.models]}
+    given = {"root": str(root), "said": dict(said), "wishes": wished, "token": token}
+    try:
+        done = _run(user, json.dumps(given).encode(), root / "node")
+    except OSError as error:
+        raise ConfigError(
+            f"the account {user or 'of this process'} cannot run {sys.executable}: {error.strerror}",
+            hint="install sealring where that account can read it, see deploy/launchd/README.md",
+            reason="NO_PROGRAM",
+        ) from None
+    try:
+        told: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        raise Internal(f"the process that was to join ended with status {done.returncode}") from None
+    if "problem" in told:
+        from sealring.mesh.rpc.problem import from_parts
+
+        raise from_parts(**told["problem"])
+    result: dict[str, Any] = told["result"]
+    return result
+
+
+def _run(user: str | None, given: bytes, home: Path) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "sealring.cli.setup.enrol"],
+        input=given,
+        stdout=subprocess.PIPE,
+        check=False,
+        cwd="/",
+        user=user,
+        group=None if user is None else _group_of(user),
+        extra_groups=None if user is None else [],
+        umask=0o077,
+        env={"HOME": str(home), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "en_US.UTF-8"},
+    )
+
+
+def _group_of(user: str) -> int:
+    import pwd
+
+    return pwd.getpwnam(user).pw_gid
+
+
+def main() -> int:
+    """Reads one JSON object and prints one."""
+    forbid_core_files()
+    given = json.loads(sys.stdin.buffer.read(_MAX_BYTES))
+    wishes = Wishes(**given["wishes"] | {"models": [Path(folder) for folder in given["wishes"]["models"]]})
+    return answer(lambda: enrol(Path(given["root"]), given["said"], wishes, given["token"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

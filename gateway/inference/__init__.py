@@ -1,0 +1,1 @@
+"""The inference service: its interface, one answer's way to the client, and where its time goes."""

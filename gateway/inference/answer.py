@@ -1,0 +1,113 @@
+"""Carries one answer from the scheduler to the client that asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from sealring.gateway.inference.timings import Timings
+from sealring.mesh.errors import SealringError
+from sealring.v1 import inference_pb2 as inference
+
+MOST_LOGPROBS = 256
+"""Tokens with log-probabilities from which on a delta is not joined with the next: messages have a limit."""
+
+
+class Answer:
+    """Events of one request, in order. Written by a ring, read by one task, in one event loop.
+
+    Text that the reader has not taken yet is joined into one delta, so a slow client costs no more than its
+    own answer's length. Sealed chunks cannot be joined.
+    """
+
+    def __init__(self, timings: Timings | None = None) -> None:
+        self.timings = timings or Timings()
+        self._events: deque[inference.GenerateResponse] = deque()
+        self._text: list[str] = []
+        self._text_tokens = 0
+        self._choice = 0
+        self._logprobs: list[inference.TokenLogprob] = []
+        self._error: SealringError | None = None
+        self._over = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def started(self, event: inference.Started) -> None:
+        self._put(inference.GenerateResponse(started=event))
+
+    def delta(
+        self,
+        text: str,
+        sealed: bytes,
+        tokens: int,
+        logprobs: Sequence[inference.TokenLogprob] = (),
+        choice: int = 0,
+    ) -> None:
+        """Adds text (or a sealed chunk of it) of one choice, whose tokens so far `tokens` counts."""
+        if sealed:
+            self._put(inference.GenerateResponse(delta=inference.Delta(sealed=sealed, tokens=tokens)))
+            return
+        if choice != self._choice:
+            self._flush()
+            self._choice = choice
+        self._text.append(text)
+        self._text_tokens = tokens
+        if logprobs:
+            self._logprobs.extend(logprobs)
+            if len(self._logprobs) >= MOST_LOGPROBS:
+                self._flush()
+        self._wake()
+
+    def finished(self, event: inference.Finished) -> None:
+        """The last event."""
+        self._put(inference.GenerateResponse(finished=event))
+        self._over = True
+
+    def fail(self, error: SealringError) -> None:
+        """Ends with an error, after what came before it."""
+        self._flush()
+        self._error = error
+        self._over = True
+        self._wake()
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> inference.GenerateResponse:
+        """The next event. Raises what the request failed with."""
+        while True:
+            if self._events:
+                return self._events.popleft()
+            if self._text:
+                self._flush()
+                continue
+            if self._error is not None:
+                raise self._error
+            if self._over:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def _put(self, event: inference.GenerateResponse) -> None:
+        self._flush()
+        self._events.append(event)
+        self._wake()
+
+    def _flush(self) -> None:
+        if self._text:
+            delta = inference.Delta(
+                text="".join(self._text),
+                tokens=self._text_tokens,
+                logprobs=self._logprobs,
+                choice=self._choice,
+            )
+            self._events.append(inference.GenerateResponse(delta=delta))
+            self._text.clear()
+            self._logprobs.clear()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,353 @@
+"""Control streams to the members of a ring, for one epoch.
+
+A stream has one task that reads and one that writes; nothing waits for a round trip. Whatever goes wrong with
+any of them ends the epoch: the members see their streams end and report to the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from sealring.gateway.rings.losses import LossWatch
+from sealring.mesh.clock import Clock, awake_clock
+from sealring.mesh.errors import EpochEnded, SealringError, Unavailable
+from sealring.mesh.member.introduction import Introduced, introduce, write_first
+from sealring.mesh.member.proof import Identity, Purpose, VerifyProof, of_identity
+from sealring.mesh.rpc.problem import from_problem
+from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import proof_pb2
+
+log = structlog.get_logger()
+
+METHOD = "/sealring.v1.Control/Schedule"
+ATTACH_SECONDS = 10.0
+PING_SECONDS = 1.0
+PONG_SECONDS = 5.0
+STALL_SECONDS = 120.0
+GOODBYE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class MemberTarget:
+    """A member of a ring, and how to reach it at each of its addresses, pinned to its id by TLS.
+
+    `identity_key` is the one in the roster, which it has to prove.
+    """
+
+    id: str
+    identity_key: bytes
+    channels: tuple[PeerChannel, ...]
+
+
+class MemberStream:
+    """One `Schedule` call. Messages out are serialized bytes, in the order of `send`."""
+
+    def __init__(
+        self,
+        target: MemberTarget,
+        identity: Identity,
+        clock: Clock,
+        *,
+        head: bool,
+        on_pong: Callable[[control.Pong], None],
+    ) -> None:
+        """`on_pong` is told every pong and may raise the SealringError that ends the epoch."""
+        self.target = target
+        self._identity = identity
+        self._head = head
+        self._on_pong = on_pong
+        self.heard = clock()
+        self._clock = clock
+        self._call: Any = None
+        self._introduced: Introduced | None = None
+        self._outgoing: deque[tuple[bytes, Callable[[], None] | None]] = deque()
+        self._wake = asyncio.Event()
+        self._finished = False
+        self._read_out = asyncio.Event()
+
+    async def attach(self, ring: str, epoch: int) -> control.Attached:
+        """Opens the stream at the first address that answers. Raises SealringError."""
+        failed: SealringError = Unavailable("the member has no address", reason="MEMBER_UNREACHABLE")
+        for channel in self.target.channels:
+            self.cancel()
+            method: Any = channel.get().stream_stream(
+                METHOD, request_serializer=None, response_deserializer=control.ScheduleResponse.FromString
+            )
+            self._call = method()
+            try:
+                async with asyncio.timeout(ATTACH_SECONDS / len(self.target.channels)):
+                    self._introduced = await self._prove(channel)
+                    await write_first(self._call, _message(attach=control.Attach(ring=ring, epoch=epoch)))
+                    return self._attached(await self._call.read())
+            except TimeoutError:
+                failed = EpochEnded("a member did not answer in time", reason="MEMBER_SILENT")
+                continue
+            except grpc.RpcError as error:
+                failed = from_rpc_error(error)
+            except asyncio.InvalidStateError:
+                failed = await self._failure()
+            if failed.code != "UNAVAILABLE":
+                break
+        raise failed
+
+    async def _prove(self, channel: PeerChannel) -> Introduced:
+        """The member proves itself, then this gateway does. Raises Unauthenticated (NO_PROOF, BAD_PROOF)."""
+        return await introduce(
+            self._call, _message, Purpose.SCHEDULE, self.target.id, self._identity, channel, self._verifier
+        )
+
+    async def _verifier(self, _: proof_pb2.ProofAnswer) -> VerifyProof:
+        return of_identity(self.target.identity_key)
+
+    def _attached(self, response: Any) -> control.Attached:
+        if response is grpc.aio.EOF:
+            raise EpochEnded("the member ended the stream", member=self.target.id)
+        kind = response.WhichOneof("message")
+        if kind == "attached":
+            attached: control.Attached = response.attached
+            return attached
+        raise _over(response, self.target.id)
+
+    async def _failure(self) -> SealringError:
+        with contextlib.suppress(grpc.RpcError):
+            await self._call.read()
+        code = await self._call.code()
+        if code is grpc.StatusCode.OK:
+            return EpochEnded("the member ended the stream", member=self.target.id)
+        error = grpc.aio.AioRpcError(
+            code,
+            await self._call.initial_metadata(),
+            await self._call.trailing_metadata(),
+            details=await self._call.details(),
+        )
+        return from_rpc_error(error)
+
+    def send(self, message: bytes, written: Callable[[], None] | None = None) -> None:
+        """Queues a message; nothing follows a goodbye. `written` is called once it is on its way."""
+        if not self._finished:
+            self._outgoing.append((message, written))
+            self._wake.set()
+
+    def finish(self, reason: str) -> None:
+        """Says goodbye as the last thing."""
+        goodbye = control.ScheduleRequest()
+        goodbye.goodbye.reason = reason
+        self.send(goodbye.SerializeToString())
+        self._finished = True
+
+    async def write_all(self) -> None:
+        """Writes what is sent until all is said, or until `read_all` has told why the stream is over."""
+        try:
+            while True:
+                while self._outgoing:
+                    message, written = self._outgoing.popleft()
+                    await self._call.write(message)
+                    if written is not None:
+                        written()
+                if self._finished:
+                    await self._call.done_writing()
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+        except (grpc.RpcError, asyncio.InvalidStateError):  # INTERNAL, whatever the member has said last
+            await self._read_out.wait()
+        except asyncio.CancelledError:
+            if is_own_cancellation():
+                raise
+            raise _replaced(self.target.id) from None
+
+    async def renew_all(self) -> None:
+        """Lets the stream outlive every certificate that this gateway renews."""
+        assert self._introduced is not None
+        async for renewal in self._introduced.renewals():
+            self.send(_message(renewal=renewal))
+
+    async def read_all(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
+        """Hands every response on, pongs of the head only. Raises SealringError once the stream is over."""
+        try:
+            while True:
+                response = await self._call.read()
+                if response is grpc.aio.EOF:
+                    raise await self._failure()
+                self.heard = self._clock()
+                kind = response.WhichOneof("message")
+                if kind == "pong":
+                    self._on_pong(response.pong)
+                    if not self._head:
+                        continue
+                if kind in ("fault", "goodbye", "attached", "proof", None):
+                    raise _over(response, self.target.id)
+                handle(response)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        except asyncio.CancelledError:
+            if is_own_cancellation():
+                raise
+            raise _replaced(self.target.id) from None
+        finally:
+            self._read_out.set()
+
+    def cancel(self) -> None:
+        """Ends the call, whatever state it is in."""
+        if self._call is not None:
+            self._call.cancel()
+
+
+class EpochSession:
+    """All control streams of one epoch; `members` are in the order of ranks, the head first."""
+
+    def __init__(
+        self,
+        ring: str,
+        epoch: int,
+        members: Sequence[MemberTarget],
+        identity: Identity,
+        *,
+        clock: Clock = awake_clock,
+    ) -> None:
+        self.ring = ring
+        self.epoch = epoch
+        self._waiting_since: float | None = None
+        self._clock = clock
+        self._losses = LossWatch(len(members))
+        self._streams = [
+            MemberStream(member, identity, clock, head=rank == 0, on_pong=partial(self._pong, rank))
+            for rank, member in enumerate(members)
+        ]
+        self._pings = 0
+
+    async def attach(self) -> list[control.Attached]:
+        """Attaches to every member, in the order of ranks. Raises SealringError."""
+        # All are waited for, so that no attempt is left running when the first failure is raised.
+        answers = await asyncio.gather(
+            *(stream.attach(self.ring, self.epoch) for stream in self._streams), return_exceptions=True
+        )
+        attached = []
+        for rank, answer in enumerate(answers):
+            if isinstance(answer, BaseException):
+                raise answer
+            if (answer.ring, answer.epoch, answer.rank) != (self.ring, self.epoch, rank):
+                raise EpochEnded("a member attached to something else", reason="WRONG_MEMBER", rank=rank)
+            attached.append(answer)
+        return attached
+
+    def send_all(self, message: bytes) -> None:
+        for stream in self._streams:
+            stream.send(message)
+
+    def send_head(self, message: bytes, written: Callable[[], None] | None = None) -> None:
+        self._streams[0].send(message, written)
+
+    def expect(self) -> None:
+        """The ring owes an answer; it is given time from the first time on."""
+        if self._waiting_since is None:
+            self._waiting_since = self._clock()
+
+    def answered(self) -> None:
+        """The ring has answered something; what it still owes has to be expected anew."""
+        self._waiting_since = None
+
+    async def run(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
+        """Runs until the epoch is over, says goodbye, and raises the SealringError that says why."""
+        now = self._clock()
+        streams = []
+        for stream in self._streams:
+            stream.heard = now
+            streams.append(asyncio.ensure_future(stream.read_all(handle)))
+            streams.append(asyncio.ensure_future(stream.write_all()))
+        renewing = [asyncio.ensure_future(stream.renew_all()) for stream in self._streams]
+        watch = asyncio.ensure_future(self._watch())
+        reason = "LEAVING"
+        try:
+            parts = (watch, *renewing, *streams)
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except SealringError as error:
+            reason = error.reason
+            raise
+        finally:
+            for task in (watch, *renewing):
+                task.cancel()
+            try:
+                await self._part(streams, reason)
+            finally:  # whoever waits for this may be in a hurry and cancel it again
+                gone = asyncio.gather(watch, *renewing, *streams, return_exceptions=True)
+                for task in streams:
+                    task.cancel()
+                await gone
+
+    async def _part(self, streams: Sequence[asyncio.Future[None]], reason: str) -> None:
+        """A cancelled read or write cancels its call, so goodbyes come before anything is cancelled."""
+        for stream in self._streams:
+            stream.finish(reason)
+        await asyncio.wait(streams, timeout=GOODBYE_SECONDS)
+
+    def cancel(self) -> None:
+        """Ends every call."""
+        for stream in self._streams:
+            stream.cancel()
+
+    def _pong(self, rank: int, pong: control.Pong) -> None:
+        """Raises EpochEnded (RECORD_LOST)."""
+        lost = self._losses.heard(
+            rank,
+            sent=pong.records_sent,
+            received=pong.records_received,
+            waiting_seconds=pong.waiting_ms / 1000,
+            now=self._clock(),
+        )
+        if lost is not None:
+            raise EpochEnded(
+                "a record was sent on a link and did not arrive",
+                hint="an attacker on the path or a faulty network drops what the members send",
+                reason="RECORD_LOST",
+                member=self._streams[lost].target.id,
+            )
+
+    async def _watch(self) -> None:
+        """Finds members that say nothing and rings that do nothing."""
+        while True:
+            self._pings += 1
+            ping = control.ScheduleRequest(ping=control.Ping(sequence=self._pings))
+            self.send_all(ping.SerializeToString())
+            await asyncio.sleep(PING_SECONDS)
+            now = self._clock()
+            for rank, stream in enumerate(self._streams):
+                if now - stream.heard > PONG_SECONDS:
+                    raise EpochEnded(
+                        f"the member of rank {rank} has not answered for {PONG_SECONDS:g} s",
+                        reason="MEMBER_SILENT",
+                        member=stream.target.id,
+                    )
+            if self._waiting_since is not None and now - self._waiting_since > STALL_SECONDS:
+                raise EpochEnded(f"no step was done for {STALL_SECONDS:g} s", reason="RING_STALLED")
+
+
+def _message(**field: Any) -> bytes:
+    return control.ScheduleRequest(**field).SerializeToString()
+
+
+def _over(response: control.ScheduleResponse, member: str) -> SealringError:
+    kind = response.WhichOneof("message")
+    if kind == "fault":
+        return from_problem(response.fault.problem)
+    if kind == "goodbye":
+        return EpochEnded("a member left", reason="MEMBER_LEFT", member=member)
+    return EpochEnded("a member sent an unexpected message", reason="BAD_MESSAGE", member=member)
+
+
+def _replaced(member: str) -> EpochEnded:
+    return EpochEnded("the channel to a member was replaced", reason="CHANNEL_REPLACED", member=member)

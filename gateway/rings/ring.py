@@ -1,0 +1,408 @@
+"""One ring: its scheduler, the requests that it serves, and its control streams, epoch after epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from sealring.gateway.inference.answer import Answer
+from sealring.gateway.inference.timings import Timings
+from sealring.gateway.metrics import Metrics
+from sealring.gateway.rings.control import EpochSession, MemberTarget
+from sealring.gateway.scheduler import (
+    Action,
+    AnnounceStep,
+    Begin,
+    Deliver,
+    DiscardRow,
+    Fail,
+    Finish,
+    MemberMemory,
+    OpenRow,
+    Request,
+    RingFacts,
+    Scheduler,
+)
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.errors import EpochEnded, FailedPrecondition, SealringError, StageFailed, Unavailable
+from sealring.mesh.member.proof import Identity
+from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.problem import from_problem
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+log = structlog.get_logger()
+
+PATIENCE_SECONDS = 30.0
+"""How long requests wait for a ring that is down before they fail."""
+
+RETRY_SECONDS = 5
+"""After which a client may ask again for a model that no ring serves."""
+
+LEFT = "LEFT"
+"""Why a session ends that the coordinator has ended."""
+
+
+@dataclass(frozen=True)
+class ServingEpoch:
+    """What the verified roster and the coordinator say of a ring that serves."""
+
+    ring: str
+    epoch: int
+    deployment: str
+    members: tuple[MemberTarget, ...]
+    max_rows: int
+    prefill_chunk: int
+    context: int
+    share_prefixes: bool
+    min_trust: int
+    roster_version: int
+
+
+@dataclass(slots=True)
+class _Waiting:
+    answer: Answer
+    min_trust: int
+
+
+class Ring:
+    """Runs the ring's current epoch, if there is one, and keeps requests over a change of epochs."""
+
+    def __init__(
+        self,
+        name: str,
+        deployment: str,
+        *,
+        identity: Identity,
+        queue_limit: int,
+        metrics: Metrics,
+        on_lost: Callable[[Ring], None],
+        clock: Clock = monotonic_clock,
+    ) -> None:
+        self.name = name
+        self.deployment = deployment
+        self._identity = identity
+        self.scheduler = Scheduler(queue_limit=queue_limit)
+        self.serving: ServingEpoch | None = None
+        self._metrics = metrics
+        self._clock = clock
+        self._answers: dict[str, _Waiting] = {}
+        self._unstarted: dict[int, Timings] = {}  # of rows given to the head, until their first step
+        self._event = 0.0
+        self._session: EpochSession | None = None
+        self._down_since = clock()
+        self._over = 0  # the last epoch that was used and lost
+        self._on_lost = on_lost
+        self._steps = metrics.steps.labels(deployment)
+        self._queries = metrics.prefix_queries.labels(deployment)
+        self._hits = metrics.prefix_hits.labels(deployment)
+        self._routed_hits = metrics.routed_hits.labels(deployment)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def attached(self) -> bool:
+        return self._session is not None
+
+    @property
+    def patient(self) -> bool:
+        """Whether a request may still be given to this ring."""
+        return self.attached or self._clock() - self._down_since < PATIENCE_SECONDS
+
+    def serve(self, serving: ServingEpoch) -> None:
+        """Attaches to an epoch, leaving an earlier one. Changes nothing when it is the current one."""
+        current = self.serving
+        same = current is not None and current.epoch == serving.epoch
+        if same and current is not None and _ids(current) != _ids(serving):
+            # an epoch has the members that it began with; another set must begin another one
+            self.leave()
+            return
+        self.serving = serving
+        if serving.epoch == self._over or (same and self._task is not None and not self._task.done()):
+            return
+        self._leave_session()
+        previous, self._task = self._task, None
+        if previous is not None:
+            previous.cancel()
+        self._task = asyncio.get_running_loop().create_task(self._run(serving, previous))
+
+    def leave(self) -> None:
+        """The epoch is over, the coordinator says; another may come."""
+        self._leave_session()
+        self.serving = None
+        if self._task is not None:
+            self._task.cancel()
+
+    def _leave_session(self) -> None:
+        """At once: its task parts from the members, and requests that come meanwhile wait for the next."""
+        if self._session is not None:
+            self._end(self._session, LEFT)
+
+    async def close(self) -> None:
+        """Leaves for good; requests must have been taken away or fail."""
+        self.leave()
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+        self.fail_all(Unavailable("the ring is gone", hint="try again", reason="RING_GONE"))
+
+    def submit(self, request: Request, answer: Answer, min_trust: int) -> None:
+        self._answers[request.id] = _Waiting(answer, min_trust)
+        answer.timings.routed = time.perf_counter()
+        self._perform(self.scheduler.submit(request, self._clock()))
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request that may or may not be here."""
+        if self._answers.pop(request_id, None) is not None:
+            self._perform(self.scheduler.cancel(request_id))
+
+    def take_waiting(self) -> list[tuple[Request, Answer, int]]:
+        """Gives up the requests that no epoch has begun, for another ring."""
+        requests = self.scheduler.drain()
+        taken = [(request, self._answers.pop(request.id)) for request in requests]
+        return [(request, waiting.answer, waiting.min_trust) for request, waiting in taken]
+
+    def tick(self) -> None:
+        """Fails requests that have waited too long. Must be called about every second."""
+        self._perform(self.scheduler.expire(self._clock()))
+        if not self.patient:
+            error = ring_down(f"the ring has been down for {PATIENCE_SECONDS:g} s")
+            for request, answer, _ in self.take_waiting():
+                log.info("request_given_up", request_id=request.id, ring=self.name)
+                answer.fail(error)
+
+    def fail_all(self, error: SealringError) -> None:
+        self._perform(self.scheduler.end_epoch(EpochEnded(error.message, hint=error.hint)))
+        for _, answer, _ in self.take_waiting():
+            answer.fail(error)
+
+    async def _run(self, serving: ServingEpoch, previous: asyncio.Task[None] | None) -> None:
+        if previous is not None:
+            await asyncio.wait((previous,))
+        backoff = Backoff()
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            used = await self._attend(serving)
+            if used:  # members end an epoch whose steps have lost their gateway
+                return
+            await asyncio.sleep(backoff.after(loop.time() - started))
+
+    async def _attend(self, serving: ServingEpoch) -> bool:
+        """One attachment to an epoch. Returns whether the epoch was used; then it is over."""
+        session = EpochSession(serving.ring, serving.epoch, serving.members, self._identity)
+        known = log.bind(ring=serving.ring, epoch=serving.epoch)
+        reason = ""
+        try:
+            attached = await session.attach()
+            self._begin(serving, session, attached)
+            known.info("ring_attached", stages=len(attached), min_trust=serving.min_trust)
+            await session.run(self._handle)
+        except SealringError as error:
+            reason = error.reason
+            member = error.metadata.get("member", "")
+            known.warning("ring_lost", reason=reason, member=member, why=error.message, hint=error.hint)
+        except Exception as error:
+            known.error("ring_lost", exc_info=error)
+        finally:
+            used = self._end(session, reason)
+            session.cancel()
+        return used
+
+    def _begin(
+        self, serving: ServingEpoch, session: EpochSession, attached: Sequence[control.Attached]
+    ) -> None:
+        self._session = session
+        self._unstarted.clear()
+        self._perform(self.scheduler.attach(ring_facts(serving, attached)))
+
+    def _end(self, session: EpochSession, reason: str) -> bool:
+        if self._session is not session:
+            return False
+        self._session = None
+        self._down_since = self._clock()
+        used = self.scheduler.used
+        if used:
+            self._over = session.epoch
+            self._metrics.epochs_ended.labels(self.deployment).inc()
+        self._perform(self.scheduler.end_epoch(epoch_ended(reason)))
+        self._on_lost(self)
+        return used
+
+    def _handle(self, response: control.ScheduleResponse) -> None:
+        session = self._session
+        if session is None:
+            return
+        kind = response.WhichOneof("message")
+        if kind == "pong":
+            self._perform(self.scheduler.steps_executed(response.pong.steps))
+            return
+        now = self._clock()
+        self._event = time.perf_counter()
+        session.answered()
+        if kind == "done":
+            self._perform(self.scheduler.step_done(response.done, now))
+        elif kind == "opened":
+            opened = response.opened
+            if opened.row in self._unstarted:
+                self._unstarted[opened.row].answered = self._event
+            self._perform(
+                self.scheduler.row_opened(
+                    opened.row,
+                    prompt_tokens=opened.prompt_tokens,
+                    params_bytes=opened.params_bytes,
+                    max_tokens=opened.max_tokens,
+                    prefixes=opened.prefixes,
+                )
+            )
+        elif kind == "refused":
+            refused = response.refused
+            self._unstarted.pop(refused.row, None)
+            self._perform(self.scheduler.row_refused(refused.row, from_problem(refused.problem)))
+        if self.scheduler.expects_answer:
+            session.expect()
+
+    def _perform(self, actions: list[Action]) -> None:
+        todo = deque(actions)
+        while todo:
+            action = todo.popleft()
+            match action:
+                case AnnounceStep(step):
+                    self._announce(step)
+                case Deliver(pieces):
+                    for request, text, sealed, tokens, logprobs, choice in pieces:
+                        self._answers[request.id].answer.delta(text, sealed, tokens, logprobs, choice)
+                case OpenRow():
+                    todo.extend(self._open(action))
+                case DiscardRow(row):
+                    self._unstarted.pop(row, None)
+                    self._send_head(control.ScheduleRequest(discard=control.DiscardRow(row=row)))
+                case Begin(request, prompt_tokens):
+                    self._begun(request, prompt_tokens)
+                case Finish():
+                    self._finish(action)
+                case Fail(request, error):
+                    self._answers.pop(request.id).answer.fail(error)
+
+    def _announce(self, step: control.Step) -> None:
+        session = self._session
+        if session is not None:
+            session.send_all(control.ScheduleRequest(step=step).SerializeToString())
+            self._steps.inc()
+            for chunk in step.prefill.chunks:
+                if chunk.start == 0 or chunk.prefix:
+                    self._first_chunk(chunk)
+            session.expect()
+
+    def _first_chunk(self, chunk: control.Chunk) -> None:
+        self._queries.inc(chunk.prompt_tokens)
+        self._hits.inc(chunk.start)
+        if chunk.row in self._unstarted:
+            self._unstarted.pop(chunk.row).announce(self._event)
+
+    def _open(self, action: OpenRow) -> list[Action]:
+        """Gives a prompt to the head, unless the ring is trusted less than its sender demands."""
+        request, serving = action.request, self.serving
+        floor = self._answers[request.id].min_trust
+        assert serving is not None  # as long as the scheduler is attached
+        if serving.min_trust < floor:
+            return self.scheduler.row_refused(action.row, below_floor(floor, serving.min_trust))
+        if self._session is not None:
+            self._session.expect()
+        timings = self._unstarted[action.row] = self._answers[request.id].answer.timings
+        timings.opened = time.perf_counter()
+        self._send_head(
+            control.ScheduleRequest(
+                open=control.OpenRow(
+                    row=action.row,
+                    request_id=request.id,
+                    deployment=request.deployment,
+                    envelope=request.envelope,
+                    max_tokens=request.max_tokens,
+                    choices=request.choices if request.choices > 1 else 0,
+                    prefix_scope="all" if serving.share_prefixes else f"key {request.tenant}",
+                )
+            ),
+            timings.send,
+        )
+        return []
+
+    def _send_head(self, message: control.ScheduleRequest, written: Callable[[], None] | None = None) -> None:
+        if self._session is not None:
+            self._session.send_head(message.SerializeToString(), written)
+
+    def _begun(self, request: Request, prompt_tokens: int) -> None:
+        serving = self.serving
+        self._answers[request.id].answer.started(
+            inference.Started(
+                request_id=request.id,
+                model=request.deployment,
+                ring=self.name,
+                prompt_tokens=prompt_tokens,
+                min_trust=serving.min_trust if serving else 0,
+                roster_version=serving.roster_version if serving else 0,
+            )
+        )
+
+    def _finish(self, action: Finish) -> None:
+        finished = inference.Finished(
+            reason=action.reason,
+            prompt_tokens=action.prompt_tokens,
+            completion_tokens=action.completion_tokens,
+            cached_tokens=action.cached_tokens,
+            choices=[
+                inference.FinishedChoice(reason=end.reason, completion_tokens=end.completion_tokens)
+                for end in action.ends
+                if len(action.ends) > 1
+            ],
+        )
+        if action.request.affinity and action.cached_tokens:
+            self._routed_hits.inc()
+        self._answers.pop(action.request.id).answer.finished(finished)
+
+
+def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> RingFacts:
+    """What the scheduler needs to know of an epoch; `attached` are its members' answers by rank."""
+    return RingFacts(
+        members=tuple(
+            MemberMemory(each.kv_bytes_per_token, each.kv_bytes_per_row, each.kv_budget) for each in attached
+        ),
+        max_rows=serving.max_rows,
+        prefill_chunk=serving.prefill_chunk,
+        prefixes=min(each.prefixes for each in attached),
+        rows_in_turn=all(each.rows_in_turn for each in attached),
+    )
+
+
+def _ids(serving: ServingEpoch) -> list[str]:
+    return [member.id for member in serving.members]
+
+
+def below_floor(floor: int, trust: int) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"the request demands a trust of {floor} and the ring has {trust}",
+        hint="lower min_trust, or ask for a model on members of a higher trust level",
+        reason="TRUST_BELOW_FLOOR",
+        param="min_trust",
+        min_trust=trust,
+    )
+
+
+def epoch_ended(reason: str) -> EpochEnded:
+    """What clients are told whose answers an epoch's end cut off. `reason` is that of the end."""
+    if reason == StageFailed.default_reason:
+        return EpochEnded(
+            "the model failed while it computed the answer",
+            hint="the same request may fail again; the cluster's operator finds the cause in its status",
+            reason=reason,
+        )
+    what = "the coordinator ended the ring's epoch" if reason == LEFT else "the ring lost a member"
+    return EpochEnded(f"{what} while it answered", hint="send the request again")
+
+
+def ring_down(message: str) -> Unavailable:
+    """For requests that found no ring; a member may come back, or the operator place the model anew."""
+    return Unavailable(message, hint="try again later", reason="RING_DOWN", retry_after=RETRY_SECONDS)

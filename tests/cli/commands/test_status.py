@@ -1,0 +1,92 @@
+"""`sealring status`: nodes, gateways, rings, and why a node is in no ring."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sealring.cli.calls.members import why_idle
+from sealring.cli.commands import status
+from sealring.cli.terminal.output import plain
+from sealring.v1 import admin_pb2
+
+ONLINE, OFFLINE, DRAINING = (
+    admin_pb2.NODE_STATE_ONLINE,
+    admin_pb2.NODE_STATE_OFFLINE,
+    admin_pb2.NODE_STATE_DRAINING,
+)
+
+
+def node(**fields: Any) -> dict[str, Any]:
+    return plain(
+        admin_pb2.Node(
+            **{"id": "b", "name": "b", "state": ONLINE, "trust": 20, "memory_usable": 9 << 30, **fields}
+        )
+    )
+
+
+def deployment(**spec: Any) -> dict[str, Any]:
+    stage = admin_pb2.StagePlan(member="a", weight_bytes=4 << 30, kv_bytes=1 << 30, end_layer=4)
+    plan = admin_pb2.DeploymentPlan(
+        spec=admin_pb2.DeploymentSpec(name="m", **spec), rings=[admin_pb2.RingPlan(stages=[stage])]
+    )
+    return plain(admin_pb2.Deployment(plan=plan))
+
+
+@pytest.mark.parametrize(
+    ("fields", "spec", "why"),
+    [
+        ({"ring": "m-0"}, {}, ""),
+        ({"state": OFFLINE}, {}, "offline, it has not connected yet"),
+        ({"state": OFFLINE, "last_seen": 1}, {}, "offline, last seen 19"),
+        ({"state": OFFLINE, "trouble": "its clock is wrong"}, {}, "offline, its clock is wrong"),
+        ({"trouble": "its clock is wrong"}, {}, "its clock is wrong"),
+        ({"state": DRAINING}, {}, "it was drained"),
+        ({}, None, "there is no deployment"),
+        ({}, {"trust_floor": 30}, "m wants trust level hardware and it has self_signed"),
+        ({}, {"members": ["a"]}, "m is for other nodes"),
+        ({"memory_usable": 1 << 30}, {}, "m needs 5.0 GiB of memory on each node and it has 1.0 GiB"),
+        ({"id": "a"}, {}, "m is about to use it"),
+        ({}, {}, "m does not need it: 1 nodes hold it"),
+    ],
+)
+def test_why_a_node_is_in_no_ring(fields: dict[str, Any], spec: dict[str, Any] | None, why: str) -> None:
+    said = why_idle(node(**fields), [] if spec is None else [deployment(**spec)])
+    assert said.startswith(why)
+    assert bool(said) == bool(why)
+
+
+class Admin:
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    async def call(self, method: str, request: Any) -> Any:
+        if method == "ListDeployments":
+            return admin_pb2.ListDeploymentsResponse()
+        if not self.looks:
+            raise KeyboardInterrupt
+        self.looks -= 1
+        nodes = [admin_pb2.Node(id="a", name="mac-1", state=ONLINE, trust=10)]
+        return admin_pb2.ListNodesResponse(
+            nodes=nodes, gateways=[admin_pb2.Gateway(id="g", name="edge", watching=True)]
+        )
+
+
+def test_it_shows_nodes_gateways_and_why(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "run_admin", lambda context, work: asyncio.run(work(Admin(1))))
+    shown = here("status")
+    assert "mac-1 is in no ring: there is no deployment" in shown.out
+    assert "edge" in shown.out
+    assert "connected" in shown.out
+    found = here("status", "--json").data
+    assert [found[part][0]["name"] for part in ("nodes", "gateways")] == ["mac-1", "edge"]
+    assert (found["nodes"][0]["trust"], found["nodes"][0]["idle"]) == ("software", "there is no deployment")
+
+
+def test_watching_shows_it_again_until_ctrl_c(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "_WATCH_SECONDS", 0)
+    monkeypatch.setattr(status, "run_admin", lambda context, work: asyncio.run(work(Admin(2))))
+    done = here("status", "--watch")
+    assert (done.status, done.out.count("mac-1 is in no ring")) == (130, 2)

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sealring.cli.local.children import Children, tail
+from sealring.cli.local.cluster import LocalCluster
+from sealring.mesh.errors import Unavailable
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(child.pid, sorted(name for name in os.environ if name.startswith("SEALRING_")), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+async def children(tmp_path: Path) -> AsyncIterator[Children]:
+    group = Children(tmp_path, command=[sys.executable, "-c"])
+    yield group
+    await group.stop()
+
+
+async def read_when_written(file: Path) -> str:
+    while not (file.exists() and file.read_text().endswith("\n")):
+        await asyncio.sleep(0.02)
+    return file.read_text()
+
+
+async def test_a_component_that_ends_is_reported_with_its_last_words(children: Children) -> None:
+    await children.start("node-0", ["import time; time.sleep(60)"])
+    await children.start("gateway", ["import sys; print('first'); sys.exit('the port is in use')"])
+    with pytest.raises(Unavailable) as caught:
+        await children.failed()
+    assert caught.value.reason == "COMPONENT_ENDED"
+    assert "the gateway ended by itself with status 1" in caught.value.message
+    assert "  the port is in use" in caught.value.message
+    assert set(children.pids) == {"node-0", "gateway"}
+
+
+async def test_a_large_log_begins_anew_and_the_last_one_is_kept(
+    children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealring.cli.local.children.MAX_LOG_BYTES", 4)
+    (tmp_path / "node-0.log").write_text("large")
+    (tmp_path / "node-1.log").write_text("tiny")
+    for name in ("node-0", "node-1"):
+        await children.start(name, ["import time; print(' new', flush=True); time.sleep(60)"])
+    assert await read_when_written(children.logs["node-0"]) == " new\n"
+    assert await read_when_written(children.logs["node-1"]) == "tiny new\n"
+    assert (tmp_path / "node-0.log.1").read_text() == "large"
+
+
+async def test_one_component_gets_an_environment_of_its_own(children: Children) -> None:
+    show = "import os, time; print(os.environ.get('CUDA_VISIBLE_DEVICES'), flush=True); time.sleep(60)"
+    await children.start("node-0", [show], {"CUDA_VISIBLE_DEVICES": "1"})
+    await children.start("node-1", [show])
+    own, other = [await read_when_written(children.logs[name]) for name in ("node-0", "node-1")]
+    assert own == "1\n" != other
+
+
+async def test_every_node_has_a_gpu_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, dict[str, str]] = {}
+
+    async def start(self: Children, name: str, arguments: list[str], environment: dict[str, str]) -> None:
+        given[name] = environment
+
+    monkeypatch.setattr(Children, "start", start)
+    for gpus, expected in ((2, [{"CUDA_VISIBLE_DEVICES": number} for number in "010"]), (0, [{}, {}, {}])):
+        async with LocalCluster(tmp_path, "model", gpus=gpus) as cluster:
+            for name in cluster.node_names:
+                await cluster.start_node(name)
+        assert [given[name] for name in cluster.node_names] == expected
+
+
+async def test_stopping_leaves_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: Children
+) -> None:
+    monkeypatch.setattr("sealring.cli.local.children.TERM_SECONDS", 0.3)
+    monkeypatch.setattr("sealring.cli.local.children.REAP_SECONDS", 0.3)
+    monkeypatch.setenv("SEALRING_NODE_NAME", "other")
+    await children.start("node-0", [STUBBORN])
+    pid, variables = (await read_when_written(children.logs["node-0"])).split(maxsplit=1)
+    assert variables.strip() == "[]"
+    await children.stop()
+    gone = [children.pids["node-0"], int(pid)]
+    while any(psutil.pid_exists(one) for one in gone):
+        await asyncio.sleep(0.05)
+    assert not children._future().done(), "nobody watches any more who could take the end for a failure"
+
+
+async def test_a_kill_on_purpose_is_no_failure(children: Children) -> None:
+    await children.start("node-0", ["import time; time.sleep(60)"])
+    await children.kill_one("node-0")
+    await children.start("gateway", ["raise SystemExit(3)"])
+    with pytest.raises(Unavailable) as caught:
+        await children.failed()
+    assert caught.value.metadata["component"] == "gateway"
+
+
+async def test_a_component_can_be_started_again(children: Children) -> None:
+    await children.start("node-0", ["import time; time.sleep(60)"])
+    first = children.pids["node-0"]
+    psutil.Process(first).kill()
+    with pytest.raises(Unavailable, match="signal 9"):
+        await children.failed()
+    await children.start("node-0", ["import time; time.sleep(60)"])
+    assert children.pids["node-0"] != first
+
+
+def test_the_tail_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert tail(log) == "  (nothing)"
+    log.write_bytes(b"\xff\n" * 20000 + "".join(f"line {n}\n" for n in range(20)).encode())
+    assert tail(log).splitlines()[-1] == "  line 19"
+    assert len(tail(log).splitlines()) == 12

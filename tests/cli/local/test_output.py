@@ -1,0 +1,55 @@
+"""The commands that a demo prints can be typed where it was started."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sealring.cli.local.output import own_command
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    made = tmp_path / "some where" / "bin" / "sealring"
+    made.parent.mkdir(parents=True)
+    made.write_text("#!/bin/sh\necho it is me\n")
+    made.chmod(0o755)
+    return made
+
+
+@pytest.mark.parametrize("here", [".", "some where", "some where/bin"])
+@pytest.mark.parametrize("on_path", [False, True])
+def test_a_script_is_named_as_it_is_found(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, on_path: bool
+) -> None:
+    monkeypatch.chdir(tmp_path / here)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    monkeypatch.setenv("PATH", f"{script.parent if on_path else tmp_path}:/usr/bin:/bin")
+    command = own_command()
+    assert (command == "sealring") == on_path
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout == "it is me\n"
+
+
+def test_a_way_around_is_not_told(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(script.parent)
+    monkeypatch.setattr(sys, "argv", ["../bin/sealring"])
+    assert own_command() == "./sealring"
+
+
+def test_another_one_on_the_path_is_not_meant(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = script.parent.parent / "sealring"
+    shutil.copy(script, other)
+    monkeypatch.setattr(sys, "argv", [str(other)])
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert own_command() != "sealring"
+
+
+def test_without_a_script_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/cli/__main__.py"])
+    assert shlex.split(own_command()) == [sys.executable, "-P", "-m", "sealring.cli"]

@@ -1,0 +1,132 @@
+"""State that root takes over from a folder which somebody else can change."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sealring.cli.service import adoption
+from sealring.cli.service.adoption import copy_state, remove_state, stopped
+from sealring.mesh.errors import Conflict, FailedPrecondition
+
+IS_ROOT = os.geteuid() == 0
+ACCOUNT = 64_001 if IS_ROOT else os.geteuid()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    (folder / "operator").mkdir(parents=True)
+    (folder / "tmp").mkdir()
+    (folder / "tmp" / "scratch").write_text("nothing")
+    (folder / "identity.key").write_bytes(b"key" * 100_000)
+    (folder / "identity.key").chmod(0o600)
+    (folder / "root.dsse").write_text("root")
+    (folder / "root.dsse").chmod(0o666)
+    (folder / "operator" / "tls.key").write_text("tls")
+    return folder
+
+
+@pytest.fixture
+def above(tmp_path: Path) -> Iterator[int]:
+    (tmp_path / "above").mkdir()
+    descriptor = os.open(tmp_path / "above", os.O_RDONLY | os.O_DIRECTORY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_all_files_come_along_and_belong_to_the_account(source: Path, tmp_path: Path, above: int) -> None:
+    (tmp_path / "above" / "node").mkdir()
+    copy_state(source, above, "node", ACCOUNT)
+    made = tmp_path / "above" / "node"
+    assert (made / "identity.key").read_bytes() == b"key" * 100_000
+    assert (made / "operator" / "tls.key").read_text() == "tls"
+    assert not (made / "tmp").exists()
+    assert (made / "root.dsse").stat().st_mode & 0o777 == 0o644
+    for one in (made, *made.rglob("*")):
+        assert one.stat().st_uid == ACCOUNT
+    assert [one.name for one in (tmp_path / "above").iterdir()] == ["node"]
+    assert (source / "identity.key").exists()
+
+
+def test_state_that_is_there_is_never_replaced(source: Path, tmp_path: Path, above: int) -> None:
+    (tmp_path / "above" / "node").mkdir()
+    (tmp_path / "above" / "node" / "member.json").write_text("{}")
+    with pytest.raises(FailedPrecondition) as error:
+        copy_state(source, above, "node", None)
+    assert error.value.reason == "STATE_IN_THE_WAY"
+    assert [one.name for one in (tmp_path / "above").rglob("*")] == ["node", "member.json"]
+
+
+def _link(folder: Path) -> None:
+    (folder / "ca.pem").symlink_to("/etc/passwd")
+
+
+def _second_name(folder: Path) -> None:
+    os.link(folder / "root.dsse", folder.parent / "elsewhere")
+
+
+def _folder_link(folder: Path) -> None:
+    (folder / "more").symlink_to(folder.parent)
+
+
+def _pipe(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+
+
+def _deep(folder: Path) -> None:
+    (folder / "a" / "b" / "c").mkdir(parents=True)
+    (folder / "a" / "b" / "c" / "d").write_text("too deep")
+
+
+@pytest.mark.parametrize("spoil", [_link, _second_name, _folder_link, _pipe, _deep])
+def test_what_is_no_plain_file_of_the_owner_is_refused(
+    source: Path, tmp_path: Path, above: int, spoil: Callable[[Path], None]
+) -> None:
+    spoil(source)
+    with pytest.raises(FailedPrecondition) as error:
+        copy_state(source, above, "node", None)
+    assert error.value.reason == "UNSAFE_STATE"
+    assert list((tmp_path / "above").iterdir()) == []
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="gives a file away")
+def test_a_file_of_another_user_is_refused(source: Path, above: int) -> None:
+    os.chown(source / "root.dsse", 64_002, -1)
+    with pytest.raises(FailedPrecondition):
+        copy_state(source, above, "node", None)
+
+
+def test_files_without_end_are_refused(source: Path, above: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adoption, "MAX_FILES", 3)
+    with pytest.raises(FailedPrecondition):
+        copy_state(source, above, "node", None)
+
+
+def test_a_link_as_a_lock_is_refused(source: Path) -> None:
+    (source / "coordinator.lock").symlink_to("/etc/passwd")
+    with pytest.raises(FailedPrecondition) as error, stopped(source):
+        pass
+    assert error.value.reason == "UNSAFE_STATE"
+
+
+def test_state_that_cannot_be_removed_is_told(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adoption.shutil, "rmtree", lambda *_of, **_how: None)
+    with pytest.raises(FailedPrecondition) as error:
+        remove_state(source)
+    assert error.value.reason == "STATE_LEFT_BEHIND"
+
+
+def test_a_running_coordinator_keeps_its_state(source: Path) -> None:
+    lock = source / "coordinator.lock"
+    lock.touch()
+    with stopped(source):
+        pass
+    with lock.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(Conflict), stopped(source):
+            pass

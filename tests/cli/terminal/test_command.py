@@ -1,0 +1,150 @@
+"""What holds for every command: no option without a reader, an example, help that fits, JSON for data."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from commands import commands, commands_said, help_of, lines_shown, parse
+from readers import fields_read
+from typer._click.exceptions import UsageError
+from typer.testing import CliRunner
+
+from sealring.cli.terminal.command import Command, load_settings, same_settings, settings_model
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMANDS = commands()
+WITH_SETTINGS = {name: one for name, one in COMMANDS.items() if one.section}
+TRACKED = subprocess.run(
+    ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+).stdout.split()
+
+
+@pytest.mark.parametrize("name", WITH_SETTINGS)
+def test_a_command_reads_the_settings_that_it_declares_and_no_others(name: str) -> None:
+    declared = WITH_SETTINGS[name]
+    start = declared.callback
+    if name.endswith(" run"):
+        start = importlib.import_module(f"sealring.{declared.section}.main").run
+    read = fields_read(start, settings_model(declared.section))
+    assert set(declared.fields) == read
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_uses_each_of_its_own_options(name: str) -> None:
+    function = COMMANDS[name].callback
+    parameters = set(inspect.signature(function).parameters)
+    used = _names(inspect.unwrap(function))
+    if "spec" in used:
+        used |= _names(importlib.import_module("sealring.cli.commands.deployment").make_spec)
+    assert parameters - used == set()
+
+
+def _names(function: Any) -> set[str]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    return {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_an_example_that_works_and_fits_80_columns(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = help_of(name)
+    assert shown.startswith(f"Usage: sealring {name}")
+    example = COMMANDS[name].epilog
+    assert example.startswith(f"sealring {name}")
+    assert f"Example:\n  {example}\n" in shown
+    parse(example.removeprefix("sealring "))
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    assert shown.index("\nOptions:") < (shown + "\nSettings").index("\nSettings")
+    described = [
+        one.help
+        for one in COMMANDS[name].get_params(SimpleNamespace(help_option_names=["--help"]))
+        if not getattr(one, "hidden", False)
+    ]
+    assert all(described), "every option says what it is for"
+
+
+NO_COMMANDS = {"carrier", "does not"}
+"""A process's title and a sentence."""
+PACKAGES = ("cli", "coordinator", "gateway", "mesh", "node", "sealring")
+LINES_OF_A_LOG = "logs"
+BENCH = "bench"  # --json FILE
+
+
+def test_every_command_that_prints_data_has_json() -> None:
+    missing = []
+    for name, one in COMMANDS.items():
+        function = inspect.unwrap(one.callback)
+        prints = any(said.lstrip("_").startswith("print") for said in _names(function))
+        if prints and "as_json" not in inspect.signature(function).parameters:
+            missing.append(name)
+    assert sorted(missing) == [BENCH, LINES_OF_A_LOG]
+
+
+@pytest.mark.parametrize("file", [one for one in TRACKED if one.endswith(".md")])
+def test_documents_show_commands_that_exist(file: str) -> None:
+    for line in lines_shown(ROOT / file):
+        try:
+            parse(line.replace("COMPONENT", "node"))
+        except UsageError as error:
+            pytest.fail(f"{file}: sealring {line}: {error.format_message()}")
+
+
+def test_messages_name_commands_that_exist() -> None:
+    known = {*COMMANDS, *(name.split()[0] for name in COMMANDS), *NO_COMMANDS}
+    for file in TRACKED:
+        if not file.endswith(".py") or file.split("/")[0] not in PACKAGES:
+            continue
+        for said in commands_said(ROOT / file):
+            assert said in known or said.split()[0] in COMMANDS, f"{file}: sealring {said}"
+
+
+def test_what_a_command_does_not_declare_it_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SEALRING_CONFIG", raising=False)
+    made: dict[str, Any] = {"section": "cli", "fields": ("timeout",)}
+    context: Any = SimpleNamespace(
+        command=type("Made", (Command,), made)(None), meta={}, find_root=lambda: SimpleNamespace(params={})
+    )
+    settings = load_settings(context).settings
+    assert settings.timeout == 30
+    with pytest.raises(AttributeError):
+        _ = settings.gateway
+
+
+def test_a_line_that_follows_has_the_same_settings() -> None:
+    flags = {"state_dir": "/a b", "models": ["/x", "/y"], "allow_downloads": False, "name": "n"}
+    context: Any = SimpleNamespace(
+        meta={"sealring.flags": flags}, find_root=lambda: SimpleNamespace(params={"config": Path("c.toml")})
+    )
+    line = same_settings(context, "node run", ("state_dir", "models", "allow_downloads"))
+    assert line == (
+        "sealring --config c.toml node run --state-dir '/a b' --models /x --models /y --no-allow-downloads"
+    )
+
+
+def test_a_setting_from_an_option_is_told_from_a_default(capsys: pytest.CaptureFixture[str]) -> None:
+    own = typer.Typer()
+    found: list[Any] = []
+    from sealring.cli.terminal.command import command
+
+    @own.callback()
+    def root(config: Path | None = None) -> None: ...
+
+    @command(own, example="x", section="cli", fields=("gateway", "timeout"))
+    def shown(context: typer.Context) -> None:
+        found.append(load_settings(context))
+
+    CliRunner().invoke(own, ["shown", "--timeout", "2m"])
+    assert (found[0].settings.timeout, found[0].origin["timeout"]) == (120, "flag --timeout")
+    assert found[0].origin["gateway"] == "default"
+    assert "with its unit" in str(CliRunner().invoke(own, ["shown", "--timeout", "120"]).exception)

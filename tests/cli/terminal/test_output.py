@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sealring.cli.terminal.output import (
+    Progress,
+    enum_word,
+    moment,
+    plain,
+    print_data,
+    print_json,
+    print_table,
+    progress,
+    say,
+    size,
+)
+from sealring.v1 import admin_pb2, inference_pb2, membership_pb2
+
+
+def test_messages_become_plain_data() -> None:
+    deployment = admin_pb2.Deployment(
+        plan=admin_pb2.DeploymentPlan(spec=admin_pb2.DeploymentSpec(name="demo", split=[4, 5])),
+        rings=[admin_pb2.RingStatus(ring="r", phase=membership_pb2.RING_PHASE_SERVING)],
+        created=1 << 40,
+    )
+    shown = plain(deployment)
+    assert shown["plan"]["spec"]["split"] == [4, 5]
+    assert shown["rings"][0]["phase"] == "serving"
+    assert shown["created"] == 1 << 40
+    assert "profile" not in shown["plan"]
+    json.dumps(shown)
+
+
+def test_bytes_maps_and_options() -> None:
+    entry = admin_pb2.AuditEntry(details={"a": "b"}, hash=b"\x00\xff")
+    assert plain(entry)["details"] == {"a": "b"}
+    assert plain(entry)["hash"] == "AP8="
+    assert "seed" not in plain(inference_pb2.Sampling())
+    assert plain(inference_pb2.Sampling(seed=0))["seed"] == 0
+
+
+def test_enums_are_words() -> None:
+    descriptor = admin_pb2.NodeState.DESCRIPTOR
+    assert enum_word(descriptor, admin_pb2.NODE_STATE_DRAINING) == "draining"
+    assert enum_word(descriptor, 99) == "99"
+
+
+def test_tables_are_data_and_survive_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["name", "number"], [["a\x1b[31m[bold]b", 1], ["", 2.5], [None, 3]], title="t")
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "[bold]" in shown
+    assert "2.50" in shown
+    print_table(["name"], [])
+    assert "(none)" in capsys.readouterr().err
+
+
+def test_json_is_utf8_and_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": "é"})
+    assert capsys.readouterr().out == '{\n  "a": "é"\n}\n'
+
+
+def test_messages_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    say("hello\x07")
+    with progress("one") as shown:
+        shown.update("two")
+        shown.update("two")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "hello?\none\ntwo\n"
+
+
+def test_sizes_and_moments() -> None:
+    assert [size(count) for count in (0, 1023, 1024, 5 << 20, 3 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "5.0 MiB",
+        "3072.0 GiB",
+    ]
+    assert moment(0) == ""
+    assert moment(1_700_000_000).startswith("2023-11-1")
+    for absurd in (1 << 62, 1 << 64, 10**12):
+        assert moment(absurd) == f"{absurd} s"
+
+
+HOSTILE = "a\x1b[2J\x9b31m\x7f\u202eb\ud800"
+
+
+@pytest.mark.parametrize("show", [print_data, say, lambda text: print_table(["name"], [[text]], title=text)])
+def test_what_others_say_steers_no_terminal(show: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    show(HOSTILE)
+    captured = capsys.readouterr()
+    shown = (captured.out + captured.err).replace("\n", "")
+    assert shown.startswith("a?[2J?31m??b?")
+    assert shown.isprintable()
+
+
+def test_a_title_is_text_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["name"], [["x" * 40]], title="ring [red]r[/nothing]")
+    assert "ring [red]r[/nothing]" in capsys.readouterr().out
+
+
+def test_json_shows_what_does_not_print_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": HOSTILE})
+    shown = capsys.readouterr().out
+    assert json.loads(shown) == {"a": HOSTILE}
+    assert shown.replace("\n", "").isprintable()
+
+
+def test_what_is_waited_for_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    waiting = Progress("one")
+    waiting._status = SimpleNamespace(update=lambda text: shown.append(text.plain))
+    waiting.update(HOSTILE)
+    assert shown == ["a?[2J?31m??b?"]

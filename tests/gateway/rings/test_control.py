@@ -1,0 +1,310 @@
+"""Control streams to the members of a ring that another process plays."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from sealring.gateway.rings import control
+from sealring.gateway.rings.control import EpochSession, MemberTarget
+from sealring.mesh.clock import awake_clock
+from sealring.mesh.errors import EpochEnded, SealringError
+from sealring.mesh.member.proof import Identity, by_identity
+from sealring.mesh.member.roster_keeper import RosterKeeper
+from sealring.mesh.member.state import load_member_state
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore
+from sealring.v1 import control_pb2, membership_pb2
+
+
+def open_session(cluster: Any, before: tuple[str, ...] = ()) -> tuple[EpochSession, list[PeerChannel]]:
+    """A session with every member, and the channels of it; `before` are addresses tried first."""
+    store = TlsStore(cluster.material(cluster.peer(cluster.gateway, Role.GATEWAY)))
+    peers = [cluster.peer(signer, Role.MEMBER) for signer in cluster.members]
+    targets = [
+        MemberTarget(
+            peer.id,
+            signer.public_key,
+            tuple(
+                PeerChannel(address, store, peer.server_name) for address in (*before, f"127.0.0.1:{port}")
+            ),
+        )
+        for peer, signer, port in zip(peers, cluster.members, cluster.ports, strict=True)
+    ]
+    state = load_member_state(cluster.state_dir)
+    keeper = RosterKeeper(cluster.state_dir, state)
+    keeper.load()
+    identity = Identity(state.peer.cluster, state.peer.id, by_identity(cluster.gateway), lambda: keeper.held)
+    channels = [channel for target in targets for channel in target.channels]
+    return EpochSession("ring-0", 1, targets, identity), channels
+
+
+@pytest.fixture
+def silent_address() -> Iterator[str]:
+    """Takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        yield f"127.0.0.1:{silent.getsockname()[1]}"
+
+
+async def test_an_address_that_swallows_everything_does_not_hide_the_next(
+    make_cluster: Any, silent_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealring.gateway.rings.control.ATTACH_SECONDS", 4.0)
+    cluster = await make_cluster(1)
+    session, channels = open_session(cluster, (silent_address,))
+    async with asyncio.timeout(200):
+        assert len(await session.attach()) == 1
+    session.cancel()
+    for channel in channels:
+        await channel.close()
+
+
+class TornCall:
+    """A call that its other end has ended: gRPC refuses a write at once, and what came before it is read."""
+
+    def __init__(self) -> None:
+        self._refused = asyncio.Event()
+
+    async def write(self, _: bytes) -> None:
+        self._refused.set()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+    async def read(self) -> Any:
+        await self._refused.wait()
+        await asyncio.sleep(0)
+        problem = membership_pb2.Problem(code="ABORTED", reason="RECORD_REFUSED")
+        return control_pb2.ScheduleResponse(fault=membership_pb2.EpochFault(problem=problem))
+
+    def cancel(self) -> None: ...
+
+
+async def test_a_member_that_ends_the_stream_while_it_is_written_to_tells_why(make_cluster: Any) -> None:
+    cluster = await make_cluster(1)
+    session, channels = open_session(cluster)
+    await session.attach()
+    (stream,) = session._streams
+    stream.cancel()
+    stream._call = TornCall()
+    with pytest.raises(SealringError) as raised:
+        await asyncio.wait_for(session.run(lambda response: None), 200)
+    assert raised.value.reason == "RECORD_REFUSED"
+    await channels[0].close()
+
+
+async def test_a_channel_that_is_replaced_ends_the_epoch_with_a_reason(make_cluster: Any) -> None:
+    """Its certificate has ended; nobody was told why the ring was lost, once."""
+    cluster = await make_cluster(2)
+    session, channels = open_session(cluster)
+    assert len(await session.attach()) == 2
+    heard = asyncio.Event()
+    running = asyncio.create_task(session.run(lambda response: heard.set()))
+    async with asyncio.timeout(200):
+        await heard.wait()
+        await channels[1].close()
+        with pytest.raises(EpochEnded) as raised:
+            await running
+    assert raised.value.reason == "CHANNEL_REPLACED"
+    assert raised.value.metadata["member"] == cluster.peer(cluster.members[1], Role.MEMBER).id
+    session.cancel()
+    await channels[0].close()
+
+
+async def test_a_gateway_that_was_held_up_calls_nobody_silent(
+    make_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it looks, a hundred seconds have passed; they count as soon as it was awake for them."""
+    monkeypatch.setattr("sealring.gateway.rings.control.PING_SECONDS", 0.01)
+    cluster = await make_cluster(2)
+    session, channels = open_session(cluster)
+    await session.attach()
+    monkeypatch.setattr(awake_clock, "_clock", itertools.count(1e9, 100.0).__next__)
+    monkeypatch.setattr(awake_clock, "_step", 0.0)
+    pongs: asyncio.Queue[Any] = asyncio.Queue()
+    running = asyncio.create_task(session.run(pongs.put_nowait))
+    async with asyncio.timeout(200):
+        for _ in range(20):
+            await pongs.get()
+        assert not running.done()
+        monkeypatch.setattr(awake_clock, "_step", 100.0)
+        with pytest.raises(EpochEnded) as raised:
+            await running
+    assert raised.value.reason == "MEMBER_SILENT"
+    session.cancel()
+    for channel in channels:
+        await channel.close()
+
+
+async def test_the_streams_of_an_epoch_outlive_the_certificate_that_they_were_opened_with(
+    make_cluster: Any,
+) -> None:
+    """Every member is shown every later one, on its own stream."""
+    cluster = await make_cluster(2)
+    session, channels = open_session(cluster)
+    assert len(await session.attach()) == 2
+    running = asyncio.create_task(session.run(lambda response: None))
+    async with asyncio.timeout(200):
+        for _ in range(2):
+            newer = cluster.material(cluster.peer(cluster.gateway, Role.GATEWAY))
+            channels[0]._store.replace(newer)
+            for rank in range(2):
+                assert await cluster.ring.renewed[rank].get() == newer.certificate
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait((running,))
+    session.cancel()
+    for channel in channels:
+        await channel.close()
+
+
+class Call:
+    """A stream whose other end this test plays."""
+
+    def __init__(self, *said: control_pb2.ScheduleResponse) -> None:
+        self.said = list(said)
+        self.written: list[control_pb2.ScheduleRequest] = []
+        self.events: list[str] = []
+
+    async def read(self) -> Any:
+        return self.said.pop(0) if self.said else await asyncio.Event().wait()
+
+    async def write(self, message: bytes) -> None:
+        self.written.append(control_pb2.ScheduleRequest.FromString(message))
+
+    async def done_writing(self) -> None:
+        self.events.append("done")
+
+    def cancel(self) -> None:
+        self.events.append("cancelled")
+
+
+class Time:
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def played(*calls: Call) -> tuple[EpochSession, Time]:
+    """A session whose streams are such calls."""
+    clock = Time()
+    targets = [MemberTarget(f"m{rank}", b"", ()) for rank in range(len(calls))]
+    session = EpochSession("ring-0", 4, targets, None, clock=clock)  # type: ignore[arg-type]
+    for stream, call in zip(session._streams, calls, strict=True):
+        stream._call = call
+    return session, clock
+
+
+PONG = control_pb2.ScheduleResponse(pong=control_pb2.Pong(sequence=1))
+DONE = control_pb2.ScheduleResponse(done=control_pb2.StepDone(step=1))
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (control_pb2.ScheduleResponse(goodbye=membership_pb2.Goodbye()), "MEMBER_LEFT"),
+        (control_pb2.ScheduleResponse(attached=control_pb2.Attached()), "BAD_MESSAGE"),
+        (control_pb2.ScheduleResponse(), "BAD_MESSAGE"),
+    ],
+)
+async def test_what_members_say_is_handed_on_pongs_of_the_head_only(
+    last: control_pb2.ScheduleResponse, reason: str
+) -> None:
+    session, clock = played(Call(PONG, DONE, last), Call(PONG, DONE, last))
+    clock.now += 3
+    for stream, heard in zip(session._streams, (["pong", "done"], ["done"]), strict=True):
+        told: list[Any] = []
+        with pytest.raises(EpochEnded) as caught:
+            await stream.read_all(lambda response, told=told: told.append(response.WhichOneof("message")))
+        assert (caught.value.reason, caught.value.metadata["member"]) == (reason, stream.target.id)
+        assert (told, stream.heard) == (heard, clock.now)
+        assert stream._read_out.is_set()
+
+
+async def test_a_goodbye_is_the_last_thing_that_is_said() -> None:
+    head, other = Call(), Call()
+    session, _ = played(head, other)
+    written: list[int] = []
+    step = control_pb2.ScheduleRequest(step=control_pb2.Step(number=1)).SerializeToString()
+    discard = control_pb2.ScheduleRequest(discard=control_pb2.DiscardRow(row=2)).SerializeToString()
+    session.send_all(step)
+    session.send_head(discard, lambda: written.append(len(head.written)))
+    for stream in session._streams:
+        stream.finish("LEAVING")
+        stream.send(step)
+        await asyncio.wait_for(stream.write_all(), 200)
+    said = [[message.WhichOneof("message") for message in call.written] for call in (head, other)]
+    assert said == [["step", "discard", "goodbye"], ["step", "goodbye"]]
+    assert (head.written[-1].goodbye.reason, written, head.events) == ("LEAVING", [2], ["done"])
+    session.cancel()
+    assert other.events == ["done", "cancelled"]
+
+
+@pytest.mark.parametrize(("rank", "ring", "epoch"), [(1, "ring-0", 4), (0, "other", 4), (0, "ring-0", 5)])
+async def test_members_attach_to_what_they_were_asked_for(rank: int, ring: str, epoch: int) -> None:
+    session, _ = played(Call(), Call())
+    answers = [control_pb2.Attached(ring="ring-0", epoch=4, rank=each) for each in range(2)]
+
+    async def attach(*asked: Any) -> Any:
+        assert asked == ("ring-0", 4)
+        return next(given)
+
+    for stream in session._streams:
+        stream.attach = attach  # type: ignore[method-assign]
+    given = iter(answers)
+    assert await session.attach() == answers
+    given = iter([control_pb2.Attached(ring=ring, epoch=epoch, rank=rank), answers[1]])
+    with pytest.raises(EpochEnded) as caught:
+        await session.attach()
+    assert caught.value.reason == "WRONG_MEMBER"
+
+
+async def test_members_that_are_silent_and_rings_that_stall_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After just so many seconds of the session's own clock; what was answered in between starts anew."""
+
+    async def found(session: EpochSession, clock: Time, *, silent: int | None = None) -> tuple[str, float]:
+        begun = clock.now
+
+        async def rest(seconds: float) -> None:
+            clock.now += seconds
+            for rank, stream in enumerate(session._streams):
+                if rank != silent:
+                    stream.heard = clock.now
+
+        with monkeypatch.context() as patched, pytest.raises(EpochEnded) as caught:
+            patched.setattr(asyncio, "sleep", rest)
+            await session._watch()
+        return caught.value.reason, clock.now - begun
+
+    session, clock = played(Call(), Call())
+    assert await found(session, clock, silent=1) == ("MEMBER_SILENT", control.PONG_SECONDS + 1)
+    sent = [control_pb2.ScheduleRequest.FromString(message) for message, _ in session._streams[1]._outgoing]
+    assert [message.ping.sequence for message in sent] == [1, 2, 3, 4, 5, 6]
+    session, clock = played(Call())
+    session.expect()
+    session.answered()
+    session.expect()
+    clock.now += 10
+    session.expect()
+    assert await found(session, clock) == ("RING_STALLED", control.STALL_SECONDS - 10 + 1)
+
+
+async def test_a_record_that_is_lost_ends_the_epoch_and_names_who_sent_it() -> None:
+    session, clock = played(Call(), Call(), Call())
+    sent = control_pb2.Pong(records_sent=7)
+    waits = control_pb2.Pong(records_received=6, waiting_ms=3000)
+    session._pong(1, sent)
+    session._pong(2, waits)
+    clock.now += 3
+    with pytest.raises(EpochEnded) as caught:
+        session._pong(2, waits)
+    assert (caught.value.reason, caught.value.metadata["member"]) == ("RECORD_LOST", "m1")

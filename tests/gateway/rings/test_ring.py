@@ -1,0 +1,399 @@
+"""What a ring's scheduler is told of an epoch, and what becomes of requests over one or more of them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from sealring.gateway.inference.answer import Answer
+from sealring.gateway.metrics import Metrics
+from sealring.gateway.rings import ring as ring_module
+from sealring.gateway.rings.control import MemberTarget
+from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
+from sealring.gateway.scheduler import AnnounceStep, Finish, MemberMemory, Request
+from sealring.gateway.scheduler.actions import End
+from sealring.mesh.errors import EpochEnded, InvalidInput, SealringError
+from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.problem import to_problem
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+SERVING = ServingEpoch("ring-0", 4, "model", (), 8, 64, 4096, False, 0, 1)
+
+
+def test_members_tell_their_memory_and_the_least_that_their_caches_allow() -> None:
+    attached = [
+        control.Attached(kv_bytes_per_token=3, kv_bytes_per_row=4, kv_budget=5, prefixes=support)
+        for support in (control.PREFIX_SUPPORT_ANY, control.PREFIX_SUPPORT_EXACT)
+    ]
+    facts = ring_facts(SERVING, attached)
+    assert (facts.max_rows, facts.prefill_chunk) == (8, 64)
+    assert facts.members == (MemberMemory(3, 4, 5),) * 2
+    assert facts.prefixes == control.PREFIX_SUPPORT_EXACT
+
+
+@pytest.mark.parametrize(
+    ("in_turn", "lanes"), [((True, True), 3), ((True, False), 2), ((False, False), 2), ((True,), 1)]
+)
+def test_one_lane_more_than_stages_wants_all_members_to_compute_rows_in_turn(
+    in_turn: tuple[bool, ...], lanes: int
+) -> None:
+    facts = ring_facts(SERVING, [control.Attached(kv_budget=1, rows_in_turn=each) for each in in_turn])
+    assert facts.lanes == lanes
+
+
+def test_a_model_that_fails_is_not_called_a_lost_member() -> None:
+    failed, lost = epoch_ended("STAGE_FAILED"), epoch_ended("RECORD_LOST")
+    assert (failed.reason, lost.reason) == ("STAGE_FAILED", "EPOCH_ENDED")
+    assert "the model failed" in failed.message
+    assert failed.hint != lost.hint == "send the request again"
+
+
+class Session:
+    """As gateway.rings.control.EpochSession, to members that take everything and never answer."""
+
+    epoch = 4
+
+    def send_all(self, message: bytes) -> None: ...
+
+    def send_head(self, message: bytes, written: Any = None) -> None: ...
+
+    def expect(self) -> None: ...
+
+    def answered(self) -> None: ...
+
+
+async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epoch() -> None:
+    """Also while its streams are still being closed."""
+    ring = Ring("ring-0", "model", identity=None, queue_limit=9, metrics=Metrics(), on_lost=lambda lost: None)  # type: ignore[arg-type]
+    ring.serving = SERVING
+    ring._begin(SERVING, Session(), [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
+    begun, later = Answer(), Answer()
+    ring.submit(Request("begun", "key", 5, inference.Envelope(), "model"), begun, 0)
+    opened = control.RowOpened(row=1, prompt_tokens=2, max_tokens=5)
+    ring._handle(control.ScheduleResponse(opened=opened))
+    output = control.RowOutput(row=1, text="so far", tokens=1)
+    ring._handle(control.ScheduleResponse(done=control.StepDone(step=1, outputs=[output])))
+    ring.leave()
+    ring.submit(Request("later", "key", 1, inference.Envelope(), "model"), later, 0)
+    assert ring.scheduler.load().waiting == 1
+    assert not later._over
+    with pytest.raises(EpochEnded, match="the coordinator ended") as caught:
+        _ = [event async for event in begun]
+    assert caught.value.hint == "send the request again"
+
+
+async def test_a_head_that_was_given_a_prompt_owes_an_answer() -> None:
+    owed: list[str] = []
+
+    class Owing(Session):
+        def send_head(self, message: bytes, written: Any = None) -> None:
+            owed.append("sent")
+
+        def expect(self) -> None:
+            owed.append("expected")
+
+    ring = Ring("ring-0", "model", identity=None, queue_limit=9, metrics=Metrics(), on_lost=lambda lost: None)  # type: ignore[arg-type]
+    ring.serving = SERVING
+    ring._begin(SERVING, Owing(), [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
+    ring.submit(Request("one", "key", 5, inference.Envelope(), "model"), Answer(), 0)
+    assert owed == ["expected", "sent"]
+
+
+class Members(Session):
+    """Keeps what it is sent, and how often an answer was said to be owed or to have come."""
+
+    def __init__(self) -> None:
+        self.steps: list[control.Step] = []
+        self.head: list[control.ScheduleRequest] = []
+        self.owed = self.heard = 0
+
+    def send_all(self, message: bytes) -> None:
+        self.steps.append(control.ScheduleRequest.FromString(message).step)
+
+    def send_head(self, message: bytes, written: Any = None) -> None:
+        self.head.append(control.ScheduleRequest.FromString(message))
+        if written is not None:
+            written()
+
+    def expect(self) -> None:
+        self.owed += 1
+
+    def answered(self) -> None:
+        self.heard += 1
+
+
+class Serving:
+    """A ring that serves, or with `serving` None is down."""
+
+    def __init__(self, serving: ServingEpoch | None = SERVING) -> None:
+        self.now = 1000.0
+        self.lost = 0
+        self.metrics = Metrics()
+        self.members = Members()
+        self.ring = Ring(
+            "ring-0",
+            "model",
+            identity=None,  # type: ignore[arg-type]
+            queue_limit=9,
+            metrics=self.metrics,
+            on_lost=lambda lost: setattr(self, "lost", self.lost + 1),
+            clock=lambda: self.now,
+        )
+        if serving is not None:
+            self.ring.serving = serving
+            attached = [control.Attached(kv_bytes_per_token=1, kv_budget=4096)]
+            self.ring._begin(serving, self.members, attached)  # type: ignore[arg-type]
+
+    def ask(self, name: str, floor: int = 0, **fields: Any) -> Answer:
+        answer = Answer()
+        request = Request(name, "key", 5, inference.Envelope(), "model", **fields)
+        self.ring.submit(request, answer, floor)
+        return answer
+
+    def hear(self, **message: Any) -> None:
+        self.ring._handle(control.ScheduleResponse(**message))
+
+    def opened(self, row: int, prompt: int = 2) -> None:
+        self.hear(opened=control.RowOpened(row=row, prompt_tokens=prompt, max_tokens=5))
+
+    def counted(self, name: str) -> float:
+        labels = {"model_name": "model"}
+        return self.metrics.registry.get_sample_value(f"sealring_{name}_total", labels) or 0.0
+
+
+async def read(answer: Answer) -> list[inference.GenerateResponse]:
+    async with asyncio.timeout(200):
+        return [event async for event in answer]
+
+
+async def failure(answer: Answer) -> SealringError:
+    with pytest.raises(SealringError) as caught:
+        await read(answer)
+    return caught.value
+
+
+STOP = inference.FINISH_REASON_STOP
+
+
+async def test_an_answer_from_beginning_to_end() -> None:
+    ring = Serving(dataclasses.replace(SERVING, min_trust=2, roster_version=9))
+    answer = ring.ask("one", floor=2, affinity=b"key")
+    assert ring.members.owed == 1
+    ring.opened(1, prompt=100)  # of two chunks
+    assert [len(step.prefill.chunks) for step in ring.members.steps] == [1, 1, 0, 0]
+    assert ring.counted("steps") == 4
+    owed = ring.members.owed
+    for step in (1, 2):
+        outputs = [control.RowOutput(row=1, text="all", tokens=1, finish=STOP)][: step - 1]
+        ring.hear(done=control.StepDone(step=step, outputs=outputs))
+    assert ring.members.heard == 3
+    assert ring.members.owed > owed
+    started, delta, finished = await read(answer)
+    assert started.started == inference.Started(
+        request_id="one", model="model", ring="ring-0", prompt_tokens=100, min_trust=2, roster_version=9
+    )
+    assert delta.delta.text == "all"
+    assert finished.finished == inference.Finished(reason=STOP, prompt_tokens=100, completion_tokens=1)
+    assert {"route", "queue_wait", "dispatch", "open", "reserve"} <= set(answer.timings.segments())
+    counted = [
+        ring.counted(name) for name in ("prefix_cache_queries", "prefix_cache_hits", "routed_by_key_hits")
+    ]
+    assert counted == [100, 0, 0]
+    assert not ring.ring._answers
+    assert not ring.ring._unstarted
+
+
+async def test_several_answers_tell_how_each_ended_and_kept_tokens_who_led_to_them() -> None:
+    ring = Serving()
+    for number, affinity in enumerate((b"key", b"", b"key")):
+        answer = ring.ask(f"r{number}", affinity=affinity)
+        request = Request(f"r{number}", "key", 5, inference.Envelope(), "model", affinity=affinity)
+        ring.ring._perform([Finish(request, STOP, 7, 5, 3 * (number < 2), (End(STOP, 2), End(STOP, 3)))])
+        finished = (await read(answer))[-1].finished
+        assert [choice.completion_tokens for choice in finished.choices] == [2, 3]
+        assert finished.cached_tokens == 3 * (number < 2)
+    assert ring.counted("routed_by_key_hits") == 1
+
+
+@pytest.mark.parametrize(("share", "scope"), [(True, "all"), (False, "key theirs")])
+def test_what_the_head_is_told_of_a_request(share: bool, scope: str) -> None:
+    ring = Serving(dataclasses.replace(SERVING, share_prefixes=share))
+    ring.ask("one", tenant="theirs")
+    ring.ask("two", choices=2)
+    first, second = (message.open for message in ring.members.head)
+    assert (first.row, first.request_id, first.max_tokens) == (1, "one", 5)
+    assert (first.choices, second.choices, first.prefix_scope) == (0, 2, scope)
+
+
+async def test_a_prompt_that_demands_more_trust_is_not_given_away() -> None:
+    ring = Serving(dataclasses.replace(SERVING, min_trust=2))
+    assert (await failure(ring.ask("one", floor=3))).reason == "TRUST_BELOW_FLOOR"
+    assert not ring.members.head
+    ring.ask("two", floor=2)
+    assert len(ring.members.head) == 1
+
+
+async def test_the_head_is_told_what_nobody_waits_for_and_tells_what_it_will_not_have() -> None:
+    ring = Serving()
+    ring.ask("one")
+    refused = ring.ask("two")
+    ring.ring.cancel("nobody")
+    ring.ring.cancel("one")
+    ring.ring.cancel("one")
+    assert [message.discard.row for message in ring.members.head[2:]] == [1]
+    problem = to_problem(InvalidInput("too long", reason="PROMPT_TOO_LONG"))
+    ring.hear(refused=control.RowRefused(row=2, problem=problem))
+    assert (await failure(refused)).reason == "PROMPT_TOO_LONG"
+    assert not ring.ring._unstarted
+
+
+def test_a_step_of_nothing_but_changes_is_owed_an_answer_too() -> None:
+    ring = Serving()
+    ring.ring._perform([AnnounceStep(control.Step(number=1))])
+    assert ([step.number for step in ring.members.steps], ring.members.owed) == ([1], 1)
+
+
+def test_a_pong_is_no_answer_and_after_the_end_nothing_is_heard() -> None:
+    ring = Serving()
+    ring.ask("one")
+    ring.opened(1, prompt=100)
+    heard = ring.members.heard
+    planner = ring.ring.scheduler.planner
+    assert planner is not None
+    assert planner.under_way == 4
+    ring.hear(pong=control.Pong(steps=1))
+    assert planner.under_way == 3
+    assert ring.members.heard == heard
+    ring.ring.leave()
+    ring.hear(done=control.StepDone(step=2))
+    ring.hear(pong=control.Pong(steps=2))
+    assert ring.members.heard == heard
+
+
+async def test_requests_wait_for_a_ring_that_is_down_for_so_long() -> None:
+    ring = Serving(None)
+    answer = ring.ask("one")
+    ring.now += PATIENCE_SECONDS - 0.1
+    ring.ring.tick()
+    assert (ring.ring.patient, answer._over) == (True, False)
+    ring.now += 0.1
+    ring.ring.tick()
+    assert (ring.ring.patient, answer._over) == (False, True)
+    error = await failure(answer)
+    assert (error.reason, error.metadata["retry_after"]) == ("RING_DOWN", "5")
+
+
+async def test_a_ring_that_serves_is_waited_for_and_a_request_no_longer_than_it_says() -> None:
+    ring = Serving()
+    ring.now += 10 * PATIENCE_SECONDS
+    patient = ring.ask("one", patience=20.0)
+    ring.ring.tick()
+    assert ring.ring.patient
+    assert not patient._over
+    ring.now += 20
+    ring.ring.tick()
+    assert (await failure(patient)).reason == "DEADLINE_PASSED"
+
+
+class Streams(Members):
+    """As gateway.rings.control.EpochSession; `ends` says how the run of each epoch does, in turn."""
+
+    def __init__(self, epoch: int, ends: list[Exception | None]) -> None:
+        super().__init__()
+        self.epoch, self._ends = epoch, ends
+        self.cancelled = False
+
+    async def attach(self) -> list[control.Attached]:
+        if self._ends and self._ends[0] is not None and not isinstance(self._ends[0], EpochEnded):
+            raise self._ends.pop(0)  # type: ignore[misc]
+        return [control.Attached(kv_bytes_per_token=1, kv_budget=4096)]
+
+    async def run(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
+        if self._ends and (end := self._ends.pop(0)) is not None:
+            raise end
+        await asyncio.Event().wait()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Epochs:
+    """Makes the sessions of a ring, and keeps for how long it rested in between."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *ends: Exception | None) -> None:
+        self.made: list[Streams] = []
+        self.rested: list[float] = []
+        self._ends = list(ends)
+        self._sleep = asyncio.sleep
+        monkeypatch.setattr(ring_module, "EpochSession", self._session)
+        monkeypatch.setattr(asyncio, "sleep", self._rest)
+
+    def _session(self, ring: str, epoch: int, members: Any, identity: Any) -> Streams:
+        self.made.append(Streams(epoch, self._ends))
+        return self.made[-1]
+
+    async def _rest(self, seconds: float) -> None:
+        self.rested.append(seconds)
+        await self._sleep(0)
+
+    async def settle(self) -> None:
+        for _ in range(100):
+            await self._sleep(0)
+
+
+async def test_members_that_cannot_be_reached_are_tried_again_more_and_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ring_module, "Backoff", partial(Backoff, spread=0.0))
+    epochs, ring = Epochs(monkeypatch, *[EpochEnded("no")] * 3, *[InvalidInput("no")] * 4), Serving(None)
+    ring.ring.serve(SERVING)
+    await epochs.settle()
+    assert epochs.rested == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 4.0, 4.0])
+    assert ring.ring.attached
+    assert [made.cancelled for made in epochs.made] == [True] * 7 + [False]
+    assert ring.lost == 3  # of which it had been attached to
+    assert ring.counted("epochs_ended") == 0
+    await ring.ring.close()
+
+
+async def test_an_epoch_that_was_used_and_lost_is_not_gone_back_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs, ring = Epochs(monkeypatch, EpochEnded("no")), Serving(None)
+    answer = ring.ask("one")
+    ring.ring.serve(SERVING)
+    await epochs.settle()
+    ring.ring.serve(SERVING)
+    await epochs.settle()
+    assert (len(epochs.made), epochs.rested, ring.ring.attached, ring.lost) == (1, [], False, 1)
+    assert ring.counted("epochs_ended") == 1
+    assert not answer._over
+    ring.ring.serve(dataclasses.replace(SERVING, epoch=5))
+    await epochs.settle()
+    assert ring.ring.attached
+    assert len(epochs.made[1].head) == 1
+    await ring.ring.close()
+    assert (await failure(answer)).reason in ("RING_GONE", "EPOCH_ENDED")
+
+
+async def test_an_epoch_has_the_members_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs, ring = Epochs(monkeypatch), Serving(None)
+    for trust in (0, 1):
+        ring.ring.serve(dataclasses.replace(SERVING, min_trust=trust))
+        await epochs.settle()
+    assert len(epochs.made) == 1
+    assert ring.ring.serving == dataclasses.replace(SERVING, min_trust=1)
+    other = (MemberTarget("other", b"", ()),)
+    ring.ring.serve(dataclasses.replace(SERVING, members=other))
+    assert (ring.ring.attached, ring.ring.serving) == (False, None)
+    await epochs.settle()
+    assert epochs.made[0].cancelled
+    ring.ring.serve(dataclasses.replace(SERVING, members=other, epoch=5))
+    await epochs.settle()
+    assert [made.epoch for made in epochs.made] == [4, 5]
+    await ring.ring.close()
+    assert epochs.made[1].cancelled

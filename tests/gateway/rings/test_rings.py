@@ -1,0 +1,450 @@
+"""Which ring gets a request, where there are many."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sealring.gateway.inference.answer import Answer
+from sealring.gateway.inference.timings import Timings
+from sealring.gateway.metrics import Metrics
+from sealring.gateway.rings import rings as module
+from sealring.gateway.rings.rings import SAMPLE, Rings
+from sealring.gateway.scheduler import Request
+from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
+from sealring.v1 import inference_pb2 as inference
+from sealring.v1 import membership_pb2 as membership
+
+
+class FakeRing:
+    """As gateway.rings.ring.Ring, as far as requests are given to it; counts who asks how busy it is."""
+
+    looked_at = 0
+
+    def __init__(self, name: str, deployment: str, **_: Any) -> None:
+        self.name, self.deployment = name, deployment
+        self.attached, self.patient = True, True
+        self.serving = SimpleNamespace(max_rows=4)
+        self.requests: list[str] = []
+        self.waiting: list[tuple[Request, Answer, int]] = []
+        self.kv_usage = 0.0
+        self.events: list[Any] = []
+        self.scheduler = self
+
+    def load(self) -> SimpleNamespace:
+        FakeRing.looked_at += 1
+        return SimpleNamespace(waiting=0, running=len(self.requests), kv_usage=self.kv_usage)
+
+    def kept(self) -> tuple[int, int]:
+        return 3, 5
+
+    def submit(self, request: Request, answer: Answer, min_trust: int) -> None:
+        self.requests.append(request.id)
+
+    def cancel(self, request_id: str) -> None:
+        self.events.append(request_id)
+
+    def serve(self, serving: Any) -> None:
+        self.events.append(serving)
+
+    def leave(self) -> None:
+        self.events.append("leave")
+
+    def tick(self) -> None:
+        self.events.append("tick")
+
+    async def close(self) -> None:
+        self.events.append("close")
+
+    def take_waiting(self) -> list[tuple[Request, Answer, int]]:
+        taken, self.waiting = self.waiting, []
+        return taken
+
+
+def make(monkeypatch: pytest.MonkeyPatch, count: int, trust: int = 10) -> tuple[Rings, list[FakeRing]]:
+    monkeypatch.setattr(module, "Ring", FakeRing)
+    rings = Rings(None, None, queue_limit=9, metrics=Metrics(), signed_roster=lambda: (b"", b""))  # type: ignore[arg-type]
+    names = [f"ring-{number}" for number in range(count)]
+    roster = SimpleNamespace(
+        rings=[SimpleNamespace(id=name, deployment="model", min_trust=trust) for name in names], members=[]
+    )
+    rings.use_roster(roster)  # type: ignore[arg-type]
+    return rings, [rings._rings[name] for name in names]  # type: ignore[misc]
+
+
+def ask(
+    rings: Rings, number: int, *, ring: str = "", min_trust: int = 0, model: str = "model", key: bytes = b""
+) -> None:
+    envelope = inference.Envelope(sealed_for=inference.SealedFor(ring=ring) if ring else None)
+    request = Request(f"r{number}", "key", 1, envelope, model, affinity=key)
+    rings.submit(model, request, Answer(Timings()), min_trust=min_trust)
+
+
+def test_of_few_rings_the_least_busy_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, SAMPLE)
+    for number in range(3 * SAMPLE):
+        ask(rings, number)
+    assert [len(ring.requests) for ring in made] == [3] * SAMPLE
+
+
+def test_of_many_a_few_are_looked_at_and_load_is_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, 500)
+    FakeRing.looked_at = 0
+    for number in range(2000):
+        ask(rings, number)
+    assert FakeRing.looked_at <= 2000 * SAMPLE
+    assert max(len(ring.requests) for ring in made) <= 6
+
+
+def test_the_one_ring_that_is_up_or_trusted_is_found_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, 400)
+    for ring in made[:-1]:
+        ring.attached = False
+    ask(rings, 1)
+    assert made[-1].requests == ["r1"]
+    rings._trust_of["ring-7"] = 20
+    made[7].attached = True
+    ask(rings, 2, min_trust=15)
+    assert made[7].requests == ["r2"]
+    with pytest.raises(FailedPrecondition, match="trust of 21"):
+        ask(rings, 3, min_trust=21)
+    made[-1].attached = made[7].attached = False
+    for ring in made:
+        ring.patient = False
+    with pytest.raises(Unavailable, match="at the moment") as caught:
+        ask(rings, 4)
+    assert int(caught.value.metadata["retry_after"]) > 0
+
+
+def test_a_sealed_prompt_goes_to_its_ring_and_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, 40)
+    ask(rings, 1, ring="ring-33")
+    assert made[33].requests == ["r1"]
+    with pytest.raises(Unavailable):
+        ask(rings, 2, ring="ring-41")
+    with pytest.raises(NotFound):
+        ask(rings, 3, model="other")
+
+
+def where(made: list[FakeRing], number: int) -> str:
+    return next(ring.name for ring in made if f"r{number}" in ring.requests)
+
+
+def counted(rings: Rings, name: str) -> float:
+    return rings._metrics.registry.get_sample_value(f"sealring_{name}_total", {"model_name": "model"}) or 0.0
+
+
+def key_of(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+@pytest.mark.parametrize("count", [2, 5, 60])
+def test_requests_of_one_key_go_to_one_ring(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    rings, made = make(monkeypatch, count)
+    homes = set()
+    for number in range(40):
+        ask(rings, 2 * number, key=key_of(number))
+        ask(rings, 2 * number + 1, key=key_of(number))
+        assert where(made, 2 * number) == where(made, 2 * number + 1)
+        homes.add(where(made, 2 * number))
+        for ring in made:
+            ring.requests.clear()
+    assert len(homes) >= min(count, 20)
+    assert (counted(rings, "requests_routed_by_key"), counted(rings, "routed_by_key_moved")) == (80, 0)
+
+
+def test_everything_under_one_key_overloads_no_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, 4)
+    for number in range(64):
+        ask(rings, number, key=key_of(1))
+    assert max(len(ring.requests) for ring in made) <= 64 / 4 + 1
+    assert min(len(ring.requests) for ring in made) >= 64 / 4 - 1
+    assert counted(rings, "routed_by_key_moved") >= 64 / 4 * 3 - 1
+
+
+def test_a_ring_that_leaves_gives_up_its_keys_and_what_waits_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no others move; when it is back, its keys are, too."""
+    rings, made = make(monkeypatch, 3)
+
+    def homes() -> list[str]:
+        found = []
+        for number in range(60):
+            ask(rings, number, key=key_of(number))
+            found.append(where(made, number))
+            for ring in made:
+                ring.requests.clear()
+        return found
+
+    before = homes()
+    gone = made[0]
+    own = [number for number in range(60) if before[number] == gone.name]
+    gone.attached = False
+    envelope = inference.Envelope()
+    gone.waiting = [
+        (Request(f"r{number}", "key", 1, envelope, "model", affinity=key_of(number)), Answer(Timings()), 0)
+        for number in own[:2]
+    ]
+    rings._lost(gone)  # type: ignore[arg-type]
+    taken = [where(made, number) for number in own[:2]]
+    for ring in made:
+        ring.requests.clear()
+    during = homes()
+    assert [number for number in range(60) if before[number] != during[number]] == own
+    assert {during[number] for number in own} == {made[1].name, made[2].name}
+    assert [during[number] for number in own[:2]] == taken
+    gone.attached = True
+    assert homes() == before
+
+
+def test_a_key_goes_to_no_ring_that_is_trusted_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, 3)
+    rings._trust_of["ring-2"] = 20
+    for number in range(12):
+        ask(rings, number, key=key_of(number), min_trust=15)
+    assert [len(ring.requests) for ring in made] == [0, 0, 12]
+    with pytest.raises(FailedPrecondition):
+        ask(rings, 99, key=key_of(1), min_trust=21)
+
+
+def test_a_sealed_prompts_ring_is_the_clients_choice_whatever_key_stands_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rings, made = make(monkeypatch, 4)
+    for number in range(8):
+        ask(rings, number, key=key_of(number), ring="ring-3")
+    assert len(made[3].requests) == 8
+
+
+def test_a_key_looks_at_few_of_many_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, 500)
+    FakeRing.looked_at = 0
+    for number in range(200):
+        ask(rings, number, key=key_of(number % 20))
+    assert FakeRing.looked_at <= 200 * SAMPLE
+    assert max(len(ring.requests) for ring in made) <= 3
+
+
+def test_what_waits_for_a_lost_ring_goes_to_none_that_is_trusted_too_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rings, made = make(monkeypatch, 4)
+    rings._trust_of |= {"ring-0": 20, "ring-3": 20}
+    made[0].attached = False
+
+    def lose(*numbers: int) -> None:
+        made[0].waiting = [
+            (Request(f"r{one}", "key", 1, inference.Envelope(), "model", affinity=key), Answer(Timings()), 15)
+            for one, key in zip(numbers, (b"", key_of(1)), strict=True)
+        ]
+        rings._lost(made[0])  # type: ignore[arg-type]
+
+    lose(1, 2)
+    assert [ring.requests for ring in made] == [[], [], [], ["r1", "r2"]]
+    made[3].attached = False
+    lose(3, 4)
+    assert made[0].requests == ["r3", "r4"], "they wait for the ring that may have them"
+    assert made[1].requests == made[2].requests == []
+
+
+def test_a_model_that_no_ring_can_serve_is_down_and_not_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a member was evicted: the roster holds no ring of it, and the coordinator still plans one."""
+    rings, _ = make(monkeypatch, 1)
+    parked = membership.RingState(ring="other-0", deployment="other", phase=membership.RING_PHASE_DOWN)
+    rings.ring_state(parked)
+    assert rings.deployments() == ["model", "other"]
+    with pytest.raises(Unavailable) as caught:
+        ask(rings, 1, model="other")
+    assert caught.value.reason == "RING_DOWN"
+    assert int(caught.value.metadata["retry_after"]) > 0
+    rings.begin_watch()
+    with pytest.raises(NotFound):
+        ask(rings, 2, model="other")
+
+
+def test_a_model_is_what_the_roster_says_of_its_own_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, (first, second) = make(monkeypatch, 2)
+    signed = [
+        SimpleNamespace(id="ring-0", deployment="model", min_trust=20, context=512),
+        SimpleNamespace(id="ring-1", deployment="model", min_trust=10, context=256),
+        SimpleNamespace(id="ring-2", deployment="other", min_trust=5, context=64),
+    ]
+    rings.use_roster(SimpleNamespace(rings=signed, members=[]))  # type: ignore[arg-type]
+    second.serving = None  # type: ignore[assignment]
+    model, other = rings.models()
+    assert (model.name, model.context, model.min_trust) == ("model", 256, 10)
+    assert (model.rings, model.rows) == (1, first.serving.max_rows)
+    assert (other.name, other.context, other.min_trust) == ("other", 64, 5)
+
+
+SERVES = {"phase": membership.RING_PHASE_SERVING, "deployment": "model", "max_rows": 4, "prefill_chunk": 64}
+
+
+def roster_of(*names: str, members: tuple[str, ...] = ("one", "two")) -> Any:
+    """A roster of rings of the same members, each at an address of its own."""
+    listed = {name: SimpleNamespace(id=name, identity_key=b"k", addresses=(f"{name}:1",)) for name in members}
+    return SimpleNamespace(
+        version=7,
+        members=list(listed.values()),
+        member=listed.__getitem__,
+        rings=[
+            SimpleNamespace(
+                id=name, deployment="model", min_trust=10, context=512, members=list(listed.values())
+            )
+            for name in names
+        ],
+    )
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Rings, FakeRing]:
+    """With a roster of one ring, of which the coordinator has said nothing yet."""
+    rings, _ = make(monkeypatch, 0)
+    rings._identity = SimpleNamespace(cluster="demo")  # type: ignore[assignment]
+    monkeypatch.setattr(module, "PeerChannel", FakeChannel)
+    rings.use_roster(roster_of("ring-0"))
+    ring: Any = rings._rings["ring-0"]
+    assert ring.events == ["leave"]
+    return rings, ring
+
+
+class FakeChannel:
+    def __init__(self, address: str, store: Any, name: str) -> None:
+        self.address, self.name, self.closed = address, name, False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def settle(rings: Rings) -> None:
+    while rings._closing:
+        await asyncio.sleep(0)
+
+
+async def test_what_roster_and_coordinator_agree_on_is_attached_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, ring = watched(monkeypatch)
+    state = membership.RingState(ring="ring-0", epoch=3, share_prefixes=True, model_type="llama", **SERVES)  # type: ignore[arg-type]
+    rings.ring_state(state)
+    serving = ring.events[-1]
+    assert (serving.epoch, serving.max_rows, serving.prefill_chunk, serving.share_prefixes) == (
+        3,
+        4,
+        64,
+        True,
+    )
+    assert (serving.context, serving.min_trust, serving.roster_version) == (512, 10, 7)
+    assert [member.id for member in serving.members] == ["one", "two"]
+    rings.use_roster(roster_of("ring-0", "ring-1"))
+    again = ring.events[-1]
+    assert [a.channels for a in again.members] == [a.channels for a in serving.members]
+    assert len(rings._channels) == 2
+    assert rings._channels["one", "one:1"].closed is False  # type: ignore[attr-defined]
+    assert [model.model_type for model in rings.models()] == ["llama"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"phase": membership.RING_PHASE_DOWN}, {"deployment": "other"}, {"max_rows": 0}, {"prefill_chunk": 0}],
+)
+def test_what_they_do_not_agree_on_is_left(monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]) -> None:
+    rings, ring = watched(monkeypatch)
+    rings.ring_state(membership.RingState(ring="ring-1", **SERVES))  # type: ignore[arg-type]
+    assert ring.events == ["leave"]
+    rings.ring_state(membership.RingState(ring="ring-0", **(SERVES | other)))  # type: ignore[arg-type]
+    assert ring.events == ["leave", "leave"]
+
+
+async def test_rings_and_members_that_are_gone_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, ring = watched(monkeypatch)
+    rings.ring_state(membership.RingState(ring="ring-0", **SERVES))  # type: ignore[arg-type]
+    one, two = rings._channels.values()
+    rings.use_roster(roster_of("ring-0", members=("one",)))
+    await settle(rings)
+    assert (one.closed, two.closed) == (False, True)  # type: ignore[attr-defined]
+    assert "close" not in ring.events
+    rings.use_roster(None)
+    await settle(rings)
+    assert ring.events[-1] == "close"
+    assert one.closed  # type: ignore[attr-defined]
+    assert rings._of_model == {}
+    assert rings.deployments() == ["model"], "the coordinator still tells of it"
+    rings.ring_gone("ring-0")
+    assert rings.deployments() == []
+
+
+async def test_a_ring_that_the_coordinator_takes_away_is_closed_and_others_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rings, made = make(monkeypatch, 2)
+    rings.ring_gone("ring-9")
+    rings.ring_gone("ring-0")
+    await settle(rings)
+    assert [ring.events[-1] for ring in made] == ["close", "leave"]
+    assert rings.deployments() == ["model"]
+    rings.tick()
+    assert [ring.events[-1] for ring in made] == ["close", "tick"]
+    await rings.close()
+    assert made[1].events[-1] == "close"
+    assert rings.deployments() == []
+
+
+def test_states_of_rings_that_are_in_no_roster_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_RINGS", 2)
+    rings, _ = make(monkeypatch, 1)
+    for name in ("ring-0", "x", "y", "x"):
+        rings.ring_state(membership.RingState(ring=name, deployment=f"of {name}", model_type="t"))
+    assert rings.deployments() == ["model", "of ring-0", "of x"]
+    rings.begin_watch()
+    assert rings.deployments() == ["model", "of ring-0"]
+
+
+def test_of_rings_that_are_as_busy_the_one_with_most_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, 3)
+    made[0].kv_usage = made[2].kv_usage = 0.5
+    ask(rings, 1)
+    made[0].serving.max_rows = 1000
+    made[0].requests += ["x"]
+    ask(rings, 2)
+    assert [len(ring.requests) for ring in made] == [1, 1, 1]
+    rings.cancel("r1")
+    rings.cancel("r1")
+    assert [ring.events.count("r1") for ring in made] == [0, 1, 0]
+
+
+def test_how_busy_rings_are_is_told_of_those_that_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, 3)
+    for number in range(5):
+        ask(rings, number)
+    made[0].attached, made[1].serving = False, None  # type: ignore[assignment]
+    made[2].kv_usage = 0.25
+    rings.ring_state(membership.RingState(ring="ring-2", model_type="llama"))
+    (serving,) = rings.signed_roster().serving
+    assert (serving.ring, serving.rows, serving.model_type) == ("ring-2", 4, "llama")
+    assert (serving.waiting, serving.running) == (0, len(made[2].requests))
+    load = rings._loads()["model"]
+    assert (load.running, load.kv_usage, load.kept_tokens, load.kept_bytes) == (5, 0.25, 9, 15)
+
+
+def test_a_sealed_prompt_waits_only_where_it_cannot_be_sealed_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rings, made = make(monkeypatch, 2)
+    made[0].attached = False
+    with pytest.raises(Unavailable) as caught:
+        ask(rings, 1, ring="ring-0")
+    assert caught.value.reason == "RING_DOWN"
+    made[1].attached = False
+    ask(rings, 2, ring="ring-0")
+    assert made[0].requests == ["r2"]
+
+
+def test_what_was_sealed_for_a_lost_ring_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, 2)
+    envelope = inference.Envelope(sealed_for=inference.SealedFor(ring="ring-0"))
+    answer = Answer(Timings())
+    made[0].waiting = [(Request("r1", "key", 1, envelope, "model"), answer, 0)]
+    rings._lost(made[0])  # type: ignore[arg-type]
+    assert answer._error is not None
+    assert answer._error.reason == "RING_DOWN"
+    assert made[1].requests == []

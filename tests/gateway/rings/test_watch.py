@@ -1,0 +1,273 @@
+"""The gateway's stream from the coordinator: it comes back, and what watches over rosters is never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from sealring.gateway.rings import watch as watch_module
+from sealring.gateway.rings.watch import Watch
+from sealring.mesh.errors import HandshakeError, PermissionDenied, SealringError, Unavailable
+from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.status import to_status
+from sealring.v1 import membership_pb2 as membership
+from sealring.v1 import membership_pb2_grpc as membership_grpc
+from sealring.v1 import proof_pb2
+
+
+class Coordinator(membership_grpc.SchedulingServicer):
+    def __init__(self) -> None:
+        self.watched: asyncio.Queue[None] = asyncio.Queue()
+        self.renewed: asyncio.Queue[bytes] = asyncio.Queue()
+        self.refusal: Exception | None = None
+        self.events: asyncio.Queue[membership.WatchResponse | None] = asyncio.Queue()
+        """What it says next; None ends the stream."""
+
+    async def Follow(self, requests: Any, context: Any) -> AsyncIterator[membership.WatchResponse]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.watched.put_nowait(None)
+        reading = asyncio.create_task(self._read(requests))
+        yield membership.WatchResponse(ring=membership.RingState(ring="ring-0"))
+        try:
+            while (event := await self.events.get()) is not None:
+                yield event
+        finally:
+            reading.cancel()
+
+    async def _read(self, requests: Any) -> None:
+        async for request in requests:
+            self.renewed.put_nowait(request.renewal.certificate)
+
+
+class Rings:
+    """What the watch tells its rings."""
+
+    def __init__(self) -> None:
+        self.states: asyncio.Queue[str] = asyncio.Queue()
+        self.rosters: list[Any] = []
+        self.on_tick: Callable[[], None] = lambda: None
+
+    def use_roster(self, roster: Any) -> None:
+        self.rosters.append(roster)
+
+    def begin_watch(self) -> None:
+        self.states.put_nowait("begin")
+
+    def ring_state(self, state: membership.RingState) -> None:
+        self.states.put_nowait(state.ring)
+
+    def ring_gone(self, ring: str) -> None:
+        self.states.put_nowait(f"without {ring}")
+
+    def tick(self) -> None:
+        self.on_tick()
+
+
+class Introduction:
+    """One that is over at once; what is put into `certificates` was renewed."""
+
+    def __init__(self) -> None:
+        self.certificates: asyncio.Queue[bytes] = asyncio.Queue()
+        self.failures: list[Exception] = []
+
+    async def exchange(self, call: Any, ask: Any) -> Any:
+        if self.failures:
+            raise self.failures.pop()
+        return self
+
+    async def renewals(self) -> AsyncIterator[proof_pb2.ProofRenewal]:
+        while True:
+            yield proof_pb2.ProofRenewal(certificate=await self.certificates.get())
+
+
+class Keeper:
+    """Has a roster as long as `valid` is one; takes every envelope but those that are to be refused."""
+
+    valid: Any = "roster"
+
+    def __init__(self) -> None:
+        self.refused: dict[bytes, Exception] = {}
+
+    async def accept(self, envelope: bytes, newer_root: Any) -> Any:
+        if envelope in self.refused:
+            raise self.refused[envelope]
+        return envelope
+
+
+class Channel:
+    """A channel that is made anew when it was closed."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel: grpc.aio.Channel | None = None
+
+    def get(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self._address)
+        return self._channel
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def retire(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+
+class Watching:
+    def __init__(self, coordinator: Coordinator, rings: Rings, channel: Channel, task: Any) -> None:
+        self.coordinator, self.rings, self.channel, self.task = coordinator, rings, channel, task
+        self.keeper = Keeper()
+        self.introduction = Introduction()
+
+
+@pytest.fixture
+async def watching(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watching]:
+    monkeypatch.setattr(watch_module, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(watch_module, "Backoff", partial(Backoff, 0.01))
+    coordinator, rings = Coordinator(), Rings()
+    server = Server([(membership_grpc.add_SchedulingServicer_to_server, coordinator, "x")])
+    channel = Channel(f"127.0.0.1:{server.listen('127.0.0.1:0', None)}")
+    await server.start()
+    found = Watching(coordinator, rings, channel, None)
+
+    async def newer_root() -> None: ...
+
+    watch: Any = Watch
+    found.task = asyncio.create_task(
+        watch(channel, found.introduction, found.keeper, rings, newer_root).run()
+    )
+    yield found
+    found.task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await found.task
+    await channel.retire()
+    await server.stop(0)
+
+
+async def serving(watching: Watching) -> None:
+    """Until it has heard of the first ring, or has ended."""
+    for event in ("begin", "ring-0"):
+        heard = asyncio.ensure_future(watching.rings.states.get())
+        await asyncio.wait((heard, watching.task), timeout=200, return_when=asyncio.FIRST_COMPLETED)
+        assert not watching.task.done()
+        assert heard.result() == event
+
+
+async def test_a_channel_that_is_replaced_does_not_end_the_watch(watching: Watching) -> None:
+    """Its certificate has ended; the gateway went down with it once."""
+    for _ in range(2):
+        async with asyncio.timeout(200):
+            await watching.coordinator.watched.get()
+            await serving(watching)
+        await watching.channel.retire()
+    async with asyncio.timeout(200):
+        await watching.coordinator.watched.get()
+    assert not watching.task.done()
+
+
+async def test_a_watch_shows_every_certificate_that_was_renewed(watching: Watching) -> None:
+    """So that the coordinator lets it outlive the one that it was opened with."""
+    async with asyncio.timeout(200):
+        for certificate in (b"second", b"third"):
+            watching.introduction.certificates.put_nowait(certificate)
+            assert await watching.coordinator.renewed.get() == certificate
+    assert watching.coordinator.watched.qsize() == 1
+
+
+async def test_a_watch_that_is_cancelled_ends(watching: Watching) -> None:
+    await serving(watching)
+    watching.task.cancel()
+    done, _ = await asyncio.wait((watching.task,), timeout=10)
+    assert done
+    assert watching.task.cancelled()
+
+
+async def test_a_roster_that_has_expired_is_not_served(watching: Watching) -> None:
+    await serving(watching)
+    assert watching.rings.rosters == ["roster"]
+    watching.keeper.valid = None
+    async with asyncio.timeout(200):
+        while watching.rings.rosters[-1] is not None:
+            await asyncio.sleep(0.01)
+
+
+async def test_the_gateway_does_not_go_on_without_its_clock(watching: Watching) -> None:
+    """Nobody would see that a roster has expired."""
+
+    def broken() -> None:
+        raise RuntimeError("a fault")
+
+    await serving(watching)
+    watching.rings.on_tick = broken
+    with pytest.raises(RuntimeError):
+        await asyncio.wait_for(watching.task, 200)
+
+
+async def test_a_gateway_that_is_not_enrolled_any_more_ends(watching: Watching) -> None:
+    await serving(watching)
+    watching.coordinator.refusal = PermissionDenied("no", reason="EVICTED")
+    await watching.channel.retire()
+    with pytest.raises(PermissionDenied) as raised:
+        await asyncio.wait_for(watching.task, 200)
+    assert raised.value.reason == "REMOVED"
+
+
+def roster(envelope: bytes) -> membership.WatchResponse:
+    return membership.WatchResponse(roster=membership.RosterUpdate(envelope=envelope))
+
+
+GONE = membership.WatchResponse(gone=membership.RingGone(ring="ring-0"))
+
+
+@pytest.mark.parametrize("error", [PermissionDenied("no", reason="OTHER"), Unavailable("no")])
+async def test_rosters_and_rings_are_passed_on_and_refused_rosters_are_not(
+    watching: Watching, error: SealringError
+) -> None:
+    await serving(watching)
+    watching.keeper.refused[b"refused"] = error
+    for event in (roster(b"good"), roster(b"refused"), roster(b"better"), GONE):
+        watching.coordinator.events.put_nowait(event)
+    async with asyncio.timeout(200):
+        assert await watching.rings.states.get() == "without ring-0"
+    assert watching.rings.rosters == ["roster", b"good", b"better"]
+    assert watching.coordinator.watched.qsize() == 1
+
+
+async def test_a_gateway_that_the_roster_no_longer_names_ends(watching: Watching) -> None:
+    await serving(watching)
+    watching.keeper.refused[b"without us"] = PermissionDenied("no", reason="REMOVED")
+    watching.coordinator.events.put_nowait(roster(b"without us"))
+    with pytest.raises(PermissionDenied) as raised:
+        await asyncio.wait_for(watching.task, 200)
+    assert raised.value.reason == "REMOVED"
+
+
+async def test_a_stream_that_ends_is_opened_anew(watching: Watching) -> None:
+    await serving(watching)
+    watching.coordinator.events.put_nowait(None)
+    await serving(watching)
+
+
+async def test_another_who_answers_does_not_make_the_gateway_end(watching: Watching) -> None:
+    """Whatever it says: that it cannot prove who it is, or that this gateway is not enrolled."""
+    await serving(watching)
+    status = to_status(PermissionDenied("no", reason="EVICTED")).SerializeToString()
+    evicted = grpc.aio.Metadata(("grpc-status-details-bin", status))
+    watching.introduction.failures = [
+        HandshakeError("not the coordinator", reason="BAD_PROOF"),
+        grpc.aio.AioRpcError(grpc.StatusCode.PERMISSION_DENIED, grpc.aio.Metadata(), evicted, details="no"),
+    ]
+    await watching.channel.retire()
+    await serving(watching)
+    assert not watching.introduction.failures
+    assert not watching.task.done()
