@@ -9,14 +9,16 @@ BASE ?= main
 
 env: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: EXTRAS := [dev]
+$(VENV)/.ready $(VENV)/.runnable: pyproject.toml constraints.txt
 	@echo "making $(VENV) (once; a few minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "sealring needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS)'
 	@touch $@
 
-demo: env
+# What it needs and no more, where nobody has made the tools for development yet.
+demo: $(or $(wildcard $(VENV)/.ready),$(VENV)/.runnable)
 	@$(BIN)/sealring demo $(if $(ONCE),--once) $(ARGS)
 
 # Tests start hundreds of processes, which need not compile this source each time.

@@ -97,7 +97,8 @@ def read_bundle(folder: Path) -> MemberState:
 def _no_bundle(what: str) -> ConfigError:
     return ConfigError(
         what,
-        hint="name the folder that `sealring coordinator init` made with --operator",
+        hint="run it on the first machine, or name a copy of its operator folder with --operator; "
+        "about this machine alone: sealring doctor",
         reason="NO_OPERATOR_BUNDLE",
     )
 

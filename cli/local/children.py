@@ -25,11 +25,12 @@ _TAIL_BYTES = 1 << 14
 
 @dataclass(frozen=True)
 class Child:
-    """One running component; what it writes goes to `log`."""
+    """One running component; what it writes goes to `log`, from byte `begins` on."""
 
     name: str
     process: asyncio.subprocess.Process
     log: Path
+    begins: int
 
 
 class Children:
@@ -76,6 +77,7 @@ class Children:
         log = self._log_dir / f"{name}.log"
         _move_aside(log)
         with log.open("ab") as out:
+            begins = out.tell()
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 *arguments,
@@ -88,7 +90,7 @@ class Children:
                 pass_fds=[self._read_end],
                 start_new_session=True,
             )
-        child = Child(name, process, log)
+        child = Child(name, process, log, begins)
         self._children[name] = child
         task = asyncio.create_task(self._watch(child))
         self._watchers.add(task)
@@ -141,11 +143,12 @@ class Children:
         future = self._future()
         if self._stopping or future.done() or child.process.pid in self._expected:
             return
+        said = tail(child.log, child.begins)
         how = f"signal {-status}" if status < 0 else f"status {status}"
         future.set_exception(
             Unavailable(
-                f"the {child.name} ended by itself with {how}; the end of {child.log}:\n{tail(child.log)}",
-                hint="its whole log is there, of a demo with --state-dir",
+                f"the {child.name} ended by itself with {how}; the end of {child.log}:\n{said}",
+                hint="its whole log is there; a demo keeps it with --state-dir",
                 reason="COMPONENT_ENDED",
                 component=child.name,
             )
@@ -159,11 +162,11 @@ def _move_aside(log: Path) -> None:
             os.replace(log, log.with_suffix(".log.1"))
 
 
-def tail(log: Path) -> str:
-    """The last lines of a log, indented, as far as they are there."""
+def tail(log: Path, begins: int = 0) -> str:
+    """The last lines of a log after its byte `begins`, indented, as far as they are there."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            file.seek(max(begins, log.stat().st_size - _TAIL_BYTES))
             lines = file.read(_TAIL_BYTES).decode("utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
     except OSError:
         lines = []

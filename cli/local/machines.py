@@ -19,6 +19,7 @@ from sealring.mesh.system.files import read_bounded, write_atomic
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.1
+_OWN_NOTE = "sealring up"
 
 
 class Machine(Cluster):
@@ -54,11 +55,16 @@ class FirstMachine(Machine):
         return self.admin.address
 
     async def token(self, *, uses: int, seconds: int) -> Any:
-        """A token with which nodes join, as Admin describes it."""
+        """A token with which nodes join, as Admin describes it; those of earlier starts end with it."""
         from sealring.v1 import admin_pb2, membership_pb2
 
+        listed = await self.admin.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest())
+        for one in listed.tokens:
+            if one.note == _OWN_NOTE:
+                earlier = admin_pb2.RevokeJoinTokenRequest(token_id=one.token_id)
+                await self.admin.call("RevokeJoinToken", earlier)
         request = admin_pb2.CreateJoinTokenRequest(
-            role=membership_pb2.ROLE_NODE, uses=uses, ttl_seconds=seconds, note="sealring up"
+            role=membership_pb2.ROLE_NODE, uses=uses, ttl_seconds=seconds, note=_OWN_NOTE
         )
         return await self.admin.call("CreateJoinToken", request)
 

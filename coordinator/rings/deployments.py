@@ -76,7 +76,7 @@ class DeploymentService:
             if ring.ring in taken:
                 raise AlreadyExists(
                     f"there is a ring {ring.ring} already",
-                    hint="choose another name",
+                    hint="choose another with --name",
                     reason="NAME_TAKEN",
                     param="name",
                 )

@@ -72,7 +72,7 @@ class Deployments:
         if self._database.row("SELECT 1 FROM deployments WHERE name = ?", name) is not None:
             raise AlreadyExists(
                 f"there is a deployment {name!r} already",
-                hint="choose another name, or delete it first",
+                hint=f"end it first: sealring deployment delete {name}; or choose another name: --name",
                 reason="NAME_TAKEN",
                 param="name",
             )

@@ -29,7 +29,7 @@ def lock_state(folder: Path) -> Iterator[None]:
         os.close(descriptor)
         raise Conflict(
             f"another process uses the state folder {folder}",
-            hint="stop it, or name another folder",
+            hint="sealring runs here already, in another terminal or as a service: stop that first",
             reason="STATE_IN_USE",
         ) from None
     try:

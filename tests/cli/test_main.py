@@ -53,6 +53,8 @@ def test_an_error_is_one_line_with_its_hint(sealring: Any) -> None:
     assert done.err.count("\n") == 1
     assert "(hint: " in done.err
     assert "[NO_OPERATOR_BUNDLE]" in done.err
+    assert "first machine" in done.err
+    assert "coordinator init" not in done.err, "which is no way out on a machine that has joined"
 
 
 def test_debug_shows_the_trace(sealring: Any) -> None:

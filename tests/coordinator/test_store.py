@@ -241,6 +241,7 @@ def test_deployments_have_unique_names(store: Store) -> None:
     with pytest.raises(AlreadyExists) as caught:
         store.deployments.add(deployment())
     assert caught.value.reason == "NAME_TAKEN"
+    assert "sealring deployment delete demo" in caught.value.hint
     assert store.deployments.all() == [deployment()]
     assert store.deployments.remove("demo") == deployment()
     with pytest.raises(NotFound):

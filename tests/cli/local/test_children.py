@@ -45,6 +45,17 @@ async def test_a_component_that_ends_is_reported_with_its_last_words(children: C
     assert set(children.pids) == {"node-0", "gateway"}
 
 
+async def test_what_a_component_said_before_is_not_told_as_why_it_ended(
+    children: Children, tmp_path: Path
+) -> None:
+    (tmp_path / "gateway.log").write_text("an error of yesterday\n")
+    await children.start("gateway", ["import sys; sys.exit('the port is in use')"])
+    with pytest.raises(Unavailable) as caught:
+        await children.failed()
+    assert "  the port is in use" in caught.value.message
+    assert "yesterday" not in caught.value.message
+
+
 async def test_a_large_log_begins_anew_and_the_last_one_is_kept(
     children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

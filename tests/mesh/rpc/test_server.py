@@ -213,6 +213,7 @@ async def test_listening_is_refused_where_it_must_be() -> None:
     with pytest.raises(ConfigError) as caught:
         Server([]).listen(f"127.0.0.1:{port}", None)
     assert caught.value.reason == "CANNOT_LISTEN"
+    assert "lsof" in caught.value.hint
     await server.stop(0)
 
 

@@ -18,6 +18,7 @@ def test_a_folder_has_one_holder(tmp_path: Path) -> None:
         with pytest.raises(Conflict) as caught, lock_state(folder):
             pass
         assert caught.value.reason == "STATE_IN_USE"
+        assert "another folder" not in caught.value.hint, "`up` and `join` let nobody name one"
     with lock_state(folder):
         pass
 
