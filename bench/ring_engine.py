@@ -22,11 +22,11 @@ import numpy as np
 from sealring.mesh.prompt.composition import ResolvedStep
 from sealring.mesh.system import logging
 from sealring.node.engine import device, params
-from sealring.node.engine.eagerness import awaits_input
-from sealring.node.engine.folder import Loaded, warm_up
+from sealring.node.engine.folder import Loaded
 from sealring.node.engine.logprobs import Asking, TokenLogprobs
 from sealring.node.engine.main import _SWITCH_SECONDS, Engine
 from sealring.node.engine.staging import random_stage
+from sealring.node.engine.warm_up import warm_up
 from sealring.node.ipc.frames import FrameSocket
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
@@ -93,7 +93,6 @@ class BenchEngine(Engine):
         dtype = getattr(mx, config["torch_dtype"])
         stage = random_stage(config, lo, hi, seed=0, dtype=dtype)
         warm_up(stage)
-        stage.awaits_input = awaits_input(stage)
         front: Any = Front(self._emit, config["vocab_size"]) if lo == 0 else None
         nothing = dict[str, Any].fromkeys(("kv_bytes_per_token", "kv_max_tokens", "state_bytes"), ())
         self._loaded = Loaded(stage, front, engine.LoadStage(lo=lo, hi=hi), nothing)

@@ -13,16 +13,14 @@ import mlx.core as mx
 import structlog
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine import device, records
-from sealring.node.engine.eagerness import awaits_input
+from sealring.node.engine import device
 from sealring.node.engine.prefixes import support
 from sealring.node.engine.profile import digest, profile
-from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import not_runnable
-from sealring.node.engine.staging.caches import Cache, OneRow
-from sealring.node.engine.staging.spec import TOKENS
+from sealring.node.engine.staging.caches import OneRow
 from sealring.node.engine.text.front import Front
-from sealring.node.engine.transfer import Transfer, through_record, transfer
+from sealring.node.engine.warm_up import warm_up
 from sealring.node.engine.weights import load_stage
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import model_pb2 as model
@@ -33,8 +31,9 @@ Emit = Callable[[engine.EngineEvent], None]
 
 _PROGRESS_SECONDS = 0.5
 _KV_BLOCK = 256
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "qwen.tiktoken")
 """Tokens by which mlx-lm's caches grow."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "qwen.tiktoken")
 
 
 @dataclass(slots=True)
@@ -96,8 +95,10 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
     try:
         with _Progress(command.id, _expected_bytes(measured, lo, hi), emit):
             stage = load_stage(path, lo, hi, kv_bits=command.kv_bits)
-            _try(stage)
-            stage.awaits_input = awaits_input(stage)
+            try:
+                warm_up(stage)
+            except (RuntimeError, ValueError) as error:
+                raise not_runnable(stage.spec.model_type, error) from error
         if front is not None:
             front.wait_loaded()
     except BaseException:
@@ -106,42 +107,6 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
         raise
     log.info("stage_loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
     return Loaded(stage, front, command, measured)
-
-
-def _try(stage: Stage) -> None:
-    """Raises ModelError (MODEL_NOT_RUNNABLE) for what mlx cannot compute on this machine."""
-    try:
-        warm_up(stage)
-    except (RuntimeError, ValueError) as error:
-        raise not_runnable(stage.spec.model_type, error) from error
-
-
-def warm_up(stage: Stage) -> None:
-    """Runs some tokens, so that the first requests do not wait for kernels to be compiled or loaded: of two
-    rows alone, and of a lane that they join and leave. What is handed on is made a record, as in an epoch."""
-    made = transfer()
-    rows = [stage.make_cache(), stage.make_cache()]
-    for cache in rows:
-        for tokens in device.warm_up_lengths():
-            _run(stage, made, cache, 1, tokens)
-    lane = caches.merge(rows)
-    _run(stage, made, lane, 2, 1)
-    copied = caches.extract(lane, 0)
-    lane = caches.extend(caches.filter(lane, [1]), caches.merge([copied]))
-    _run(stage, made, lane, 2, 1)
-    made.close()
-    mx.clear_cache()
-
-
-def _run(stage: Stage, made: Transfer, cache: Cache, rows: int, tokens: int) -> None:
-    landing = made.landing(stage.spec.receives, rows, tokens)
-    size = sum(records.state_bytes(tensor, rows, tokens) for tensor in stage.spec.receives)
-    landing.fill(memoryview(bytes(size)))
-    outputs = stage(landing.arrays, cache)
-    if stage.spec.is_tail:
-        through_record(made, [mx.argmax(outputs[0][:, -1, :], axis=-1)], [TOKENS], rows, 1)
-    else:
-        through_record(made, outputs, stage.spec.hands_on, rows, tokens)
 
 
 def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, chunk: int) -> tuple[int, int]:

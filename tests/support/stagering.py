@@ -24,11 +24,11 @@ from patience import PATIENCE_SECONDS
 from sealring.mesh.errors import EpochEnded
 from sealring.mesh.prompt.composition import Chunk, Composition, Keeping, ResolvedStep
 from sealring.node.engine import params
-from sealring.node.engine.eagerness import awaits_input
 from sealring.node.engine.epoch import Allowance, Epoch
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage, random_model, random_stage
+from sealring.node.engine.warm_up import warm_up
 from sealring.node.link.records import RecordHeader
 from sealring.v1 import control_pb2 as control
 
@@ -305,7 +305,7 @@ def stages_of(family: str, size: int) -> list[Stage]:
 
     def make(lo: int, hi: int) -> Stage:
         stage = random_stage(config, lo, hi, seed=SEED, kv_bits=kv_bits_of(family)[1])
-        stage.awaits_input = awaits_input(stage)
+        warm_up(stage)
         return stage
 
     made = [compute_thread(rank).submit(make, *edges[rank : rank + 2]) for rank in range(size)]

@@ -70,7 +70,7 @@ class Stage:
         self.quantization = quantization
         self.awaits_input = True
         """Whether a step's input has to be there before the stage is called, for its code evaluates arrays.
-        So unless a trial has shown that it does not (`node/engine/eagerness.py`)."""
+        So unless a trial has shown that it does not (`node/engine/warm_up.py`)."""
         self._followed = {donor for reader, donor in anatomy.donors.items() if donor < lo <= reader < hi}
         self._recorded = sorted(
             {donor for reader, donor in anatomy.donors.items() if lo <= donor < hi <= reader}

@@ -10,8 +10,8 @@ import pytest
 from sealring.mesh.errors import EpochEnded, InvalidInput, StageFailed
 from sealring.node.engine.check import check
 from sealring.node.engine.epoch import Allowance, Epoch
-from sealring.node.engine.folder import warm_up
 from sealring.node.engine.staging import Stage, random_stage
+from sealring.node.engine.warm_up import warm_up
 
 FAMILIES = ["gemma3n", "gemma4", "gemma4_text", "afm7"]
 """They hand on slices of arrays, and keys and values with their axes swapped."""
