@@ -10,7 +10,7 @@ import mlx.nn as nn
 
 from sealring.mesh.errors import InvalidInput
 
-from .adapters.base import Followed
+from .adapters import Followed
 from .anatomy import Anatomy, Boundary, full_cache, not_stageable, recorded_updates
 from .caches import Batch, Cache, RowByRow, Slots, for_one_row
 from .interception import Call, intercept_call

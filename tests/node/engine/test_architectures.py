@@ -15,8 +15,7 @@ from sealring.node.engine.check import check
 from sealring.node.engine.folder import load
 from sealring.node.engine.profile import profile
 from sealring.node.engine.staging import build_skeleton, random_stage
-from sealring.node.engine.staging.adapters import adapter_for
-from sealring.node.engine.staging.adapters.batching import BATCHING
+from sealring.node.engine.staging.adapters import BATCHING, adapter_for
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.caches import OneRow
 from sealring.v1 import engine_pb2 as engine

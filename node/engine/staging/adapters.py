@@ -1,0 +1,128 @@
+"""Small named adapters for architectures that the generic way of `anatomy` cannot split by itself.
+
+An adapter is found by the name of the mlx-lm module that defines the model's layers, so a wrapper (a vision
+model around a text model, say) uses that of its text model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.nn as nn
+
+from .layout import Arguments, Place, get_argument
+
+_SHOWN = """
+    afmoe apertus baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear bailing_moe_v3 cohere
+    cohere2 dbrx deepseek deepseek_v2 deepseek_v3 deepseek_v32 dots1 ernie4_5 ernie4_5_moe exaone
+    exaone4 exaone_moe falcon_h1 gear gemma gemma2 gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt2
+    gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid helium hunyuan_v1_dense internlm2
+    internlm3 jamba kimi_linear Klear laguna lfm2 lfm2_moe lille_130m llama llama4 llama4_text
+    longcat_flash mamba mamba2 mellum mimo mimo_v2_flash minicpm minicpm3 minimax ministral3
+    mistral4 mixtral muse_glimmer nanbeige nemotron nemotron_h nemotron_nas olmo2 olmo3 olmo_hybrid
+    olmoe openelm phi phi3 phimoe phixtral plamo plamo2 plamo3 qwen qwen2 qwen2_moe qwen3 qwen3_5
+    qwen3_moe qwen3_next recurrent_gemma seed_oss spark2_5 stablelm starcoder2 step3p5 telechat3
+    youtu_llm
+"""
+BATCHING = frozenset(_SHOWN.split())
+"""mlx-lm modules that define the layers, with underscores, whose rows mlx-lm computes in a batch as it
+computes them alone: `make sweep` has shown it of each. Of any other it is not known, or known to be wrong
+(GPT-BigCode and NanoChat take positions from the first row's offset, MiniMax M3 chooses blocks of keys by
+slots that hold padding), and its rows are computed one after the other: slower, and right."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What a skipped layer's cache gave when the keys and values that arrived for it were put in."""
+
+    fetched: tuple[Any, Any]
+    """All keys and values so far, as the cache's `update_and_fetch` returns them."""
+    offset: Any
+    """The cache's offset before."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """How a model differs from a chain of layers `state = layer(state, mask, cache)`."""
+
+    state: tuple[Place, ...] = ((0,),)
+    """The layer arguments that are handed from stage to stage; those that are None at a layer are not."""
+
+    every_layer: tuple[Place, ...] = ()
+    """Those of `state` that the head makes once and every layer is given."""
+
+    per_layer: Place | None = None
+    """A layer argument that the head makes from the tokens for each layer, handed on for all later layers."""
+
+    batches: bool = True
+    """Whether mlx-lm computes the same for a row in a batch as for a row alone, as `check` has shown."""
+
+    def donors(self, model: nn.Module) -> dict[int, int]:
+        """For each layer that reads keys and values from another layer's cache, that other layer."""
+        return {}
+
+    def passed(self, arguments: Arguments, followed: Followed | None) -> Any:
+        """What a skipped layer returns for these arguments."""
+        return get_argument(arguments, self.state[0])
+
+
+class _Afm7(Adapter):
+    """The layers at the end read the cache of the last layer that has one.
+
+    They take their position from the length of its keys, padding included, so rows run one at a time.
+    """
+
+    def donors(self, model: nn.Module) -> dict[int, int]:
+        own = len(model.model.layers)
+        return dict.fromkeys(range(own, len(model.layers)), own - 1)
+
+
+class _Gemma3n(Adapter):
+    """An input per layer made from the tokens; the last layers read two earlier layers' caches."""
+
+    def donors(self, model: nn.Module) -> dict[int, int]:
+        caches = model.model.language_model.layer_idx_to_cache_idx
+        return {layer: cache for layer, cache in enumerate(caches) if layer != cache}
+
+
+class _Gemma4(Adapter):
+    """An input per layer made from the tokens; the last layers get earlier ones' keys and values."""
+
+    def donors(self, model: nn.Module) -> dict[int, int]:
+        text = getattr(model, "language_model", model).model
+        return {layer: donor for layer, donor in enumerate(text.previous_kvs) if layer != donor}
+
+    def passed(self, arguments: Arguments, followed: Followed | None) -> Any:
+        hidden = arguments[0][0]
+        return (hidden, followed.fetched, followed.offset) if followed else (hidden, None, None)
+
+
+class _Hunyuan(Adapter):
+    """A layer hands the step's keys and values to the layers that have no projections of their own."""
+
+    def passed(self, arguments: Arguments, followed: Followed | None) -> Any:
+        return arguments[0][0], arguments[0][3]
+
+
+class _Rwkv7(Adapter):
+    """Every layer mixes in the first layer's values, which travel with the state."""
+
+    def passed(self, arguments: Arguments, followed: Followed | None) -> Any:
+        return arguments[0][0], arguments[0][1]
+
+
+_NAMED = {
+    "afm7": _Afm7(batches=False),
+    "gemma3n": _Gemma3n(per_layer=(3,)),
+    "gemma4_text": _Gemma4(per_layer=("per_layer_input",)),
+    "hunyuan": _Hunyuan(state=((0,), (3, 0), (3, 1))),
+    "rwkv7": _Rwkv7(state=((0,), (1,))),
+    "talkie": Adapter(state=((1,), (0,)), every_layer=((0,),)),  # every layer adds the embeddings, its first
+}
+
+
+def adapter_for(module: str) -> Adapter:
+    """The adapter of the mlx-lm module that defines the layers (`mlx_lm.models.gemma3n` -> `gemma3n`)."""
+    name = module.rpartition(".")[2].replace("-", "_")
+    return _NAMED.get(name) or Adapter(batches=name in BATCHING)
