@@ -32,7 +32,8 @@ from sealring.gateway.rings.ring import Ring, ServingEpoch
 from sealring.gateway.scheduler import Request
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.member.proof import CalledProof, Connection, HeldRoster, Identity, Purpose, by_identity
-from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, key_hash
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, key_hash
 from sealring.mesh.prompt.composition import Composition
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import (

@@ -28,7 +28,8 @@ from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput, RosterError
 from sealring.mesh.member.state import MemberState, save_description, save_member_state, save_root
-from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
 from sealring.mesh.pki.root import (
     RootMetadata,
     check_root_times,

@@ -10,7 +10,8 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store.database import RESTORE_HINT
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.errors import ConfigError, SealringError
-from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
 from sealring.mesh.pki.root import RootMetadata, check_root_times, decode_chain, encode_chain, follow_root
 from sealring.mesh.rpc.tls import TlsMaterial
 from sealring.mesh.system.files import read_bounded

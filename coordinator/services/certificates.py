@@ -17,7 +17,8 @@ from sealring.mesh.crypto.identity import Label, member_id, verify
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.member.proof import by_roster_keys, renewal
 from sealring.mesh.member.renewal import renewal_content
-from sealring.mesh.pki.certificates import MAX_CSR_BYTES, PeerIdentity, Role, key_hash, to_pem
+from sealring.mesh.pki.authority import MAX_CSR_BYTES
+from sealring.mesh.pki.certificates import PeerIdentity, Role, key_hash, to_pem
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 _NONCE_SECONDS = 30

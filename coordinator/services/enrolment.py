@@ -31,7 +31,8 @@ from sealring.mesh.errors import AttestationError, InvalidInput, PermissionDenie
 from sealring.mesh.member.bootstrap import TOKEN_SECRET_BYTES
 from sealring.mesh.member.enrolment import join_content
 from sealring.mesh.names import check_name
-from sealring.mesh.pki.certificates import MAX_CSR_BYTES, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.authority import MAX_CSR_BYTES
+from sealring.mesh.pki.certificates import PeerIdentity, Role, to_pem
 from sealring.mesh.pki.roles import ROLES
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.trust.apple import APPLE_ROOT, MAX_CERTIFICATE_BYTES, MAX_CHAIN, verify_device

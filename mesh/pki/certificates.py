@@ -1,41 +1,33 @@
-"""The cluster's certificate authority: short-lived P-256 leaves that name a role and an id.
+"""The cluster's certificates: short-lived P-256 leaves that name a role and an id.
 
 A leaf names its holder by one SPIFFE-style URI, `spiffe://<cluster>/<role>/<id>`, and by a fixed DNS name,
 `<id>.<role>.sealring.internal`, which clients demand instead of the address, so that addresses may change and
-no member can pose as another. Nothing that a signing request asks for, save its key, reaches the certificate.
+no member can pose as another. `authority.py` issues them.
 """
 
 from __future__ import annotations
 
-import datetime
 import enum
 import hashlib
-import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sealring.mesh.clock import SKEW_SECONDS
-from sealring.mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput
-from sealring.mesh.names import check_name, is_label
-from sealring.mesh.system.files import create_exclusive, read_bounded, read_secret, write_atomic
+from sealring.mesh.errors import CertificateError, InvalidInput
+from sealring.mesh.names import check_name
 
 ROOT_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.59999.7283.1")
 """Private OID: the chain of root metadata envelopes in the coordinator's leaf (see
 `mesh/member/bootstrap.py`)."""
 
 MAX_CERTIFICATE_BYTES = 1 << 17
-MAX_CSR_BYTES = 4096
-_MAX_LIFETIME_SECONDS = 30 * 24 * 3600
-_CA_LIFETIME_SECONDS = 10 * 365 * 24 * 3600
 _URI = re.compile(r"spiffe://([a-z0-9-]{1,63})/([a-z]{1,16})/([a-z0-9-]{1,63})\Z")
 
 
@@ -100,90 +92,7 @@ class LeafKey:
 
     def private_pem(self) -> bytes:
         """The key as PKCS#8 PEM, for a TLS library."""
-        return _private_pem(self._key)
-
-
-class ClusterCA:
-    """The certificate authority of one cluster."""
-
-    def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
-        self._key = key
-        self._certificate = certificate
-
-    @classmethod
-    def create(cls, folder: Path, cluster: str, *, now: float) -> Self:
-        """Make a new authority in `folder` (`ca.key` with mode 0600, `ca.pem`).
-
-        Raises AlreadyExists (CA_EXISTS), InvalidInput (BAD_NAME).
-        """
-        check_name(cluster, "cluster")
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _self_signed(key, cluster, now)
-        if not create_exclusive(folder / "ca.key", _private_pem(key)):
-            raise AlreadyExists("certificate authority exists already", reason="CA_EXISTS")
-        write_atomic(
-            folder / "ca.pem", to_pem(certificate.public_bytes(serialization.Encoding.DER)), mode=0o644
-        )
-        return cls(key, certificate)
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Load the authority from `folder`. Raises FileNotFoundError, ConfigError (BAD_CA)."""
-        try:
-            key = serialization.load_pem_private_key(read_secret(folder / "ca.key"), password=None)
-            certificate = x509.load_pem_x509_certificate(read_bounded(folder / "ca.pem"))
-        except ValueError as error:
-            raise ConfigError(f"certificate authority in {folder} is corrupt", reason="BAD_CA") from error
-        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-            raise ConfigError(f"certificate authority in {folder} has another key", reason="BAD_CA")
-        return cls(key, certificate)
-
-    @property
-    def certificate(self) -> bytes:
-        """The authority's own certificate, DER."""
-        return self._certificate.public_bytes(serialization.Encoding.DER)
-
-    def issue(
-        self,
-        csr: bytes,
-        peer: PeerIdentity,
-        *,
-        lifetime: float,
-        now: float,
-        addresses: Iterable[str] = (),
-        root_chain: bytes | None = None,
-    ) -> bytes:
-        """A DER leaf for the key in `csr`, valid for `lifetime` seconds (at most 30 days).
-
-        `addresses` are further DNS names or IP addresses; `root_chain` goes into `ROOT_EXTENSION`.
-        Raises CertificateError (BAD_CSR), InvalidInput (BAD_LIFETIME, BAD_NAME).
-        """
-        if not 1 <= lifetime <= _MAX_LIFETIME_SECONDS:
-            raise InvalidInput("certificate lifetime is out of bounds", reason="BAD_LIFETIME")
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([]))
-            .issuer_name(self._certificate.subject)
-            .public_key(_csr_key(csr))
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(_time(now - SKEW_SECONDS))
-            .not_valid_after(_time(now + lifetime))
-            .add_extension(x509.SubjectAlternativeName(_alternative_names(peer, addresses)), critical=True)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(sign_certificates=False), critical=True)
-            .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
-                critical=False,
-            )
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
-            )
-        )
-        if root_chain is not None:
-            builder = builder.add_extension(
-                x509.UnrecognizedExtension(ROOT_EXTENSION, root_chain), critical=False
-            )
-        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+        return private_pem(self._key)
 
 
 def load_certificate(der: bytes) -> x509.Certificate:
@@ -253,96 +162,13 @@ def to_pem(*certificates: bytes) -> bytes:
     return b"".join(load_certificate(der).public_bytes(serialization.Encoding.PEM) for der in certificates)
 
 
-def _valid_at(certificate: x509.Certificate, now: float) -> bool:
-    start = certificate.not_valid_before_utc.timestamp() - SKEW_SECONDS
-    return start <= now <= certificate.not_valid_after_utc.timestamp() + SKEW_SECONDS
-
-
-def _csr_key(csr: bytes) -> ec.EllipticCurvePublicKey:
-    try:
-        if len(csr) > MAX_CSR_BYTES:
-            raise ValueError("too large")
-        request = x509.load_der_x509_csr(csr)
-        key = request.public_key()
-        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-            raise ValueError("not P-256")
-        if not request.is_signature_valid:
-            raise ValueError("not signed by its key")
-    except (ValueError, TypeError, x509.InvalidVersion, UnsupportedAlgorithm):
-        raise CertificateError("signing request is malformed", reason="BAD_CSR") from None
-    return key
-
-
-def _alternative_names(peer: PeerIdentity, addresses: Iterable[str]) -> list[x509.GeneralName]:
-    names: list[x509.GeneralName] = [
-        x509.UniformResourceIdentifier(peer.uri),
-        x509.DNSName(peer.server_name),
-    ]
-    if peer.role in (Role.COORDINATOR, Role.GATEWAY):
-        names.append(x509.DNSName(role_server_name(peer.role)))
-    for address in dict.fromkeys(addresses):
-        try:
-            names.append(x509.IPAddress(ipaddress.ip_address(address)))
-        except ValueError:
-            names.append(x509.DNSName(_outside_name(address.lower())))
-    return names
-
-
-def _outside_name(name: str) -> str:
-    labels = name.split(".")
-    if (
-        len(name) > 253
-        or not all(is_label(label) for label in labels)
-        or labels[-2:] == ["sealring", "internal"]
-    ):
-        raise InvalidInput(
-            "address is neither an IP address nor a DNS name", reason="BAD_NAME", param="addresses"
-        )
-    return name
-
-
-def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not sign_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=sign_certificates,
-        crl_sign=sign_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _self_signed(key: ec.EllipticCurvePrivateKey, cluster: str, now: float) -> x509.Certificate:
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    name = x509.Name(
-        [
-            x509.NameAttribute(NameOID.ORGANIZATION_NAME, f"sealring {cluster}"),
-            x509.NameAttribute(NameOID.COMMON_NAME, identifier.digest.hex()[:16]),
-        ]
-    )
-    return (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_time(now - SKEW_SECONDS))
-        .not_valid_after(_time(now + _CA_LIFETIME_SECONDS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(sign_certificates=True), critical=True)
-        .add_extension(identifier, critical=False)
-        .sign(key, hashes.SHA256())
-    )
-
-
-def _time(seconds: float) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(int(seconds), tz=datetime.UTC)
-
-
-def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key as PKCS#8 PEM."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
+
+
+def _valid_at(certificate: x509.Certificate, now: float) -> bool:
+    start = certificate.not_valid_before_utc.timestamp() - SKEW_SECONDS
+    return start <= now <= certificate.not_valid_after_utc.timestamp() + SKEW_SECONDS

@@ -20,7 +20,8 @@ from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.errors import EpochEnded
 from sealring.mesh.member.proof import CalledProof, Purpose, by_identity, by_roster_keys, of_identity, renewal
 from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE, MemberState, save_member_state
-from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
 from sealring.mesh.prompt.composition import Composition
 from sealring.mesh.roster.codec import complete_roster, sign_roster

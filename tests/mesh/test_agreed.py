@@ -9,7 +9,7 @@ import pytest
 from sealring.mesh import clock
 from sealring.mesh.crypto import dsse, encoding, identity, suites
 from sealring.mesh.member import proof
-from sealring.mesh.pki import certificates, root
+from sealring.mesh.pki import authority, certificates, root
 from sealring.mesh.prompt import composition, deployment_limits, prefix_names, routing, sealed, validate
 from sealring.mesh.roster import codec, model, reader
 from sealring.mesh.rpc import problem, protocol, server, traces, wire
@@ -26,10 +26,10 @@ DAY = 24 * 3600
         (identity, {"PUBLIC_KEY_BYTES": 65, "ID_LENGTH": 52}),
         (suites, {"KEY_BYTES": 32, "NONCE_BYTES": 12, "TAG_BYTES": 16}),
         (proof, {"NONCE_BYTES": 32, "_MAX_PROOF_BYTES": 16 << 10, "_MAX_TRANSCRIPT_BYTES": 2048}),
+        (certificates, {"MAX_CERTIFICATE_BYTES": 1 << 17}),
         (
-            certificates,
+            authority,
             {
-                "MAX_CERTIFICATE_BYTES": 1 << 17,
                 "MAX_CSR_BYTES": 4096,
                 "_MAX_LIFETIME_SECONDS": 30 * DAY,
                 "_CA_LIFETIME_SECONDS": 3650 * DAY,

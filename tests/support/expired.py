@@ -18,7 +18,8 @@ from sealring.coordinator.roster.authority import Authority
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, load_member_state, save_tls
-from sealring.mesh.pki.certificates import ClusterCA, Role
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import Role
 from sealring.mesh.roster.memory import RosterStateFile
 from sealring.mesh.roster.reader import RosterReader
 from sealring.mesh.system.files import write_atomic

@@ -15,7 +15,7 @@ from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES, Suite
-from sealring.mesh.pki.certificates import ClusterCA
+from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.root import RootMetadata, sign_root
 from sealring.mesh.roster.codec import complete_roster, sign_roster
 from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember

@@ -12,7 +12,7 @@ from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
-from sealring.mesh.pki.certificates import ClusterCA
+from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
 from sealring.mesh.prompt.sealed import SealingKey
 from sealring.mesh.roster.codec import complete_roster, sign_roster

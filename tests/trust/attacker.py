@@ -35,7 +35,8 @@ from sealring.mesh.member.proof import (
     by_roster_keys,
 )
 from sealring.mesh.member.state import parse_pem_leaf
-from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, key_hash
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, key_hash
 from sealring.mesh.prompt.sealed import SealingKey
 from sealring.mesh.rpc.protocol import own_release
 from sealring.mesh.rpc.server import Server

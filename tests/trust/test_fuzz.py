@@ -30,8 +30,8 @@ from sealring.mesh.crypto.suites import Suite
 from sealring.mesh.errors import SealringError, Unauthenticated
 from sealring.mesh.member.bootstrap import JoinToken, verify_coordinator_leaf
 from sealring.mesh.member.state import MemberState, load_member_state, save_member_state
+from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import (
-    ClusterCA,
     LeafKey,
     PeerIdentity,
     Role,

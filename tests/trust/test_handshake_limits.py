@@ -30,7 +30,8 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.gateway.access.edge_tls import EdgeTls
 from sealring.gateway.http.server import HttpServer
 from sealring.mesh.member.state import load_member_state
-from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, role_server_name
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, role_server_name
 from sealring.mesh.rpc import server as rpc
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import (

@@ -16,7 +16,8 @@ from sealring.cli.doctor.report import Connection, Severity
 from sealring.cli.doctor.view import View
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
-from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
 from sealring.mesh.roster.model import Ring, RingMember, Roster, RosterMember
 from sealring.mesh.trust.levels import TrustLevel
 

@@ -21,7 +21,8 @@ from sealring.mesh.member import certificate_keeper
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
 from sealring.mesh.member.proof import by_roster_keys, renewal
 from sealring.mesh.member.state import MemberState, load_member_state, save_member_state
-from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, expires_at, to_pem
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at, to_pem
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.server import Server

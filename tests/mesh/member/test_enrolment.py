@@ -20,7 +20,8 @@ from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
-from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
 from sealring.mesh.roster.codec import complete_roster, sign_roster
 from sealring.mesh.roster.model import NO_PREVIOUS, Roster, RosterMember

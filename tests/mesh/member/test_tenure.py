@@ -24,7 +24,8 @@ from sealring.mesh.member.proof import (
     of_identity,
 )
 from sealring.mesh.member.tenure import Tenure
-from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, expires_at
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at
 from sealring.mesh.rpc import interceptor
 from sealring.mesh.rpc.interceptor import Lease
 from sealring.v1 import proof_pb2

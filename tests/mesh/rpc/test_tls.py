@@ -12,7 +12,8 @@ import pytest
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import CertificateError, SealringError, Unauthenticated
-from sealring.mesh.pki.certificates import ClusterCA, LeafKey, PeerIdentity, Role, role_server_name
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, role_server_name
 from sealring.mesh.rpc.server import SERVER_OPTIONS
 from sealring.mesh.rpc.tls import (
     PeerChannel,

@@ -12,7 +12,8 @@ from attackertest import attack_with, attacker, lines, nodes, serves_on
 from ringtest import CLUSTER, LIMIT_SECONDS, Ring, chat
 
 from sealring.mesh.member.state import load_member_state, save_tls
-from sealring.mesh.pki.certificates import ClusterCA, LeafKey
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey
 from sealring.mesh.rpc.tls import TlsMaterial
 
 pytestmark = CLUSTER

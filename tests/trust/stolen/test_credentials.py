@@ -23,7 +23,8 @@ from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import enrol
 from sealring.mesh.member.renewal import renew_by_identity
 from sealring.mesh.member.state import IDENTITY_KEY, load_member_state, save_tls
-from sealring.mesh.pki.certificates import ClusterCA, LeafKey, Role
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, Role
 from sealring.mesh.rpc.tls import TlsMaterial
 from sealring.v1 import admin_pb2, membership_pb2
 
