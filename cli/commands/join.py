@@ -128,7 +128,7 @@ def _serve(
     from sealring.cli.commands.service import launch_control, program
     from sealring.cli.service.install import Installation, account_id
     from sealring.cli.service.launchd import PLIST_FOLDER, Service
-    from sealring.cli.service.places import make_places, under
+    from sealring.cli.service.places import make_places, require_of_root, under
     from sealring.cli.setup.enrol import enrol_as
     from sealring.mesh.member.state import is_enrolled
 
@@ -137,25 +137,28 @@ def _serve(
     owner = account_id(user, prefix)
     state = under(prefix, made.folder)
     settings = None
-    if token is not None or not is_enrolled(state):
-        given = _read(token)
-        if dry_run:
-            say(f"would join as the account {user}, with the state in {state}")
-            return
-        was_loaded = control.status(made.label).loaded
-        control.bootout(made.label)
-        try:
+    was_loaded = False
+    try:
+        if token is not None or not is_enrolled(state):
+            given = _read(token)
+            if dry_run:
+                say(f"would join as the account {user}, with the state in {state}")
+                return
+            if "enclave_helper" in said:
+                require_of_root(Path(said["enclave_helper"]))
+            was_loaded = control.status(made.label).loaded
+            control.bootout(made.label)
             make_places(made, prefix, owner)
             joined = enrol_as(user if owner is not None else None, state.parent, said, wishes, given)
-        except BaseException as error:
-            if was_loaded:
-                control.bootstrap(made.label, under(prefix, PLIST_FOLDER / made.file_name))
-            if isinstance(error, PermissionError):
-                raise needs_root(Path(str(error.filename))) from None
-            raise
-        _tell(joined, as_json=as_json)
-        settings = joined["settings"]
-    Installation(control, made, prefix, chosen=settings).run(say, start=True, dry_run=dry_run)
+            _tell(joined, as_json=as_json)
+            settings = joined["settings"]
+        Installation(control, made, prefix, chosen=settings).run(say, start=True, dry_run=dry_run)
+    except BaseException as error:
+        if was_loaded:
+            control.bootstrap(made.label, under(prefix, PLIST_FOLDER / made.file_name))
+        if isinstance(error, PermissionError):
+            raise needs_root(Path(str(error.filename))) from None
+        raise
 
 
 def _begin_anew(file: Path | None) -> None:

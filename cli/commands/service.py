@@ -69,8 +69,8 @@ def install(
         user=user,
         config=None if config is None else str(config.absolute()),
     )
-    found = adopt if adopt is not None else users_state(component.value)
-    Installation(control, service, root, adopt=found).run(say, start=start, dry_run=dry_run)
+    found, owner = (adopt, None) if adopt is not None else users_state(component.value) or (None, None)
+    Installation(control, service, root, adopt=found, user=owner).run(say, start=start, dry_run=dry_run)
 
 
 @command(app, example="sealring service uninstall node")

@@ -1,11 +1,13 @@
 """Takes a component's state over from a user's folder into that of a service.
 
-It runs as root over a folder that the user can change meanwhile: files are opened without following links,
-and count only when they are regular, of one name, and of the folder's own owner.
+It runs as root over a folder that the user can change meanwhile. So the folder is opened once, and looked at,
+locked, copied and emptied through that descriptor. Its files are opened without following links, and count
+only when they are regular, of one name, and of the folder's own owner.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -15,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from sealring.mesh.errors import Conflict, FailedPrecondition
-from sealring.mesh.system.lock import lock_state
+from sealring.mesh.errors import FailedPrecondition
+from sealring.mesh.system.lock import state_in_use
 
 MAX_FILES = 10_000
 _MAX_DEPTH = 3
@@ -26,53 +28,61 @@ _LEFT_BEHIND = frozenset({"tmp"})
 
 
 @contextmanager
-def stopped(source: Path) -> Iterator[None]:
-    """Nothing runs with this state until the end of the block.
+def stopped(source: Path, user: int | None) -> Iterator[int]:
+    """A descriptor of the state folder, with which nothing runs until the end of the block.
 
-    Raises Conflict (STATE_IN_USE), FailedPrecondition (UNSAFE_STATE).
+    `user` is the user id that it has to belong to (None: anybody). Raises Conflict (STATE_IN_USE),
+    FailedPrecondition (UNSAFE_STATE).
     """
     with ExitStack() as stack:
-        stack.enter_context(lock_state(source))
-        for lock in source.glob("*.lock"):  # a coordinator's database
-            try:
-                descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            except PermissionError:
-                raise
-            except OSError:
-                raise _unsafe(lock.name, "is a link, or no file") from None
-            stack.callback(os.close, descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise Conflict(
-                    f"another process uses the state folder {source}", hint="stop it", reason="STATE_IN_USE"
-                ) from None
-        yield
+        opened = _open(source, _FOLDER)
+        stack.callback(os.close, opened)
+        if user is not None and os.fstat(opened).st_uid != user:
+            raise _unsafe(str(source), "is another user's")
+        _lock(opened, source)
+        for name in os.listdir(opened):
+            if name.endswith(".lock"):  # a coordinator's database
+                lock = _open(name, _FILE, opened)
+                stack.callback(os.close, lock)
+                _lock(lock, source)
+        yield opened
 
 
-def copy_state(source: Path, above: int, name: str, owner: int | None) -> None:
-    """Makes the folder `name` below the descriptor `above` with all files of `source`, for user id `owner`.
+def _open(path: Path | str, flags: int, folder: int | None = None) -> int:
+    try:
+        return os.open(path, flags, dir_fd=folder)
+    except PermissionError:
+        raise
+    except OSError:
+        raise _unsafe(str(path), "is a link, or not what should be there") from None
+
+
+def _lock(opened: int, source: Path) -> None:
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise state_in_use(source) from None
+
+
+def copy_state(opened: int, above: int, name: str, owner: int | None) -> None:
+    """Makes the folder `name` below the descriptor `above` with all files of `opened`, for user id `owner`.
 
     It appears under its name when it is whole and on disk; an empty folder of that name is replaced. Raises
     FailedPrecondition (UNSAFE_STATE; STATE_IN_THE_WAY where that folder holds something), and OSError.
     """
     staged = f".{name}.{os.getpid()}"
-    opened = os.open(source, _FOLDER)
+    os.mkdir(staged, 0o700, dir_fd=above)
     try:
-        os.mkdir(staged, 0o700, dir_fd=above)
+        made = os.open(staged, _FOLDER, dir_fd=above)
         try:
-            made = os.open(staged, _FOLDER, dir_fd=above)
-            try:
-                _copy_folder(opened, made, os.fstat(opened).st_uid, owner, [MAX_FILES], _MAX_DEPTH)
-            finally:
-                os.close(made)
-            _take_its_place(staged, name, above)
-        except BaseException:
-            shutil.rmtree(staged, dir_fd=above, ignore_errors=True)
-            raise
-        os.fsync(above)
-    finally:
-        os.close(opened)
+            _copy_folder(opened, made, os.fstat(opened).st_uid, owner, [MAX_FILES], _MAX_DEPTH)
+        finally:
+            os.close(made)
+        _take_its_place(staged, name, above)
+    except BaseException:
+        shutil.rmtree(staged, dir_fd=above, ignore_errors=True)
+        raise
+    os.fsync(above)
 
 
 def _take_its_place(staged: str, name: str, above: int) -> None:
@@ -93,9 +103,15 @@ def in_the_way(folder: str) -> FailedPrecondition:
     )
 
 
-def remove_state(source: Path) -> None:
+def remove_state(opened: int, source: Path) -> None:
     """Removes what was copied. Raises FailedPrecondition (STATE_LEFT_BEHIND) for what cannot be removed."""
-    shutil.rmtree(source, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(opened):
+            if stat.S_ISDIR(os.stat(name, dir_fd=opened, follow_symlinks=False).st_mode):
+                shutil.rmtree(name, dir_fd=opened)
+            else:
+                os.unlink(name, dir_fd=opened)
+        source.rmdir()
     if os.path.lexists(source):
         raise FailedPrecondition(
             f"the service has the state in {source} now, which could not be removed there",
@@ -126,11 +142,7 @@ def _copy_folder(source: int, target: int, user: int, owner: int | None, left: l
 
 
 def _copy_file(source: int, target: int, name: str, user: int, owner: int | None) -> None:
-    try:
-        opened = os.open(name, _FILE, dir_fd=source)
-    except OSError:
-        raise _unsafe(name, "is a link") from None
-    with os.fdopen(opened, "rb") as file:
+    with os.fdopen(_open(name, _FILE, source), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != user:
             raise _unsafe(name, "is no regular file of one name and of the folder's owner")
@@ -146,7 +158,7 @@ def _copy_file(source: int, target: int, name: str, user: int, owner: int | None
 
 def _unsafe(name: str, what: str) -> FailedPrecondition:
     return FailedPrecondition(
-        f"{name[:120]} in the state folder {what}",
+        f"{name[:200]}, of the state to take over, {what}",
         hint="look at who put it there, or join anew with: sudo sealring join --service",
         reason="UNSAFE_STATE",
     )

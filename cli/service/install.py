@@ -24,7 +24,7 @@ from sealring.cli.service.launchd import (
     newsyslog_rules,
     render,
 )
-from sealring.cli.service.places import folder_of_root, make_places, needs_root, under
+from sealring.cli.service.places import folder_of_root, make_places, needs_root, require_of_root, under
 from sealring.cli.setup.settings_files import as_toml, read_settings, settings_file_of
 from sealring.cli.terminal.command import settings_model
 from sealring.mesh.errors import ConfigError, FailedPrecondition, SealringError
@@ -76,7 +76,8 @@ def _undo(step: Step, say: Callable[[str], None]) -> None:
 class Installation:
     """A service that is to be installed below the prefix `root`.
 
-    `adopt` is the state folder that is taken over where the service has none. `chosen` are its settings (as
+    `adopt` is the state folder that is taken over where the service has none; it has to be of `user` (None:
+    of anybody). `chosen` are its settings (as
     it was started before, where None), written to a file of root's unless the service names one of its own.
     """
 
@@ -87,12 +88,15 @@ class Installation:
         root: Path,
         *,
         adopt: Path | None = None,
+        user: int | None = None,
         chosen: Mapping[str, Any] | None = None,
     ) -> None:
         self._control = control
         self._root = root
         self._owner = account_id(service.user, root)
         self.state = under(root, service.folder)
+        self._user = user
+        self._opened = -1
         self._taken_over = False
         self._adopt = adopt if adopt is not None and not _is_there(service.component, self.state) else None
         if chosen is None and service.config is None:
@@ -108,9 +112,12 @@ class Installation:
     def check(self, *, start: bool) -> None:
         """What can be seen before anything is done.
 
-        Raises ConfigError (NOT_ENROLLED), FailedPrecondition (ADDRESS_IN_USE, STATE_IN_THE_WAY).
+        Raises ConfigError (NOT_ENROLLED), FailedPrecondition (ADDRESS_IN_USE, STATE_IN_THE_WAY,
+        UNSAFE_PLACE).
         """
         component = self.service.component
+        if "enclave_helper" in self._chosen:  # chosen by a user, run by the account whose keys it would see
+            require_of_root(Path(self._chosen["enclave_helper"]))
         if self._adopt is not None and self.state.is_dir() and any(self.state.iterdir()):
             raise in_the_way(str(self.state))
         if not start:
@@ -165,22 +172,29 @@ class Installation:
         then. FailedPrecondition (STATE_LEFT_BEHIND) when all is done but one thing."""
         try:
             self.check(start=start)
-            with stopped(self._adopt) if self._adopt is not None else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                if self._adopt is not None:
+                    self._opened = stack.enter_context(stopped(self._adopt, self._user))
                 run_steps(list(self.steps(start=start)), say, dry_run=dry_run)
                 if self._adopt is not None:
-                    _remove(self._adopt, say, dry_run=dry_run)
+                    self._remove(self._adopt, say, dry_run=dry_run)
         except PermissionError as error:
             raise needs_root(Path(str(error.filename))) from None
 
     def _take_over(self) -> None:
-        assert self._adopt is not None
         with folder_of_root(self._root, PurePath(self.service.state)) as above:
-            copy_state(self._adopt, above, self.state.name, self._owner)
+            copy_state(self._opened, above, self.state.name, self._owner)
         self._taken_over = True
 
     def _give_back(self) -> None:
         if self._taken_over:  # else what is there was there before
             shutil.rmtree(self.state, ignore_errors=True)
+
+    def _remove(self, source: Path, say: Callable[[str], None], *, dry_run: bool) -> None:
+        """There must not be two machines with one identity; not undone any more."""
+        if not dry_run:
+            remove_state(self._opened, source)
+        say(f"{'would remove' if dry_run else 'removed'} {source}, which is the service's now")
 
     def _writing(self, path: Path, content: bytes) -> Step:
         try:
@@ -262,8 +276,9 @@ def account_id(user: str, root: Path) -> int | None:
     return found if os.geteuid() == 0 else None
 
 
-def users_state(component: str) -> Path | None:
-    """The state that the user who called sudo (or who calls) has made for a component, if any."""
+def users_state(component: str) -> tuple[Path, int] | None:
+    """The state that the user who called sudo (or who calls) has made for a component, if any, and the user's
+    id: a link of theirs on the way may lead to what is another's."""
     user = os.environ.get("SUDO_USER", "")
     try:
         caller = pwd.getpwnam(user) if user else None
@@ -271,20 +286,7 @@ def users_state(component: str) -> Path | None:
         return None
     home, owner = (Path.home(), os.getuid()) if caller is None else (Path(caller.pw_dir), caller.pw_uid)
     folder = state_root_of(home) / component
-    try:
-        found = folder.lstat()
-    except OSError:
-        return None
-    if found.st_uid != owner:  # a link of the user's on the way leads to what is another's
-        return None
-    return folder if _is_there(component, folder) else None
-
-
-def _remove(source: Path, say: Callable[[str], None], *, dry_run: bool) -> None:
-    """There must not be two machines with one identity; not undone any more."""
-    if not dry_run:
-        remove_state(source)
-    say(f"{'would remove' if dry_run else 'removed'} {source}, which is the service's now")
+    return (folder, owner) if _is_there(component, folder) else None
 
 
 def _answers(address: tuple[str, int]) -> bool:

@@ -49,7 +49,7 @@ def folder_of_root(root: Path, path: PurePath) -> Iterator[int]:
     """
     here = os.open(root, _FOLDER)
     try:
-        _require_ours(here, root)
+        _check_ours(os.fstat(here), root)
         for place in [*reversed(path.parents), path][1:]:
             last = os.O_NOFOLLOW if place == path else 0
             try:
@@ -60,10 +60,23 @@ def folder_of_root(root: Path, path: PurePath) -> Iterator[int]:
                 os.fchmod(below, 0o755)  # whatever the umask: the account has to get through
             os.close(here)
             here = below
-            _require_ours(here, place)
+            _check_ours(os.fstat(here), place)
         yield here
     finally:
         os.close(here)
+
+
+def require_of_root(program: Path) -> None:
+    """That nobody but root can change a program that a service's account is to run, nor what is above it.
+
+    Raises FailedPrecondition (UNSAFE_PLACE).
+    """
+    try:
+        real = program.resolve(strict=True)
+        for place in {*program.parents, real, *real.parents}:
+            _check_ours(place.stat(), place)
+    except OSError as error:
+        raise _unsafe(program, f"cannot be looked at: {error.strerror}") from None
 
 
 def under(root: Path, path: PurePath | str) -> Path:
@@ -98,8 +111,7 @@ def _open(folder: int, path: PurePath, flags: int) -> int:
         raise _unsafe(path, "is a link, or not what should be there") from None
 
 
-def _require_ours(folder: int, path: PurePath) -> None:
-    found = os.fstat(folder)
+def _check_ours(found: os.stat_result, path: PurePath) -> None:
     if found.st_uid not in (0, os.geteuid()):
         raise _unsafe(path, f"belongs to the user id {found.st_uid}, not to root")
     if found.st_mode & _OTHERS_WRITE:

@@ -6,6 +6,7 @@ Run as a module it reads what to do from standard input, secrets included, and p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def enrol_as(
     wished = asdict(wishes) | {"models": [str(folder) for folder in wishes.models]}
     given = {"root": str(root), "said": dict(said), "wishes": wished, "token": token}
     try:
-        done = _run(user, json.dumps(given).encode(), root / "node")
+        said_back = _run(user, json.dumps(given).encode(), root / "node")
     except OSError as error:
         raise ConfigError(
             f"the account {user or 'of this process'} cannot run {sys.executable}: {error.strerror}",
@@ -59,9 +60,9 @@ def enrol_as(
             reason="NO_PROGRAM",
         ) from None
     try:
-        told: dict[str, Any] = json.loads(done.stdout)
+        told: dict[str, Any] = json.loads(said_back)
     except ValueError:
-        raise Internal(f"the process that was to join ended with status {done.returncode}") from None
+        raise Internal("the process that was to join said nothing of use") from None
     if "problem" in told:
         from sealring.mesh.rpc.problem import from_parts
 
@@ -70,19 +71,26 @@ def enrol_as(
     return result
 
 
-def _run(user: str | None, given: bytes, home: Path) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
+def _run(user: str | None, given: bytes, home: Path) -> bytes:
+    """What the child prints, as much of it as anybody has to read."""
+    with subprocess.Popen(
         [sys.executable, "-P", "-m", "sealring.cli.setup.enrol"],
-        input=given,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        check=False,
         cwd="/",
         user=user,
         group=None if user is None else _group_of(user),
         extra_groups=None if user is None else [],
         umask=0o077,
         env={"HOME": str(home), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "en_US.UTF-8"},
-    )
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin:
+            child.stdin.write(given)
+        said = child.stdout.read(_MAX_BYTES)
+        child.kill()  # it has nothing more to say
+    return said
 
 
 def _group_of(user: str) -> int:

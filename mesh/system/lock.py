@@ -27,12 +27,17 @@ def lock_state(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise Conflict(
-            f"another process uses the state folder {folder}",
-            hint="sealring runs here already, in another terminal or as a service: stop that first",
-            reason="STATE_IN_USE",
-        ) from None
+        raise state_in_use(folder) from None
     try:
         yield
     finally:
         os.close(descriptor)
+
+
+def state_in_use(folder: Path) -> Conflict:
+    """What is said of a folder that another process holds."""
+    return Conflict(
+        f"another process uses the state folder {folder}",
+        hint="sealring runs here already, in another terminal or as a service: stop that first",
+        reason="STATE_IN_USE",
+    )

@@ -32,6 +32,12 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def opened(source: Path) -> Iterator[int]:
+    with stopped(source, os.geteuid()) as descriptor:
+        yield descriptor
+
+
+@pytest.fixture
 def above(tmp_path: Path) -> Iterator[int]:
     (tmp_path / "above").mkdir()
     descriptor = os.open(tmp_path / "above", os.O_RDONLY | os.O_DIRECTORY)
@@ -39,9 +45,11 @@ def above(tmp_path: Path) -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_all_files_come_along_and_belong_to_the_account(source: Path, tmp_path: Path, above: int) -> None:
+def test_all_files_come_along_and_belong_to_the_account(
+    source: Path, opened: int, tmp_path: Path, above: int
+) -> None:
     (tmp_path / "above" / "node").mkdir()
-    copy_state(source, above, "node", ACCOUNT)
+    copy_state(opened, above, "node", ACCOUNT)
     made = tmp_path / "above" / "node"
     assert (made / "identity.key").read_bytes() == b"key" * 100_000
     assert (made / "operator" / "tls.key").read_text() == "tls"
@@ -53,11 +61,11 @@ def test_all_files_come_along_and_belong_to_the_account(source: Path, tmp_path: 
     assert (source / "identity.key").exists()
 
 
-def test_state_that_is_there_is_never_replaced(source: Path, tmp_path: Path, above: int) -> None:
+def test_state_that_is_there_is_never_replaced(opened: int, tmp_path: Path, above: int) -> None:
     (tmp_path / "above" / "node").mkdir()
     (tmp_path / "above" / "node" / "member.json").write_text("{}")
     with pytest.raises(FailedPrecondition) as error:
-        copy_state(source, above, "node", None)
+        copy_state(opened, above, "node", None)
     assert error.value.reason == "STATE_IN_THE_WAY"
     assert [one.name for one in (tmp_path / "above").rglob("*")] == ["node", "member.json"]
 
@@ -85,48 +93,75 @@ def _deep(folder: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [_link, _second_name, _folder_link, _pipe, _deep])
 def test_what_is_no_plain_file_of_the_owner_is_refused(
-    source: Path, tmp_path: Path, above: int, spoil: Callable[[Path], None]
+    source: Path, opened: int, tmp_path: Path, above: int, spoil: Callable[[Path], None]
 ) -> None:
     spoil(source)
     with pytest.raises(FailedPrecondition) as error:
-        copy_state(source, above, "node", None)
+        copy_state(opened, above, "node", None)
     assert error.value.reason == "UNSAFE_STATE"
     assert list((tmp_path / "above").iterdir()) == []
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="gives a file away")
-def test_a_file_of_another_user_is_refused(source: Path, above: int) -> None:
+def test_a_file_of_another_user_is_refused(source: Path, opened: int, above: int) -> None:
     os.chown(source / "root.dsse", 64_002, -1)
     with pytest.raises(FailedPrecondition):
-        copy_state(source, above, "node", None)
+        copy_state(opened, above, "node", None)
 
 
-def test_files_without_end_are_refused(source: Path, above: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_without_end_are_refused(opened: int, above: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adoption, "MAX_FILES", 3)
     with pytest.raises(FailedPrecondition):
-        copy_state(source, above, "node", None)
+        copy_state(opened, above, "node", None)
 
 
 def test_a_link_as_a_lock_is_refused(source: Path) -> None:
     (source / "coordinator.lock").symlink_to("/etc/passwd")
-    with pytest.raises(FailedPrecondition) as error, stopped(source):
+    with pytest.raises(FailedPrecondition) as error, stopped(source, None):
         pass
     assert error.value.reason == "UNSAFE_STATE"
 
 
-def test_state_that_cannot_be_removed_is_told(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_that_cannot_be_removed_is_told(
+    source: Path, opened: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(adoption.shutil, "rmtree", lambda *_of, **_how: None)
     with pytest.raises(FailedPrecondition) as error:
-        remove_state(source)
+        remove_state(opened, source)
     assert error.value.reason == "STATE_LEFT_BEHIND"
 
 
 def test_a_running_coordinator_keeps_its_state(source: Path) -> None:
     lock = source / "coordinator.lock"
     lock.touch()
-    with stopped(source):
+    with stopped(source, None):
         pass
     with lock.open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(Conflict), stopped(source):
+        with pytest.raises(Conflict), stopped(source, None):
             pass
+
+
+def test_what_comes_into_its_place_meanwhile_is_neither_copied_nor_removed(
+    source: Path, opened: int, tmp_path: Path, above: int
+) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "identity.key").write_text("somebody else's")
+    source.rename(tmp_path / "away")
+    source.symlink_to(others)
+    copy_state(opened, above, "node", None)
+    assert (tmp_path / "above" / "node" / "identity.key").read_bytes() == b"key" * 100_000
+    with pytest.raises(FailedPrecondition) as error:
+        remove_state(opened, source)
+    assert error.value.reason == "STATE_LEFT_BEHIND"
+    assert (others / "identity.key").read_text() == "somebody else's"
+    assert list((tmp_path / "away").iterdir()) == [], "what was copied is gone"
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="gives a folder away")
+def test_a_folder_of_another_user_is_refused(source: Path) -> None:
+    os.chown(source, 64_002, -1)
+    with pytest.raises(FailedPrecondition) as error, stopped(source, os.geteuid()):
+        pass
+    assert error.value.reason == "UNSAFE_STATE"

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from sealring.cli.service.install import Installation, users_state, wait_until_up
+from sealring.cli.service.install import Installation, wait_until_up
 from sealring.cli.service.launchctl import Launchctl, ServiceStatus
 from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition
+from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.system.addresses import free_port
 from sealring.mesh.system.lock import lock_state
 
@@ -241,18 +242,62 @@ def test_a_closed_terminal_undoes_what_was_begun(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
-def test_state_of_somebody_else_is_not_found_by_a_link(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_state_of_somebody_else_is_not_taken_over_by_a_link(
+    service: Any, root: Path, home: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv("SUDO_USER", raising=False)
-    for name, value in (("HOME", str(home)), ("XDG_STATE_HOME", "")):
-        monkeypatch.setenv(name, value)
     others = join(tmp_path / "others" / "sealring" / "node")
     (home / ".local").mkdir()
     (home / ".local" / "state").symlink_to(tmp_path / "others")
-    assert users_state("node") == home / ".local" / "state" / "sealring" / "node"
     os.chown(others, 64_002, -1)
-    assert users_state("node") is None
+    assert "UNSAFE_STATE" in service("install", "node").err
+    assert list(root.iterdir()) == []
+    os.chown(others, os.geteuid(), -1)
+    assert service("install", "node").status == 0
+
+
+def test_a_helper_that_others_can_change_is_not_run_by_the_service(
+    service: Any, root: Path, home: Path, tmp_path: Path
+) -> None:
+    own = join(home / "mine")
+    settings = own.parent / "config" / "node.toml"
+    given = settings.read_text()
+    helper = tmp_path / "sealring-enclave"
+    helper.touch(mode=0o777)
+    helper.chmod(0o777)
+    settings.write_text(f'{given}enclave_helper = "{helper}"\n')
+    assert "UNSAFE_PLACE" in service("install", "node", "--adopt", str(own)).err
+    assert list(root.iterdir()) == []
+    settings.write_text(f'{given}enclave_helper = "{tmp_path}/none"\n')
+    assert "UNSAFE_PLACE" in service("install", "node", "--adopt", str(own)).err
+    settings.write_text(f'{given}enclave_helper = "/bin/sh"\n')
+    assert service("install", "node", "--adopt", str(own)).status == 0
+
+
+def test_a_service_that_ran_before_a_join_that_fails_runs_again(
+    here: Any, launchctl: Any, root: Path, home: Path, up: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the join was good and only the start failed."""
+
+    def fail(*_of: Any) -> None:
+        raise FailedPrecondition("it ended with status 7", reason="SERVICE_DID_NOT_START")
+
+    def enrol_as(_user: Any, above: Path, *_of: Any) -> dict[str, Any]:
+        (above / "node" / "member.json").write_text("{}")
+        settings = {"listen": f"127.0.0.1:{free_port()}"}
+        return {"settings": settings, "said": [], "cluster": "c", "name": "n", "level": "software"}
+
+    token = JoinToken.generate(bytes(32), ["127.0.0.1:1"]).format()
+    plist = root / "Library" / "LaunchDaemons" / f"{LABEL}.plist"
+    plist.parent.mkdir(parents=True)
+    plist.write_bytes(plistlib.dumps({"Label": LABEL}))
+    (launchctl.folder / "loaded" / LABEL).write_text("0")
+    monkeypatch.setattr("sealring.cli.service.install.wait_until_up", fail)
+    monkeypatch.setattr("sealring.cli.setup.enrol.enrol_as", enrol_as)
+    options = ("--service", "--user", "me", "--prefix", str(root))
+    done = here("join", token, *options, PATH=launchctl.path)
+    assert "SERVICE_DID_NOT_START" in done.err
+    assert plistlib.loads(plist.read_bytes()) == {"Label": LABEL}
+    assert (launchctl.folder / "loaded" / LABEL).exists()
 
 
 def test_an_address_in_use_is_named_before_anything_is_done(
