@@ -98,7 +98,7 @@ def run(folder: Path, package: str, drawn: list[Drawn], tests: list[str]) -> Rep
 
 
 def _killer(folder: Path, suite: Suite, unchanged: Unchanged, one: Drawn) -> str:
-    tests = unchanged.reaching(one.file, one.mutant.lines)
+    tests = unchanged.reaching(one.file, one.mutant.lines, mirror(one.file))
     if not tests:
         return ""
     target = folder / one.file

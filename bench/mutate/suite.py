@@ -91,12 +91,14 @@ class Unchanged:
     failed: list[str] = field(default_factory=list)
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
 
-    def reaching(self, file: str, lines: Collection[int]) -> set[str]:
+    def reaching(self, file: str, lines: Collection[int], mirror: str) -> set[str]:
         """The tests that run one of these lines. A line that runs as the file is imported belongs to no test:
-        then those that run anything of the file, or all of them if it holds nothing but such lines."""
+        then those that run anything of the file and those of its mirror, or all of them if that is none."""
         here = self.lines.get(file, {})
         found = {test for line in lines for test in here.get(line, ())}
-        found = found or {test for tests in here.values() for test in tests}
+        if here and not found:
+            found = {test for tests in here.values() for test in tests}
+            found |= {test for test in self.seconds if test.startswith(f"{mirror}::")}
         return found or (set(self.seconds) if here else set())
 
 

@@ -108,7 +108,7 @@ class ChunkCost:
         square = sum(weight * tokens * tokens for tokens, _, weight in points) + pull * GUESS**2
         first = sum(weight * seconds for _, seconds, weight in points)
         second = sum(weight * seconds * tokens for tokens, seconds, weight in points)
-        scale = max(one * square - by * by, _TINY**2)
+        scale = one * square - by * by  # above 0, because the guess is of no size that was seen
         fixed, each = (square * first - by * second) / scale, (one * second - by * first) / scale
         if fixed < 0:
             return 0.0, second / square

@@ -95,8 +95,6 @@ class Lane:
         for row in joining:
             self.rows[row.number] = row
             row.last_lane_step = self.steps + row.limit - 1 - row.stepped
-            if row.closed:
-                self.close(row)
             self._expect(row)
         self._changed_at = self.steps
 

@@ -79,7 +79,6 @@ def configure(
         processors=[*common, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=lambda *_: logging.getLogger(_OURS),
-        cache_logger_on_first_use=False,
     )
     _take_over_standard_logging(target, number)
     sys.excepthook = _log_uncaught

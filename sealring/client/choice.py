@@ -57,8 +57,8 @@ def choose_ring(
     model: str,
     min_trust: int,
     loads: Loads,
+    affinity: bytes,
     avoid: Collection[str] = (),
-    affinity: bytes = b"",
 ) -> Ring:
     """A ring of `model` whose weakest member scores at least `min_trust`: the one that `affinity` prefers if
     it is not too busy, without one the least busy.

@@ -46,11 +46,11 @@ def test_every_mutant_is_one_change_of_a_name_of_its_own() -> None:
 
 def test_a_change_is_tried_with_the_tests_that_reach_it() -> None:
     lines = {"mesh/a.py": {1: [], 5: ["one"], 9: ["two"]}, "mesh/rpc/limits.py": {1: []}}
-    unchanged = Unchanged({"one": 1.0, "two": 1.0}, [], lines)
-    assert unchanged.reaching("mesh/a.py", {4, 5}) == {"one"}
-    assert unchanged.reaching("mesh/a.py", {1}) == {"one", "two"}
-    assert unchanged.reaching("mesh/rpc/limits.py", {1}) == {"one", "two"}
-    assert unchanged.reaching("mesh/never.py", {1}) == set()
+    unchanged = Unchanged(dict.fromkeys(["one", "two", "a.py::three"], 1.0), [], lines)
+    assert unchanged.reaching("mesh/a.py", {4, 5}, "a.py") == {"one"}
+    assert unchanged.reaching("mesh/a.py", {1}, "a.py") == {"one", "two", "a.py::three"}
+    assert unchanged.reaching("mesh/rpc/limits.py", {1}, "b.py") == {"one", "two", "a.py::three"}
+    assert unchanged.reaching("mesh/never.py", {1}, "a.py") == set()
 
 
 def test_a_file_has_its_mirror() -> None:

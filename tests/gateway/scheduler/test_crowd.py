@@ -43,6 +43,14 @@ def test_rows_of_a_rush_wait_for_the_others_and_no_longer_than_it_lasts() -> Non
         assert ring.gaps(0.0, ring.now, name)[-1] <= RUSH_SECONDS + (1 + MOST) * round_seconds * 2
 
 
+def test_a_long_prompt_that_ends_with_a_rush_is_not_ahead_of_rows_that_were_held() -> None:
+    ring = WatchedRing(2, SLOW)
+    for name, prompt in (("long", 1300), ("r0", 20), ("r1", 20)):
+        ring.ask(name, prompt, 4)
+    ring.run()
+    assert max(ring.arrivals["r0"][1], ring.arrivals["r1"][1]) < ring.arrivals["long"][1]
+
+
 def test_one_short_prompt_does_not_wait_long_beside_streams() -> None:
     ring = WatchedRing(3, SLOW)
     ring.stream(4)

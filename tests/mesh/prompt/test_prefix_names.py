@@ -93,3 +93,10 @@ def test_a_gateway_cannot_name_the_scope_of_a_sealed_prompt() -> None:
 def test_scopes_are_bounded(make: object) -> None:
     with pytest.raises(InvalidInput):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("key", "scope"), [(KEY, 0), (KEY, MAX_SCOPE_BYTES + 1), (KEY[1:], 1)])
+def test_names_without_a_scope_or_a_key_are_not_made(key: bytes, scope: int) -> None:
+    assert PrefixNames(KEY, bytes(MAX_SCOPE_BYTES)).tokens == 0
+    with pytest.raises(ValueError, match="512"):
+        PrefixNames(key, bytes(scope))

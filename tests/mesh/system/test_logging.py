@@ -191,6 +191,14 @@ def test_configuring_twice_logs_once(out: io.StringIO) -> None:
     assert out.getvalue() == ""
 
 
+def test_a_logger_that_was_used_before_follows_the_new_configuration(out: io.StringIO) -> None:
+    log, again = structlog.get_logger(), io.StringIO()
+    log.info("once")
+    configure("gateway", level="debug", stream=again)
+    log.debug("twice")
+    assert (last(again)["component"], last(again)["event"]) == ("gateway", "twice")
+
+
 def test_a_dead_stream_does_not_stop_the_process() -> None:
     stream = io.StringIO()
     configure("node", stream=stream)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -61,7 +62,11 @@ def test_each_system_is_asked_in_its_own_way(
 
 
 def _policies() -> dict[int, int]:
-    return {int(task): os.sched_getscheduler(int(task)) for task in os.listdir("/proc/self/task")}
+    found = {}
+    for task in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            found[task] = os.sched_getscheduler(task)
+    return found
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux schedules so")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -8,11 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sealring.mesh.errors import ResourceExhausted
 from sealring.node.engine import device, nvidia
+from sealring.node.engine.staging import TensorSpec
+from sealring.node.engine.transfer import is_evaluated
 
 
 def drawn(rows: int, heads: int, groups: int, new: int, held: int) -> tuple[mx.array, mx.array, mx.array]:
@@ -27,7 +32,7 @@ def drawn(rows: int, heads: int, groups: int, new: int, held: int) -> tuple[mx.a
 def masks(rows: int, new: int, held: int) -> dict[str, Any]:
     window = mx.arange(held - new, held)[:, None] < mx.arange(held) + 3
     causal = mx.arange(held - new, held)[:, None] >= mx.arange(held)
-    padded = mx.broadcast_to((window & causal)[None, None], (rows, 1, new, held))
+    padded = (window & causal) & (mx.arange(held) >= mx.arange(rows).reshape(rows, 1, 1, 1) // 2)
     return {
         "none": None,
         "causal": "causal",
@@ -38,6 +43,7 @@ def masks(rows: int, new: int, held: int) -> dict[str, Any]:
 
 
 @settings(max_examples=25, deadline=None)
+@example(rows=3, groups=2, folded=2, new=3, before=2, mask="of rows")
 @given(
     rows=st.integers(1, 3),
     groups=st.integers(1, 3),
@@ -69,7 +75,8 @@ def test_it_is_what_mlx_computes(
         (512, 4100, {}, False),
         (256, 4096, {}, False),
         (500, 4096, {}, False),
-        (600, 120_000, {}, True),
+        (64, 1 << 18, {}, False),
+        (64, (1 << 18) + 1, {}, True),
     ],
 )
 def test_regular_lengths_are_left_to_plans(
@@ -90,14 +97,20 @@ def test_regular_lengths_are_left_to_plans(
     assert calls == ["fused" if fused else "unfused"]
 
 
-def test_a_mask_for_each_head_is_left_to_mlx() -> None:
-    queries, keys = mx.zeros((1, 4, 3, 8)), mx.zeros((1, 2, 5, 8))
-    mask = mx.ones((1, 4, 3, 5), mx.bool_)
+@pytest.mark.parametrize(
+    ("shape", "fused"),
+    [((1, 4, 3, 5), True), ((1, 1, 3, 5), False), ((3, 5), False), ((1, 1, 1, 3, 5), True)],
+)
+def test_a_mask_for_each_head_is_left_to_mlx(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], fused: bool
+) -> None:
+    queries, keys, mask = mx.zeros((1, 4, 3, 8)), mx.zeros((1, 2, 5, 8)), mx.ones(shape, mx.bool_)
     calls: list[Any] = []
+    monkeypatch.setattr(nvidia, "unfused", lambda *_: queries)
     nvidia.planless(lambda *_, **options: calls.append(options["mask"]) or queries)(
         queries, keys, keys, scale=1.0, mask=mask
     )
-    assert calls == [mask]
+    assert calls == [mask] * fused
 
 
 def test_nothing_is_replaced_without_an_nvidia_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +134,10 @@ def test_it_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mx.fast.scaled_dot_product_attention is once
     assert hasattr(once, "fused")
     assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "7"
-    assert device.warm_up_lengths() == nvidia.WARM_UP_LENGTHS
+    assert device.warm_up_lengths() == (128, 24, 2, 1)
+    monkeypatch.delenv("MLX_MAX_OPS_PER_BUFFER")
+    device.prepare()
+    assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "20"
 
 
 def test_a_process_without_such_a_gpu_does_not_have_it() -> None:
@@ -194,3 +210,127 @@ def test_most_blocks_are_of_many_threads(launches: list[Launch]) -> None:
     for hidden, rows in ((4096, 31), (8192, 7), (2880, 32), (5120, 1)):
         nvidia._copy_in(mx.array([0], mx.uint64), 2 * hidden * rows, (rows, 1, hidden), mx.bfloat16)
     assert all(launch.threadgroup[0] >= 128 for launch in launches)
+
+
+class Driver:
+    """NVIDIA's, with memory of this process."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, Any] = {}
+
+    def cuMemHostAlloc(self, pointer: Any, size: ctypes.c_size_t, flags: int) -> int:
+        block = ctypes.create_string_buffer(b"x" * size.value, size.value)
+        pointer._obj.value = ctypes.addressof(block)
+        self.blocks[ctypes.addressof(block)] = block
+        assert flags == 3  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
+        return 0
+
+    def cuMemFreeHost(self, pointer: ctypes.c_void_p) -> None:
+        assert pointer.value
+        del self.blocks[pointer.value]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    found = Driver()
+    monkeypatch.setattr(nvidia.ctypes, "CDLL", {"libcuda.so.1": found}.__getitem__)
+    return found
+
+
+def copied(launch: Launch, size: int) -> bytes:
+    """What its kernel would find at the address that it is given."""
+    return ctypes.string_at(launch.inputs[-1].item(), size)
+
+
+STATE = (TensorSpec("hidden", "bfloat16", (17, 4)), TensorSpec("ids", "int32", ()))
+
+
+def test_a_record_is_where_the_kernels_read_it(driver: Driver, launches: list[Launch]) -> None:
+    made = nvidia.PinnedTransfer()
+    first, second = (made.landing(STATE, 1, 2) for _ in range(2))
+    hidden, ids = first.arrays
+    assert (hidden.shape, hidden.dtype) == ((1, 2, 17, 4), mx.bfloat16)
+    assert (ids.shape, ids.dtype) == ((1, 2), mx.int32)
+    assert copied(launches[0], 1) == b"x"
+    assert copied(launches[1], 8) == bytes(8), "an index that is out of bounds"
+    records = [np.random.default_rng(seed).bytes(280) for seed in (1, 2)]
+    for landing, record in zip((first, second), records, strict=True):
+        landing.fill(memoryview(record))
+    for number, record in enumerate(records):
+        found = [copied(launches[2 * number], 272), copied(launches[2 * number + 1], 8)]
+        assert b"".join(found) == record
+    assert all(launch.inputs[0].item() % 16 == 0 for launch in launches)  # CUDA copies a uint4 from there
+    assert [launch.grid for launch in launches[:2]] == [(272 // 4, 1, 1), (8 // 4, 1, 1)]
+    made.landing([TensorSpec("hidden", "bfloat16", (3,))], 1, 2)
+    assert (launches[-1].grid, "unsigned char" in launches[-1].source) == ((12, 1, 1), True)
+
+
+def test_a_landing_tells_whether_it_was_evaluated(driver: Driver, launches: list[Launch]) -> None:
+    made = nvidia.PinnedTransfer()
+    for place in (0, 1):
+        landing = made.landing(STATE, 1, 5)
+        assert not landing.evaluated
+        mx.eval(landing.arrays[place])
+        assert landing.evaluated
+
+
+def test_results_leave_from_where_the_kernels_wrote_them(driver: Driver, launches: list[Launch]) -> None:
+    made = nvidia.PinnedTransfer()
+    results = [mx.arange(5, dtype=mx.uint32), mx.arange(6, dtype=mx.float32).reshape(2, 3)]
+    departure = made.departure(results)
+    for launch in launches:
+        array, address = launch.inputs
+        data = np.array(array).tobytes()
+        ctypes.memmove(address.item(), data, len(data))
+    assert [each.shape for each in departure.pending] == [(1,)] * 2
+    assert not any(map(is_evaluated, departure.pending))
+    assert [bytes(part) for part in departure.wait()] == [np.array(array).tobytes() for array in results]
+    assert all(map(is_evaluated, departure.pending))
+    assert [launch.grid for launch in launches] == [(5, 1, 1), (6, 1, 1)]
+
+
+def test_blocks_are_used_again_when_their_step_is_done(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver, launches: list[Launch]
+) -> None:
+    made = nvidia.PinnedTransfer()
+    for _ in range(3):
+        landing = made.landing(STATE, 1, 5)
+        departure, other = made.departure([landing.arrays[0]]), made.departure([landing.arrays[1]])
+        assert len(driver.blocks) == 3
+        departure.release()
+        other.release()
+    made.landing(STATE, 1, 5)
+    made.settle()
+    made.settle()
+    assert len({id(made.take(1)) for _ in range(4)}) == 4
+    assert len(driver.blocks) == 4
+    freed: list[int] = []
+    monkeypatch.setattr(mx, "synchronize", lambda: freed.append(len(driver.blocks)))
+    made.close()
+    assert (freed, driver.blocks) == ([4], {}), "while the GPU may still use them"
+
+
+def test_blocks_are_of_whole_pages(driver: Driver) -> None:
+    made = nvidia.PinnedTransfer()
+    assert [made.take(size).size for size in (0, 1, 4096, 4097)] == [4096, 4096, 4096, 8192]
+    block = made.take(1)
+    assert block.cell(32) is block.cell(32)
+    assert (block.cell(32).dtype, block.cell(32).item()) == (mx.uint64, block.address + 32)
+
+
+@pytest.mark.parametrize(("status", "given"), [(2, True), (0, False)])
+def test_no_pinned_memory_is_told(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, status: int, given: bool
+) -> None:
+    allocate = driver.cuMemHostAlloc
+    monkeypatch.setattr(driver, "cuMemHostAlloc", lambda *told: status + (allocate(*told) if given else 0))
+    with pytest.raises(ResourceExhausted, match=f"CUDA error {status}") as caught:
+        nvidia.PinnedTransfer().take(1)
+    assert caught.value.reason == "NO_PINNED_MEMORY"
+
+
+def test_weights_of_many_tokens_sum_up_to_one() -> None:
+    """Half precision by itself stops adding at 256."""
+    keys = mx.zeros((1, 1, 4096, 1), mx.bfloat16)
+    found = nvidia.unfused(keys[:, :, :2], keys, keys + 1, 1.0, None)
+    assert mx.allclose(found, mx.ones_like(found), atol=0.01).item()
