@@ -23,9 +23,8 @@ from sealring.coordinator.roster.audit_head import AuditSeal
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import DATABASE_NAME, Store
 from sealring.mesh.clock import Clock, wall_clock
-from sealring.mesh.crypto.dsse import open_envelope
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput
-from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_header
+from sealring.mesh.roster.codec import issued_unverified
 from sealring.mesh.roster.reader import MAX_VERSION_JUMP
 from sealring.mesh.system.files import unwritable
 
@@ -116,8 +115,7 @@ def recover(settings: CoordinatorSettings, *, clock: Clock = wall_clock) -> None
 
 def _used_since(envelope: bytes, now: float) -> int:
     """More numbers than were given out since this roster was signed."""
-    opened = open_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
-    return _MARGIN + _PER_SECOND * max(0, int(now) - parse_header(opened.payload).issued)
+    return _MARGIN + _PER_SECOND * max(0, int(now) - issued_unverified(envelope))
 
 
 @contextmanager

@@ -59,7 +59,9 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show what changed between two rosters, after checking both as of when they were issued."""
-    before, after = (_verified(file, root, pin, _issued(file)) for file in (older, newer))
+    from sealring.mesh.roster.codec import issued_unverified
+
+    before, after = (_verified(file, root, pin, issued_unverified(_read(file))) for file in (older, newer))
     changes = compare_rosters(describe_roster(before), describe_roster(after))
     follows = after.version == before.version + 1
     if (follows and after.previous != before.hash) or (
@@ -114,14 +116,6 @@ def _verified(file: Path, root: Path, pin: str, now: float) -> Roster:
         raise InvalidInput("the root key's hash is not 64 hex digits", reason="BAD_PIN", param="root_sha256")
     metadata = verify_root_chain(decode_chain(_read(root)), bytes.fromhex(pin), now=now)
     return check_roster(_read(file), metadata, now=now)
-
-
-def _issued(file: Path) -> int:
-    from sealring.mesh.crypto.dsse import open_envelope
-    from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_header
-
-    opened = open_envelope(_read(file), payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
-    return parse_header(opened.payload).issued
 
 
 @command(app, example="sealring roster show --save .", section="cli", fields=ADMIN)

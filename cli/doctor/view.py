@@ -75,15 +75,13 @@ def read_view(settings: NodeSettings) -> View:
 
 def _roster(folder: Path, root: RootMetadata) -> Roster | None:
     """The stored roster where its signatures hold, though its time may be over."""
-    from sealring.mesh.crypto.dsse import open_envelope
     from sealring.mesh.member.state import ROSTER
-    from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_header
+    from sealring.mesh.roster.codec import issued_unverified
     from sealring.mesh.roster.reader import check_roster
     from sealring.mesh.system.files import read_bounded
 
     try:
         envelope = read_bounded(folder / ROSTER, max_bytes=_MAX_ENVELOPE)
-        opened = open_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
-        return check_roster(envelope, root, now=parse_header(opened.payload).issued)
+        return check_roster(envelope, root, now=issued_unverified(envelope))
     except (OSError, SealringError, ValueError):
         return None

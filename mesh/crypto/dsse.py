@@ -21,7 +21,6 @@ from sealring.mesh.crypto.encoding import (
     Fields,
     FormatError,
     canonical_json,
-    encode_base64,
     parse_json_object,
 )
 from sealring.mesh.errors import ConfigError, RosterError
@@ -125,9 +124,9 @@ def encode_envelope(envelope: Envelope) -> bytes:
     """An envelope as JSON."""
     return canonical_json(
         {
-            "payload": encode_base64(envelope.payload),
+            "payload": envelope.payload,
             "payloadType": envelope.payload_type,
-            "signatures": [{"keyid": name, "sig": encode_base64(sig)} for name, sig in envelope.signatures],
+            "signatures": [{"keyid": name, "sig": sig} for name, sig in envelope.signatures],
         }
     )
 

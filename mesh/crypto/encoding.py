@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import json
 import struct
 from collections.abc import Mapping
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 Json: TypeAlias = "bool | int | str | list[Json] | dict[str, Json] | None"
 JsonObject: TypeAlias = dict[str, Json]
@@ -26,11 +27,14 @@ class FormatError(ValueError):
 
 
 def canonical_json(value: object) -> bytes:
-    """`value` as JSON with sorted keys, no spaces, ASCII only. Floats are refused with FormatError."""
-    _refuse_floats(value)
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    ).encode("ascii")
+    """`value` as JSON with sorted keys, no spaces, ASCII only: bytes in base64, dataclasses as objects of
+    their fields. Floats are refused with FormatError."""
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def field_names(kind: type[Any]) -> tuple[str, ...]:
+    """The names of a dataclass's fields, which are those of its JSON object."""
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def parse_json_object(data: bytes, *, max_bytes: int) -> JsonObject:
@@ -105,6 +109,11 @@ class Fields:
             raise FormatError(f"field {name} is empty")
         return data
 
+    def each(self, name: str, *, max_items: int, min_items: int = 0) -> list[Fields]:
+        """The items of a list of bounded length, each as the one field `item`."""
+        found = self.items(name, max_items=max_items, min_items=min_items)
+        return [Fields({"item": item}, ("item",)) for item in found]
+
     def items(self, name: str, *, max_items: int, min_items: int = 0) -> list[Json]:
         """A list of bounded length."""
         value = self._value[name]
@@ -157,13 +166,16 @@ def pack_fields(*fields: bytes) -> bytes:
     return b"".join(_U32.pack(len(field)) + field for field in fields)
 
 
-def unpack_fields(data: bytes, *, count: int, max_bytes: int) -> list[bytes]:
-    """The inverse of `pack_fields` for exactly `count` fields with nothing after them. Raises FormatError."""
+def unpack_fields(data: bytes, *, count: int | None = None, max_bytes: int) -> list[bytes]:
+    """The inverse of `pack_fields`, for exactly `count` fields or for as many as there are.
+
+    Raises FormatError.
+    """
     if len(data) > max_bytes:
         raise FormatError("fields are too long")
     fields: list[bytes] = []
     offset = 0
-    for _ in range(count):
+    while offset < len(data) if count is None else len(fields) < count:
         if len(data) - offset < _U32.size:
             raise FormatError("fields are cut short")
         (length,) = _U32.unpack_from(data, offset)
@@ -208,14 +220,16 @@ def _check_depth(value: Json, depth: int) -> None:
             _check_depth(item, depth + 1)
 
 
-def _refuse_floats(value: object) -> None:
+def _plain(value: object) -> object:
+    """What `json` writes as it is."""
     if isinstance(value, float):
         raise FormatError("floats have no canonical form")
+    if isinstance(value, bytes):
+        return encode_base64(value)
+    if dataclasses.is_dataclass(value):
+        value = {name: getattr(value, name) for name in field_names(type(value))}
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise FormatError("keys have to be strings")
-            _refuse_floats(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _refuse_floats(item)
+        if not all(isinstance(key, str) for key in value):
+            raise FormatError("keys have to be strings")
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

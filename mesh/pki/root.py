@@ -25,10 +25,11 @@ from sealring.mesh.crypto.dsse import (
 from sealring.mesh.crypto.encoding import (
     Fields,
     FormatError,
-    Json,
     canonical_json,
-    encode_base64,
+    field_names,
+    pack_fields,
     parse_json_object,
+    unpack_fields,
 )
 from sealring.mesh.errors import CertificateError, InvalidInput, RosterError
 from sealring.mesh.names import check_name
@@ -42,20 +43,6 @@ MAX_CHAIN_BYTES = 64 << 10
 _MAX_KEYS = 16
 _MAX_AUTHORITIES = 4
 _MAX_CERTIFICATE_BYTES = 4096
-_FIELDS = (
-    "type",
-    "spec_version",
-    "cluster",
-    "version",
-    "root_keys",
-    "root_threshold",
-    "roster_keys",
-    "roster_threshold",
-    "authorities",
-    "issued",
-    "expires",
-)
-_U32 = struct.Struct(">I")
 
 
 @dataclass(frozen=True)
@@ -82,6 +69,9 @@ class RootMetadata:
         return root_fingerprint(self.root_keys, self.root_threshold)
 
 
+_FIELDS = tuple(name for name in field_names(RootMetadata) if name != "chain")
+
+
 def root_fingerprint(root_keys: Sequence[bytes], threshold: int) -> bytes:
     """What a join token pins: SHA-256 of the one root key, or of threshold and sorted keys if there are more.
 
@@ -90,7 +80,7 @@ def root_fingerprint(root_keys: Sequence[bytes], threshold: int) -> bytes:
     if len(root_keys) == 1:
         return hashlib.sha256(root_keys[0]).digest()
     parts = b"".join(sorted(root_keys))
-    return hashlib.sha256(b"sealring/v1 root set\x00" + _U32.pack(threshold) + parts).digest()
+    return hashlib.sha256(b"sealring/v1 root set\x00" + struct.pack(">I", threshold) + parts).digest()
 
 
 def sign_root(
@@ -192,7 +182,7 @@ def check_root_times(root: RootMetadata, *, now: float) -> None:
 
 def encode_chain(envelopes: Sequence[bytes]) -> bytes:
     """A chain as one byte string: each envelope behind its length (4 bytes, big endian)."""
-    data = b"".join(_U32.pack(len(envelope)) + envelope for envelope in envelopes)
+    data = pack_fields(*envelopes)
     if len(envelopes) > MAX_CHAIN_LENGTH or len(data) > MAX_CHAIN_BYTES:
         raise RosterError(
             "root metadata chain is too long",
@@ -206,41 +196,25 @@ def decode_chain(data: bytes) -> list[bytes]:
     """The inverse of `encode_chain`. Raises RosterError (ROOT_CHAIN_LENGTH, ROOT_MALFORMED)."""
     if len(data) > MAX_CHAIN_BYTES:
         raise RosterError("root metadata chain is too long", reason="ROOT_CHAIN_LENGTH")
-    envelopes: list[bytes] = []
-    offset = 0
-    while offset < len(data):
-        if len(data) - offset < _U32.size:
-            raise RosterError("root metadata chain is cut short", reason="ROOT_MALFORMED")
-        (length,) = _U32.unpack_from(data, offset)
-        offset += _U32.size
-        if length > len(data) - offset or len(envelopes) == MAX_CHAIN_LENGTH:
-            raise RosterError("root metadata chain is malformed", reason="ROOT_MALFORMED")
-        envelopes.append(data[offset : offset + length])
-        offset += length
-    return envelopes
+    try:
+        envelopes = unpack_fields(data, max_bytes=MAX_CHAIN_BYTES)
+        if len(envelopes) > MAX_CHAIN_LENGTH:
+            raise FormatError("it has too many links")
+        return envelopes
+    except FormatError as error:
+        raise RosterError(f"root metadata chain is malformed: {error}", reason="ROOT_MALFORMED") from None
 
 
 def _encode(root: RootMetadata) -> bytes:
-    return canonical_json(
-        {
-            "type": "root",
-            "spec_version": SPEC_VERSION,
-            "cluster": root.cluster,
-            "version": root.version,
-            "root_keys": [encode_base64(key) for key in root.root_keys],
-            "root_threshold": root.root_threshold,
-            "roster_keys": [encode_base64(key) for key in root.roster_keys],
-            "roster_threshold": root.roster_threshold,
-            "authorities": [encode_base64(der) for der in root.authorities],
-            "issued": root.issued,
-            "expires": root.expires,
-        }
-    )
+    content = {name: getattr(root, name) for name in _FIELDS}
+    return canonical_json({"type": "root", "spec_version": SPEC_VERSION, **content})
 
 
 def _decode(payload: bytes) -> RootMetadata:
     try:
-        fields = Fields(parse_json_object(payload, max_bytes=MAX_PAYLOAD_BYTES), _FIELDS)
+        fields = Fields(
+            parse_json_object(payload, max_bytes=MAX_PAYLOAD_BYTES), ("type", "spec_version", *_FIELDS)
+        )
         if fields.text("type") != "root" or fields.integer("spec_version") != SPEC_VERSION:
             raise FormatError("it is of another type or version")
         root = RootMetadata(
@@ -270,23 +244,16 @@ def _check_consistent(root: RootMetadata) -> None:
 
 
 def _keys(fields: Fields, name: str) -> tuple[bytes, ...]:
-    keys = tuple(
-        _binary(item, size=KEY_BYTES) for item in fields.items(name, min_items=1, max_items=_MAX_KEYS)
-    )
+    found = fields.each(name, min_items=1, max_items=_MAX_KEYS)
+    keys = tuple(one.binary("item", sizes=(KEY_BYTES,)) for one in found)
     if len(set(keys)) != len(keys):
         raise FormatError(f"field {name} has a key twice")
     return keys
 
 
 def _authorities(fields: Fields) -> tuple[bytes, ...]:
-    items = fields.items("authorities", min_items=1, max_items=_MAX_AUTHORITIES)
-    authorities = tuple(
-        Fields({"der": item}, ("der",)).blob("der", max_bytes=_MAX_CERTIFICATE_BYTES) for item in items
-    )
+    found = fields.each("authorities", min_items=1, max_items=_MAX_AUTHORITIES)
+    authorities = tuple(one.blob("item", max_bytes=_MAX_CERTIFICATE_BYTES) for one in found)
     for der in authorities:
         load_certificate(der)
     return authorities
-
-
-def _binary(item: Json, *, size: int) -> bytes:
-    return Fields({"key": item}, ("key",)).binary("key", sizes=(size,))

@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sealring.mesh.crypto.dsse import EnvelopeSigner, seal_envelope
+from sealring.mesh.crypto.dsse import EnvelopeSigner, open_envelope, seal_envelope
 from sealring.mesh.crypto.encoding import (
     Fields,
     FormatError,
     Json,
     canonical_json,
-    encode_base64,
+    field_names,
     parse_json_object,
 )
 from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES, SEALING_KEY_SIZES
@@ -42,8 +42,7 @@ _MAX_ADDRESSES = 8
 _MAX_LAYERS = 10_000
 _MAX_CONTEXT = 1 << 24
 _STRATEGIES = ("pipeline", "tensor")
-_HEADER = ("type", "spec_version", "cluster", "root_version", "version", "previous", "issued", "expires")
-_BODY = ("suites", "trust_floor", "min_trust", "members", "rings", "gateways", "revoked")
+_FIELDS = tuple(name for name in field_names(Roster) if name != "hash")
 
 
 def size_cap(members: int) -> int:
@@ -60,9 +59,8 @@ def sign_roster(roster: Roster, signers: Iterable[EnvelopeSigner]) -> bytes:
     Raises RosterError with the reason that a reader would give.
     """
     payload = encode_roster(roster)
-    header = parse_header(payload)
-    check_lifetime(header.issued, header.expires)
-    complete = parse_body(header)
+    complete = parse_roster(payload)
+    check_lifetime(complete.issued, complete.expires)
     check_structure(complete)
     check_trust(complete)
     return seal_envelope(PAYLOAD_TYPE, payload, signers)
@@ -73,25 +71,16 @@ def roster_hash(payload: bytes) -> bytes:
     return hashlib.sha256(payload).digest()
 
 
-class RosterHeader:
-    """The first part of a payload, typed, with the rest still to be read."""
-
-    def __init__(self, fields: Fields, payload: bytes) -> None:
-        self.fields = fields
-        self.payload = payload
-        self.cluster = fields.text("cluster", max_length=63)
-        self.root_version = fields.integer("root_version", low=1)
-        self.version = fields.integer("version", low=1)
-        self.previous = fields.binary("previous", sizes=(HASH_BYTES,))
-        self.issued = fields.integer("issued")
-        self.expires = fields.integer("expires")
-        self.hash = roster_hash(payload)
+def issued_unverified(envelope: bytes) -> int:
+    """When a signed roster says that it was issued. Raises RosterError (ENVELOPE_*, ROSTER_*)."""
+    opened = open_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+    return parse_roster(opened.payload).issued
 
 
-def parse_header(payload: bytes) -> RosterHeader:
-    """Parse a payload whose signatures were verified, as far as type, cluster, versions and times.
+def parse_roster(payload: bytes) -> Roster:
+    """The roster of a payload whose signatures were verified: typed, its rules not yet checked.
 
-    Raises RosterError (ROSTER_MALFORMED, ROSTER_TYPE).
+    Raises RosterError (ROSTER_MALFORMED, ROSTER_TYPE, ROSTER_TOO_LARGE, ROSTER_TRUST).
     """
     try:
         document = parse_json_object(payload, max_bytes=MAX_PAYLOAD_BYTES)
@@ -102,28 +91,17 @@ def parse_header(payload: bytes) -> RosterHeader:
                 reason="ROSTER_TYPE",
                 hint="run the same release everywhere",
             )
-        return RosterHeader(Fields(document, _HEADER + _BODY), payload)
-    except FormatError as error:
-        raise RosterError(f"roster is malformed: {error}", reason="ROSTER_MALFORMED") from None
-
-
-def parse_body(header: RosterHeader) -> Roster:
-    """The whole roster behind a header, typed but its rules not yet checked.
-
-    Raises RosterError (ROSTER_MALFORMED, ROSTER_TOO_LARGE, ROSTER_TRUST).
-    """
-    fields = header.fields
-    try:
+        fields = Fields(document, ("type", "spec_version", *_FIELDS))
         members = fields.items("members", max_items=MAX_MEMBERS)
-        if len(header.payload) > size_cap(len(members)):
+        if len(payload) > size_cap(len(members)):
             raise RosterError("roster is too large for its members", reason="ROSTER_TOO_LARGE")
         return Roster(
-            cluster=header.cluster,
-            root_version=header.root_version,
-            version=header.version,
-            previous=header.previous,
-            issued=header.issued,
-            expires=header.expires,
+            cluster=fields.text("cluster", max_length=63),
+            root_version=fields.integer("root_version", low=1),
+            version=fields.integer("version", low=1),
+            previous=fields.binary("previous", sizes=(HASH_BYTES,)),
+            issued=fields.integer("issued"),
+            expires=fields.integer("expires"),
             suites=parse_suites(_texts(fields, "suites", 8)),
             trust_floor=fields.integer("trust_floor", high=MAX_SCORE),
             min_trust=fields.integer("min_trust", high=MAX_SCORE),
@@ -131,35 +109,18 @@ def parse_body(header: RosterHeader) -> Roster:
             rings=tuple(_ring(item) for item in fields.items("rings", max_items=MAX_MEMBERS)),
             gateways=tuple(_gateway(item) for item in fields.items("gateways", max_items=100)),
             revoked=tuple(_revoked(item) for item in fields.items("revoked", max_items=MAX_MEMBERS)),
-            hash=header.hash,
+            hash=roster_hash(payload),
         )
     except RosterError:
         raise
-    except (FormatError, SealringError, ValueError) as error:
+    except (SealringError, ValueError) as error:  # FormatError, and a key type that nobody knows
         raise RosterError(f"roster is malformed: {error}", reason="ROSTER_MALFORMED") from None
 
 
 def encode_roster(roster: Roster) -> bytes:
     """The canonical payload of a roster. Raises RosterError (ROSTER_TOO_LARGE)."""
-    payload = canonical_json(
-        {
-            "type": "roster",
-            "spec_version": SPEC_VERSION,
-            "cluster": roster.cluster,
-            "root_version": roster.root_version,
-            "version": roster.version,
-            "previous": encode_base64(roster.previous),
-            "issued": roster.issued,
-            "expires": roster.expires,
-            "suites": list(roster.suites),
-            "trust_floor": roster.trust_floor,
-            "min_trust": roster.min_trust,
-            "members": [_encode_member(member) for member in roster.members],
-            "rings": [_encode_ring(ring) for ring in roster.rings],
-            "gateways": [_encode_party(gateway) for gateway in roster.gateways],
-            "revoked": [{**_encode_party(entry), "at": entry.at} for entry in roster.revoked],
-        }
-    )
+    content = {name: getattr(roster, name) for name in _FIELDS}
+    payload = canonical_json({"type": "roster", "spec_version": SPEC_VERSION, **content})
     if len(payload) > size_cap(len(roster.members)):
         raise RosterError(
             "roster is too large for its members",
@@ -193,20 +154,7 @@ def complete_roster(draft: Roster) -> Roster:
 
 
 def _member(item: Json) -> RosterMember:
-    names = (
-        "id",
-        "identity_key",
-        "key_type",
-        "sealing_key",
-        "level",
-        "trust",
-        "attestation_hash",
-        "attested_at",
-        "challenged_at",
-        "manifest_hash",
-        "addresses",
-    )
-    fields = Fields(item, names)
+    fields = Fields(item, field_names(RosterMember))
     return RosterMember(
         id=fields.text("id", max_length=52),
         identity_key=fields.binary("identity_key", sizes=(PUBLIC_KEY_BYTES,)),
@@ -223,21 +171,7 @@ def _member(item: Json) -> RosterMember:
 
 
 def _ring(item: Json) -> Ring:
-    names = (
-        "id",
-        "deployment",
-        "replica",
-        "model",
-        "model_digest",
-        "strategy",
-        "context",
-        "total_layers",
-        "plan_hash",
-        "trust_floor",
-        "min_trust",
-        "members",
-    )
-    fields = Fields(item, names)
+    fields = Fields(item, field_names(Ring))
     strategy = fields.text("strategy")
     if strategy not in _STRATEGIES:
         raise FormatError("strategy is unknown")
@@ -258,19 +192,19 @@ def _ring(item: Json) -> Ring:
 
 
 def _ring_member(item: Json) -> RingMember:
-    fields = Fields(item, ("id", "rank", "layers"))
-    edges = fields.items("layers", min_items=2, max_items=2)
-    low, high = (Fields({"edge": edge}, ("edge",)).integer("edge", high=_MAX_LAYERS) for edge in edges)
+    fields = Fields(item, field_names(RingMember))
+    edges = fields.each("layers", min_items=2, max_items=2)
+    low, high = (edge.integer("item", high=_MAX_LAYERS) for edge in edges)
     return RingMember(fields.text("id", max_length=52), fields.integer("rank", high=MAX_MEMBERS), (low, high))
 
 
 def _gateway(item: Json) -> Gateway:
-    fields = Fields(item, ("id", "identity_key"))
+    fields = Fields(item, field_names(Gateway))
     return Gateway(fields.text("id"), fields.binary("identity_key", sizes=(PUBLIC_KEY_BYTES,)))
 
 
 def _revoked(item: Json) -> Revoked:
-    fields = Fields(item, ("id", "identity_key", "at"))
+    fields = Fields(item, field_names(Revoked))
     key = fields.binary("identity_key", sizes=(PUBLIC_KEY_BYTES,))
     return Revoked(fields.text("id"), key, fields.integer("at"))
 
@@ -285,10 +219,7 @@ def _level(name: str) -> TrustLevel:
 
 
 def _texts(fields: Fields, name: str, max_items: int) -> list[str]:
-    return [
-        Fields({"item": item}, ("item",)).text("item", max_length=260)
-        for item in fields.items(name, max_items=max_items)
-    ]
+    return [one.text("item", max_length=260) for one in fields.each(name, max_items=max_items)]
 
 
 def _address(text: str) -> str:
@@ -296,42 +227,3 @@ def _address(text: str) -> str:
     if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
         raise FormatError("address is not host:port")
     return text
-
-
-def _encode_party(party: Gateway | Revoked) -> dict[str, object]:
-    return {"id": party.id, "identity_key": encode_base64(party.identity_key)}
-
-
-def _encode_member(member: RosterMember) -> dict[str, object]:
-    return {
-        "id": member.id,
-        "identity_key": encode_base64(member.identity_key),
-        "key_type": member.key_type,
-        "sealing_key": encode_base64(member.sealing_key),
-        "level": member.level,
-        "trust": member.trust,
-        "attestation_hash": encode_base64(member.attestation_hash),
-        "attested_at": member.attested_at,
-        "challenged_at": member.challenged_at,
-        "manifest_hash": encode_base64(member.manifest_hash),
-        "addresses": list(member.addresses),
-    }
-
-
-def _encode_ring(ring: Ring) -> dict[str, object]:
-    return {
-        "id": ring.id,
-        "deployment": ring.deployment,
-        "replica": ring.replica,
-        "model": ring.model,
-        "model_digest": encode_base64(ring.model_digest),
-        "strategy": ring.strategy,
-        "context": ring.context,
-        "total_layers": ring.total_layers,
-        "plan_hash": encode_base64(ring.plan_hash),
-        "trust_floor": ring.trust_floor,
-        "min_trust": ring.min_trust,
-        "members": [
-            {"id": member.id, "rank": member.rank, "layers": list(member.layers)} for member in ring.members
-        ],
-    }

@@ -8,16 +8,14 @@ process alone (`RosterMemory`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sealring.mesh.crypto.encoding import (
     Fields,
     FormatError,
-    Json,
     canonical_json,
-    encode_base64,
+    field_names,
     parse_json_object,
 )
 from sealring.mesh.errors import ConfigError, InvalidInput, RosterError
@@ -25,7 +23,6 @@ from sealring.mesh.system.files import UNWRITABLE_HINT, create_exclusive, read_s
 
 HASH_BYTES = 32
 _MAX_BYTES = 4096
-_FIELDS = ("cluster", "root_version", "version", "hash", "issued")
 
 
 @dataclass(frozen=True)
@@ -102,30 +99,24 @@ class RosterMemory:
 
 
 def _encode(state: RosterState) -> bytes:
-    content: dict[str, Json] = {
-        "cluster": state.cluster,
-        "root_version": state.root_version,
-        "version": state.version,
-        "hash": encode_base64(state.hash),
-        "issued": state.issued,
-    }
-    return canonical_json({**content, "sum": _sum(content)})
+    return canonical_json({**vars(state), "sum": _sum(state)})
 
 
-def _sum(content: Mapping[str, Json]) -> str:
+def _sum(state: RosterState) -> str:
     """A checksum: a bit that flipped on the disk must not look like a second history."""
-    return hashlib.sha256(canonical_json(dict(content))).hexdigest()
+    return hashlib.sha256(canonical_json(state)).hexdigest()
 
 
 def _decode(data: bytes) -> RosterState:
     content = parse_json_object(data, max_bytes=_MAX_BYTES)
-    fields = Fields(content, (*_FIELDS, "sum"))
-    if fields.text("sum") != _sum({name: content[name] for name in _FIELDS}):
-        raise FormatError("checksum does not match")
-    return RosterState(
+    fields = Fields(content, (*field_names(RosterState), "sum"))
+    state = RosterState(
         cluster=fields.text("cluster"),
         root_version=fields.integer("root_version"),
         version=fields.integer("version"),
         hash=fields.binary("hash", sizes=(HASH_BYTES,)),
         issued=fields.integer("issued"),
     )
+    if fields.text("sum") != _sum(state):
+        raise FormatError("checksum does not match")
+    return state

@@ -18,13 +18,7 @@ from sealring.mesh.clock import SKEW_SECONDS, Clock, wall_clock
 from sealring.mesh.crypto.dsse import check_threshold, open_envelope
 from sealring.mesh.errors import FailedPrecondition, RosterError
 from sealring.mesh.pki.root import RootMetadata, check_root_times, follow_root
-from sealring.mesh.roster.codec import (
-    MAX_PAYLOAD_BYTES,
-    PAYLOAD_TYPE,
-    RosterHeader,
-    parse_body,
-    parse_header,
-)
+from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_roster
 from sealring.mesh.roster.memory import RosterMemory, RosterState, RosterStateFile
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.roster.rules import check_lifetime, check_structure, check_trust
@@ -111,9 +105,9 @@ class RosterReader:
         with self._lock:
             now = self._clock()
             self._latest = max(self._latest, now)
-            header = _check_header(envelope, self._root, now)
-            _check_history(header, self._state, self._raise_alarm)
-            roster = _check_content(header, now)
+            roster = _open(envelope, self._root, now)
+            _check_history(roster, self._state, self._raise_alarm)
+            _check_content(roster, now)
             self._check_own_key(roster)
             check_trust(roster)
             state = RosterState(
@@ -171,50 +165,49 @@ def check_roster(envelope: bytes, root: RootMetadata, *, now: float) -> Roster:
 
     Raises RosterError (ENVELOPE_*, DUPLICATE_KEY_ID, BAD_SIGNATURE, THRESHOLD_NOT_MET, ROSTER_*, ROOT_*).
     """
-    roster = _check_content(_check_header(envelope, root, now), now)
+    roster = _open(envelope, root, now)
+    _check_content(roster, now)
     check_trust(roster)
     return roster
 
 
-def _check_header(envelope: bytes, root: RootMetadata, now: float) -> RosterHeader:
+def _open(envelope: bytes, root: RootMetadata, now: float) -> Roster:
     opened = open_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     check_root_times(root, now=now)
     check_threshold(opened, root.roster_keys, root.roster_threshold)
-    header = parse_header(opened.payload)
-    if header.cluster != root.cluster:
+    roster = parse_roster(opened.payload)
+    if roster.cluster != root.cluster:
         raise RosterError("roster is of another cluster", reason="ROSTER_CLUSTER")
-    if header.root_version != root.version:
+    if roster.root_version != root.version:
         raise RosterError(
             "roster was made under another root version",
             reason="ROSTER_ROOT_VERSION",
             hint="fetch the newest root metadata",
         )
-    return header
-
-
-def _check_content(header: RosterHeader, now: float) -> Roster:
-    _check_times(header, now)
-    roster = parse_body(header)
-    check_structure(roster)
     return roster
 
 
-def _check_history(header: RosterHeader, stored: RosterState, alarm: Callable[[Equivocation], None]) -> None:
-    if header.version < stored.version:
+def _check_content(roster: Roster, now: float) -> None:
+    _check_times(roster, now)
+    check_structure(roster)
+
+
+def _check_history(roster: Roster, stored: RosterState, alarm: Callable[[Equivocation], None]) -> None:
+    if roster.version < stored.version:
         raise RosterError("roster is older than one used before", reason="ROSTER_ROLLBACK")
-    if header.version == stored.version:
-        if header.hash != stored.hash:
-            alarm(Equivocation(header.cluster, header.version, stored.hash, header.hash))
+    if roster.version == stored.version:
+        if roster.hash != stored.hash:
+            alarm(Equivocation(roster.cluster, roster.version, stored.hash, roster.hash))
             raise RosterError(
                 "two different rosters have one version",
                 reason="ROSTER_EQUIVOCATION",
                 hint="the roster keys may be stolen: compare with other members and rotate them",
             )
         return
-    if stored.version and header.version - stored.version > MAX_VERSION_JUMP:
+    if stored.version and roster.version - stored.version > MAX_VERSION_JUMP:
         raise RosterError("roster's version is too far ahead", reason="ROSTER_VERSION_JUMP")
-    if header.version == stored.version + 1 and header.previous != stored.hash:
-        alarm(Equivocation(header.cluster, stored.version, stored.hash, header.previous))
+    if roster.version == stored.version + 1 and roster.previous != stored.hash:
+        alarm(Equivocation(roster.cluster, stored.version, stored.hash, roster.previous))
         raise RosterError(
             "roster does not follow the one used before",
             reason="ROSTER_PREVIOUS",
@@ -222,11 +215,11 @@ def _check_history(header: RosterHeader, stored: RosterState, alarm: Callable[[E
         )
 
 
-def _check_times(header: RosterHeader, now: float) -> None:
-    check_lifetime(header.issued, header.expires)
-    if header.issued > now + SKEW_SECONDS:
+def _check_times(roster: Roster, now: float) -> None:
+    check_lifetime(roster.issued, roster.expires)
+    if roster.issued > now + SKEW_SECONDS:
         raise RosterError(
             "roster is from the future", reason="ROSTER_NOT_YET_VALID", hint="compare the clocks"
         )
-    if now >= header.expires + SKEW_SECONDS:
+    if now >= roster.expires + SKEW_SECONDS:
         raise RosterError("roster has expired", reason="ROSTER_EXPIRED", hint="compare the clocks")

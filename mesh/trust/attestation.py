@@ -7,7 +7,7 @@ the trust level from evidence; the member's own claims never raise it above what
 from __future__ import annotations
 
 import hmac
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 
 from sealring.mesh.crypto.encoding import (
     Fields,
@@ -15,7 +15,7 @@ from sealring.mesh.crypto.encoding import (
     Json,
     JsonObject,
     canonical_json,
-    encode_base64,
+    field_names,
     pack_fields,
     parse_json_object,
 )
@@ -34,19 +34,6 @@ MAX_AGE_SECONDS = 120
 MAX_MODELS = 8
 _HASH_BYTES = 32
 _MAX_TEXT = 128
-_NAMES = (
-    "type",
-    "version",
-    "cluster",
-    "nonce",
-    "timestamp",
-    "identity_key",
-    "key_type",
-    "sealing_key",
-    "manifest_hash",
-    "models",
-    "posture",
-)
 
 
 @dataclass(frozen=True)
@@ -75,7 +62,6 @@ UNKNOWN_POSTURE = Posture()
 """A machine that knows nothing about itself."""
 
 _FLAGS = ("sip", "secure_boot", "authenticated_root", "filevault")
-_POSTURE_NAMES = tuple(field.name for field in fields(Posture))
 
 
 @dataclass(frozen=True)
@@ -120,27 +106,16 @@ class Verdict:
 
 def encode_statement(statement: Statement) -> bytes:
     """The canonical bytes that the identity key signs."""
-    return canonical_json(
-        {
-            "type": "attestation",
-            "version": STATEMENT_VERSION,
-            "cluster": statement.cluster,
-            "nonce": encode_base64(statement.nonce),
-            "timestamp": statement.timestamp,
-            "identity_key": encode_base64(statement.identity_key),
-            "key_type": statement.key_type,
-            "sealing_key": encode_base64(statement.sealing_key),
-            "manifest_hash": encode_base64(statement.manifest_hash),
-            "models": [encode_base64(digest) for digest in statement.models],
-            "posture": asdict(statement.posture),
-        }
-    )
+    return canonical_json({"type": "attestation", "version": STATEMENT_VERSION, **vars(statement)})
 
 
 def decode_statement(data: bytes) -> Statement:
     """Parse strictly: one canonical encoding only. Raises AttestationError (STATEMENT_MALFORMED)."""
     try:
-        document = Fields(parse_json_object(data, max_bytes=MAX_STATEMENT_BYTES), _NAMES)
+        document = Fields(
+            parse_json_object(data, max_bytes=MAX_STATEMENT_BYTES),
+            ("type", "version", *field_names(Statement)),
+        )
         if document.text("type") != "attestation" or document.integer("version") != STATEMENT_VERSION:
             raise FormatError("it is of another type or version")
         statement = Statement(
@@ -151,7 +126,10 @@ def decode_statement(data: bytes) -> Statement:
             key_type=KeyType(document.text("key_type")),
             sealing_key=document.binary("sealing_key", sizes=SEALING_KEY_SIZES),
             manifest_hash=document.binary("manifest_hash", sizes=(_HASH_BYTES,)),
-            models=tuple(_digest(item) for item in document.items("models", max_items=MAX_MODELS)),
+            models=tuple(
+                one.binary("item", sizes=(_HASH_BYTES,))
+                for one in document.each("models", max_items=MAX_MODELS)
+            ),
             posture=_posture(parse_json_object(data, max_bytes=MAX_STATEMENT_BYTES)["posture"]),
         )
         if encode_statement(statement) != data:
@@ -266,10 +244,11 @@ def _sealing_content(cluster: str, sealing_key: bytes) -> bytes:
 
 
 def _posture(value: Json) -> Posture:
-    document = Fields(value, _POSTURE_NAMES)
+    names = field_names(Posture)
+    document = Fields(value, names)
     known: JsonObject = value if isinstance(value, dict) else {}
     values: dict[str, str | bool | None] = {}
-    for name in _POSTURE_NAMES:
+    for name in names:
         if known[name] is None:
             values[name] = None
         elif name in _FLAGS:
@@ -277,10 +256,6 @@ def _posture(value: Json) -> Posture:
         else:
             values[name] = document.text(name, max_length=_MAX_TEXT)
     return Posture(**values)  # type: ignore[arg-type]
-
-
-def _digest(item: Json) -> bytes:
-    return Fields({"digest": item}, ("digest",)).binary("digest", sizes=(_HASH_BYTES,))
 
 
 def _flag(value: Json) -> bool:
