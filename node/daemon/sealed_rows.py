@@ -125,12 +125,16 @@ class SealedReply:
         self._sealer = sealer
 
     def seal(self, output: control_pb2.RowOutput) -> None:
-        """Replaces what an output tells by the next chunk; nothing stays where there is nothing to tell."""
-        delta = inference_pb2.SealedDelta(text=output.text, tokens=output.tokens, logprobs=output.logprobs)
+        """Replaces what an output tells by the next chunk."""
+        delta = inference_pb2.SealedDelta(
+            text=output.text,
+            tokens=output.tokens,
+            logprobs=output.logprobs,
+            choice=output.row - self._row,
+            token=output.token,
+            held=output.held,
+        )
         _clear(output)
-        if not delta.text and not delta.logprobs and not output.finish:
-            return
-        delta.choice = output.row - self._row
         if output.finish:
             delta.finish, delta.prompt_tokens = output.finish, self.prompt_tokens
             self._unfinished -= 1
@@ -199,7 +203,7 @@ class SealedRows:
             return parsed.SerializeToString()
         if kind == "opened" and (opened := self._rows.get(parsed.opened.row)) is not None:
             if opened.reply is not None:
-                opened.reply.prompt_tokens = parsed.opened.prompt_tokens
+                opened.reply.prompt_tokens = parsed.opened.prompt_tokens - parsed.opened.answered
         elif kind == "refused":
             self.discard(parsed.refused.row)
         return event
@@ -220,13 +224,13 @@ class SealedRows:
 
 
 def _clear(output: control_pb2.RowOutput) -> None:
-    output.ClearField("content")
-    output.ClearField("logprobs")
+    for field in ("content", "logprobs", "token", "held"):
+        output.ClearField(field)
 
 
 def _padded(delta: inference_pb2.SealedDelta) -> bytes:
     """The delta as bytes, their number a multiple of its unit."""
-    unit = CHUNK_BYTES * (1 + sum(1 + len(one.top) for one in delta.logprobs))
+    unit = CHUNK_BYTES * (1 + sum(1 + len(one.top) for one in (*delta.logprobs, *delta.held)))
     missing = -delta.ByteSize() % unit
     if missing:
         while (length := _field_length(missing)) is None:

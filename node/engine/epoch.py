@@ -411,7 +411,7 @@ class Epoch:
         self, step: ResolvedStep, sampled: list[tuple[Row, mx.array]], times: StepTimes
     ) -> None:
         parameters = [row.parameters for row, _ in sampled if row.parameters is not None]
-        sampler = Sampler(parameters, [0] * len(sampled))
+        sampler = Sampler(parameters, [row.position for row in parameters])
         logits = [logits for _, logits in sampled]
         tokens, departure = self._sampled(sampler, logits[0] if len(logits) == 1 else mx.concatenate(logits))
         times.built = time.perf_counter()

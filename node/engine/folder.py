@@ -91,7 +91,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
         )
     measured = with_kv_bits(profile(path), command.kv_bits)
     lo, hi = command.lo, command.hi
-    front = Front(path, command.context, emit) if lo == 0 else None
+    front = Front(path, command.context, measured["vocab_size"], emit) if lo == 0 else None
     try:
         with _Progress(command.id, _expected_bytes(measured, lo, hi), emit):
             stage = load_stage(path, lo, hi, kv_bits=command.kv_bits)

@@ -19,15 +19,15 @@ from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt import validate as limits
 from sealring.v1 import inference_pb2 as inference
 
-VERSION = 2
+VERSION = 3
 BLOCK = 256
 DEFAULT_CONTEXT_SIZE = 20
 """Tokens that a repetition penalty looks at where the request does not say; mlx-lm's own default."""
 
-_FIELDS = struct.Struct("<BxxxfffIQfIffiII")
+_FIELDS = struct.Struct("<BxxxfffIQfIffIiIII")
 """Version, temperature, top_p, min_p, top_k, seed, repetition penalty and context size, presence and
-frequency penalty, logprobs (-1 for none), numbers of biases and of prompt tokens. The biases (<If) and the
-tokens (<I) follow.
+frequency penalty, position, logprobs (-1 for none), numbers of biases, of prompt tokens and of answered ones.
+The biases (<If) and the tokens (<I) follow.
 """
 
 _NUMBERS = (
@@ -40,6 +40,7 @@ _NUMBERS = (
     "repetition_context_size",
     "presence_penalty",
     "frequency_penalty",
+    "position",
 )
 """The fields of RowParameters that the record begins with."""
 
@@ -54,6 +55,9 @@ class RowParameters:
     at 0 are off. `logit_bias` has rising token ids. `prompt_tail` holds the prompt's last tokens, as many as
     the repetition penalty looks at. `logprobs` is the number of likeliest tokens told beside each one, None
     for no log-probabilities at all.
+
+    `position` counts the answer's tokens that were generated in an earlier epoch; `answered` are these, for
+    penalties that count them.
     """
 
     temperature: float = 0.0
@@ -67,6 +71,8 @@ class RowParameters:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     prompt_tail: tuple[int, ...] = ()
+    position: int = 0
+    answered: tuple[int, ...] = ()
     logprobs: int | None = None
 
     @property
@@ -89,28 +95,34 @@ class RowParameters:
         return self.repeats or self.counts or bool(self.logit_bias)
 
 
-def from_sampling(sampling: inference.Sampling, prompt: Sequence[int] = ()) -> RowParameters:
+def from_sampling(
+    sampling: inference.Sampling, prompt: Sequence[int] = (), answered: Sequence[int] = (), choice: int = 0
+) -> RowParameters:
     """The parameters of a validated request; a request without a seed gets a random one.
 
-    Of the prompt's tokens only those are taken that the repetition penalty asks for.
+    Of the prompt's tokens, and those `answered` before a fault, only those are taken that penalties ask for.
     """
     penalty = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
     size = 0
     if penalty != 1:
         named = sampling.HasField("repetition_context_size")
         size = sampling.repetition_context_size if named else DEFAULT_CONTEXT_SIZE
+    seed = sampling.seed if sampling.HasField("seed") else int.from_bytes(os.urandom(8), "little")
+    counts = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
     return RowParameters(
         temperature=sampling.temperature,
         top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
         min_p=sampling.min_p,
         top_k=min(sampling.top_k, 0x7FFFFFFF),
-        seed=sampling.seed if sampling.HasField("seed") else int.from_bytes(os.urandom(8), "little"),
+        seed=(seed + choice) % (1 << 64),
         repetition_penalty=penalty,
         repetition_context_size=size,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=tuple(sorted((token, bias) for token, bias in sampling.logit_bias.items() if bias)),
-        prompt_tail=tuple(prompt[-size:]) if size else (),
+        prompt_tail=(*prompt[-size:], *answered)[-size:] if size else (),
+        position=len(answered),
+        answered=tuple(answered) if counts else (),
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
     )
 
@@ -123,10 +135,11 @@ def encode(parameters: RowParameters) -> bytes:
         -1 if parameters.logprobs is None else parameters.logprobs,
         len(parameters.logit_bias),
         len(parameters.prompt_tail),
+        len(parameters.answered),
     )
     biases = b"".join(_BIAS.pack(token, bias) for token, bias in parameters.logit_bias)
-    tail = struct.pack(f"<{len(parameters.prompt_tail)}I", *parameters.prompt_tail)
-    content = fields + biases + tail
+    tokens = parameters.prompt_tail + parameters.answered
+    content = fields + biases + struct.pack(f"<{len(tokens)}I", *tokens)
     return content.ljust(_padded(len(content)), b"\0")
 
 
@@ -134,20 +147,22 @@ def decode(record: bytes | memoryview) -> RowParameters:
     """Raises InvalidInput (reason BAD_PARAMETERS) for any record that `encode` does not make."""
     if len(record) < BLOCK:
         raise _bad("is too short")
-    version, *values, told, biases, tail = _FIELDS.unpack(record[: _FIELDS.size])
+    version, *values, told, biases, tail, answered = _FIELDS.unpack(record[: _FIELDS.size])
     if version != VERSION or any(record[1:4]):
         raise _bad("is of an unknown version")
     if biases > limits.MAX_LOGIT_BIASES or tail > limits.MAX_REPETITION_CONTEXT_SIZE or told < -1:
         raise _bad("holds values out of range")
     middle = _FIELDS.size + biases * _BIAS.size
-    end = middle + tail * 4
+    end = middle + (tail + answered) * 4
     if len(record) != _padded(end) or any(record[end:]):
         raise _bad("has a wrong length or padding")
     named: dict[str, Any] = dict(zip(_NUMBERS, values, strict=True))
+    tokens = struct.unpack(f"<{tail + answered}I", record[middle:end])
     parameters = RowParameters(
         **named,
         logit_bias=tuple(_BIAS.iter_unpack(record[_FIELDS.size : middle])),
-        prompt_tail=struct.unpack(f"<{tail}I", record[middle:end]),
+        prompt_tail=tokens[:tail],
+        answered=tokens[tail:],
         logprobs=None if told < 0 else told,
     )
     if not all(check(parameters) for check in _CHECKS):
@@ -164,7 +179,8 @@ _CHECKS: tuple[Callable[[RowParameters], bool], ...] = (
     lambda row: row.repetition_context_size <= limits.MAX_REPETITION_CONTEXT_SIZE,
     lambda row: row.repeats == (row.repetition_context_size > 0),
     lambda row: len(row.prompt_tail) <= row.repetition_context_size,
-    lambda row: max(row.prompt_tail, default=0) <= 0x7FFFFFFF,
+    lambda row: max(row.prompt_tail + row.answered, default=0) <= 0x7FFFFFFF,
+    lambda row: len(row.answered) == (row.position if row.counts else 0),
     lambda row: abs(row.presence_penalty) <= limits.MAX_PENALTY,
     lambda row: abs(row.frequency_penalty) <= limits.MAX_PENALTY,
     lambda row: row.logprobs is None or row.logprobs <= limits.MAX_LOGPROBS,

@@ -64,10 +64,13 @@ class History:
             counts[picked] if counts is not None else None,
         )
 
-    def begin_counts(self, vocabulary: int) -> None:
-        """From here on tokens are counted."""
+    def begin_counts(self, vocabulary: int, answered: Sequence[Sequence[int]]) -> None:
+        """From here on tokens are counted; those that the rows have `answered` in an earlier epoch count."""
         if self.counts is None:
-            self.counts = mx.zeros((self.rows, vocabulary), mx.float32)
+            counts = np.zeros((self.rows, vocabulary), np.float32)
+            for row, tokens in zip(counts, answered, strict=True):
+                np.add.at(row, np.array(tokens, np.uint32), 1)
+            self.counts = mx.array(counts)
 
     def add(self, tokens: mx.array) -> None:
         """One generated token per row, uint32 [rows]."""
@@ -89,11 +92,12 @@ class Penalties:
         sizes = np.array([row.repetition_context_size for row in rows])
         self._within = mx.array(np.arange(sizes.max(), 0, -1)[None] <= sizes[:, None])
         self._counting = any(row.counts for row in rows)
+        self._answered = [row.answered for row in rows]
 
     def __call__(self, logits: mx.array, history: History) -> mx.array:
         """Adjusted logits, float32 [rows, vocabulary]."""
         if self._counting:
-            history.begin_counts(self._vocabulary)
+            history.begin_counts(self._vocabulary, self._answered)
         logits = logits.astype(mx.float32)
         if self._biases is not None:
             place, token, bias = self._biases

@@ -290,6 +290,7 @@ class RowOpened(_message.Message):
     PARAMS_BYTES_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     prompt_tokens: _builtins.int
     params_bytes: _builtins.int
@@ -300,6 +301,8 @@ class RowOpened(_message.Message):
     """Keyed hashes of the prompt's first tokens, 16 bytes for each boundary (mesh.prompt.prefix_names) up to its length;
     empty when nothing of this row may be kept.
     """
+    answered: _builtins.int
+    """the last ones of prompt_tokens are tokens of the answer, from a Resume"""
     def __init__(
         self,
         *,
@@ -308,10 +311,11 @@ class RowOpened(_message.Message):
         params_bytes: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
         prefixes: _builtins.bytes = ...,
+        answered: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "params_bytes", b"params_bytes", "prefixes", b"prefixes", "prompt_tokens", b"prompt_tokens", "row", b"row"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "max_tokens", b"max_tokens", "params_bytes", b"params_bytes", "prefixes", b"prefixes", "prompt_tokens", b"prompt_tokens", "row", b"row"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -683,6 +687,8 @@ class RowOutput(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     text: _builtins.str
     """what became printable with this step; may be empty"""
@@ -693,9 +699,15 @@ class RowOutput(_message.Message):
     """set once; the gateway evicts the row"""
     prefixes: _builtins.bytes
     """with finish: hashes of prompt and answer at the boundaries beyond the prompt's length"""
+    token: _builtins.int
+    """What a Resume needs; never beside sealed, which has them inside."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprob]:
         """never beside sealed, which has them inside"""
+
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprob]:
+        """with log-probabilities: all tokens that are not told yet"""
 
     def __init__(
         self,
@@ -707,10 +719,12 @@ class RowOutput(_message.Message):
         finish: _inference_pb2.FinishReason.ValueType = ...,
         logprobs: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
         prefixes: _builtins.bytes = ...,
+        token: _builtins.int = ...,
+        held: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "sealed", b"sealed", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish", b"finish", "logprobs", b"logprobs", "prefixes", b"prefixes", "row", b"row", "sealed", b"sealed", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "prefixes", b"prefixes", "row", b"row", "sealed", b"sealed", "text", b"text", "token", b"token", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "sealed"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015

@@ -215,6 +215,8 @@ class SealedDelta(_message.Message):
     PADDING_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     tokens: _builtins.int
     """generated so far"""
@@ -225,8 +227,12 @@ class SealedDelta(_message.Message):
     """zeros: a chunk's length does not tell the length of its text"""
     choice: _builtins.int
     """which answer this is of, from 0"""
+    token: _builtins.int
+    """What a `Resume` needs: every token has a chunk."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
     def __init__(
         self,
         *,
@@ -237,10 +243,12 @@ class SealedDelta(_message.Message):
         padding: _builtins.bytes = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         choice: _builtins.int = ...,
+        token: _builtins.int = ...,
+        held: _abc.Iterable[Global___TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish", b"finish", "logprobs", b"logprobs", "padding", b"padding", "prompt_tokens", b"prompt_tokens", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "padding", b"padding", "prompt_tokens", b"prompt_tokens", "text", b"text", "token", b"token", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -256,6 +264,7 @@ class Prompt(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """completed as it stands, without the chat template"""
     @_builtins.property
@@ -266,6 +275,8 @@ class Prompt(_message.Message):
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """at most 16 of at most 256 characters"""
 
+    @_builtins.property
+    def resume(self) -> Global___Resume: ...
     def __init__(
         self,
         *,
@@ -273,16 +284,51 @@ class Prompt(_message.Message):
         text: _builtins.str = ...,
         sampling: Global___Sampling | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
+        resume: Global___Resume | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "sampling", b"sampling", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "sampling", b"sampling", "stop", b"stop", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["chat", "text"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___Prompt: _TypeAlias = Prompt  # noqa: Y015
+
+@_typing.final
+class Resume(_message.Message):
+    """How far an answer came before its ring broke: it goes on from there, and nothing is told twice."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    choice: _builtins.int
+    """which of the answers this is; no other is given"""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """all that were generated, by id"""
+
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """of the last of them, those that were not told"""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        held: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        choice: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "held", b"held", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resume: _TypeAlias = Resume  # noqa: Y015
 
 @_typing.final
 class Chat(_message.Message):

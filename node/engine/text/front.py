@@ -25,7 +25,7 @@ from sealring.mesh.errors import (
     ResourceExhausted,
     SealringError,
 )
-from sealring.mesh.prompt.composition import MAX_CHOICES, Chunk, Keeping, ResolvedStep
+from sealring.mesh.prompt.composition import MAX_CHOICES, MAX_PARAMS_BYTES, Chunk, Keeping, ResolvedStep
 from sealring.mesh.prompt.prefix_names import KEY_BYTES, PrefixNames
 from sealring.mesh.prompt.validate import validate_prompt
 from sealring.mesh.rpc.problem import to_problem
@@ -104,6 +104,25 @@ class Answer:
             return text, self._log.rest(self._told, stopped=self._stops.stopped)
         return text, self._log.take(self._told)
 
+    def resume(self, resume: inference.Resume) -> None:
+        """Goes to where the answer was when its ring broke; whatever was told then is not told again.
+
+        Raises InvalidInput (BAD_RESUME) for an answer that had ended.
+        """
+        told = len(resume.tokens) - len(resume.held)
+        for index, token in enumerate(resume.tokens):
+            start = self._certain
+            self._told += len(self.add(token))
+            if self._log is not None and index >= told:
+                self._log.restore(resume.held[index - told], start, self._certain)
+        if self.finish:
+            raise _bad_resume("the answer had ended")
+
+    @property
+    def held(self) -> list[inference.TokenLogprob]:
+        """The tokens of a row that asks for log-probabilities that are not told yet."""
+        return [] if self._log is None else self._log.held()
+
     def _rest(self) -> str:
         """What was withheld. Whatever follows the last certain character may still complete a stop string."""
         text = self._stops.add(self._detokenizer.flush())
@@ -129,11 +148,18 @@ class Front:
     """Implements node.engine.epoch.Prompts. `emit` may be called from any of its threads."""
 
     def __init__(
-        self, path: Path, context: int, emit: Emit, clock: Callable[[], float] = time.monotonic
+        self,
+        path: Path,
+        context: int,
+        vocabulary: int,
+        emit: Emit,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`vocabulary` is the number of tokens that the model may sample."""
         self._clock = clock
         self._reading_since: float | None = None
         self._context = context
+        self._vocabulary = vocabulary
         self._emit = emit
         self._rows: dict[int, OpenRow] = {}
         self._kept: dict[int, dict[int, bytes]] = {}  # the names of a prefix and of all that it begins with
@@ -252,6 +278,8 @@ class Front:
         """The row, and the copies that it will have."""
         prompt = command.prompt
         validate_prompt(prompt)
+        resume, answered = prompt.resume, list(prompt.resume.tokens)
+        _check_resume(command, self._vocabulary)
         numbers = range(command.row, command.row + (command.choices or 1))
         if len(numbers) > MAX_CHOICES or any(number in self._rows for number in numbers):
             raise FailedPrecondition("a row of this number is open already", reason="ROW_EXISTS")
@@ -265,14 +293,17 @@ class Front:
         room = self._room(len(ids), param)
         max_tokens = min(command.max_tokens or room, room)
         _check_biases(prompt.sampling, tokenizer.size)
-        record = params.encode(params.from_sampling(prompt.sampling, ids))
-        tokens = np.array(ids, np.uint32)
+        record = params.encode(params.from_sampling(prompt.sampling, ids, answered, resume.choice))
+        if len(record) > MAX_PARAMS_BYTES or len(answered) >= max_tokens:
+            raise _bad_resume("the answer was longer than it may be")
+        tokens = np.array(ids + answered, np.uint32)
         names = PrefixNames(self._prefix_key, command.prefix_scope) if command.prefix_scope else None
         opened = control.RowOpened(
             row=command.row,
-            prompt_tokens=len(ids),
+            prompt_tokens=len(tokens),
             params_bytes=len(record),
-            max_tokens=max_tokens,
+            max_tokens=max_tokens - len(answered),
+            answered=len(answered),
             prefixes=names.extend(tokens.tobytes()) if names else b"",
         )
 
@@ -282,6 +313,7 @@ class Front:
             return Answer(tokenizer.detokenizer(), stops, tokenizer.end_tokens, max_tokens, log)
 
         row = OpenRow(tokens, record, answer(), names, list(numbers[1:]))
+        row.answer.resume(resume)
         return opened, [row, *(OpenRow(None, b"", answer(), None) for _ in row.copies)]
 
     def _room(self, prompt_tokens: int, param: str) -> int:
@@ -365,8 +397,10 @@ class Front:
             if index in logprobs:
                 output.text, told = answer.add_logged(token, logprobs[index])
                 output.logprobs.extend(told)
+                output.held.extend(answer.held)
             else:
                 output.text = answer.add(token)
+            output.token = token
             output.tokens, output.finish = answer.tokens, answer.finish
             if opened.names is not None:
                 if answer.finish:  # the last token was not computed on
@@ -405,6 +439,22 @@ def _check_biases(sampling: inference.Sampling, size: int) -> None:
             param="logit_bias",
             limit=size,
         )
+
+
+def _check_resume(command: engine.OpenEngineRow, vocabulary: int) -> None:
+    resume = command.prompt.resume
+    most_held = len(resume.tokens) if command.prompt.sampling.HasField("logprobs") else 0
+    sound = len(resume.held) <= most_held and resume.choice < MAX_CHOICES
+    if max(resume.tokens, default=0) >= vocabulary or not sound:
+        raise _bad_resume("its figures cannot be")
+    if command.prompt.HasField("resume") and command.choices > 1:
+        raise _bad_resume("several answers go on one by one")
+
+
+def _bad_resume(why: str) -> InvalidInput:
+    return InvalidInput(
+        f"the answer cannot go on: {why}", reason="BAD_RESUME", hint="ask anew", param="resume"
+    )
 
 
 def _not_open(row: int) -> InvalidInput:

@@ -27,6 +27,14 @@ class TokenLog:
             entry.top.add(id=each, spelling=self._spelling(each), logprob=logprob)
         self._held.append((start, end, entry))
 
+    def restore(self, entry: inference.TokenLogprob, start: int, end: int) -> None:
+        """A token of an earlier epoch that was not told there, as `held` had it."""
+        self._held.append((start, end, entry))
+
+    def held(self) -> list[inference.TokenLogprob]:
+        """The tokens that are not told yet."""
+        return [entry for _, _, entry in self._held]
+
     def take(self, told: int) -> list[inference.TokenLogprob]:
         """The tokens to be told once so many characters of the answer are."""
         taken = []

@@ -189,23 +189,23 @@ def test_chunks_have_one_length_and_the_last_one_says_all() -> None:
     head, rows = Head(), SealedRows()
     row, opener = head.seal()
     rows.add(1, head.unsealer.open(row, head.plan)[1])
-    opened = engine.EngineEvent(opened=control.RowOpened(row=1, prompt_tokens=17)).SerializeToString()
+    opened = engine.EngineEvent(
+        opened=control.RowOpened(row=1, prompt_tokens=21, answered=4)
+    ).SerializeToString()
     assert rows.seal(opened) == opened
     sizes, texts = set(), ["a", "bb" * 8, "\N{SNOWMAN}" * 12, "", "x" * 30]
     for number, text in enumerate(texts, start=1):
         finish = inference.FINISH_REASON_STOP if number == len(texts) else 0
-        event = done(number, control.RowOutput(row=1, text=text, tokens=number, finish=finish))
-        (output,) = outputs(rows.seal(event))
-        assert output.tokens == number
-        if not text:
-            assert output.WhichOneof("content") is None
-            continue
+        told = control.RowOutput(row=1, text=text, tokens=number, finish=finish, token=9, held=logged(0))
+        (output,) = outputs(rows.seal(done(number, told)))
+        assert output == control.RowOutput(row=1, tokens=number, finish=finish, sealed=output.sealed)
         chunk, last = opener.open(output.sealed)
         sizes.add(len(chunk))
         delta = inference.SealedDelta.FromString(chunk)
         assert (delta.text, delta.tokens, last) == (text, number, bool(finish))
+        assert (delta.token, list(delta.held)) == (9, logged(0))
         assert delta.prompt_tokens == (17 if last else 0)
-    assert sizes == {CHUNK_BYTES}
+    assert sizes == {2 * CHUNK_BYTES}
 
 
 @given(st.text(max_size=300), st.integers(0, 1 << 32), st.booleans())

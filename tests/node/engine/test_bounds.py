@@ -71,7 +71,7 @@ def test_a_gateway_that_does_not_wait_for_answers_ends_the_epoch(
 def test_a_gateway_that_discards_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_module, "MAX_WAITING", 3)
     busy, done = threading.Event(), threading.Event()
-    front = Front(MODEL, 64, lambda event: None)
+    front = Front(MODEL, 64, 512, lambda event: None)
     front.wait_loaded()
 
     def forget(row: int) -> None:
@@ -92,7 +92,7 @@ def test_a_gateway_that_discards_without_end_is_stopped(monkeypatch: pytest.Monk
 
 def test_a_front_that_does_not_come_back_from_a_prompt_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    front = Front(MODEL, 64, lambda event: told.set(), clock=lambda: now[0])
+    front = Front(MODEL, 64, 512, lambda event: told.set(), clock=lambda: now[0])
     front.wait_loaded()
     tokenizer: Any = front._tokenizer
     busy, done, told = threading.Event(), threading.Event(), threading.Event()

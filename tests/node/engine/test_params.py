@@ -19,6 +19,8 @@ def made(draw: st.DrawFn) -> RowParameters:
     size = draw(st.integers(1, 4096)) if penalty != 1 else 0
     ids = st.integers(0, 2**31 - 1)
     biases = st.floats(-100, 100, width=32).filter(bool)
+    presence, frequency = draw(st.floats(-2, 2, width=32)), draw(st.floats(-2, 2, width=32))
+    answered = tuple(draw(st.lists(ids, max_size=60))) if presence or frequency else ()
     return RowParameters(
         temperature=draw(st.floats(0, 2, width=32)),
         top_p=draw(st.floats(0, 1, width=32, exclude_min=True)),
@@ -27,10 +29,12 @@ def made(draw: st.DrawFn) -> RowParameters:
         seed=draw(st.integers(0, 2**64 - 1)),
         repetition_penalty=penalty,
         repetition_context_size=size,
-        presence_penalty=draw(st.floats(-2, 2, width=32)),
-        frequency_penalty=draw(st.floats(-2, 2, width=32)),
+        presence_penalty=presence,
+        frequency_penalty=frequency,
         logit_bias=tuple(sorted(draw(st.dictionaries(ids, biases, max_size=300)).items())),
         prompt_tail=tuple(draw(st.lists(ids, max_size=min(size, 60)))),
+        position=len(answered) if presence or frequency else draw(st.integers(0, 2**32 - 1)),
+        answered=answered,
         logprobs=draw(st.none() | st.integers(0, 20)),
     )
 
@@ -42,7 +46,7 @@ parameters = made()
 def test_a_record_comes_back(row: RowParameters) -> None:
     record = params.encode(row)
     assert len(record) % BLOCK == 0
-    assert len(record) == BLOCK or row.logit_bias or row.prompt_tail
+    assert len(record) == BLOCK or row.logit_bias or row.prompt_tail or row.answered
     assert params.decode(memoryview(record)) == row
 
 
@@ -55,7 +59,7 @@ def is_refused_or_canonical(record: bytes) -> bool:
 
 
 @given(
-    st.binary(max_size=600) | st.binary(max_size=600).map(lambda rest: b"\2\0\0\0" + rest.ljust(1020, b"\0"))
+    st.binary(max_size=600) | st.binary(max_size=600).map(lambda rest: b"\3\0\0\0" + rest.ljust(1020, b"\0"))
 )
 def test_any_bytes_are_refused_or_canonical(record: bytes) -> None:
     assert is_refused_or_canonical(record)

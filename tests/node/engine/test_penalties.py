@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.node.engine.logprobs import unpack
-from sealring.node.engine.params import RowParameters
+from sealring.node.engine.params import RowParameters, from_sampling
 from sealring.node.engine.sampling import Sampler
+from sealring.v1 import inference_pb2 as inference
 
 VOCABULARY = 23
 
@@ -43,6 +44,23 @@ def parameters(draw: st.DrawFn) -> RowParameters:
         prompt_tail=tuple(tail),
         logprobs=draw(st.sampled_from([None, None, 0, 3, 20])),
     )
+
+
+def resumed(row: RowParameters, said: list[int]) -> RowParameters:
+    """The row as a head gives it to an epoch that goes on with an answer."""
+    sampling = inference.Sampling(
+        temperature=row.temperature,
+        seed=row.seed,
+        top_k=row.top_k,
+        repetition_penalty=row.repetition_penalty,
+        presence_penalty=row.presence_penalty,
+        frequency_penalty=row.frequency_penalty,
+        logit_bias=dict(row.logit_bias),
+        logprobs=row.logprobs,
+    )
+    if row.repeats:
+        sampling.repetition_context_size = row.repetition_context_size
+    return from_sampling(sampling, row.prompt_tail, said)
 
 
 def logits_of(row: int, position: int, dtype: mx.Dtype = mx.float32) -> mx.array:
@@ -150,7 +168,7 @@ def test_repetition_and_bias_are_mlx_lms(
     dtype=st.sampled_from([mx.float32, mx.bfloat16]),
 )
 def test_no_schedule_changes_what_a_row_says(rows: list[RowParameters], seed: int, dtype: mx.Dtype) -> None:
-    """Rows begin several at once, join lanes, leave them, and move between them."""
+    """Rows begin several at once, join lanes, leave them, move between them, and go on in another epoch."""
     choices = random.Random(seed)
     length = 8
     said: dict[int, list[int]] = {number: [] for number in range(len(rows))}
@@ -168,11 +186,12 @@ def test_no_schedule_changes_what_a_row_says(rows: list[RowParameters], seed: in
 
     waiting = list(range(len(rows)))
     while waiting or lanes:
-        action = choices.choice(["begin", "step", "step", "step", "move", "leave"])
+        action = choices.choice(["begin"] * 3 + ["step"] * 9 + ["move"] * 3 + ["leave"] * 3 + ["break"])
         if action == "begin" and waiting:
             count = choices.randint(1, len(waiting))
             members, waiting = waiting[:count], waiting[count:]
-            first = Sampler([rows[number] for number in members], [0] * count)
+            begun = [resumed(rows[number], said[number]) for number in members]
+            first = Sampler(begun, [row.position for row in begun])
             step(members, first)
             for index, number in enumerate(members):
                 one = first.extract(index)
@@ -184,6 +203,9 @@ def test_no_schedule_changes_what_a_row_says(rows: list[RowParameters], seed: in
                     lanes.append(([number], one))
         elif action == "step" and lanes:
             step(*choices.choice(lanes))
+        elif action == "break":
+            waiting += [number for members, _ in lanes for number in members]
+            lanes = []
         elif lanes:
             members, lane = choices.choice(lanes)
             gone = [n for n in members if len(said[n]) >= length]

@@ -7,6 +7,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -24,6 +25,7 @@ from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
 CONTEXT = 40
+VOCABULARY = 512
 END = 256
 
 
@@ -54,7 +56,7 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.events: SimpleQueue[engine.EngineEvent] = SimpleQueue()
-        self.front = Front(folder, CONTEXT, self.events.put)
+        self.front = Front(folder, CONTEXT, VOCABULARY, self.events.put)
         self.front.wait_loaded()
         self._step = 0
 
@@ -155,7 +157,7 @@ def test_discarded_forgotten_and_closed_rows_are_gone(desk: Desk) -> None:
 
 def test_a_folder_without_a_tokenizer_fails_the_load(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    front = Front(tmp_path, CONTEXT, lambda event: None)
+    front = Front(tmp_path, CONTEXT, VOCABULARY, lambda event: None)
     with pytest.raises(ModelError) as caught:
         front.wait_loaded()
     assert caught.value.reason == "TOKENIZER_CORRUPT"
@@ -417,3 +419,81 @@ def test_prompts_that_wait_to_be_read_are_bounded(desk: Desk, monkeypatch: pytes
     for row in range(2, 100):
         assert desk.open(row, inference.Prompt(text="abc")).WhichOneof("event") == "opened"
         desk.front.forget(row)
+
+
+LONG, END_OF_IT = "one <sto é <stop> two".encode(), 18
+
+
+@pytest.mark.parametrize("logs", [False, True])
+@pytest.mark.parametrize("cut", range(len(LONG)))
+def test_an_answer_that_goes_on_after_a_fault_is_told_once(cut: int, logs: bool) -> None:
+    """Wherever it broke: in a character, in what may be a stop string, or between."""
+
+    def made() -> Answer:
+        spelling = BytesDetokenizer(lambda token: bytes([token]), strip_space=False)
+        log = TokenLog(lambda token: bytes([token])) if logs else None
+        return Answer(spelling, StopStrings(["<stop>"]), frozenset({0}), 100, log)
+
+    def add(one: Answer, token: int) -> tuple[str, bytes]:
+        if not logs:
+            return one.add(token), b""
+        text, entries = one.add_logged(token, told_of(token))
+        return text, spelt(entries)
+
+    whole, first, second = made(), made(), made()
+    expected = [add(whole, token) for token in LONG[:END_OF_IT]]
+    found = [add(first, token) for token in LONG[:cut] if not first.finish]
+    resume = inference.Resume(tokens=LONG[:cut], held=first.held)
+    if first.finish:
+        with pytest.raises(InvalidInput, match="had ended"):
+            second.resume(resume)
+        return
+    second.resume(resume)
+    found += [add(second, token) for token in LONG[cut:END_OF_IT]]
+    assert found == expected
+    assert (
+        (second.finish, second.tokens)
+        == (inference.FINISH_REASON_STOP, END_OF_IT)
+        == (whole.finish, whole.tokens)
+    )
+
+
+def resumed(text: str, answered: str, **fields: int) -> inference.Prompt:
+    return text_prompt(text, resume=inference.Resume(tokens=answered.encode(), **fields))
+
+
+def test_a_row_goes_on_with_what_was_answered(long_desk: Desk) -> None:
+    """The tokens that were answered are read like a prompt's, and counted as the answer's."""
+    opened = long_desk.open(1, resumed("hi", "abc" * 30, choice=2), 93, b"me").opened
+    assert (opened.prompt_tokens, opened.answered, opened.max_tokens) == (92, 90, 3)
+    assert long_desk.front.prompt(1).tobytes() == np.array(list(b"hi" + b"abc" * 30), np.uint32).tobytes()
+    assert params.decode(long_desk.front.parameters(1)).position == 90
+    assert [long_desk.deliver({1: 65})[1] for _ in range(3)] == [
+        ("A", 91, 0),
+        ("A", 92, 0),
+        ("A", 93, inference.FINISH_REASON_LENGTH),
+    ]
+    whole = long_desk.open(2, text_prompt("hi" + "abc" * 30), scope=b"me").opened
+    assert opened.prefixes == whole.prefixes
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        resumed("hi", "ab", choice=8),
+        text_prompt("hi", resume=inference.Resume(tokens=[VOCABULARY])),
+        text_prompt("hi", resume=inference.Resume(tokens=[65], held=[inference.TokenLogprob()])),
+        text_prompt("hi", resume=inference.Resume(tokens=[65, END])),
+        text_prompt("hi", resume=inference.Resume(tokens=[65] * 5)),
+    ],
+)
+def test_an_answer_that_cannot_be_is_not_gone_on_with(desk: Desk, prompt: inference.Prompt) -> None:
+    assert desk.open(1, prompt, max_tokens=5).refused.problem.reason == "BAD_RESUME"
+
+
+def test_of_several_answers_each_goes_on_by_itself(desk: Desk) -> None:
+    desk.front.open(engine.OpenEngineRow(row=1, prompt=resumed("hi", "a"), choices=2))
+    assert desk.events.get(timeout=200).refused.problem.reason == "BAD_RESUME"
+    sampling = inference.Sampling(temperature=1, seed=2**64 - 1)
+    desk.open(2, text_prompt("hi", sampling=sampling, resume=inference.Resume(choice=2)))
+    assert params.decode(desk.front.parameters(2)).seed == 1
