@@ -3,6 +3,9 @@
     WAITING --all online, back-off over--> PREPARING --all prepared--> COMMITTING --all up--> SERVING
        ^------------------------ any fault, loss or deadline ends the epoch -----------------------|
 
+An epoch needs the coordinator to begin, and not to go on. So one that members still have up is adopted when
+they come (back), and a member that only the coordinator does not hear of ends none that a gateway attends.
+
 Every method takes the time in seconds of a monotonic clock and returns what is to be done, in order.
 Messages about any epoch but the current one change nothing.
 """
@@ -10,7 +13,7 @@ Messages about any epoch but the current one change nothing.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -100,18 +103,29 @@ class RingEpochs:
     """The machine of one ring. `next_epoch` gives numbers that rise and are never given twice; where it
     raises an error of the tree, that is the ring's reason until a later try succeeds."""
 
-    def __init__(self, members: Mapping[str, str], next_epoch: Callable[[], int], timeouts: Timeouts) -> None:
-        """`members` are ids, by rank, with the names that people know them by."""
+    def __init__(
+        self,
+        members: Mapping[str, str],
+        next_epoch: Callable[[], int],
+        timeouts: Timeouts,
+        *,
+        over: int | None = 0,
+    ) -> None:
+        """`members` are ids, by rank, with the names that people know them by.
+
+        The epochs up to `over` have ended; None if it is not known whether any did, as after a restart.
+        """
+        self.undecided = over is None
         self.members = tuple(members)
         self.phase = Phase.WAITING
         self._names = dict(members)
-        self._cause = _Cause(0, "forming", root=True)
+        self._cause = _Cause(over or 0, "forming", root=True)
         self._next_epoch = next_epoch
         self._timeouts = timeouts
         self._online: set[str] = set()
         self._missing: dict[str, float] = {}
         self._epoch: _Epoch | None = None
-        self._last_number = 0
+        self._last_number = over or 0
         self._not_before = 0.0
         self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF, steady=STEADY_SECONDS, spread=0.0)
 
@@ -146,24 +160,37 @@ class RingEpochs:
         if self.phase is Phase.WAITING:
             return self._not_before if self._all_here() else None
         if self.phase is Phase.SERVING:
-            return min(self._missing.values(), default=None)
+            return None if self._unheard else min(self._missing.values(), default=None)
         return self._epoch.deadline if self._epoch else None
 
-    def online(self, member: str, now: float) -> list[Action]:
-        """A member's stream is there (again)."""
+    def online(self, member: str, now: float, *, serving: int = 0) -> list[Action]:
+        """A member's stream is there (again). It has the epoch `serving` up, if that is not 0."""
         if member not in self.members:
             return []
+        if self._unheard:
+            self._await(self._missing, now)
         self._online.add(member)
         self._missing.pop(member, None)
+        if self.phase is Phase.WAITING and self._online == {member} and serving > self._last_number:
+            return self._adopt(serving, now)
         return self.tick(now)
 
+    def attended(self, epoch: int, now: float) -> None:
+        """A member says that a gateway drives the epoch, and so hears of every member."""
+        if self.phase is Phase.SERVING and epoch == self.epoch:
+            self._await(self._missing, now)
+
     def lost(self, member: str, now: float) -> list[Action]:
-        """A member's stream broke. A serving ring gives it the grace period to return."""
+        """A member's stream broke.
+
+        A serving ring goes on for the grace period; for longer while a member says that it is attended, or
+        while there is none that could say so.
+        """
         if member not in self._online or member in self._missing:
             return []
         if self.phase is not Phase.SERVING:
             return self.offline(member, now)
-        self._missing[member] = now + self._timeouts.grace
+        self._await((member,), now)
         return []
 
     def offline(self, member: str, now: float) -> list[Action]:
@@ -248,7 +275,24 @@ class RingEpochs:
         expected = self._epoch is not None and self._epoch.number == epoch and self.phase is phase
         return self._epoch if expected and member in self.members else None
 
+    @property
+    def _unheard(self) -> bool:
+        return len(self._missing) == len(self.members)
+
+    def _await(self, members: Iterable[str], now: float) -> None:
+        self._missing |= dict.fromkeys(members, now + self._timeouts.grace)
+
+    def _adopt(self, number: int, now: float) -> list[Action]:
+        """By the word of the first member that comes: it serves until another does not confirm it."""
+        self._epoch = _Epoch(number, now, serving_since=now)
+        self._last_number = number
+        self.phase, self.undecided = Phase.SERVING, False
+        self._await(set(self.members) - self._online, now)
+        self._online.update(self.members)
+        return [Changed()]
+
     def _begin(self, now: float) -> list[Action]:
+        self.undecided = False
         try:
             number = self._next_epoch()
         except SealringError as error:  # the number could not be stored
@@ -263,7 +307,7 @@ class RingEpochs:
 
     def _drop_missing(self, now: float) -> list[Action]:
         for member, until in list(self._missing.items()):
-            if now >= until:
+            if now >= until and not self._unheard:
                 return self.offline(member, now)
         return []
 

@@ -73,6 +73,7 @@ class Rings:
         self._running: dict[str, RunningRing] = {}
         self._still_serving: set[str] = set()
         self._not_moved: dict[str, str] = {}
+        self._returning = True
         self._wake = asyncio.Event()
 
     # What the rings should be
@@ -93,6 +94,7 @@ class Rings:
         for name, (ring, plan) in wanted.items():
             if name not in self._running:
                 self._start(ring, plan)
+        self._returning = False
         self._wake.set()
 
     def keep_serving(self, member: str, keep: bool) -> None:
@@ -117,6 +119,7 @@ class Rings:
             {stage.member: stage.member_name for stage in ring.stages},
             lambda: self._store.deployments.next_epoch(ring.ring),
             self._timeouts,
+            over=None if self._returning else self._store.deployments.last_epoch(ring.ring),
         )
         self._not_moved.pop(ring.ring, None)
         self._running[ring.ring] = RunningRing(
@@ -144,7 +147,8 @@ class Rings:
     def online(self, member: str) -> None:
         """A node's stream is there."""
         for name, running in self._of(member):
-            self._apply(name, running.machine.online(member, self._clock()))
+            serving = self._serving_epoch(member, running)
+            self._apply(name, running.machine.online(member, self._clock(), serving=serving))
 
     def lost(self, member: str) -> None:
         """A node's stream broke."""
@@ -192,7 +196,34 @@ class Rings:
         actions = running.machine.fault(member, message.epoch, reason, self._clock(), root=root)
         self._apply(message.ring, actions)
 
-    def first_heartbeat(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
+    def _serving_epoch(self, member: str, running: RunningRing) -> int:
+        """The epoch of the ring that a node had up when it came, if it is one that may go on; else 0.
+
+        It may if it was given out, under a roster of this coordinator, and would be prepared alike today.
+        That its ring has the same members and layers the node checks itself, against every new roster.
+        """
+        session = self._sessions.find(member)
+        said = session.serving if session is not None else membership_pb2.PrepareEpoch()
+        if said.ring != running.plan.ring or said.epoch > self._store.deployments.last_epoch(said.ring):
+            return 0
+        signed = self._store.rosters.find(said.roster_version)  # None: so old that it is not kept any more
+        if said.roster_version > self._authority.current.version or (
+            signed and signed.hash != said.roster_hash
+        ):
+            return 0
+        as_now = running.prepare(running.stage_of(member), said.epoch, said.roster_version, said.roster_hash)
+        return said.epoch if said == as_now else 0
+
+    def beaten(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat, *, first: bool) -> None:
+        """A heartbeat tells how rings do that miss somebody; the first is compared with what should run."""
+        for health in heartbeat.rings:
+            running = self._running.get(health.ring)
+            if health.attended and running is not None and session.member in running.machine.members:
+                running.machine.attended(health.epoch, self._clock())
+        if first:
+            self._compare(session, heartbeat)
+
+    def _compare(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
         """What a node says it runs when it comes (back) is compared with what it should run."""
         reported = {health.ring: health.epoch for health in heartbeat.rings}
         for name, running in self._of(session.member):
@@ -211,8 +242,9 @@ class Rings:
     # What there is to tell
 
     def snapshot(self) -> list[WatchResponse]:
-        """What a gateway that begins to watch has to know."""
-        rings = [running.state() for _, running in sorted(self._running.items())]
+        """What a gateway that begins to watch has to know; nothing of rings that may turn out to serve."""
+        known = [running for _, running in sorted(self._running.items()) if not running.machine.undecided]
+        rings = [running.state() for running in known]
         parked = [
             RingState(
                 ring=ring.ring,
@@ -331,7 +363,8 @@ class Rings:
 
     def _tell_prepare(self, running: RunningRing, action: Prepare) -> None:
         for stage in running.plan.stages:
-            prepare = running.prepare(stage, action.epoch, self._authority.current)
+            roster = self._authority.current
+            prepare = running.prepare(stage, action.epoch, roster.version, roster.hash)
             self._sessions.send(stage.member, CoordinatorMessage(prepare=prepare))
 
     def _tell_end(

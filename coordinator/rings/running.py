@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from sealring.coordinator.planning.planner import kv_budget
 from sealring.coordinator.rings.epochs import Phase, RingEpochs
-from sealring.coordinator.store import StoredRoster
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import EpochProgress, PrepareEpoch, RingState
 
@@ -64,13 +63,15 @@ class RunningRing:
             ],
         )
 
-    def prepare(self, stage: admin_pb2.StagePlan, epoch: int, roster: StoredRoster) -> PrepareEpoch:
-        """Phase one for the member of a stage, under the newest roster."""
+    def prepare(
+        self, stage: admin_pb2.StagePlan, epoch: int, roster_version: int, roster_hash: bytes
+    ) -> PrepareEpoch:
+        """Phase one for the member of a stage, under the roster that is the newest."""
         return PrepareEpoch(
             ring=self.plan.ring,
             epoch=epoch,
-            roster_version=roster.version,
-            roster_hash=roster.hash,
+            roster_version=roster_version,
+            roster_hash=roster_hash,
             model=self.spec.model,
             model_digest=self.digest,
             context=self.spec.context,
@@ -82,4 +83,8 @@ class RunningRing:
 
     def name_of(self, member: str) -> str:
         """What people call a member of the ring."""
-        return next(stage.member_name for stage in self.plan.stages if stage.member == member)
+        return self.stage_of(member).member_name
+
+    def stage_of(self, member: str) -> admin_pb2.StagePlan:
+        """What a member of the ring holds of it."""
+        return next(stage for stage in self.plan.stages if stage.member == member)

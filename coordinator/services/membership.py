@@ -112,7 +112,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             yield CoordinatorMessage(goodbye=Goodbye(reason=error.reason))
             await _parted(asyncio.create_task(_read_out(requests)))
             raise
-        session = NodeSession(peer.id, hello.instance, clock=monotonic_clock)
+        session = NodeSession(peer.id, hello.instance, hello.serving, clock=monotonic_clock)
         session.send(roster_message(self._authority.current))
         log.info("node_session", member=peer.id, version=hello.software_version)
         self._sessions.open(session)
@@ -247,8 +247,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             raise InvalidInput("a heartbeat is out of bounds", reason="BAD_HEARTBEAT")
         first = session.heartbeat is None
         session.beat(heartbeat)
-        if first:
-            self._rings.first_heartbeat(session, heartbeat)
+        self._rings.beaten(session, heartbeat, first=first)
         self._sessions.beaten()
 
     def _check_seen(self, member: str, seen: membership_pb2.RosterSeen) -> None:

@@ -89,6 +89,11 @@ class Deployments:
             ).fetchone()
         return int(found["epoch"])
 
+    def last_epoch(self, ring: str) -> int:
+        """The number that `next_epoch` gave last; 0 if it gave none."""
+        found = self._database.row("SELECT epoch FROM epochs WHERE ring = ?", ring)
+        return int(found["epoch"]) if found else 0
+
     def skip_epochs(self, count: int) -> None:
         """Never give out the next `count` numbers of any ring, of those that are not known here either."""
         last = self._database.row("SELECT max(epoch) AS epoch FROM epochs")

@@ -14,7 +14,7 @@ from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.outbox import Outbox
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import SealringError, Unavailable
-from sealring.v1.membership_pb2 import CoordinatorMessage, Goodbye, Heartbeat, RosterUpdate
+from sealring.v1.membership_pb2 import CoordinatorMessage, Goodbye, Heartbeat, PrepareEpoch, RosterUpdate
 
 _LOOKS = 6
 _REPLACED = 8
@@ -25,10 +25,14 @@ log = structlog.get_logger()
 class NodeSession:
     """One node's stream."""
 
-    def __init__(self, member: str, instance: bytes, *, clock: Clock) -> None:
-        """`instance` is what the node's process, and no other, is known by."""
+    def __init__(
+        self, member: str, instance: bytes, serving: PrepareEpoch | None = None, *, clock: Clock
+    ) -> None:
+        """`instance` is what the node's process, and no other, is known by; `serving` what it had up when it
+        came."""
         self.member = member
         self.instance = instance
+        self.serving = serving or PrepareEpoch()
         self.outbox: Outbox[CoordinatorMessage] = Outbox()
         self.heartbeat: Heartbeat | None = None
         self.said_goodbye = False
@@ -71,10 +75,10 @@ class SessionListener(Protocol):
         """A node's stream is there."""
 
     def lost(self, member: str) -> None:
-        """A node's stream broke; the node may come back at once."""
+        """A node's stream broke or fell silent; the node may come back at once."""
 
     def offline(self, member: str) -> None:
-        """A node is gone: it said goodbye, fell silent, or was thrown out."""
+        """A node is gone: it said goodbye, or was thrown out."""
 
 
 class Sessions:
@@ -183,7 +187,8 @@ class Sessions:
                 if session.silent_looks > _LOOKS:
                     log.warning("node_silent", member=session.member, seconds=silence)
                     error = Unavailable("no heartbeat came in time", hint="connect again", reason="SILENT")
-                    self.throw_out(session.member, "no heartbeat", error)
+                    self.closed(session)
+                    session.close("no heartbeat", error)
 
     def roster_published(self, roster: StoredRoster) -> None:
         """Push a new roster to everybody."""

@@ -78,6 +78,7 @@ class Daemon:
         self._sealing_key = SealingKey(hybrid=settings.hybrid_sealing_key)
         self._addresses: tuple[str, ...] = ()
         self._epoch: Epoch | None = None
+        self._prepared: membership_pb2.PrepareEpoch | None = None
         self._newest_epoch: dict[str, int] = {}
         self._folders: dict[EpochPlan, Path] = {}
         self._listeners: dict[EpochPlan, tuple[socket.socket, str]] = {}
@@ -150,6 +151,7 @@ class Daemon:
 
     def hello(self) -> membership_pb2.Hello:
         key = self._sealing_key.public_key
+        epoch = self._epoch
         return membership_pb2.Hello(
             software_version=software_version(),
             instance=self._instance,
@@ -157,6 +159,7 @@ class Daemon:
             sealing_key=key,
             sealing_key_signature=sign_sealing_key(self._signer, self._cluster, key),
             roster_version=self._rosters.version,
+            serving=self._prepared if epoch is not None and epoch.phase is Phase.UP else None,
         )
 
     def heartbeat(self) -> membership_pb2.Heartbeat:
@@ -316,7 +319,7 @@ class Daemon:
         previous = self._epoch
         if previous is not None:
             previous.end("superseded")
-        self._epoch = Epoch(plan, self, after=previous)
+        self._epoch, self._prepared = Epoch(plan, self, after=previous), prepare
         self._epoch.prepare()
 
     def _commit(self, commit: membership_pb2.CommitEpoch) -> None:
@@ -458,6 +461,7 @@ class Daemon:
                 epoch=epoch.plan.epoch,
                 steps=figures.steps,
                 engine_memory=figures.memory,
+                attended=epoch.gateway is not None and epoch.gateway.used,
             )
         ]
 

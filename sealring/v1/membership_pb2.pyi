@@ -622,6 +622,7 @@ class Hello(_message.Message):
     SEALING_KEY_SIGNATURE_FIELD_NUMBER: _builtins.int
     ROSTER_VERSION_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
     software_version: _builtins.str
     sealing_key: _builtins.bytes
     sealing_key_signature: _builtins.bytes
@@ -631,6 +632,10 @@ class Hello(_message.Message):
     """16 random bytes of this process: two at once hold one identity twice"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def serving(self) -> Global___PrepareEpoch:
+        """the epoch that is up here, as it was prepared; unset if none is"""
+
     def __init__(
         self,
         *,
@@ -640,10 +645,11 @@ class Hello(_message.Message):
         sealing_key_signature: _builtins.bytes = ...,
         roster_version: _builtins.int = ...,
         instance: _builtins.bytes = ...,
+        serving: Global___PrepareEpoch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["serving", b"serving"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "instance", b"instance", "roster_version", b"roster_version", "sealing_key", b"sealing_key", "sealing_key_signature", b"sealing_key_signature", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "instance", b"instance", "roster_version", b"roster_version", "sealing_key", b"sealing_key", "sealing_key_signature", b"sealing_key_signature", "serving", b"serving", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -693,12 +699,15 @@ class RingHealth(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     ENGINE_MEMORY_FIELD_NUMBER: _builtins.int
+    ATTENDED_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     steps: _builtins.int
     """executed in this epoch"""
     engine_memory: _builtins.int
     """bytes active in the engine"""
+    attended: _builtins.bool
+    """a gateway that has given steps is still there, and it leaves when a member falls silent"""
     def __init__(
         self,
         *,
@@ -706,10 +715,11 @@ class RingHealth(_message.Message):
         epoch: _builtins.int = ...,
         steps: _builtins.int = ...,
         engine_memory: _builtins.int = ...,
+        attended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_memory", b"engine_memory", "epoch", b"epoch", "ring", b"ring", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "engine_memory", b"engine_memory", "epoch", b"epoch", "ring", b"ring", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

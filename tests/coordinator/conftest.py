@@ -119,6 +119,14 @@ class Cluster:
         await node.start()
         return node
 
+    async def back(self, node: FakeNode) -> FakeNode:
+        """A node that went on by itself without a coordinator."""
+        again = FakeNode(self.folder / node.name, self.coordinator.main_address(), instance=node.instance)
+        again.running, again.serving = dict(node.running), node.serving
+        self.nodes.append(again)
+        await again.start()
+        return again
+
     async def refusal(self, name: str) -> str:
         """Why a node that was enrolled gets no session."""
         node = FakeNode(self.folder / name, self.coordinator.main_address())
@@ -159,6 +167,7 @@ class FakeNode:
         commit: bool = True,
         instance: bytes = b"",
     ) -> None:
+        self.name = state_dir.name
         self.state = load_member_state(state_dir)
         self.id = self.state.peer.id
         self.signer = SoftwareSigner.load(state_dir / IDENTITY_KEY)
@@ -169,6 +178,7 @@ class FakeNode:
         self.prepares = prepare
         self.commits = commit
         self.running: dict[str, int] = {}
+        self.serving: membership_pb2.PrepareEpoch | None = None
         self.answers = True
         self.parts = True
         self.profiles = True
@@ -209,6 +219,7 @@ class FakeNode:
             addresses=["127.0.0.1:7999"],
             sealing_key=self.sealing_key,
             sealing_key_signature=signature,
+            serving=self.serving,
         )
 
     def answer(
@@ -318,9 +329,11 @@ class FakeNode:
             )
         elif kind == "commit" and self.commits:
             self.running[message.commit.ring] = message.commit.epoch
+            self.serving = next(one.prepare for one in reversed(self.messages) if one.HasField("prepare"))
             await self.send(up=membership_pb2.EpochUp(ring=message.commit.ring, epoch=message.commit.epoch))
         elif kind == "end":
             self.running.pop(message.end.ring, None)
+            self.serving = None
         elif kind == "goodbye" and self.parts:
             await self.part()
         async with self._changed:

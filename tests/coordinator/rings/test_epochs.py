@@ -27,12 +27,13 @@ from sealring.v1 import membership_pb2
 
 MEMBERS = ("a", "b", "c")
 NAMES = {member: f"node-{member}" for member in MEMBERS}
+OUTLIVED = 3
 LINKS = [membership_pb2.LinkInfo(from_rank=0, to_rank=1, suite="x")]
 
 
-def machine() -> RingEpochs:
-    counter = itertools.count(1)
-    return RingEpochs(NAMES, lambda: next(counter), Timeouts(prepare=120, commit=60, grace=6))
+def machine(over: int | None = 0, *, first: int = 1) -> RingEpochs:
+    counter = itertools.count(first)
+    return RingEpochs(NAMES, lambda: next(counter), Timeouts(prepare=120, commit=60, grace=6), over=over)
 
 
 def bring_online(ring: RingEpochs, now: float = 0.0) -> list[Action]:
@@ -131,6 +132,60 @@ def test_a_serving_ring_outlives_a_short_loss_of_the_stream() -> None:
     assert ring.lost("b", 20) == []
     assert ring.lost("b", 25) == []
     assert ring.tick(26) == [End(1, "node-b is offline"), Changed()]
+
+
+def test_an_attended_ring_goes_on_without_a_member_that_only_the_coordinator_misses() -> None:
+    ring = machine()
+    serve(ring)
+    ring.lost("b", 10)
+    ring.attended(1, 15)
+    ring.attended(0, 20)
+    assert ring.tick(20.9) == []
+    assert ring.tick(21) == [End(1, "node-b is offline"), Changed()]
+    ring.attended(1, 21)
+    assert ring.deadline() is None
+
+
+def test_a_serving_ring_of_which_nothing_is_heard_goes_on_until_somebody_comes() -> None:
+    ring = machine()
+    serve(ring)
+    for member in MEMBERS:
+        ring.lost(member, 10)
+    assert (ring.deadline(), ring.tick(1000)) == (None, [])
+    assert ring.online("a", 1000, serving=1) == []
+    assert ring.deadline() == 1006
+    assert ring.online("b", 1001, serving=1) == []
+    assert ring.tick(1006) == [End(1, "node-c is offline"), Changed()]
+    assert ring.online("c", 1007, serving=1) == [Prepare(2), Changed()], "it is over, whoever still has it"
+
+
+def test_an_epoch_that_outlived_the_coordinator_goes_on() -> None:
+    ring = machine(None, first=8)
+    assert ring.undecided
+    assert ring.online("b", 0, serving=7) == [Changed()]
+    assert (ring.phase, ring.epoch, ring.reason, ring.undecided) == (Phase.SERVING, 7, "", False)
+    assert ring.online("a", 5, serving=7) == []
+    assert ring.online("c", 5, serving=7) == []
+    assert ring.deadline() is None
+    assert ring.fault("c", 7, "no", 20) == [End(7, "no"), Changed()]
+    assert ring.tick(21) == [Prepare(8), Changed()]
+
+
+def test_a_member_that_does_not_come_back_ends_what_was_adopted() -> None:
+    ring = machine(None)
+    ring.online("b", 0, serving=7)
+    ring.online("a", 5, serving=7)
+    assert ring.tick(6) == [End(7, "node-c is offline"), Changed()]
+
+
+def test_an_epoch_that_is_over_for_one_member_is_not_adopted() -> None:
+    """Nor one that is known to be over."""
+    ring = machine(None, first=8)
+    assert ring.online("a", 0) == []
+    assert ring.online("b", 0, serving=7) == []
+    assert ring.online("c", 0, serving=7) == [Prepare(8), Changed()]
+    for member in MEMBERS:
+        assert machine(7).online(member, 0, serving=7) == []
 
 
 def test_a_forming_ring_does_not() -> None:
@@ -292,7 +347,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ring = machine()
+        self.ring = machine(None, first=OUTLIVED + 1)
         self.now = 0.0
         self.begun: list[int] = []
         self.active: int | None = None
@@ -319,6 +374,26 @@ class Machine(RuleBasedStateMachine):
     @rule(member=st.sampled_from(MEMBERS))
     def online(self, member: str) -> None:
         self.apply(self.ring.online(member, self.now))
+
+    @rule(member=st.sampled_from(MEMBERS), epoch=st.integers(0, OUTLIVED))
+    def back(self, member: str, epoch: int) -> None:
+        """A member comes with an epoch up that was formed before."""
+        fresh = self.ring.undecided
+        actions = self.ring.online(member, self.now, serving=epoch)
+        if self.active is None and self.ring.phase is Phase.SERVING:
+            assert fresh
+            assert epoch
+            assert actions == [Changed()]
+            self.active = self.committed = epoch
+            self.begun.append(epoch)
+            self.heard_up = set(MEMBERS)
+        self.apply(actions)
+
+    @rule(back=st.integers(0, 1))
+    def attended(self, back: int) -> None:
+        before, late = self.ring.deadline(), self.active != self.ring.epoch - back
+        self.ring.attended(self.ring.epoch - back, self.now)
+        assert not late or self.ring.deadline() == before
 
     @rule(member=st.sampled_from(MEMBERS))
     def offline(self, member: str) -> None:

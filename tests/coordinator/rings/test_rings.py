@@ -116,12 +116,9 @@ async def test_a_serving_ring_outlives_a_stream_that_comes_back(cluster: Cluster
     nodes = await three(cluster)
     await deploy(cluster)
     await ring_state(cluster, SERVING)
-    running = dict(nodes[0].running)
     nodes[0].beating = False
     await nodes[0].stop()
-    again = await cluster.node("alpha", join=False, heartbeat=False)
-    again.running = running
-    await again.beat()
+    again = await cluster.back(nodes[0])
     again.memory += 1
     await again.beat()
     session = cluster.coordinator.sessions.find(again.id)
@@ -130,7 +127,7 @@ async def test_a_serving_ring_outlives_a_stream_that_comes_back(cluster: Cluster
     assert not [one for node in (again, nodes[1]) for one in node.messages if one.HasField("end")]
     for reported, unload in (({"demo-0": 7}, False), ({"gone-0": 1}, True)):
         rings = [membership_pb2.RingHealth(ring=name, epoch=epoch) for name, epoch in reported.items()]
-        cluster.coordinator.rings.first_heartbeat(session, membership_pb2.Heartbeat(rings=rings))
+        cluster.coordinator.rings.beaten(session, membership_pb2.Heartbeat(rings=rings), first=True)
         end = await again.wait_for("end", lambda end, told=reported: {end.ring: end.epoch} == told)
         assert (end.reason, end.unload) == ("the epoch is over", unload)
 
@@ -189,6 +186,72 @@ async def test_an_epoch_number_is_never_used_twice_even_after_a_restart(
         assert (await ring_state(again, SERVING)).epoch == 2
     finally:
         await again.close()
+
+
+async def test_a_ring_that_outlived_the_coordinator_goes_on(cluster: Cluster, start_cluster: Any) -> None:
+    """Nothing of it is told to a gateway before it is known to serve."""
+    nodes = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    await cluster.close()
+    again = await start_cluster()
+    try:
+        assert [told.WhichOneof("event") for told in again.coordinator.rings.snapshot()] == ["roster"]
+        back = [await again.back(node) for node in nodes]
+        assert (await ring_state(again, SERVING)).epoch == 1
+        assert again.coordinator.rings.snapshot()[1].ring.phase == SERVING
+        for node in back:
+            node.memory += 1
+            await until(lambda node=node: usable(again, node) == node.memory)
+        assert not [one for node in back for one in node.messages if one.HasField("end")]
+    finally:
+        await again.close()
+
+
+def usable(cluster: Cluster, node: FakeNode) -> int:
+    """What the coordinator last heard of the node's memory."""
+    session = cluster.coordinator.sessions.find(node.id)
+    return session.memory_usable if session else 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_rows": 1},
+        {"model_digest": "cd" * 32},
+        {"epoch": 7},
+        {"roster_version": 1000},
+        {"roster_hash": bytes(32)},
+        None,
+    ],
+)
+async def test_an_epoch_that_would_not_be_prepared_alike_is_ended(
+    cluster: Cluster, start_cluster: Any, changes: dict[str, Any] | None
+) -> None:
+    """As after a restore; None is a member that has lost it."""
+    nodes = [await cluster.node("alpha"), await cluster.node("beta")]
+    await deploy(cluster, stages=2)
+    await ring_state(cluster, SERVING)
+    await cluster.close()
+    again = await start_cluster()
+    try:
+        for node in nodes[:1] if changes is None else nodes:
+            assert node.serving is not None
+            node.serving = None if changes is None else overwritten(node.serving, changes)
+            node.running = {"demo-0": node.serving.epoch} if node.serving else {}
+        back = [await again.back(node) for node in nodes]
+        await back[1].wait_for("end")
+        assert (await ring_state(again, SERVING, epoch=2)).epoch == 2
+    finally:
+        await again.close()
+
+
+def overwritten(prepare: membership_pb2.PrepareEpoch, changes: dict[str, Any]) -> membership_pb2.PrepareEpoch:
+    changed = membership_pb2.PrepareEpoch(**changes)
+    for field, value in prepare.ListFields():
+        if field.name not in changes:
+            setattr(changed, field.name, value)
+    return changed
 
 
 async def test_deleting_a_deployment_ends_its_ring_and_frees_its_members(cluster: Cluster) -> None:

@@ -21,7 +21,7 @@ class Part:
         self.told: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args: self.told.append((name, *args))
+        return lambda *args, **named: self.told.append((name, *args, *named.values()))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_heartbeats_are_bounded_and_the_first_is_looked_at(heartbeat: dict[str, 
         return
     for _ in range(2):
         MembershipService._heartbeat(service, session, message)
-    assert rings.told == [("first_heartbeat", session, message)]
+    assert rings.told == [("beaten", session, message, True), ("beaten", session, message, False)]
     assert sessions.told == [("beaten",)] * 2
 
 

@@ -117,7 +117,7 @@ async def test_who_is_silent_for_so_long_is_ended_and_nobody_else(monkeypatch: p
     with pytest.raises(asyncio.CancelledError):
         await sessions.watch(3.0)
     assert slept == [0.5] * 20
-    assert listener.heard[2:] == ["offline silent"]
+    assert listener.heard[2:] == ["lost silent"]
     assert sessions.find("speaks") is speaks
     with pytest.raises(Unavailable) as caught:
         _ = [message async for message in silent.outbox.messages()]

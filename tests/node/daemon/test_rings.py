@@ -44,6 +44,7 @@ async def test_the_coordinator_may_be_away(make_bed: Any) -> None:
     for node in ring.nodes:
         hello = await ring.coordinator.hears(node.id, "hello")
         assert hello.roster_version == ring.roster.version
+        assert (hello.serving.epoch, hello.serving.max_rows) == (ring.epoch, 4)
     beats = ring.coordinator.heard
     await ring.coordinator.hears(ring.nodes[0].id + " beats", "heartbeat")
     assert beats
@@ -60,7 +61,12 @@ async def test_heartbeats_tell_memory_and_rings(make_bed: Any) -> None:
         pass
     assert beat.memory_usable == 1 << 30
     assert beat.memory_total >= beat.memory_used > 0
-    assert (beat.rings[0].ring, beat.rings[0].epoch) == ("demo-0", ring.epoch)
+    assert (beat.rings[0].ring, beat.rings[0].epoch, beat.rings[0].attended) == ("demo-0", ring.epoch, False)
+    gateway = await ring.attach()
+    await gateway.generate("What is the capital of France?", 1)
+    while not (await ring.coordinator.hears(f"{node} beats", "heartbeat")).rings[0].attended:
+        pass
+    await gateway.close()
 
 
 async def test_a_certificate_is_renewed_at_half_life(make_bed: Any, eventually: Any, cluster: Any) -> None:
