@@ -15,7 +15,7 @@ import os
 import struct
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn
 
 from cryptography.exceptions import InvalidTag
@@ -23,10 +23,10 @@ from cryptography.utils import Buffer
 
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.crypto.encoding import pack_fields
-from sealring.mesh.crypto.suites import NONCE_BYTES, TAG_BYTES, Suite
+from sealring.mesh.crypto.suites import NONCE_BYTES, TAG_BYTES
 from sealring.mesh.crypto.uncopyable import Uncopyable
 from sealring.mesh.errors import RecordError
-from sealring.node.link.keys import HASH_BYTES, MAX_U64, DirectionKeys, LinkContext, SessionKeys
+from sealring.node.link.keys import HASH_BYTES, MAX_U64, LinkContext, SessionKeys
 
 MAX_RECORD_BYTES = 16 << 20
 REKEY_RECORDS = 1 << 20
@@ -77,7 +77,9 @@ def record_spans(length: int) -> Iterator[tuple[int, int]]:
         yield offset, min(MAX_RECORD_BYTES, length - offset)
 
 
+@functools.lru_cache(maxsize=16, typed=True)
 def _describe(kind: int, dtype: str, shape: tuple[int, ...], length: int) -> bytes:
+    """The part of the associated data that a record mostly shares with the one before it."""
     if not 0 <= length <= MAX_RECORD_BYTES:
         raise RecordError("record is too large", reason="RECORD_TOO_LARGE")
     name = dtype.encode("ascii")
@@ -90,25 +92,16 @@ def _describe(kind: int, dtype: str, shape: tuple[int, ...], length: int) -> byt
 class _Session(Uncopyable):
     """One direction of one session: the AEAD, the IV, the fixed part of the associated data, the counters."""
 
-    __slots__ = (
-        "bytes",
-        "decrypt_into",
-        "encrypt_into",
-        "ends",
-        "first_step",
-        "iv",
-        "prefix",
-        "rekey_at",
-        "sequence",
-    )
+    __slots__ = ("bytes", "cross", "ends", "first_step", "iv", "prefix", "rekey_at", "sequence")
 
-    def __init__(self, keys: DirectionKeys, suite: Suite, prefix: bytes, now: float, first_step: int) -> None:
-        if len(keys.iv) != NONCE_BYTES:
+    def __init__(
+        self, cross: Callable[..., int], iv: bytes, prefix: bytes, now: float, first_step: int
+    ) -> None:
+        """`cross` is the AEAD's `encrypt_into` or `decrypt_into`."""
+        if len(iv) != NONCE_BYTES:
             raise RecordError("record IV is not 12 bytes", reason="BAD_NONCE_LENGTH")
-        aead = suite.aead(keys.key)
-        self.encrypt_into = aead.encrypt_into
-        self.decrypt_into = aead.decrypt_into
-        self.iv = int.from_bytes(keys.iv, "big")
+        self.cross = cross
+        self.iv = int.from_bytes(iv, "big")
         self.prefix = prefix
         self.sequence = 0
         self.bytes = 0
@@ -120,8 +113,7 @@ class _Session(Uncopyable):
 class _Direction(Uncopyable):
     """Sealing or opening in one direction; single owner: a second thread inside it is a failure.
 
-    `seal_into` and `open_into` are written out flat, because a call costs as much as sealing a kilobyte. A
-    session that is not confirmed yet has a first step that never comes, a poisoned one has ended: so one
+    A session that is not confirmed yet has a first step that never comes, a poisoned one has ended: so one
     comparison each covers those.
     """
 
@@ -132,11 +124,7 @@ class _Direction(Uncopyable):
         self._pending: list[_Session] = []
         self._switch_at = _NEVER + 1
         self._last_step = -1
-        self._described: tuple[int, str, tuple[int, ...], int] | None = None
-        self._description = b""
-        lock = threading.Lock()
-        self._acquire = functools.partial(lock.acquire, False)
-        self._release = lock.release
+        self._owner = threading.Lock()
 
     @property
     def sequence(self) -> int:
@@ -166,12 +154,43 @@ class _Direction(Uncopyable):
         self._switch_at = self._pending[0].first_step if self._pending else _NEVER + 1
         return self._session
 
-    def _describe(self, described: tuple[int, str, tuple[int, ...], int]) -> None:
-        """Keep the part of the associated data that a record mostly shares with the one before it."""
-        if described[0] == Kind.CONFIRM:
-            raise RecordError("only a link itself makes its confirmation", reason="BAD_HEADER")
-        self._description = _describe(*described)
-        self._described = described
+    def _cross(self, source: Buffer, out: Buffer, header: RecordHeader, added: int) -> int:
+        """Seals or opens one record, whose result is `added` bytes longer than its plaintext."""
+        if not self._owner.acquire(blocking=False):
+            self._link.poison("TWO_OWNERS")
+            raise RecordError("two threads use one direction of a link", reason="TWO_OWNERS")
+        try:
+            kind, step, digest, dtype, shape, length = header
+            session = self._session if step < self._switch_at else self._switch(step)
+            # The number is used up before any check: whatever fails below, its nonce is never used again, and
+            # no other record is accepted under it.
+            sequence = session.sequence
+            session.sequence = sequence + 1
+            session.bytes += length
+            if (
+                step < session.first_step
+                or len(digest) != HASH_BYTES
+                or sequence >= _MAX_RECORDS
+                or session.bytes > _MAX_BYTES
+                or self._clock() >= session.ends
+            ):
+                raise self._refusal(session, header)
+            if kind == Kind.CONFIRM:
+                raise RecordError("only a link itself makes its confirmation", reason="BAD_HEADER")
+            self._last_step = step
+            written = session.cross(
+                (session.iv ^ sequence).to_bytes(12, "big"),
+                source,
+                session.prefix + _pack_order(sequence, step) + digest + _describe(kind, dtype, shape, length),
+                out,
+            )
+            if written != length + added:
+                raise RecordError("record has not the announced length", reason="BAD_LENGTH")
+            return written
+        except BaseException as error:
+            self._failed(error, out)
+        finally:
+            self._owner.release()
 
     def _begin(self) -> _Session:
         """The session for the confirmation, which is the very first record."""
@@ -210,10 +229,6 @@ class _Direction(Uncopyable):
             raise error
         raise refusal or RecordError("record cannot be sealed or opened", reason="RECORD_REFUSED") from None
 
-    def _busy(self) -> NoReturn:
-        self._link.poison("TWO_OWNERS")
-        raise RecordError("two threads use one direction of a link", reason="TWO_OWNERS")
-
 
 class Sealer(_Direction):
     """The sending direction of a link."""
@@ -226,7 +241,7 @@ class Sealer(_Direction):
         session = self._begin()
         sealed = bytearray(CONFIRMATION_BYTES)
         nonce = session.iv.to_bytes(NONCE_BYTES, "big")
-        session.encrypt_into(nonce, self._link.transcript_hash, session.prefix + _CONFIRMATION, sealed)
+        session.cross(nonce, self._link.transcript_hash, session.prefix + _CONFIRMATION, sealed)
         return bytes(sealed)
 
     def seal_into(self, plaintext: Buffer, out: Buffer, header: RecordHeader) -> int:
@@ -234,40 +249,7 @@ class Sealer(_Direction):
 
         Returns the length written. Raises RecordError, and then the link is poisoned.
         """
-        if not self._acquire():
-            self._busy()
-        try:
-            kind, step, digest, dtype, shape, length = header
-            session = self._session if step < self._switch_at else self._switch(step)
-            # The number is used up before any check: whatever fails below, its nonce is never used again.
-            sequence = session.sequence
-            session.sequence = sequence + 1
-            session.bytes += length
-            if (
-                step < session.first_step
-                or len(digest) != HASH_BYTES
-                or sequence >= _MAX_RECORDS
-                or session.bytes > _MAX_BYTES
-                or self._clock() >= session.ends
-            ):
-                raise self._refusal(session, header)
-            described = (kind, dtype, shape, length)
-            if described != self._described:
-                self._describe(described)
-            self._last_step = step
-            written = session.encrypt_into(
-                (session.iv ^ sequence).to_bytes(12, "big"),
-                plaintext,
-                session.prefix + _pack_order(sequence, step) + digest + self._description,
-                out,
-            )
-            if written != length + TAG_BYTES:
-                raise RecordError("record has not the announced length", reason="BAD_LENGTH")
-            return written
-        except BaseException as error:
-            self._failed(error, out)
-        finally:
-            self._release()
+        return self._cross(plaintext, out, header, TAG_BYTES)
 
 
 class Opener(_Direction):
@@ -279,7 +261,7 @@ class Opener(_Direction):
         opened = bytearray(HASH_BYTES)
         nonce = session.iv.to_bytes(NONCE_BYTES, "big")
         try:
-            session.decrypt_into(nonce, sealed, session.prefix + _CONFIRMATION, opened)
+            session.cross(nonce, sealed, session.prefix + _CONFIRMATION, opened)
         except (InvalidTag, ValueError) as error:
             self._failed(error)
         if opened != self._link.transcript_hash:
@@ -290,41 +272,7 @@ class Opener(_Direction):
 
         Returns the length written. Raises RecordError; then the link is poisoned and `out` is wiped.
         """
-        if not self._acquire():
-            self._busy()
-        try:
-            kind, step, digest, dtype, shape, length = header
-            session = self._session if step < self._switch_at else self._switch(step)
-            # The number is used up before any check: whatever fails below, this end accepts no other record
-            # under it.
-            sequence = session.sequence
-            session.sequence = sequence + 1
-            session.bytes += length
-            if (
-                step < session.first_step
-                or len(digest) != HASH_BYTES
-                or sequence >= _MAX_RECORDS
-                or session.bytes > _MAX_BYTES
-                or self._clock() >= session.ends
-            ):
-                raise self._refusal(session, header)
-            described = (kind, dtype, shape, length)
-            if described != self._described:
-                self._describe(described)
-            self._last_step = step
-            written = session.decrypt_into(
-                (session.iv ^ sequence).to_bytes(12, "big"),
-                ciphertext,
-                session.prefix + _pack_order(sequence, step) + digest + self._description,
-                out,
-            )
-            if written != length:
-                raise RecordError("record has not the announced length", reason="BAD_LENGTH")
-            return written
-        except BaseException as error:
-            self._failed(error, out)
-        finally:
-            self._release()
+        return self._cross(ciphertext, out, header, 0)
 
 
 class Link(Uncopyable):
@@ -386,9 +334,10 @@ class Link(Uncopyable):
         now = self._clock()
         initiates = keys.context.initiates
         send, receive = keys.take()
+        seal, open_ = keys.suite.aead(send.key).encrypt_into, keys.suite.aead(receive.key).decrypt_into
         return (
-            _Session(send, keys.suite, _prefix(keys, from_initiator=initiates), now, first_step),
-            _Session(receive, keys.suite, _prefix(keys, from_initiator=not initiates), now, first_step),
+            _Session(seal, send.iv, _prefix(keys, from_initiator=initiates), now, first_step),
+            _Session(open_, receive.iv, _prefix(keys, from_initiator=not initiates), now, first_step),
         )
 
 

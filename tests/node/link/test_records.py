@@ -635,7 +635,7 @@ def test_a_peer_that_seals_more_than_it_announces_is_refused(pair: Any) -> None:
     described = records._describe(head.kind, head.dtype, head.shape, head.length)
     bound = session.prefix + records._pack_order(1, head.step) + DIGEST + described
     sealed = bytearray(80)
-    session.encrypt_into((session.iv ^ 1).to_bytes(12, "big"), bytes(64), bound, sealed)
+    session.cross((session.iv ^ 1).to_bytes(12, "big"), bytes(64), bound, sealed)
     out = bytearray(b"\xee" * 64)
     assert refusal(receiver.opener.open_into, sealed, out, head) == "BAD_LENGTH"
     assert out == bytes(64)
