@@ -30,11 +30,15 @@ def enrol(root: Path, said: Mapping[str, Any], wishes: Wishes, token: str) -> di
     """
     from sealring.mesh.member.bootstrap import JoinToken
     from sealring.node.join import join
-    from sealring.node.settings import NodeSettings
+    from sealring.node.settings import NodeSettings, default_name
 
     choices = choose_other(root, said, wishes, JoinToken.parse(token).addresses)
     enrolled = asyncio.run(join(NodeSettings(**choices.settings["node"]), token))
-    peer = enrolled.state.peer
+    peer, wanted = enrolled.state.peer, choices.settings["node"].get("name", default_name())
+    if enrolled.state.name != wanted:
+        choices.said.append(
+            f"name: {enrolled.state.name}, because another machine is called {wanted} (or --name)"
+        )
     return {
         "settings": choices.settings["node"],
         "said": choices.said,

@@ -264,7 +264,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.DiagnoseNodeRequest, actor: str
     ) -> admin_pb2.DiagnoseNodeResponse:
         """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID), and what `Diagnoses.ask` raises."""
-        return await self._diagnoses.ask(self._store.members.get(_member_id(request.id)).id)
+        member = self._store.members.get(_member_id(request.id))
+        self._store.audit.append(self._clock(), actor, "diagnose_node", member.id, {"name": member.name})
+        return await self._diagnoses.ask(member.id)
 
     # What can be verified
 

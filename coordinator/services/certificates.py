@@ -15,7 +15,7 @@ from sealring.coordinator.store import Store, StoredMember
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.crypto.identity import Label, member_id, verify
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
-from sealring.mesh.member.proof import by_roster_keys, renewal
+from sealring.mesh.member.proof import by_roster_keys, refusal, renewal
 from sealring.mesh.member.renewal import renewal_content
 from sealring.mesh.pki.authority import MAX_CSR_BYTES
 from sealring.mesh.pki.certificates import PeerIdentity, Role, key_hash, to_pem
@@ -50,6 +50,12 @@ class Issuer:
         chain = to_pem(certificate)
         return membership_pb2.RenewResponse(
             certificate_chain=chain, root_metadata=root, proof=self._sign(renewal(csr, chain, root))
+        )
+
+    def refuse(self, identity_key: bytes, csr: bytes) -> membership_pb2.RenewResponse:
+        """The proof that whoever has this key is not enrolled, so that it need not ask again."""
+        return membership_pb2.RenewResponse(
+            root_metadata=self._keys.root_chain, proof=self._sign(refusal(csr, identity_key))
         )
 
 
@@ -103,9 +109,10 @@ class RenewalService(membership_pb2_grpc.RenewalServicer):
     async def RenewByIdentity(  # noqa: N802
         self, request: membership_pb2.RenewByIdentityRequest, context: Any
     ) -> membership_pb2.RenewResponse:
-        """Raises ResourceExhausted (RATE_LIMITED), InvalidInput (BAD_CSR), PermissionDenied
-        (RENEWAL_REFUSED), and to the holder of the signing key CertificateError (BAD_CSR),
-        PermissionDenied (NOT_ENROLLED).
+        """No certificate, but a proof of that, for the holder of a key that is not enrolled.
+
+        Raises ResourceExhausted (RATE_LIMITED), InvalidInput (BAD_CSR), PermissionDenied (RENEWAL_REFUSED),
+        and to the holder of the signing key CertificateError (BAD_CSR).
         """
         self._attempts.admit(context)
         _check_form(request.csr)
@@ -124,11 +131,7 @@ class RenewalService(membership_pb2_grpc.RenewalServicer):
         member = self._store.members.find(identifier)
         if member is None:
             log.warning("renewal_refused", member=identifier, why="NOT_ENROLLED")
-            raise PermissionDenied(
-                "this machine is not enrolled any more",
-                hint="it was evicted or banned; ask the operator for a new join token",
-                reason="NOT_ENROLLED",
-            )
+            return self._issuer.refuse(request.identity_key, request.csr)
         if not self._attempts.use(request.nonce):  # after the rest: strangers do not crowd out used ones
             raise _refused("NONCE")
         return self._issuer.renew(member, request.csr, by="identity")

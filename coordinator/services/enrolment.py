@@ -6,6 +6,7 @@ Sizes and forms, which the caller knows anyway, are answered clearly.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -114,6 +115,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
             root_metadata=self._keys.root_chain,
             roster=self._authority.current.envelope,
             coordinator_address=self._main_address(),
+            name=member.name,
         )
 
     def _join_refused(self, request: membership_pb2.EnrolRequest, why: SealringError) -> PermissionDenied:
@@ -151,15 +153,14 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         if known is not None and known.role is not role:
             raise _refused("OTHER_ROLE", f"this identity is enrolled as a {known.role}")
         now = int(self._clock())
+        name = self._free_name(request.name, role, identifier)
         if role is Role.GATEWAY:
-            return StoredMember(
-                identifier, role, request.name, request.identity_key, KeyType(request.key_type), now
-            )
+            return StoredMember(identifier, role, name, request.identity_key, KeyType(request.key_type), now)
         verdict = self._attest(request, now)
         return StoredMember(
             id=identifier,
             role=role,
-            name=request.name,
+            name=name,
             identity_key=request.identity_key,
             key_type=KeyType(request.key_type),
             enrolled_at=now,
@@ -174,6 +175,12 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
             evidence=request.attestation,
             device_chain=tuple(request.device_chain),
         )
+
+    def _free_name(self, wanted: str, role: Role, identifier: str) -> str:
+        """The name that it asks for, with a number where another one of its role is called so."""
+        taken = {one.name for one in self._store.members.all(role) if one.id != identifier}
+        numbered = (f"{wanted[: 62 - len(str(number))]}-{number}" for number in itertools.count(2))
+        return next(name for name in itertools.chain([wanted], numbered) if name not in taken)
 
     def _attest(self, request: membership_pb2.EnrolRequest, now: int) -> Verdict:
         expected = Expected(

@@ -14,12 +14,12 @@ from cryptography import x509
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.identity import Label, Signer
 from sealring.mesh.errors import CertificateError, SealringError
-from sealring.mesh.member.proof import check_proof, of_coordinator, renewal
+from sealring.mesh.member.proof import check_proof, of_coordinator, refusal, renewal
 from sealring.mesh.member.renewal import renew_by_identity
+from sealring.mesh.member.roster_keeper import removed
 from sealring.mesh.member.state import MemberState, parse_pem_leaf, save_root, save_tls
 from sealring.mesh.pki.certificates import LeafKey, check_issued_by, expires_at, load_certificate, renewal_due
 from sealring.mesh.pki.root import RootMetadata, decode_chain, verify_root_chain
-from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore
 from sealring.mesh.system.files import unwritable
@@ -29,7 +29,6 @@ log = structlog.get_logger()
 
 _LOOK_SECONDS = 30.0
 _ENDED_LOOK_SECONDS = 2.0
-_LAST_LOOK_SECONDS = 300.0
 _RENEW_SECONDS = 30.0
 
 
@@ -66,38 +65,30 @@ class CertificateKeeper:
         """Renews whenever half of the certificate's life is over; what fails is tried again.
 
         It looks at the clock every 30 s, since sleep does not count while a machine is suspended, and every
-        2 s once the certificate has ended: that keeps the machine away from everybody. Who was thrown out is
-        not in a hurry, up to 5 min: it goes on asking, because nobody has signed that it is to stop.
+        2 s once the certificate has ended: that keeps the machine away from everybody. Raises
+        PermissionDenied (REMOVED) when the coordinator has signed that this machine is not enrolled.
         """
-        thrown_out = Backoff(_ENDED_LOOK_SECONDS, _LAST_LOOK_SECONDS)
         while True:
-            pause = 0.0
             if self._clock() >= renewal_due(self._certificate):
                 try:
                     await self.renew()
                 except SealringError as error:
-                    if error.reason == "NOT_ENROLLED":
-                        pause = thrown_out.after(0.0)
+                    if error.reason == "REMOVED":
+                        raise
                     log.warning(
-                        "certificate_not_renewed",
-                        reason=error.reason,
-                        why=error.message,
-                        hint=error.hint,
-                        again_in=round(pause) or None,
+                        "certificate_not_renewed", reason=error.reason, why=error.message, hint=error.hint
                     )
-                else:
-                    thrown_out = Backoff(_ENDED_LOOK_SECONDS, _LAST_LOOK_SECONDS)
             certificate, now = self._certificate, self._clock()
             next_time = (
                 renewal_due(certificate) if now < renewal_due(certificate) else expires_at(certificate)
             )
-            await self._sleep(max(pause, min(_LOOK_SECONDS, max(_ENDED_LOOK_SECONDS, next_time - now))))
+            await self._sleep(min(_LOOK_SECONDS, max(_ENDED_LOOK_SECONDS, next_time - now)))
 
     async def renew(self) -> None:
         """Gets, verifies, stores and uses a new certificate, and newer root metadata if there is any.
 
-        Raises CertificateError, RosterError, Unauthenticated (BAD_PROOF), PermissionDenied, Unavailable,
-        FailedPrecondition (NO_JOIN_ADDRESS), ConfigError (STATE_UNWRITABLE).
+        Raises CertificateError, RosterError, Unauthenticated (BAD_PROOF), PermissionDenied (REMOVED, and what
+        is not proved), Unavailable, FailedPrecondition (NO_JOIN_ADDRESS), ConfigError (STATE_UNWRITABLE).
         """
         async with self._turn:
             leaf = LeafKey()
@@ -135,8 +126,14 @@ class CertificateKeeper:
         root = verify_root_chain(decode_chain(answer.root_metadata), self._state.root_sha256, now=now)
         if root.version < self._state.root.version:
             raise CertificateError("coordinator sent older root metadata", reason="ROOT_ROLLBACK")
-        said = renewal(csr, answer.certificate_chain, answer.root_metadata)
+        refused = not answer.certificate_chain
+        if refused:
+            said = refusal(csr, self._signer.public_key)
+        else:
+            said = renewal(csr, answer.certificate_chain, answer.root_metadata)
         check_proof(said, answer.proof, of_coordinator(root, Label.RENEWAL))
+        if refused:
+            raise removed()
         try:
             der = parse_pem_leaf(answer.certificate_chain)
         except ValueError:

@@ -55,7 +55,10 @@ class NodeEvidence:
 
 @dataclass(frozen=True)
 class Enrolled:
-    """A finished join; the state folder holds it all."""
+    """A finished join; the state folder holds it all.
+
+    The cluster may call the machine otherwise than it asked for, where another has that name.
+    """
 
     state: MemberState
     roster: Roster
@@ -118,7 +121,7 @@ async def enrol(
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
     peer = PeerIdentity(root.cluster, role, member_id(signer.public_key))
-    return _keep(answer, peer, pinned, leaf, root, state_dir, name, coordinator, clock)
+    return _keep(answer, peer, pinned, leaf, root, state_dir, coordinator, clock)
 
 
 def _request(
@@ -183,7 +186,6 @@ def _keep(
     leaf: LeafKey,
     fetched: RootMetadata,
     state_dir: Path,
-    name: str,
     join: str,
     clock: Clock,
 ) -> Enrolled:
@@ -197,6 +199,7 @@ def _keep(
     parse_address(answer.coordinator_address)
     material = TlsMaterial(leaf.private_pem(), _own_leaf(answer, peer, leaf, root, now), root.authorities)
     check_roster(answer.roster, root, now=now)
+    name = check_name(answer.name, "name")
     state = MemberState(peer, name, answer.coordinator_address, token.root_sha256, root, material, join)
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     RosterStateFile(state_dir / ROSTER_STATE).create(peer.cluster)

@@ -244,6 +244,14 @@ def renewal(csr: bytes, certificate_chain: bytes, root_metadata: bytes) -> bytes
     return hashlib.sha256(pack_fields(csr, certificate_chain, root_metadata)).digest()
 
 
+def refusal(csr: bytes, identity_key: bytes) -> bytes:
+    """What the coordinator signs in the place of a renewal: whoever has this key is not enrolled.
+
+    It answers this signing request alone, whose key is fresh: one of an earlier time is worth nothing.
+    """
+    return hashlib.sha256(pack_fields(csr, b"", b"not enrolled", identity_key)).digest()
+
+
 def by_roster_keys(signers: Sequence[EnvelopeSigner], label: Label = Label.CONNECTION) -> SignProof:
     """Proofs of the coordinator: an envelope around the transcript, signed by its roster keys."""
     return lambda content: seal_envelope(_PAYLOAD_TYPES[label], content, signers)

@@ -43,8 +43,7 @@ async def renew_by_identity(
     """The answer of the coordinator whose join address is `address` (host:port), not verified.
 
     Raises FailedPrecondition (NO_JOIN_ADDRESS), RosterError (ROOT_*) and CertificateError when it is not the
-    coordinator of the pinned root, PermissionDenied (RENEWAL_REFUSED, NOT_ENROLLED), Unavailable,
-    DeadlineExceeded.
+    coordinator of the pinned root, PermissionDenied (RENEWAL_REFUSED), Unavailable, DeadlineExceeded.
     """
     if not address:
         raise FailedPrecondition(

@@ -176,6 +176,7 @@ class EnrolResponse(_message.Message):
     ROOT_METADATA_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
     COORDINATOR_ADDRESS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     cluster: _builtins.str
     certificate_chain: _builtins.bytes
@@ -186,6 +187,8 @@ class EnrolResponse(_message.Message):
     """DSSE envelope; the member's anti-rollback state starts here"""
     coordinator_address: _builtins.str
     """main address, host:port"""
+    name: _builtins.str
+    """what the cluster calls it: what it asked for, with a number where another has that name"""
     def __init__(
         self,
         *,
@@ -195,10 +198,11 @@ class EnrolResponse(_message.Message):
         root_metadata: _builtins.bytes = ...,
         roster: _builtins.bytes = ...,
         coordinator_address: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_chain", b"certificate_chain", "cluster", b"cluster", "coordinator_address", b"coordinator_address", "member_id", b"member_id", "root_metadata", b"root_metadata", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_chain", b"certificate_chain", "cluster", b"cluster", "coordinator_address", b"coordinator_address", "member_id", b"member_id", "name", b"name", "root_metadata", b"root_metadata", "roster", b"roster"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -266,9 +270,12 @@ class RenewResponse(_message.Message):
     ROOT_METADATA_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
     certificate_chain: _builtins.bytes
+    """empty: the asker is not enrolled"""
     root_metadata: _builtins.bytes
     proof: _builtins.bytes
-    """DSSE envelope by a threshold of roster keys, label renewal, over mesh.member.proof.renewal(...)"""
+    """DSSE envelope by a threshold of roster keys, label renewal, over mesh.member.proof.renewal(...), or
+    refusal(...) where there is no certificate.
+    """
     def __init__(
         self,
         *,

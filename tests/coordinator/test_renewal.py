@@ -25,7 +25,7 @@ from sealring.mesh.crypto.identity import Label, SoftwareSigner, member_id
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
-from sealring.mesh.member.proof import by_roster_keys, check_proof, of_coordinator, renewal
+from sealring.mesh.member.proof import by_roster_keys, check_proof, of_coordinator, refusal, renewal
 from sealring.mesh.member.renewal import renewal_content
 from sealring.mesh.member.state import IDENTITY_KEY, load_member_state, parse_pem_leaf, save_member_state
 from sealring.mesh.pki.certificates import (
@@ -132,9 +132,15 @@ class Desk:
         return await self.service.RenewByIdentity(request, caller or Caller())
 
     async def refused(self, request: Any) -> str:
-        with pytest.raises(SealringError) as caught:
-            await self.ask(request)
-        return caught.value.reason
+        """Why there is no certificate; that somebody is not enrolled is signed."""
+        try:
+            answer = await self.ask(request)
+        except SealringError as error:
+            return error.reason
+        assert not answer.certificate_chain
+        said = refusal(request.csr, request.identity_key)
+        check_proof(said, answer.proof, of_coordinator(self.keys.root, Label.RENEWAL))
+        return "NOT_ENROLLED"
 
 
 @pytest.fixture
@@ -300,7 +306,7 @@ async def test_a_machine_that_was_evicted_meanwhile_does_not(cluster: Any) -> No
     expire(cluster.folder / "alpha", cluster.coordinator.keys.ca)
     await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=joined.state.peer.id))
     before = load_member_state(cluster.folder / "alpha").tls
-    assert await reason_of(await keeper_of(cluster.folder / "alpha")) == "NOT_ENROLLED"
+    assert await reason_of(await keeper_of(cluster.folder / "alpha")) == "REMOVED"
     assert load_member_state(cluster.folder / "alpha").tls == before
 
 

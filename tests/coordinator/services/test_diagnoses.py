@@ -138,4 +138,7 @@ async def test_an_operator_asks_a_node(cluster: Cluster) -> None:
     with pytest.raises(SealringError) as caught:
         await cluster.call("DiagnoseNode", admin_pb2.DiagnoseNodeRequest(id="somebody"))
     assert caught.value.reason == "BAD_MEMBER_ID"
+    entries = cluster.coordinator.store.audit.entries(after=0, limit=100, newest=False)
+    asked = [(one.actor, one.subject) for one in entries if one.action == "diagnose_node"]
+    assert asked == [("operator", node.id)] * 2
     await until(lambda: cluster.coordinator.sessions.find(node.id) is None)

@@ -57,6 +57,21 @@ async def test_a_gateway_joins_and_may_schedule(cluster: Cluster) -> None:
     assert joined.roster.members == ()
 
 
+async def test_machines_of_one_name_are_told_apart(cluster: Cluster) -> None:
+    """As Macs are, that all call themselves alike; also a name that has no room for a number."""
+    wanted = "m" * 63
+    first, second, third = [await cluster.join(wanted, folder=folder) for folder in "abc"]
+    names = [wanted, "m" * 61 + "-2", "m" * 61 + "-3"]
+    assert [one.state.name for one in (first, second, third)] == names
+    assert [load_member_state(cluster.folder / folder).name for folder in "abc"] == names
+    listed = (await cluster.call("ListNodes", admin_pb2.ListNodesRequest())).nodes
+    assert sorted(one.name for one in listed) == sorted(names)
+    again = await cluster.join(wanted, folder="a")
+    assert again.state.name == wanted, "its own name is not taken"
+    gateway = await cluster.join(wanted, role=Role.GATEWAY, folder="gate")
+    assert gateway.state.name == wanted
+
+
 async def test_a_token_is_good_once(cluster: Cluster) -> None:
     token = await cluster.token()
     await cluster.join("alpha", token=token)

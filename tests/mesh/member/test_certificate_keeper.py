@@ -7,24 +7,22 @@ import contextlib
 import dataclasses
 import errno
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
-from structlog.testing import capture_logs
 
+from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import Label, SoftwareSigner, verify
 from sealring.mesh.errors import PermissionDenied, SealringError, Unauthenticated, Unavailable
 from sealring.mesh.member import certificate_keeper
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
-from sealring.mesh.member.proof import by_roster_keys, renewal
+from sealring.mesh.member.proof import by_roster_keys, refusal, renewal
 from sealring.mesh.member.state import MemberState, load_member_state, save_member_state
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at, to_pem
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
-from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import TlsMaterial, TlsStore
 from sealring.v1 import membership_pb2, membership_pb2_grpc
@@ -44,6 +42,7 @@ class Coordinator(membership_pb2_grpc.CertificatesServicer):
         self.peer = PEER
         self.asked_by: list[str] = []
         self.error: SealringError | None = None
+        self.refused = b""  # the identity key that it says is not enrolled
         self.spoil: Callable[[membership_pb2.RenewResponse], None] = lambda answer: None
 
     async def Renew(self, request: Any, context: Any) -> membership_pb2.RenewResponse:
@@ -55,12 +54,14 @@ class Coordinator(membership_pb2_grpc.CertificatesServicer):
             raise self.error
         verify(self.signer.public_key, Label.CSR, request.csr, request.signature)
         der = self.ca.issue(request.csr, self.peer, lifetime=LIFETIME, now=self.clock())
-        answer = membership_pb2.RenewResponse(
-            certificate_chain=to_pem(der), root_metadata=encode_chain(self.root.chain)
-        )
+        answer = membership_pb2.RenewResponse(root_metadata=encode_chain(self.root.chain))
+        if not self.refused:
+            answer.certificate_chain = to_pem(der)
         self.spoil(answer)
         if not answer.proof:
             said = renewal(request.csr, answer.certificate_chain, answer.root_metadata)
+            if self.refused:
+                said = refusal(request.csr, self.refused)
             answer.proof = by_roster_keys(self.roster_signers, Label.RENEWAL)(said)
         return answer
 
@@ -186,7 +187,7 @@ def stranger(machine: Machine) -> Any:
         (lambda machine: {"peer": PeerIdentity("other", Role.MEMBER, "one")}, "BAD_CERTIFICATE"),
         (stranger, "NOT_ISSUED_HERE"),
         (lambda machine: {"clock": lambda: machine.clock() - 10 * LIFETIME}, "CERTIFICATE_EXPIRED"),
-        (spoilt("certificate_chain", b""), "BAD_CERTIFICATE"),
+        (spoilt("certificate_chain", b""), "BAD_PROOF"),
         (spoilt("certificate_chain", b"junk"), "BAD_CERTIFICATE"),
         (spoilt("root_metadata", b""), "ROOT_CHAIN_LENGTH"),
         (spoilt("root_metadata", b"\x00\x00\x00\x01x"), "ENVELOPE_MALFORMED"),
@@ -274,23 +275,35 @@ async def test_what_fails_is_tried_again_and_oftener_once_the_certificate_has_en
     assert machine.answered_by == ["mtls"] * 5 + ["identity"] * 6
 
 
-async def test_who_was_thrown_out_asks_ever_more_seldom(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The refusal is not signed, so it stops nobody for good; each line of the log says what it is."""
-    monkeypatch.setattr(certificate_keeper, "Backoff", partial(Backoff, spread=0.0))
-    machine.issue(300)
-    machine.clock.advance(300)
-    machine.by_identity = PermissionDenied("not enrolled", hint="join again", reason="NOT_ENROLLED")
-    with capture_logs() as logs:
-        asked = await run_for(machine, 1200)
-    assert asked == [0, 2, 6, 14, 30, 62, 126, 254, 510, 810, 1110]
-    assert {(line["reason"], line["why"], line["hint"]) for line in logs} == {
-        ("NOT_ENROLLED", "not enrolled", "join again")
-    }
-    machine.by_identity = None
-    assert len(await run_for(machine, 100)) == 1
-    assert machine.store.current()[0] == 2
+async def test_who_was_thrown_out_hears_it_signed_and_ends(machine: Machine) -> None:
+    machine.clock.advance(3 * LIFETIME)
+    machine.coordinator.refused = machine.coordinator.signer.public_key
+    with pytest.raises(PermissionDenied) as caught:
+        await machine.keeper.run()
+    assert caught.value.reason == "REMOVED"
+    assert machine.unchanged()
+
+
+@pytest.mark.parametrize("wrong", ["another key", "another request", "no proof", "another signer"])
+async def test_a_refusal_that_is_not_proved_stops_nobody(machine: Machine, wrong: str) -> None:
+    def spoil(answer: membership_pb2.RenewResponse) -> None:
+        if wrong == "another request":
+            said = refusal(b"an earlier one", machine.coordinator.signer.public_key)
+            answer.proof = by_roster_keys(machine.coordinator.roster_signers, Label.RENEWAL)(said)
+        elif wrong == "no proof":
+            answer.proof = b"x"
+
+    machine.coordinator.refused = machine.coordinator.signer.public_key
+    machine.coordinator.spoil = spoil
+    if wrong == "another key":
+        machine.coordinator.refused = SoftwareSigner.generate().public_key
+    elif wrong == "another signer":
+        machine.coordinator.roster_signers = [Ed25519Signer.generate()]
+    machine.clock.advance(3 * LIFETIME)
+    with pytest.raises(SealringError) as caught:
+        await machine.keeper.renew()
+    assert caught.value.reason == "BAD_PROOF"
+    assert len(await run_for(machine, 10)) == 6, "it asks again every 2 s"
 
 
 async def test_what_has_ended_renews_by_identity(machine: Machine) -> None:

@@ -82,6 +82,7 @@ class LyingCoordinator(membership_pb2_grpc.EnrolmentServicer):
             root_metadata=encode_chain(self.authority.root.chain),
             roster=self.roster(),
             coordinator_address="127.0.0.1:7700",
+            name=request.name,
         )
         self.spoil(answer, self)
         return answer
