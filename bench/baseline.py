@@ -1,15 +1,17 @@
-"""mlx-lm alone, in a process of its own: one row by generate_step, several by BatchGenerator. Prints JSON.
+"""mlx-lm alone, in a process of its own: one row by generate_step, several by BatchGenerator.
 
-    python -m bench.baseline MODEL [--rows N] [--tokens N] [--prompt N] [--rounds N] [--cores A,B]
-                             [--words N] [--in-batches]
+    python -m bench.baseline MODEL [--cores A,B] [--in-batches]
 
-With --serve it measures one round for every line on standard input, so that it can take turns with others.
-With --words prompts are those that `bench.serve` asks a server for, new ones in every round.
+MODEL is a folder, or a config.json as text for random weights. Every line on standard input is a JSON object
+with what to do, a method of `Baseline` and its arguments, and is answered with one line of JSON:
+
+    {"do": "solo", "tokens": 96, "prompt": 32}
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib
 import itertools
 import json
@@ -19,94 +21,133 @@ import sys
 import time
 from typing import Any
 
-from bench.serve import prompt
+import mlx.core as mx
+
+from bench.frame import numbers
+from bench.models import OWN_PROMPTS, drawn_prompt
+from bench.serve import prompt as words_of
+
+CHUNK = 2048
 
 
-def solo(model: Any, prompt: list[int], tokens: int) -> dict[str, Any]:
-    """One row; seconds to the first token, and those between tokens."""
-    import mlx.core as mx
+class Baseline:
+    """Prompts are of drawn tokens, or of `words` as `bench serve` asks them, new ones in every round."""
 
-    generate_step = importlib.import_module("mlx_lm.generate").generate_step
-    times = [time.perf_counter()]
-    for _ in generate_step(mx.array(prompt), model, max_tokens=tokens):
-        times.append(time.perf_counter())
-    gaps = [after - before for before, after in itertools.pairwise(times[1:])]
-    return {"ttft": times[1] - times[0], "gaps": gaps, "seconds": times[-1] - times[0], "tokens": tokens}
+    def __init__(self, model: Any, tokenizer: Any, vocabulary: int) -> None:
+        self._model, self._tokenizer, self._vocabulary = model, tokenizer, vocabulary
+        self._mlx_lm = importlib.import_module("mlx_lm.generate")
+        self._random = random.Random(0)
+
+    def solo(self, tokens: int, prompt: int, chunk: int = CHUNK) -> dict[str, Any]:
+        """One row; seconds to the first token, and those between tokens."""
+        drawn, times = mx.array(self._prompt(1, prompt)), [time.perf_counter()]
+        for _ in self._mlx_lm.generate_step(drawn, self._model, max_tokens=tokens, prefill_step_size=chunk):
+            times.append(time.perf_counter())
+        gaps = [after - before for before, after in itertools.pairwise(times[1:])]
+        return {"ttft": times[1] - times[0], "gaps": gaps}
+
+    def together(self, rows: int, tokens: int, words: int) -> dict[str, Any]:
+        """All rows at once: seconds to first tokens, of steps with all rows, and until the last token."""
+        prompts = []
+        for _ in range(rows):
+            message = {"role": "user", "content": words_of(self._random, words)}
+            prompts.append(list(self._tokenizer.apply_chat_template([message], add_generation_prompt=True)))
+        begun = time.perf_counter()
+        first, steps, made = self._generate(prompts, tokens, 8)
+        return {
+            "ttft": [moment - begun for moment in first.values()],
+            "gaps": [after - before for before, after in itertools.pairwise(steps)],
+            "seconds": time.perf_counter() - begun,
+            "tokens": sum(map(len, made.values())),
+        }
+
+    def decode(self, rows: int, context: int, steps: int, warm: int) -> dict[str, Any]:
+        """Tokens per second of `steps` steps after the first `warm`, all rows decoding together."""
+        if context > OWN_PROMPTS:
+            cache, last = self._prefilled(context)
+            copies = [copy.deepcopy(cache) for _ in range(rows)]
+            _, times, made = self._generate([[last]] * rows, warm + steps, rows, copies)
+        else:
+            prompts = [self._prompt(row, context) for row in range(1, rows + 1)]
+            _, times, made = self._generate(prompts, warm + steps, rows)
+        seconds = times[-1] - times[warm - 1]
+        tokens = [made[uid] for uid in sorted(made)]
+        return {"tokens_per_second": rows * (len(times) - warm) / seconds, "tokens": tokens}
+
+    def _generate(
+        self, prompts: list[list[int]], tokens: int, prefill_rows: int, caches: list[Any] | None = None
+    ) -> tuple[dict[int, float], list[float], dict[int, list[int]]]:
+        """So many tokens of every row: when each had its first, when steps with all rows ended, and which."""
+        generator = self._mlx_lm.BatchGenerator(
+            self._model,
+            max_tokens=tokens,
+            completion_batch_size=len(prompts),
+            prefill_batch_size=prefill_rows,
+        )
+        generator.insert(prompts, [tokens] * len(prompts), caches=caches)
+        first: dict[int, float] = {}
+        steps: list[float] = []
+        made: dict[int, list[int]] = {}
+        while sum(map(len, made.values())) < tokens * len(prompts):
+            responses = generator.next_generated()
+            now = time.perf_counter()
+            if len(responses) == len(prompts):
+                steps.append(now)
+            for response in responses:
+                first.setdefault(response.uid, now)
+                made.setdefault(response.uid, []).append(response.token)
+        generator.close()
+        return first, steps, made
+
+    def _prefilled(self, context: int) -> tuple[list[Any], int]:
+        """The caches of row 1's prompt but for its last token, and that token."""
+        caches = importlib.import_module("mlx_lm.models.cache").make_prompt_cache(self._model)
+        tokens = self._prompt(1, context)
+        for start in range(0, context - 1, CHUNK):
+            self._model(mx.array([tokens[start : min(start + CHUNK, context - 1)]]), cache=caches)
+            mx.eval([one.state for one in caches])
+        return caches, tokens[-1]
+
+    def _prompt(self, row: int, length: int) -> list[int]:
+        return drawn_prompt(row, length, self._vocabulary)
 
 
-def batch(model: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
-    """All rows at once; seconds from the first prompt to the last token, and of each step with all rows."""
-    generate = importlib.import_module("mlx_lm.generate")
-    generator = generate.BatchGenerator(
-        model, max_tokens=tokens, completion_batch_size=len(prompts), prefill_batch_size=8
-    )
-    begun = time.perf_counter()
-    generator.insert(prompts, [tokens] * len(prompts))
-    first: dict[int, float] = {}
-    whole: list[float] = []
-    made = 0
-    while made < tokens * len(prompts):
-        responses = generator.next_generated()
-        if len(responses) == len(prompts):
-            whole.append(time.perf_counter())
-        for response in responses:
-            first.setdefault(response.uid, time.perf_counter() - begun)
-            made += 1
-    seconds = time.perf_counter() - begun
-    generator.close()
-    return {
-        "ttft": list(first.values()),
-        "seconds": seconds,
-        "tokens": made,
-        "gaps": [after - before for before, after in itertools.pairwise(whole)],
-    }
+def load(model: str) -> Baseline:
+    if not model.startswith("{"):
+        found, tokenizer = importlib.import_module("mlx_lm").load(model)[:2]
+        return Baseline(found, tokenizer, tokenizer.vocab_size)
+    from mlx.utils import tree_flatten
+
+    from sealring.node.engine import mlx_lm_import
+    from sealring.node.engine.staging import random_model
+
+    mlx_lm_import.import_whole()
+    config = json.loads(model)
+    made = random_model(config, seed=0, dtype=getattr(mx, config["torch_dtype"]))
+    for _, value in tree_flatten(made.parameters()):
+        mx.eval(value)
+    return Baseline(made, None, config["vocab_size"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    parser.add_argument("--rows", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--prompt", type=int, default=32)
-    parser.add_argument("--words", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--cores", default="")
-    parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--cores", type=numbers, default=[])
     parser.add_argument("--in-batches", action="store_true", help="with the scheduling policy of an engine")
     options = parser.parse_args()
     if options.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {int(core) for core in options.cores.split(",")})
+        os.sched_setaffinity(0, options.cores)
     if options.in_batches:
         from sealring.node.engine.device import compute_in_batches
 
         compute_in_batches()
-    from mlx_lm import load
-
-    model, tokenizer = load(options.model)[:2]
-    generator = random.Random(0)
-
-    def one() -> list[int]:
-        if not options.words:
-            return [generator.randrange(300, 1500) for _ in range(options.prompt)]
-        message = {"role": "user", "content": prompt(generator, options.words)}
-        return list(tokenizer.apply_chat_template([message], add_generation_prompt=True))
-
-    prompts = [one() for _ in range(options.rows)]
-
-    def measure() -> dict[str, Any]:
-        if options.rows == 1:
-            return solo(model, prompts[0], options.tokens)
-        if options.words:
-            prompts[:] = [one() for _ in prompts]
-        return batch(model, prompts, options.tokens)
-
-    solo(model, prompts[0], 4)
-    sys.stdout.write(json.dumps({"ready": True}) + "\n")
-    sys.stdout.flush()
-    rounds = sys.stdin if options.serve else range(options.rounds)
-    for _ in rounds:
-        sys.stdout.write(json.dumps(measure()) + "\n")
-        sys.stdout.flush()
+    baseline = load(options.model)
+    print('{"ready": true}', flush=True)
+    for line in sys.stdin:
+        work = json.loads(line)
+        answer = getattr(baseline, work.pop("do"))(**work)
+        mx.clear_cache()
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,62 +36,45 @@ class Deployment:
 
 @asynccontextmanager
 async def cluster(
-    deployments: Sequence[Deployment],
-    *,
-    settings: dict[str, dict[str, Any]] | None = None,
-    spare_nodes: int = 0,
-    gpus: int = 0,
+    deployments: Sequence[Deployment], *, gateway: dict[str, Any] | None = None, gpus: int = 0
 ) -> AsyncIterator[LocalCluster]:
     """A cluster with exactly the nodes that the deployments need, all of their rings serving.
 
-    With `gpus`, node n computes on GPU n modulo that.
+    `gateway` are settings of it; with `gpus`, node n computes on GPU n modulo that. Raises DeadlineExceeded.
     """
-    nodes = sum(one.stages * one.replicas for one in deployments) + spare_nodes
-    gateway = {
+    nodes = sum(one.stages * one.replicas for one in deployments)
+    unlimited = {
         "key_requests_per_second": 1e6,
         "peer_requests_per_second": 1e6,
         "key_requests_at_once": 100_000,
-        **(settings or {}).get("gateway", {}),
     }
-    merged = {**(settings or {}), "gateway": gateway}
+    settings = {"gateway": unlimited | (gateway or {})}
     with tempfile.TemporaryDirectory(prefix="sealring-bench-") as folder:
-        made = LocalCluster(Path(folder), deployments[0].model, nodes=nodes, settings=merged, gpus=gpus)
+        made = LocalCluster(Path(folder), deployments[0].model, nodes=nodes, settings=settings, gpus=gpus)
         async with made:
             await made.start()
             for one in deployments:
-                await _deploy(made, one)
-            await wait_for_rings(made, {one.name: one.replicas for one in deployments})
+                progress(f"deploying {one.name}: {one.replicas} rings of {one.stages}")
+                sizes = {"stages": one.stages, "replicas": one.replicas, **one.spec}
+                spec = admin_pb2.DeploymentSpec(
+                    name=one.name, model=str(one.model), strategy="pipeline", **sizes
+                )
+                request = admin_pb2.CreateDeploymentRequest(spec=spec)
+                await made.admin.call("CreateDeployment", request, seconds=_SECONDS)
+                await wait_until_serving(made.admin, one.name, seconds=_SECONDS)
+            await _wait_for_gateway(made, {one.name: one.replicas for one in deployments})
             yield made
 
 
-async def _deploy(made: LocalCluster, wanted: Deployment) -> None:
-    progress(f"deploying {wanted.name}: {wanted.replicas} rings of {wanted.stages}")
-    spec = admin_pb2.DeploymentSpec(
-        name=wanted.name,
-        model=str(wanted.model),
-        strategy="pipeline",
-        stages=wanted.stages,
-        replicas=wanted.replicas,
-        **wanted.spec,
-    )
-    await made.admin.call("CreateDeployment", admin_pb2.CreateDeploymentRequest(spec=spec), seconds=_SECONDS)
-    await wait_until_serving(made.admin, wanted.name, seconds=_SECONDS)
-
-
-async def wait_for_rings(made: LocalCluster, wanted: dict[str, int]) -> None:
+async def _wait_for_gateway(made: LocalCluster, rings: dict[str, int]) -> None:
     """Returns once the gateway offers so many rings of each model. Raises DeadlineExceeded."""
     async with inference(made.grpc_address) as client:
         for _ in range(600):
             answer = await client.stub.ListModels(inference_pb2.ListModelsRequest(), timeout=5)
-            if {model.name: model.rings for model in answer.models} == wanted:
+            if {model.name: model.rings for model in answer.models} == rings:
                 return
             await asyncio.sleep(0.1)
     raise DeadlineExceeded("the gateway did not offer all rings", reason="GATEWAY_NOT_READY")
-
-
-def root_sha256(made: LocalCluster) -> str:
-    """What a client pins."""
-    return str(json.loads((made.operator_bundle / "member.json").read_text())["root_sha256"])
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -111,57 +92,52 @@ def kind(process: psutil.Process) -> str:
     return "daemon"
 
 
-class Meter:
-    """The CPU time of a cluster's processes, by what they are."""
-
-    def __init__(self, made: LocalCluster) -> None:
-        self._processes = {
-            name: {one.pid: (_role(name, one), one) for one in family(pid)}
-            for name, pid in made.processes.items()
-        }
-        self._samples: list[tuple[float, dict[str, float]]] = []
-
-    def sample(self) -> None:
-        """Notes the seconds that each has used."""
-        used: dict[str, float] = {}
-        for processes in self._processes.values():
-            for role, process in processes.values():
-                times = process.cpu_times()
-                used[role] = used.get(role, 0.0) + times.user + times.system
-        self._samples.append((time.perf_counter(), used))
-
-    def cores(self, begin: float, end: float) -> dict[str, float]:
-        """Cores that each was using between the samples next inside of two moments of time.perf_counter."""
-        inside = [one for one in self._samples if begin <= one[0] <= end]
-        if len(inside) < 2:
-            return {}
-        (first, before), (last, after) = inside[0], inside[-1]
-        return {role: round((after[role] - before[role]) / (last - first), 3) for role in after}
-
-
-def _role(name: str, process: psutil.Process) -> str:
-    return name if kind(process) == "daemon" else f"{name} {kind(process)}"
+def cpu_seconds(made: LocalCluster) -> dict[str, float]:
+    """CPU time that a cluster's processes have used so far, by what they are: "gateway", "node-0 engine"."""
+    used: dict[str, float] = {}
+    for name, pid in made.processes.items():
+        for one in family(pid):
+            role = name if kind(one) == "daemon" else f"{name} {kind(one)}"
+            used[role] = used.get(role, 0.0) + sum(one.cpu_times()[:2])
+    return used
 
 
 def pin(pid: int, cores: Iterable[int]) -> None:
     """Puts every thread of a process, and of all that descend from it, on these cores (Linux only)."""
-    if not hasattr(os, "sched_setaffinity"):
+    if not can_pin():
         return
     chosen = set(cores)
     for process in family(pid):
         for thread in process.threads():
-            try:
+            with suppress(ProcessLookupError):
                 os.sched_setaffinity(thread.id, chosen)
-            except ProcessLookupError:
-                continue
 
 
-def pin_stages(made: LocalCluster, cores: Sequence[int], rest: Sequence[int]) -> None:
-    """Each node with its engine and carrier on one core, in turn; gateway and coordinator on `rest`."""
-    for index, name in enumerate(made.node_names):
-        pin(made.processes[name], [cores[index % len(cores)]])
-    for name in ("gateway", "coordinator"):
-        pin(made.processes[name], rest)
+@asynccontextmanager
+async def rings(
+    model: Path, stages: Sequence[int], *, spec: dict[str, Any], gpus: int = 0
+) -> AsyncIterator[dict[int, LocalCluster]]:
+    """A ring of each of these numbers of stages, all up at once, deployed as "bench".
+
+    Stage r of every ring, with its daemon, engine and carrier, is on core r; gateways, coordinators and this
+    process are on the other cores (Linux only), so that other load on the machine hits all rings alike. With
+    `gpus` nothing is tied to cores.
+    """
+    cores = os.cpu_count() or 1
+    rest = list(range(max(stages), cores)) or [cores - 1]
+    async with AsyncExitStack() as stack:
+        made = {}
+        for count in stages:
+            deployment = Deployment("bench", model, stages=count, spec=spec)
+            made[count] = await stack.enter_async_context(cluster([deployment], gpus=gpus))
+            if not gpus:
+                for index, name in enumerate(made[count].node_names):
+                    pin(made[count].processes[name], [index % cores])
+                for name in ("gateway", "coordinator"):
+                    pin(made[count].processes[name], rest)
+        if can_pin() and not gpus:
+            os.sched_setaffinity(0, rest)
+        yield made
 
 
 def can_pin() -> bool:

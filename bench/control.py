@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import multiprocessing
 import tempfile
 import time
@@ -20,7 +19,8 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
-from bench.frame import Benchmark, Result, Table
+from bench.frame import Result, Table, numbers
+from bench.openai_client import ask
 from bench.verdict import Check
 from sealring.gateway.http.app import create_app
 from sealring.gateway.http.server import HttpServer
@@ -52,6 +52,8 @@ CLUSTER, CHUNK, TARGET = "bench", 256, 0.35
 _REACHED = 0.95
 """Of the steps a second that are asked for: with fewer the measurement is of something else."""
 
+QUICK = ("--seconds", "4")
+
 
 def material(ca: ClusterCA, peer: PeerIdentity) -> TlsMaterial:
     leaf = LeafKey()
@@ -68,14 +70,8 @@ class Member(control_grpc.ControlServicer):
         self._composition = Composition(epoch=1, max_rows=rows, prefill_chunk=CHUNK)
 
     async def Schedule(self, requests: Any, context: Any) -> AsyncIterator[control.ScheduleResponse]:  # noqa: N802
-        caller = peer_identity(context)
-        connection = Connection(
-            Purpose.SCHEDULE,
-            caller.cluster,
-            caller.id,
-            f"m{self._rank}",
-            key_hash(peer_certificate(context)),
-        )
+        caller, certificate = peer_identity(context), key_hash(peer_certificate(context))
+        connection = Connection(Purpose.SCHEDULE, CLUSTER, caller.id, f"m{self._rank}", certificate)
         proof = CalledProof(connection, (await anext(requests)).offer, HeldRoster())
         yield control.ScheduleResponse(proof=await proof.answer(by_identity(self.signer)))
         for _ in ("proof", "attach"):
@@ -145,20 +141,10 @@ def run_members(folder: str, count: int, rows: int, rate: float, pipe: Pipe) -> 
 
 
 def run_clients(port: int, count: int, _pipe: Pipe) -> None:
-    async def one() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        body = json.dumps(
-            {"model": "bench", "stream": True, "messages": [{"role": "user", "content": "x"}]}
-        ).encode()
-        writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%s" % (len(body), body)
-        )
-        while await reader.read(1 << 16):
-            pass
+    body = {"model": "bench", "messages": [{"role": "user", "content": "x"}]}
 
     async def all_of_them() -> None:
-        await asyncio.gather(*(one() for _ in range(count)))
+        await asyncio.gather(*(ask(f"http://127.0.0.1:{port}", body) for _ in range(count)))
 
     asyncio.run(all_of_them())
 
@@ -185,14 +171,6 @@ class OneRing:
         self.ring.cancel(request_id)
 
 
-async def measure(options: argparse.Namespace, rows: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        ca = ClusterCA.create(Path(folder), CLUSTER, now=time.time())
-        async with other_process(run_members, folder, options.members, rows, options.rate) as pipe:
-            ports = await asyncio.to_thread(pipe.recv)
-            return await measure_gateway(options, rows, ca, ports)
-
-
 @contextlib.asynccontextmanager
 async def other_process(work: Callable[..., None], *arguments: object) -> AsyncIterator[Pipe]:
     """Runs `work(*arguments, pipe)` in a process of its own, which ends with this block however it is left.
@@ -211,25 +189,27 @@ async def other_process(work: Callable[..., None], *arguments: object) -> AsyncI
         process.join()
 
 
+async def measure(options: argparse.Namespace, rows: int) -> Result:
+    """Steps and tokens a second, and the cores that the gateway needs for them, with so many rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        ca = ClusterCA.create(Path(folder), CLUSTER, now=time.time())
+        async with other_process(run_members, folder, options.members, rows, options.rate) as pipe:
+            ports = await asyncio.to_thread(pipe.recv)
+            return await measure_gateway(options, rows, ca, ports)
+
+
 async def measure_gateway(
     options: argparse.Namespace, rows: int, ca: ClusterCA, ports: list[tuple[int, bytes]]
-) -> dict[str, Any]:
+) -> Result:
     store = TlsStore(material(ca, PeerIdentity(CLUSTER, Role.GATEWAY, "gateway")))
     metrics = Metrics()
     identity = Identity(CLUSTER, "gateway", by_identity(SoftwareSigner.generate()), HeldRoster)
     ring = Ring(
         "bench", "bench", identity=identity, queue_limit=1000, metrics=metrics, on_lost=lambda ring: None
     )
+    names = [PeerIdentity(CLUSTER, Role.MEMBER, f"m{rank}").server_name for rank in range(len(ports))]
     targets = tuple(
-        MemberTarget(
-            f"m{rank}",
-            key,
-            (
-                PeerChannel(
-                    f"127.0.0.1:{port}", store, PeerIdentity(CLUSTER, Role.MEMBER, f"m{rank}").server_name
-                ),
-            ),
-        )
+        MemberTarget(f"m{rank}", key, (PeerChannel(f"127.0.0.1:{port}", store, names[rank]),))
         for rank, (port, key) in enumerate(ports)
     )
     serving = ServingEpoch(
@@ -245,43 +225,40 @@ async def measure_gateway(
         roster_version=1,
     )
     ring.serve(serving)
-    backend = RingBackend(OneRing(ring), metrics)
     while not ring.attached:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    edge = HttpServer(create_app(backend, exposition=metrics.exposition))
+    edge = HttpServer(create_app(RingBackend(OneRing(ring), metrics), exposition=metrics.exposition))
     port = edge.listen("127.0.0.1:0")
     await edge.start()
     async with other_process(run_clients, port, rows):
         while ring.scheduler.load().running < rows:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await asyncio.sleep(2.0)
-        steps, tokens = counts(metrics)
-        cpu, wall = time.process_time(), time.perf_counter()
+        before = used(metrics)
         await asyncio.sleep(options.seconds)
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        after = counts(metrics)
+        wall, cpu, steps, tokens = (after - begun for after, begun in zip(used(metrics), before, strict=True))
     await edge.stop()
     await ring.close()
     return {
         "members": options.members,
         "rows": rows,
-        "steps_per_second": round((after[0] - steps) / wall, 1),
-        "tokens_per_second": round((after[1] - tokens) / wall, 1),
+        "steps_per_second": round(steps / wall, 1),
+        "tokens_per_second": round(tokens / wall, 1),
         "cores": round(cpu / wall, 3),
-        "microseconds_per_step": round(cpu / max(1, after[0] - steps) * 1e6, 1),
+        "microseconds_per_step": round(cpu / max(1, steps) * 1e6, 1),
     }
 
 
-def counts(metrics: Metrics) -> tuple[float, float]:
-    def value(name: str) -> float:
-        return metrics.registry.get_sample_value(name, {"model_name": "bench"}) or 0.0
+def used(metrics: Metrics) -> tuple[float, float, float, float]:
+    """So far: seconds, seconds of this process's CPU time, steps, tokens."""
+    names = ("sealring_steps_total", "sealring_generation_tokens_total")
+    values = [metrics.registry.get_sample_value(name, {"model_name": "bench"}) or 0.0 for name in names]
+    return (time.perf_counter(), time.process_time(), values[0], values[1])
 
-    return value("sealring_steps_total"), value("sealring_generation_tokens_total")
 
-
-def run(options: argparse.Namespace) -> Result:
-    runs = [asyncio.run(measure(options, rows)) for rows in options.rows]
-    return {"target_cores": TARGET, "steps_per_second": options.rate, "runs": runs}
+async def run(options: argparse.Namespace) -> Result:
+    runs = [await measure(options, rows) for rows in options.rows]
+    return {"steps_per_second": options.rate, "runs": runs}
 
 
 def checks(result: Result) -> list[Check]:
@@ -296,32 +273,12 @@ def checks(result: Result) -> list[Check]:
 
 
 def tables(result: Result) -> list[Table]:
-    keys = (
-        "members",
-        "rows",
-        "steps_per_second",
-        "tokens_per_second",
-        "cores",
-        "microseconds_per_step",
-    )
-    return [Table("gateway", keys, [[one[key] for key in keys] for one in result["runs"]])]
-
-
-def chart(result: Result, figure: Any) -> None:
-    axes = figure.subplots()
-    axes.bar([f"{one['rows']} rows" for one in result["runs"]], [one["cores"] for one in result["runs"]])
-    axes.axhline(TARGET, color="gray", linestyle="--")
-    axes.set_ylabel("cores")
-    axes.set_title("gateway at a steady rate of lane steps")
+    runs = result["runs"]
+    return [Table("gateway", list(runs[0]), [list(one.values()) for one in runs])]
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--members", type=int, default=3)
-    parser.add_argument("--rows", type=int, nargs="*", default=[3, 24])
+    parser.add_argument("--rows", type=numbers, default=[3, 24])
     parser.add_argument("--rate", type=float, default=300.0)
     parser.add_argument("--seconds", type=float, default=10.0)
-
-
-BENCHMARK = Benchmark(
-    "control", (__doc__ or "").splitlines()[0], options, run, tables, chart, checks, quick=("--seconds", "4")
-)

@@ -1,4 +1,4 @@
-"""The frame that every benchmark stands in: options, a run that returns plain data, tables, a chart, checks.
+"""The frame that every benchmark stands in: options, a run that returns plain data, tables, checks.
 
 A run's data is written to JSON together with the machine, the command and the date, so that a number in
 docs/performance.md can be traced to how it was made.
@@ -7,9 +7,11 @@ docs/performance.md can be traced to how it was made.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import datetime
 import importlib
+import inspect
 import json
 import os
 import platform
@@ -17,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +29,12 @@ from sealring.mesh.errors import ConfigError, NotFound
 Result = dict[str, Any]
 
 MODULES = (
-    "scenarios",
-    "serve",
-    "peers",
-    "scaling",
-    "solo",
-    "prefill",
-    "prefix",
-    "comms",
-    "overhead",
-    "scheduler",
-    "control",
-    "simulate",
-    "copies",
-    "seal",
-    "loop",
-    "ring",
-    "hostile",
+    *("scenarios", "serve", "peers", "scaling", "solo", "prefill"),
+    *("overhead", "scheduler", "control", "ring", "hostile"),
 )
-"""The benchmarks by name; each is a module of this package with a BENCHMARK in it."""
+"""The benchmarks by name. Each is a module of this package with the functions `options`, `run`, `tables` of
+a Benchmark, and with `checks`, QUICK, QUICK_SECONDS and GATE where they are not as usual. Its summary is the
+first line of its docstring."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +48,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`run` takes the parsed options and returns data fit for JSON; the others look at that data alone.
+    """`run`, which may be a coroutine, takes the parsed options and returns data fit for JSON; `tables` and
+    `checks` look at that data alone.
 
     `quick` are the options of `--quick`, and `quick_seconds` is how long such a run may take in `all`. `gate`
     says whether failed checks fail the command.
@@ -68,9 +58,8 @@ class Benchmark:
     name: str
     summary: str
     options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], Result]
+    run: Callable[[argparse.Namespace], Any]
     tables: Callable[[Result], list[Table]]
-    chart: Callable[[Result, Any], None]
     checks: Callable[[Result], list[Check]] = lambda result: []
     quick: Sequence[str] = ()
     quick_seconds: float = 60.0
@@ -85,9 +74,16 @@ def find(name: str) -> Benchmark:
             hint=f"the benchmarks are: {', '.join(MODULES)}",
             reason="BENCH_NOT_FOUND",
         )
-    found = importlib.import_module(f"bench.{name}").BENCHMARK
-    assert isinstance(found, Benchmark)
-    return found
+    module = importlib.import_module(f"bench.{name}")
+    special = {"checks": "checks", "quick": "QUICK", "quick_seconds": "QUICK_SECONDS", "gate": "GATE"}
+    given = {field: getattr(module, its) for field, its in special.items() if hasattr(module, its)}
+    summary = (module.__doc__ or "").splitlines()[0]
+    return Benchmark(name, summary, module.options, module.run, module.tables, **given)
+
+
+def numbers(text: str) -> list[int]:
+    """An option's value: whole numbers between commas, maybe none."""
+    return [int(part) for part in text.split(",")] if text else []
 
 
 def parse(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:
@@ -109,7 +105,8 @@ def measure(benchmark: Benchmark, arguments: Sequence[str], times: int = 1) -> R
     runs = []
     for _ in range(times):
         with _own_cores():
-            runs.append(benchmark.run(options))
+            found = benchmark.run(options)
+            runs.append(asyncio.run(found) if inspect.iscoroutine(found) else found)
     repeated = ["--times", str(times)] if times > 1 else []
     checks = joined([benchmark.checks(result) for result in runs])
     return {
@@ -128,14 +125,12 @@ def measure(benchmark: Benchmark, arguments: Sequence[str], times: int = 1) -> R
 @contextlib.contextmanager
 def _own_cores() -> Iterator[None]:
     """Undoes what a benchmark does to the cores of this process, for the next one."""
-    if not hasattr(os, "sched_getaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        if before:
+            os.sched_setaffinity(0, before)
 
 
 def machine() -> dict[str, Any]:
@@ -150,45 +145,20 @@ def machine() -> dict[str, Any]:
     }
 
 
-def standalone(benchmark: Benchmark) -> None:
-    """Without the `sealring` command and its packages: options, then `--json FILE` last."""
-    arguments, out = sys.argv[1:], None
-    if len(arguments) > 1 and arguments[-2] == "--json":
-        out = Path(arguments[-1])
-        arguments = arguments[:-2]
-    report = measure(benchmark, arguments)
-    if out is not None:
-        write_json(report, out)
-    for table in benchmark.tables(report["data"]):
-        rows = ["  ".join(map(str, row)) for row in (table.columns, *table.rows)]
-        sys.stdout.write("\n".join([table.title, *rows, ""]))
-
-
 def write_json(report: Result, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def write_png(benchmark: Benchmark, report: Result, path: Path) -> None:
-    """Draws the chart. Raises ConfigError (NO_MATPLOTLIB)."""
-    figure = new_figure()
-    benchmark.chart(report["data"], figure)
-    where = report["machine"]
-    figure.text(
-        0.01,
-        0.005,
-        f"{report['command']}  |  {where['processor']}, {where['cores']} cores  |  {report['date'][:10]}",
-        fontsize=6,
-        color="gray",
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+def write_png(report: Result, path: Path) -> None:
+    """Draws how far each round was from each target, in parts of the target; nothing where there are none.
 
-
-def new_figure() -> Any:
-    """An empty figure that needs no display. Raises ConfigError (NO_MATPLOTLIB)."""
+    Raises ConfigError (NO_MATPLOTLIB).
+    """
+    if not report["checks"]:
+        progress(f"{report['bench']} measured no target, so there is no chart")
+        return
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError(
@@ -196,9 +166,24 @@ def new_figure() -> Any:
             hint="make env makes an environment that has it; or leave --png away",
             reason="NO_MATPLOTLIB",
         ) from None
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    figure = Figure(figsize=(9, 2 + 0.4 * len(report["checks"])), layout="constrained")
+    axes = figure.subplots()
+    for place, one in enumerate(report["checks"]):
+        target = one["target"]
+        away = [(each - target) / (abs(target) or 1) for each in one["rounds"] if each is not None]
+        axes.plot(away, [place] * len(away), "o")
+    names = [f"{one['name']} {'≥' if one['at_least'] else '≤'} {one['target']:g}" for one in report["checks"]]
+    axes.set_yticks(range(len(names)), names)
+    axes.axvline(0.0, color="gray", linestyle="--")
+    axes.invert_yaxis()
+    where = report["machine"]
+    axes.set_xlabel("each round: distance from the target, in parts of it")
+    axes.set_title(
+        f"{report['command']}  |  {where['processor']}, {where['cores']} cores  |  {report['date'][:10]}",
+        fontsize=7,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
 
 
 def progress(text: str) -> None:
@@ -218,17 +203,14 @@ def _commit() -> str:
 
 
 def _version(name: str) -> str:
-    try:
+    with contextlib.suppress(PackageNotFoundError):
         return version(name)
-    except ImportError:
-        return ""
+    return ""
 
 
 def _processor() -> str:
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.attacks import GRPC, HTTP
 from bench.clusters import Deployment, cluster, family
-from bench.frame import Benchmark, Result, Table, progress
+from bench.frame import Result, Table, progress
 from bench.models import SHAPES, random_model
 from bench.openai_client import Reply, ask
 from bench.verdict import Check
@@ -30,19 +30,17 @@ TARGET = 0.25
 _ALONE = "nothing"
 _CALLS_PER_SECOND = 20.0
 
-
-def run(options: argparse.Namespace) -> Result:
-    return asyncio.run(_run(options))
+QUICK = ("--seconds", "0.3", "--stages", "1")
 
 
-async def _run(options: argparse.Namespace) -> Result:
+async def run(options: argparse.Namespace) -> Result:
     wanted = Deployment("demo", random_model(SHAPES["2x64"]), options.stages, spec={"max_rows": 8})
     async with cluster([wanted]) as made:
-        url, address = made.http_url, made.grpc_address
-        http = url.removeprefix("http://")
+        http, grpc = made.http_url.removeprefix("http://"), made.grpc_address
         attacks: list[tuple[str, str, list[list[str]]]] = [("gateway", _ALONE, [])]
-        attacks += [("gateway", name, [[name, http]]) for name in HTTP]
-        attacks += [("gateway", name, [[name, address]]) for name in GRPC]
+        attacks += [
+            ("gateway", name, [[name, at]]) for kinds, at in ((HTTP, http), (GRPC, grpc)) for name in kinds
+        ]
         for port, at in (("join port", made.address("join")), ("main port", made.address("coordinator"))):
             floods = ["pings", "settings", "resets", "calls", "open_streams"]
             attacks += [(f"coordinator, {port}", name, [[name, at]] * CONNECTIONS) for name in floods]
@@ -76,9 +74,9 @@ async def _attack(
     return {
         "where": where,
         "attack": name,
-        "pause": max(_pauses(replies, begin, now)),
+        "pause": round(max(_pauses(replies, begin, now)), 3),
         "cut": sum(bool(reply.error) for reply in replies),
-        "call": max([took for at, took in calls if at + took > begin], default=0.0),
+        "call": round(max([took for at, took in calls if at + took > begin], default=0.0), 3),
         "megabytes": round(family(made.processes["gateway"])[0].memory_info().rss / 1e6),
     }
 
@@ -113,18 +111,8 @@ def _pauses(replies: list[Reply], begin: float, end: float) -> list[float]:
 
 
 def tables(result: Result) -> list[Table]:
-    rows = [
-        [
-            one["where"],
-            one["attack"],
-            f"{one['pause']:.3f}",
-            one["cut"],
-            f"{one['call']:.3f}",
-            one["megabytes"],
-        ]
-        for one in result["attacks"]
-    ]
     columns = ["attacked", "with", "longest pause, s", "cut", "longest admin call, s", "gateway, MB"]
+    rows = [list(one.values()) for one in result["attacks"]]
     return [Table("A stream and admin calls beside a hostile connection", columns, rows)]
 
 
@@ -137,28 +125,7 @@ def checks(result: Result) -> list[Check]:
     ]
 
 
-def chart(result: Result, figure: Any) -> None:
-    axes = figure.subplots()
-    names = [f"{one['where']}: {one['attack']}" for one in result["attacks"]]
-    axes.barh(names, [one["pause"] for one in result["attacks"]])
-    axes.axvline(TARGET, color="black", linestyle=":")
-    axes.set_xlabel("longest pause of another client's stream, s")
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each attack goes on")
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=[], help="names of attacks")
-
-
-BENCHMARK = Benchmark(
-    "hostile",
-    "pauses of a stream while another connection is hostile",
-    options,
-    run,
-    tables,
-    chart,
-    checks,
-    quick=("--seconds", "0.3", "--stages", "1"),
-    quick_seconds=60.0,
-)

@@ -11,9 +11,16 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+OWN_PROMPTS = 512
+"""Tokens up to which every row of `bench ring` has a prompt of its own; longer ones are copied."""
 
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_model" / "model"
 
@@ -50,42 +57,56 @@ SHAPES = {
         dtype="bfloat16",
         vocabulary=128256,
     ),
+    "70b": Shape(
+        layers=32,
+        hidden=8192,
+        intermediate=28672,
+        heads=64,
+        kv_heads=8,
+        dtype="bfloat16",
+        vocabulary=128256,
+    ),
     "24x1024": Shape(layers=24, hidden=1024, intermediate=3072, heads=16, kv_heads=8),
+    "4x64": Shape(layers=4, hidden=64, intermediate=128, heads=4, kv_heads=2, vocabulary=512),
 }
 
 
 def random_model(shape: Shape, folder: Path | None = None) -> Path:
     """A folder with such a model, made on first use: below `folder`, else where temporary files go."""
     key = hashlib.sha256(json.dumps(asdict(shape), sort_keys=True).encode()).hexdigest()[:12]
-    root = folder or Path(tempfile.gettempdir()) / "sealring-bench-models"
-    made = root / f"{shape.kind}-{shape.layers}x{shape.hidden}-{key}"
-    if (made / "model.safetensors").is_file():
-        return made
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root) as temporary:
-        work = Path(temporary) / "model"
+
+    def fill(work: Path) -> None:
         work.mkdir()
-        _copy_tokenizer(work)
-        (work / "config.json").write_text(json.dumps(_config(shape), indent=1))
+        for file in DEMO.iterdir():
+            if (file.suffix == ".json" and file.name != "config.json") or file.suffix in (".jinja", ".txt"):
+                shutil.copy(file, work / file.name)
+        (work / "config.json").write_text(json.dumps(configuration(shape), indent=1))
         _write_weights(shape, work)
-        work.rename(made)
-    return made
+
+    return _made_once(f"{shape.kind}-{shape.layers}x{shape.hidden}-{key}", folder, fill)
 
 
 def stretched_demo(context: int, folder: Path | None = None) -> Path:
     """The demo model with another context length, for prompts longer than those that it was trained on."""
-    root = folder or Path(tempfile.gettempdir()) / "sealring-bench-models"
     stamp = int((DEMO / "model.safetensors").stat().st_mtime)
-    made = root / f"demo-{context}-{stamp}"
-    if (made / "config.json").is_file():
-        return made
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root) as temporary:
-        work = Path(temporary) / "model"
+
+    def fill(work: Path) -> None:
         shutil.copytree(DEMO, work)
         config = json.loads((DEMO / "config.json").read_text())
         (work / "config.json").write_text(json.dumps(config | {"max_position_embeddings": context}))
-        work.rename(made)
+
+    return _made_once(f"demo-{context}-{stamp}", folder, fill)
+
+
+def _made_once(name: str, folder: Path | None, fill: Callable[[Path], None]) -> Path:
+    """A folder is there whole or not at all."""
+    root = folder or Path(tempfile.gettempdir()) / "sealring-bench-models"
+    made = root / name
+    if not made.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root) as temporary:
+            fill(Path(temporary) / "model")
+            (Path(temporary) / "model").rename(made)
     return made
 
 
@@ -96,7 +117,15 @@ def by_name(name: str) -> Path:
     return random_model(SHAPES[name]) if name in SHAPES else Path(name).expanduser().absolute()
 
 
-def _config(shape: Shape) -> dict[str, Any]:
+@lru_cache(maxsize=16)
+def drawn_prompt(row: int, length: int, vocabulary: int) -> list[int]:
+    """The tokens of a row's prompt, the same in every process."""
+    drawn: list[int] = np.random.default_rng(row).integers(0, vocabulary, length).tolist()
+    return drawn
+
+
+def configuration(shape: Shape) -> dict[str, Any]:
+    """The config.json of a model of that shape."""
     demo: dict[str, Any] = json.loads((DEMO / "config.json").read_text())
     return demo | {
         "model_type": shape.kind,
@@ -114,12 +143,6 @@ def _config(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _copy_tokenizer(folder: Path) -> None:
-    for file in DEMO.iterdir():
-        if (file.suffix == ".json" and file.name != "config.json") or file.suffix in (".jinja", ".txt"):
-            shutil.copy(file, folder / file.name)
-
-
 def _printable(vocabulary: int) -> list[int]:
     """Ids of tokens that are text by themselves."""
     tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
@@ -134,7 +157,7 @@ def _printable(vocabulary: int) -> list[int]:
 def _write_weights(shape: Shape, folder: Path) -> None:
     import mlx.core as mx
 
-    config = _config(shape)
+    config = configuration(shape)
     dtype = getattr(mx, shape.dtype)
     mx.random.seed(0)
 
@@ -150,22 +173,21 @@ def _write_weights(shape: Shape, folder: Path) -> None:
         "model.norm.weight": mx.ones((hidden,), dtype),
         "lm_head.weight": head,
     }
+    projections = {
+        **{f"self_attn.{part}_proj": (hidden, hidden) for part in "qo"},
+        **{f"self_attn.{part}_proj": (key_width, hidden) for part in "kv"},
+        **{f"mlp.{part}_proj": (shape.intermediate, hidden) for part in ("gate", "up")},
+        "mlp.down_proj": (hidden, shape.intermediate),
+    }
+    biased = [f"self_attn.{part}_proj" for part in "qkv" if shape.kind == "qwen2"]
     for layer in range(shape.layers):
         name = f"model.layers.{layer}"
-        weights |= {
-            f"{name}.input_layernorm.weight": mx.ones((hidden,), dtype),
-            f"{name}.post_attention_layernorm.weight": mx.ones((hidden,), dtype),
-            f"{name}.self_attn.q_proj.weight": random(hidden, hidden),
-            f"{name}.self_attn.k_proj.weight": random(key_width, hidden),
-            f"{name}.self_attn.v_proj.weight": random(key_width, hidden),
-            f"{name}.self_attn.o_proj.weight": random(hidden, hidden),
-            f"{name}.mlp.gate_proj.weight": random(shape.intermediate, hidden),
-            f"{name}.mlp.up_proj.weight": random(shape.intermediate, hidden),
-            f"{name}.mlp.down_proj.weight": random(hidden, shape.intermediate),
-        }
-        if shape.kind == "qwen2":
-            for part, width in (("q", hidden), ("k", key_width), ("v", key_width)):
-                weights[f"{name}.self_attn.{part}_proj.bias"] = mx.zeros((width,), dtype)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{name}.{norm}.weight"] = mx.ones((hidden,), dtype)
+        for part, (rows, columns) in projections.items():
+            weights[f"{name}.{part}.weight"] = random(rows, columns)
+            if part in biased:
+                weights[f"{name}.{part}.bias"] = mx.zeros((rows,), dtype)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     size = sum(each.nbytes for each in weights.values())
     index = {"metadata": {"total_size": size}, "weight_map": dict.fromkeys(weights, "model.safetensors")}

@@ -85,26 +85,11 @@ async def ask(
 
 async def get_json(base_url: str, path: str) -> Any:
     """The body of a GET. Raises OSError, ValueError."""
-    return json.loads(await _get(base_url, path))
-
-
-async def get_metrics(base_url: str, model: str) -> dict[str, float]:
-    """What /metrics has of a model, without its prefix and `_total`, by name. Raises OSError, ValueError."""
-    label = f'{{model_name="{model}"}} '
-    found: dict[str, float] = {}
-    for line in (await _get(base_url, "/metrics")).decode().splitlines():
-        name, matched, value = line.partition(label)
-        if matched:
-            found[name.removeprefix("sealring_").removesuffix("_total")] = float(value)
-    return found
-
-
-async def _get(base_url: str, path: str) -> bytes:
     async with _exchange(base_url, "GET", path, None, "") as (status, body):
         text = b"".join([part async for part in body])
     if status != 200:
         raise ValueError(f"status {status}")
-    return text
+    return json.loads(text)
 
 
 def _take(reply: Reply, event: dict[str, Any]) -> None:

@@ -1,8 +1,7 @@
-"""What everything but the model costs: gateway, memory, idling, starting.
+"""What everything but the model costs: memory of members, idling, starting.
 
-The gateway's use of a core at 300 lane steps a second and three members (as `control`), each member's memory
-above its weights, CPU and memory of every process of an idle cluster, and the time from starting a cluster to
-its first token on two cores.
+Each member's memory above its weights, CPU and memory of every process of an idle cluster, and the time from
+starting a cluster to its first token on two cores. What the gateway needs for its steps is `control`.
 """
 
 from __future__ import annotations
@@ -15,56 +14,46 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
-
-from bench import control
 from bench.clusters import Deployment, can_pin, cluster, family, kind
-from bench.frame import Benchmark, Result, Table, find, parse, progress
+from bench.frame import Result, Table, progress
 from bench.models import by_name
 from bench.serve import load
 from bench.verdict import Check
+from sealring.cli.calls.waiting import find_deployment
 from sealring.cli.local.cluster import LocalCluster
 
 _MIB = 1 << 20
 _WATCH_SECONDS = 0.5
 
-
-def run(options: argparse.Namespace) -> Result:
-    progress("gateway at 300 lane steps a second")
-    seconds = str(options.gateway_seconds)
-    gateway = control.run(parse(find("control"), ["--rows", "3", "24", "--seconds", seconds]))
-    first = asyncio.run(_first_token(options))
-    return {"gateway": gateway, "start": first, **asyncio.run(_cluster(options))}
+QUICK = ("--idle-seconds", "10")
+QUICK_SECONDS = 90.0
 
 
-async def _cluster(options: argparse.Namespace) -> Result:
-    model = by_name(options.model)
-    deployment = Deployment("bench", model, stages=3, spec={"max_rows": 16})
+async def run(options: argparse.Namespace) -> Result:
+    start = await _first_token()
+    deployment = Deployment("bench", by_name(options.model), stages=3, spec={"max_rows": 16})
     async with cluster([deployment]) as made:
         progress("using the ring once")
         busiest: dict[str, int] = {}
         watching = asyncio.create_task(_watch(made, busiest))
-        await load(made.http_url, "bench", count=16, rate=float("inf"), words=8, max_tokens=16)
+        await load(made.http_url, "bench", count=16, words=8, max_tokens=16)
         watching.cancel()
-        plan = (await _deployment(made)).plan
+        plan = (await find_deployment(made.admin, "bench")).plan
         progress(f"watching it idle for {options.idle_seconds:g} s")
         idle = await _idle(made, options.idle_seconds)
-        memory = {name: _own_memory(made.processes[name]) / _MIB for name in made.node_names}
+        memory = {name: _own_memory(made.processes[name]) for name in made.node_names}
     # what is left of the KV caches once their rows are gone counts; at the busiest, what is in them as well
-    members = []
-    for stage in plan.rings[0].stages:
-        used = memory[stage.member_name]
-        weights = stage.weight_bytes / _MIB
-        members.append(
-            {
-                "member": stage.member_name,
-                "memory_mib": round(used, 1),
-                "weights_mib": round(weights, 1),
-                "above_mib": round(used - weights, 1),
-                "busiest_mib": round(busiest.get(stage.member_name, 0) / _MIB, 1),
-            }
-        )
-    return {"model": options.model, "members": members, "idle": idle, "idle_seconds": options.idle_seconds}
+    members = [
+        {
+            "member": one.member_name,
+            "memory_mib": round(memory[one.member_name] / _MIB, 1),
+            "weights_mib": round(one.weight_bytes / _MIB, 1),
+            "above_mib": round((memory[one.member_name] - one.weight_bytes) / _MIB, 1),
+            "busiest_mib": round(busiest.get(one.member_name, 0) / _MIB, 1),
+        }
+        for one in plan.rings[0].stages
+    ]
+    return {"model": options.model, "start": start, "members": members, "idle": idle}
 
 
 async def _watch(made: LocalCluster, busiest: dict[str, int]) -> None:
@@ -76,26 +65,14 @@ async def _watch(made: LocalCluster, busiest: dict[str, int]) -> None:
         await asyncio.sleep(_WATCH_SECONDS)
 
 
-async def _deployment(made: LocalCluster) -> Any:
-    from sealring.cli.calls.waiting import find_deployment
-
-    return await find_deployment(made.admin, "bench")
-
-
 async def _idle(made: LocalCluster, seconds: float) -> list[dict[str, Any]]:
     """CPU use and memory of every process."""
-    before = {}
-    for component, pid in made.processes.items():
-        for process in family(pid):
-            before[process.pid] = (component, process, sum(process.cpu_times()[:2]))
+    processes = [(name, one) for name, pid in made.processes.items() for one in family(pid)]
+    before = [sum(one.cpu_times()[:2]) for _, one in processes]
     await asyncio.sleep(seconds)
     found = []
-    for component, process, cpu in before.values():
-        try:
-            spent = sum(process.cpu_times()[:2]) - cpu
-            memory = process.memory_full_info()
-        except psutil.NoSuchProcess:
-            continue
+    for (component, process), cpu in zip(processes, before, strict=True):
+        spent, memory = sum(process.cpu_times()[:2]) - cpu, process.memory_full_info()
         found.append(
             {
                 "component": component,
@@ -138,7 +115,7 @@ def _mappings(smaps: str) -> Iterator[tuple[str, int, int]]:
     yield name, common, own
 
 
-async def _first_token(options: argparse.Namespace) -> Result:
+async def _first_token() -> Result:
     """Starting everything, deploying and answering, on two cores."""
     allowed = os.sched_getaffinity(0) if can_pin() else set()
     if can_pin():
@@ -147,74 +124,28 @@ async def _first_token(options: argparse.Namespace) -> Result:
     try:
         begun = time.perf_counter()
         async with cluster([Deployment("bench", by_name("demo"), stages=3)]) as made:
-            ready = time.perf_counter()
-            replies, _ = await load(made.http_url, "bench", count=1, rate=float("inf"), words=8, max_tokens=8)
+            ready = time.perf_counter() - begun
+            replies, _ = await load(made.http_url, "bench", count=1, words=8, max_tokens=8)
     finally:
         if can_pin():
             os.sched_setaffinity(0, allowed)
-    return {
-        "nodes": 3,
-        "to_ready_s": round(ready - begun, 2),
-        "to_first_token_s": round(ready - begun + replies[0].ttft, 2),
-    }
+    return {"nodes": 3, "to_ready_s": round(ready, 2), "to_first_token_s": round(ready + replies[0].ttft, 2)}
 
 
 def checks(result: Result) -> list[Check]:
-    return [
-        *control.checks(result["gateway"]),
-        Check(
-            "member memory above weights and KV, MiB",
-            [max(one["above_mib"] for one in result["members"])],
-            300,
-        ),
-    ]
+    most = max(one["above_mib"] for one in result["members"])
+    return [Check("member memory above weights and KV, MiB", [most], 300)]
 
 
 def tables(result: Result) -> list[Table]:
-    members = result["members"]
-    keys = ("component", "process", "cpu_percent", "rss_mib", "uss_mib")
+    titles = {"members": "memory of members", "idle": "idle", "start": "start on two cores"}
+    found = result | {"start": [result["start"]]}
     return [
-        *find("control").tables(result["gateway"]),
-        Table("memory of members", list(members[0]), [list(one.values()) for one in members]),
-        Table(
-            f"idle for {result['idle_seconds']:g} s",
-            ["component", "process", "CPU %", "rss MiB", "uss MiB"],
-            [[one[key] for key in keys] for one in result["idle"]],
-        ),
-        Table(
-            "start on two cores, 3 nodes",
-            ["to ready, s", "to first token, s"],
-            [[result["start"]["to_ready_s"], result["start"]["to_first_token_s"]]],
-        ),
+        Table(title, list(found[key][0]), [list(one.values()) for one in found[key]])
+        for key, title in titles.items()
     ]
-
-
-def chart(result: Result, figure: Any) -> None:
-    left, right = figure.subplots(1, 2)
-    names = [f"{one['component']} {one['process']}" for one in result["idle"]]
-    left.barh(names, [one["uss_mib"] for one in result["idle"]])
-    left.set_xlabel("MiB of its own")
-    right.barh(names, [one["cpu_percent"] for one in result["idle"]], color="tab:orange")
-    right.set_xlabel("CPU %, idle")
-    right.set_yticks([])
-    for axes in (left, right):
-        axes.invert_yaxis()
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="12x256")
     parser.add_argument("--idle-seconds", type=float, default=60.0)
-    parser.add_argument("--gateway-seconds", type=float, default=10.0)
-
-
-BENCHMARK = Benchmark(
-    "overhead",
-    (__doc__ or "").splitlines()[0],
-    options,
-    run,
-    tables,
-    chart,
-    checks,
-    quick=("--idle-seconds", "10", "--gateway-seconds", "5"),
-    quick_seconds=90,
-)

@@ -12,69 +12,48 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
-from bench.clusters import Deployment, can_pin, cluster, pin_stages
-from bench.frame import Benchmark, Result, Table, progress, standalone
+from bench.clusters import rings
+from bench.frame import Result, Table, numbers, progress
 from bench.models import by_name
 from bench.openai_client import Reply, ask
-from bench.scaling import numbers
-from bench.summaries import median, percentile, summary
+from bench.summaries import percentile, summary
 from bench.verdict import Check, ratios
 from sealring.mesh.errors import Unavailable
 
-_WORD = " the"
 _SECONDS = 1800.0
 """After which an answer counts as failed: beside streams a long prompt takes many times as long as alone."""
 
+QUICK = ("--rounds", "1", "--tokens", "1024", "--quiet", "3", "--settle", "3", "--beside-tokens", "512")
+QUICK_SECONDS = 130.0
 
-def run(options: argparse.Namespace) -> Result:
-    return asyncio.run(_run(options))
 
-
-async def _run(options: argparse.Namespace) -> Result:
-    model = by_name(options.model)
-    cores = os.cpu_count() or 1
-    rest = list(range(max(options.stages), cores)) or [cores - 1]
-    times: dict[int, list[float]] = {}
-    async with AsyncExitStack() as stack:
-        rings = {}
-        for stages in options.stages:
-            spec = {"max_rows": max(16, options.stream_rows + 1), "prefill_chunk": options.prefill_chunk}
-            deployment = Deployment("bench", model, stages=stages, spec=spec)
-            rings[stages] = await stack.enter_async_context(cluster([deployment], gpus=options.gpus))
-            if not options.gpus:
-                pin_stages(rings[stages], list(range(stages)), rest)
-        if can_pin() and not options.gpus:
-            os.sched_setaffinity(0, rest)
-        tokens = 0
+async def run(options: argparse.Namespace) -> Result:
+    """`seconds` to the first token by stages and round; `streams` as _streams has it."""
+    times: dict[str, list[float]] = {}
+    spec = {"max_rows": max(16, options.stream_rows + 1), "prefill_chunk": options.prefill_chunk}
+    async with rings(by_name(options.model), options.stages, spec=spec, gpus=options.gpus) as made:
         for number in range(options.rounds):
-            for stages, made in rings.items():
+            for stages, each in made.items():
                 progress(f"round {number + 1} of {options.rounds}: {stages} stages")
-                reply = await _prompt(made.http_url, options.tokens)
+                reply = await _prompt(each.http_url, options.tokens)
                 _counts(reply)
-                times.setdefault(stages, []).append(reply.ttft)
-                tokens = reply.prompt_tokens
+                times.setdefault(str(stages), []).append(round(reply.ttft, 3))
         progress("streams beside a long prompt")
-        streams = await _streams(rings[max(options.stages)].http_url, options)
-    return {
-        "model": options.model,
-        "tokens": tokens,
-        "seconds": {str(stages): [round(one, 3) for one in each] for stages, each in times.items()},
-        "streams": streams,
-    }
+        streams = await _streams(made[max(options.stages)].http_url, options)
+    return {"model": options.model, "tokens": reply.prompt_tokens, "seconds": times, "streams": streams}
 
 
 async def _prompt(url: str, tokens: int, max_tokens: int = 2, into: Reply | None = None) -> Reply:
     body: dict[str, Any] = {
         "model": "bench",
-        "prompt": f"{secrets.token_hex(8)}{_WORD * tokens}",  # else a kept prefix would be all of it
+        "prompt": secrets.token_hex(8) + " the" * tokens,  # else a kept prefix would be all of it
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream_options": {"include_usage": True},
@@ -96,29 +75,27 @@ def _counts(*prompts: Reply, streams: Sequence[Reply] = ()) -> None:
 
 
 async def _streams(url: str, options: argparse.Namespace) -> Result:
-    """Gaps between the tokens of streams: before long prompts, beside them, and as far on without them.
+    """Gaps between the tokens of streams in ms: before long prompts, beside them, and as far on without them.
 
     With and without take turns (with, without, without, with), for the machine is not always the same.
     """
-    disturbed = [await _disturbed(url, options)]
-    undisturbed = [await _undisturbed(url, options, disturbed[0])]
-    for pair in range(1, options.pairs):
+    disturbed: list[_Disturbed] = []
+    quiet: list[list[float]] = []
+    for pair in range(options.pairs):
         if pair % 2:
-            undisturbed.append(await _undisturbed(url, options, disturbed[-1]))
+            quiet.append(await _undisturbed(url, options, disturbed[-1]))
         disturbed.append(await _disturbed(url, options))
         if not pair % 2:
-            undisturbed.append(await _undisturbed(url, options, disturbed[-1]))
-    beside, quiet = [each.beside for each in disturbed], undisturbed
+            quiet.append(await _undisturbed(url, options, disturbed[-1]))
+    beside = [each.beside for each in disturbed]
+    both = zip(beside, quiet, strict=True)
     return {
         "rows": options.stream_rows,
         "stages": max(options.stages),
-        "undisturbed_ms": summary(list(itertools.chain(*quiet))),
-        "before_ms": summary([gap for each in disturbed for gap in each.before]),
-        "beside_prefill_ms": summary(list(itertools.chain(*beside))),
-        "p95_ratios": [
-            round(percentile(busy, 0.95) / percentile(idle, 0.95), 3)
-            for busy, idle in zip(beside, quiet, strict=True)
-        ],
+        "before": summary([gap for each in disturbed for gap in each.before]),
+        "beside": summary(list(itertools.chain(*beside))),
+        "undisturbed": summary(list(itertools.chain(*quiet))),
+        "p95_ratios": [round(percentile(busy, 0.95) / percentile(idle, 0.95), 3) for busy, idle in both],
         "prefill_seconds": round(median([took for each in disturbed for took in each.seconds]), 3),
     }
 
@@ -188,21 +165,12 @@ def _gaps(arrivals: list[float]) -> list[float]:
     return [(after - before) * 1e3 for before, after in itertools.pairwise(arrivals)]
 
 
-def speedup(result: Result, stages: str) -> float:
-    """Of the time to the first token against one stage, median over rounds."""
-    return round(median([one for one in speedups(result, stages) if one is not None]), 3)
-
-
-def speedups(result: Result, stages: str) -> list[float | None]:
-    """By round."""
-    return ratios(result["seconds"]["1"], result["seconds"][stages])
-
-
 def checks(result: Result) -> list[Check]:
+    seconds = result["seconds"]
     found = [
-        Check(f"prefill on {stages} stages against one", speedups(result, stages), 0.8 * int(stages), True)
-        for stages in result["seconds"]
-        if stages != "1" and "1" in result["seconds"]
+        Check(f"prefill on {stages} stages against one", ratios(seconds["1"], each), 0.8 * int(stages), True)
+        for stages, each in seconds.items()
+        if stages != "1" and "1" in seconds
     ]
     beside = result["streams"]["p95_ratios"]
     return [*found, Check("p95 between tokens beside a prefill, against undisturbed", beside, 1.5)]
@@ -210,48 +178,21 @@ def checks(result: Result) -> list[Check]:
 
 def tables(result: Result) -> list[Table]:
     rows = [
-        [
-            stages,
-            median(each),
-            result["tokens"] / median(each),
-            speedup(result, stages) if "1" in result["seconds"] else None,
-        ]
-        for stages, each in result["seconds"].items()
+        [stages, median(each), result["tokens"] / median(each)] for stages, each in result["seconds"].items()
     ]
-    streams = result["streams"]
+    streams, parts = result["streams"], ("count", "mean", "p50", "p95", "p99", "max")
     gaps = [
-        [name, *(streams[key].get(part, "") for part in ("count", "mean", "p50", "p95", "p99", "max"))]
-        for name, key in (
-            ("before the prompt", "before_ms"),
-            ("beside the prompt", "beside_prefill_ms"),
-            ("the same tokens undisturbed", "undisturbed_ms"),
-        )
+        [name, *(streams[name].get(part, "") for part in parts)]
+        for name in ("before", "beside", "undisturbed")
     ]
+    title = (
+        f"{streams['rows']} streams on {streams['stages']} stages, ms between tokens, "
+        f"{streams['prefill_seconds']} s of prefill, p95 of pairs {streams['p95_ratios']}"
+    )
     return [
-        Table(f"prompt of {result['tokens']} tokens", ["stages", "s", "tok/s", "times one"], rows),
-        Table(
-            f"{streams['rows']} streams on {streams['stages']} stages, ms between tokens, "
-            f"{streams['prefill_seconds']} s of prefill, p95 of pairs {streams['p95_ratios']}",
-            ["", "count", "mean", "p50", "p95", "p99", "max"],
-            gaps,
-        ),
+        Table(f"prompt of {result['tokens']} tokens", ["stages", "s", "tok/s"], rows),
+        Table(title, ["the prompt", *parts], gaps),
     ]
-
-
-def chart(result: Result, figure: Any) -> None:
-    left, right = figure.subplots(1, 2)
-    stages = list(result["seconds"])
-    left.bar(stages, [median(result["seconds"][each]) for each in stages])
-    left.set_xlabel("stages")
-    left.set_ylabel(f"s for {result['tokens']} tokens")
-    parts = ("mean", "p50", "p95")
-    for index, key in enumerate(("undisturbed_ms", "beside_prefill_ms")):
-        places = [place + index * 0.4 for place in range(len(parts))]
-        values = [result["streams"][key].get(part, 0) for part in parts]
-        right.bar(places, values, width=0.38, label=key.removesuffix("_ms").replace("_", " "))
-    right.set_xticks([place + 0.2 for place in range(len(parts))], parts)
-    right.set_ylabel("ms between tokens")
-    right.legend()
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -267,23 +208,4 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream-rows", type=int, default=4)
     parser.add_argument("--stream-tokens", type=int, default=7000)
     parser.add_argument("--settle", type=float, default=5.0, help="seconds before streams are watched")
-    parser.add_argument(
-        "--quiet", type=float, default=5.0, help="seconds for which streams are watched before the prompt"
-    )
-
-
-BENCHMARK = Benchmark(
-    "prefill",
-    (__doc__ or "").splitlines()[0],
-    options,
-    run,
-    tables,
-    chart,
-    checks,
-    quick=("--rounds", "1", "--tokens", "1024", "--quiet", "3", "--settle", "3", "--beside-tokens", "512"),
-    quick_seconds=130,
-)
-
-
-if __name__ == "__main__":
-    standalone(BENCHMARK)
+    parser.add_argument("--quiet", type=float, default=5.0, help="seconds watched before each prompt")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.frame import find, write_png
+from bench.frame import write_png
 from bench.verdict import MET, OPEN, Check
 from sealring.mesh.errors import ConfigError
 
@@ -123,7 +123,7 @@ def main() -> None:
         page.write_text(put(page.read_text(), text))
     for report in reports():
         try:
-            write_png(find(report["bench"]), report, FOLDER / f"{report['bench']}.png")
+            write_png(report, FOLDER / f"{report['bench']}.png")
         except ConfigError as error:
             sys.exit(f"the table is made, charts are not: {error.message} (hint: {error.hint})")
 

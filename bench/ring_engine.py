@@ -12,13 +12,13 @@ import json
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from bench.models import drawn_prompt
 from sealring.mesh.prompt.composition import ResolvedStep
 from sealring.mesh.system import logging
 from sealring.node.engine import device, params
@@ -32,13 +32,6 @@ from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 
 PARAMETERS = params.encode(params.RowParameters())
-
-
-@lru_cache(maxsize=16)
-def prompt(row: int, length: int, vocabulary: int) -> list[int]:
-    """The tokens of a row's prompt, the same in every process."""
-    drawn: list[int] = np.random.default_rng(row).integers(0, vocabulary, length).tolist()
-    return drawn
 
 
 class Front:
@@ -57,7 +50,7 @@ class Front:
         self._opened[chunk.row] = (1 if chunk.choices else chunk.row, chunk.prompt_tokens)
 
     def prompt(self, row: int) -> Any:
-        return np.array(prompt(*self._opened[row], self._vocabulary), np.uint32)
+        return np.array(drawn_prompt(*self._opened[row], self._vocabulary), np.uint32)
 
     def parameters(self, row: int) -> bytes:
         return PARAMETERS
@@ -84,62 +77,50 @@ class Front:
 class BenchEngine(Engine):
     """Has its stage from the start, and keeps what an epoch leaves behind."""
 
-    def __init__(
-        self, frames: FrameSocket, handoff: socket.socket, options: argparse.Namespace, traces: Path
-    ) -> None:
-        super().__init__(frames, handoff)
-        config = json.loads(options.config)
-        lo, hi = options.lo, options.hi
-        dtype = getattr(mx, config["torch_dtype"])
-        stage = random_stage(config, lo, hi, seed=0, dtype=dtype)
+    def __init__(self, options: argparse.Namespace) -> None:
+        handoff = socket.socket(fileno=options.handoff_fd)
+        handoff.settimeout(5)
+        super().__init__(FrameSocket(socket.socket(fileno=options.control_fd)), handoff)
+        config, lo, hi = json.loads(options.config), options.lo, options.hi
+        stage = random_stage(config, lo, hi, seed=0, dtype=getattr(mx, config["torch_dtype"]))
         warm_up(stage)
-        front: Any = Front(self._emit, config["vocab_size"]) if lo == 0 else None
+        self._front: Any = Front(self._emit, config["vocab_size"]) if lo == 0 else None
         nothing = dict[str, Any].fromkeys(("kv_bytes_per_token", "kv_max_tokens", "state_bytes"), ())
-        self._loaded = Loaded(stage, front, engine.LoadStage(lo=lo, hi=hi), nothing)
-        self._traces, self._lo = traces, lo
+        self._loaded = Loaded(stage, self._front, engine.LoadStage(lo=lo, hi=hi), nothing)
+        self._traces, self._lo = options.traces, lo
 
     def _step(self, step: control.Step) -> None:
-        if self._loaded is not None and self._loaded.front is not None:
-            front: Any = self._loaded.front
-            for chunk in step.prefill.chunks:
-                if not chunk.start:
-                    front.open(chunk)
+        for chunk in step.prefill.chunks if self._front is not None else ():
+            if not chunk.start:
+                self._front.open(chunk)
         super()._step(step)
 
     def _close_epoch(self, number: int) -> None:
-        epoch, loaded = self._epoch, self._loaded
-        if epoch is not None and loaded is not None:
+        if (epoch := self._epoch) is not None:
             names = ("step", "started", "built", "fed", "launched", "ready", "sent")
-            front: Any = loaded.front
             left = {
                 "trace": [
                     {name: getattr(one, name) for name in names if hasattr(one, name)} for one in epoch.trace
                 ],
-                "tokens": front.tokens if front is not None else {},
+                "tokens": self._front.tokens if self._front is not None else {},
                 "peak_memory": mx.get_peak_memory(),
             }
             (self._traces / f"{epoch.number}-{self._lo}.json").write_text(json.dumps(left))
-            if front is not None:
-                front.tokens = {}
+            if self._front is not None:
+                self._front.tokens = {}
         super()._close_epoch(number)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument("--handoff-fd", type=int, required=True)
-    parser.add_argument("--config", required=True)
-    parser.add_argument("--lo", type=int, required=True)
-    parser.add_argument("--hi", type=int, required=True)
+    for name, kind in {"control-fd": int, "handoff-fd": int, "config": str, "lo": int, "hi": int}.items():
+        parser.add_argument(f"--{name}", type=kind, required=True)
     parser.add_argument("--traces", type=Path, required=True)
     options = parser.parse_args()
     logging.configure("engine")
     device.prepare()
-    frames = FrameSocket(socket.socket(fileno=options.control_fd))
-    handoff = socket.socket(fileno=options.handoff_fd)
-    handoff.settimeout(5)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    BenchEngine(frames, handoff, options, options.traces).run()
+    BenchEngine(options).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The processes of `bench.ring`: engines and carriers of rings, and mlx-lm alone."""
+"""The processes of `bench.ring`: engines and carriers of rings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import itertools
 import json
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,45 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.clusters import can_pin
+from bench.clusters import pin
 from bench.ring_steps import Gateway
-from bench.seal import handshake
+from bench.rivals import ROOT, started
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.suites import Suite
 from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.ipc.channel import ChannelEnds, create_channel
 from sealring.node.ipc.frames import FrameSocket
+from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
+from sealring.node.link.keys import LinkParams, SessionKeys
 from sealring.v1 import engine_pb2 as engine
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "8b": {"layers": 32, "hidden": 4096, "inter": 14336, "heads": 32, "kv": 8, "vocab": 128256},
-    "70b": {"layers": 32, "hidden": 8192, "inter": 28672, "heads": 64, "kv": 8, "vocab": 128256},
-    "12x512": {"layers": 12, "hidden": 512, "inter": 1536, "heads": 8, "kv": 8, "vocab": 4096},
-    "4x64": {"layers": 4, "hidden": 64, "inter": 128, "heads": 4, "kv": 2, "vocab": 512},
-}
 FORM_SECONDS = 20
 LONGEST_CHUNK = 2048
-_ROOT = Path(__file__).resolve().parents[1]
+SUITE = Suite.HYBRID_AES256GCM
 
 T = TypeVar("T")
-
-
-def configuration(shape: str, layers: int, dtype: str) -> dict[str, Any]:
-    """The config.json of a llama of that shape, with another number of layers if `layers` is not 0."""
-    sizes = SHAPES[shape]
-    return {
-        "model_type": "llama",
-        "hidden_size": sizes["hidden"],
-        "num_hidden_layers": layers or sizes["layers"],
-        "intermediate_size": sizes["inter"],
-        "num_attention_heads": sizes["heads"],
-        "num_key_value_heads": sizes["kv"],
-        "head_dim": sizes["hidden"] // sizes["heads"],
-        "rms_norm_eps": 1e-5,
-        "vocab_size": sizes["vocab"],
-        "tie_word_embeddings": False,
-        "max_position_embeddings": 32768,
-        "torch_dtype": dtype,
-    }
 
 
 def split_layers(config: dict[str, Any], stages: int) -> list[int]:
@@ -65,19 +41,47 @@ def split_layers(config: dict[str, Any], stages: int) -> list[int]:
     layer = hidden * (2 * hidden + 2 * keys + 3 * config["intermediate_size"])
     head = config["vocab_size"] * hidden / layer
     layers: int = config["num_hidden_layers"]
-    best = min(
-        range(1, layers - stages + 2) if stages > 1 else [layers],
-        key=lambda tail: (max(tail + head, -(-(layers - tail) // max(1, stages - 1))), -tail),
+    if stages == 1:
+        return [layers]
+    others = stages - 1
+    tail = min(
+        range(1, layers - others + 1),
+        key=lambda tail: (max(tail + head, -(-(layers - tail) // others)), -tail),
     )
-    rest, others = layers - best, stages - 1
-    return [rest // others + (rank < rest % others) for rank in range(others)] + [best] if others else [best]
+    return [(layers - tail) // others + (rank < (layers - tail) % others) for rank in range(others)] + [tail]
+
+
+def handshake(ranks: tuple[int, int]) -> tuple[SessionKeys, SessionKeys]:
+    """Both ends of a fresh handshake for the link that leads from one rank to another."""
+    signers = (SoftwareSigner.generate(), SoftwareSigner.generate())
+    ids = [member_id(signer.public_key) for signer in signers]
+
+    def params(own: int) -> LinkParams:
+        peer = signers[1 - own].public_key
+        return LinkParams(
+            "bench", "ring-0", 1, *ranks, ranks[own], 1, bytes(32), ids[own], ids[1 - own], peer, (SUITE,)
+        )
+
+    low, high = sorted((0, 1), key=lambda end: ranks[end])
+    initiator = Initiator(params(low), signers[low])
+    responder = Responder(params(high), signers[high], EphemeralLedger())
+    turns = itertools.cycle((responder, initiator))
+    message: bytes | None = initiator.start()
+    keys: dict[object, SessionKeys] = {}
+    while message is not None:
+        turn = next(turns)
+        answer = turn.on_message(message)
+        message = answer.message
+        if answer.session is not None:
+            keys[turn] = answer.session
+    ends = (keys[initiator], keys[responder])
+    return ends if low == 0 else ends[::-1]
 
 
 @dataclass
 class Member:
     """An engine process, as its daemon sees it."""
 
-    process: subprocess.Popen[bytes]
     frames: FrameSocket
     handoff: socket.socket
 
@@ -95,63 +99,60 @@ class Member:
 class Ring:
     """Engines that stay, and the epochs that are run on them one after the other."""
 
-    def __init__(self, options: argparse.Namespace, stages: int, stack: ExitStack) -> None:
-        self.options = options
-        self.config = configuration(options.shape, options.layers, options.dtype)
-        self.split = options.split or split_layers(self.config, stages)
+    def __init__(
+        self, options: argparse.Namespace, config: dict[str, Any], stages: int, stack: ExitStack
+    ) -> None:
+        self._options, self._config = options, config
+        self.split = split_layers(config, stages)
         self.size = len(self.split)
-        self.traces = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        self.epoch = 0
-        bounds = [0, *itertools.accumulate(self.split)]
-        self.lows = bounds[:-1]
-        self.members = [
-            stack.enter_context(self._engine(rank, bounds[rank], bounds[rank + 1]))
-            for rank in range(self.size)
+        self._traces = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self._epoch = 0
+        bounds = list(itertools.pairwise([0, *itertools.accumulate(self.split)]))
+        self._lows = [lo for lo, _ in bounds]
+        self._members = [
+            stack.enter_context(self._engine(rank, lo, hi)) for rank, (lo, hi) in enumerate(bounds)
         ]
 
     def wait_loaded(self) -> None:
-        for member in self.members:
+        for member in self._members:
             member.event("ready")
 
     @contextmanager
     def _engine(self, rank: int, lo: int, hi: int) -> Iterator[Member]:
-        ours, theirs = socket.socketpair()
         near, far = socket.socketpair()
-        command = [sys.executable, "-m", "bench.ring_engine", "--config", json.dumps(self.config)]
-        command += ["--control-fd", str(theirs.fileno()), "--handoff-fd", str(far.fileno())]
-        command += ["--lo", str(lo), "--hi", str(hi)]
-        process = subprocess.Popen(
-            [*command, "--traces", str(self.traces)],
-            pass_fds=(theirs.fileno(), far.fileno()),
-            env=device_environment(self.options, rank),
-            cwd=_ROOT,
-        )
-        self._pin(process, rank)
-        theirs.close()
-        far.close()
-        with closing(FrameSocket(ours)) as frames, near:
-            try:
-                yield Member(process, frames, near)
-            finally:
-                process.kill()
-                process.wait(10)
+        command = ["-m", "bench.ring_engine", "--config", json.dumps(self._config), "--lo", str(lo)]
+        command += ["--hi", str(hi), "--traces", str(self._traces), "--handoff-fd", str(far.fileno())]
+        environment = device_environment(self._options.gpus, rank)
+        with near, self._process(rank, command, [far.fileno()], environment) as frames:
+            far.close()
+            yield Member(frames, near)
 
-    def _pin(self, process: subprocess.Popen[bytes], rank: int) -> None:
-        if self.options.cores and can_pin():
-            cores = self.options.cores
-            os.sched_setaffinity(process.pid, {cores[rank % len(cores)]})
+    @contextmanager
+    def _process(
+        self, rank: int, command: list[str], descriptors: list[int], environment: dict[str, str]
+    ) -> Iterator[FrameSocket]:
+        """An engine or a carrier; what it and we say to each other."""
+        ours, theirs = socket.socketpair()
+        with closing(FrameSocket(ours)) as frames:
+            command = [*command, "--control-fd", str(theirs.fileno())]
+            descriptors = [theirs.fileno(), *descriptors]
+            with started(command, pass_fds=descriptors, env=os.environ | environment) as process:
+                theirs.close()
+                if cores := self._options.cores:
+                    pin(process.pid, [cores[rank % len(cores)]])
+                yield frames
 
     def run(self, work: Callable[[Gateway], T], rows: int, sealed: bool = True) -> tuple[T, list[Any]]:
         """One epoch of at most `rows` rows: what `work` makes of it, and what each engine left behind."""
-        self.epoch += 1
+        self._epoch += 1
         with ExitStack() as stack:
             ends = [create_channel() for _ in range(self.size)] if self.size > 1 else []
             if ends:
                 self._form(stack, ends, sealed)
-            for rank, member in enumerate(self.members):
+            for rank, member in enumerate(self._members):
                 opening = engine.OpenEngineEpoch(
-                    id=self.epoch,
-                    epoch=self.epoch,
+                    id=self._epoch,
+                    epoch=self._epoch,
                     rank=rank,
                     size=self.size,
                     prefill_chunk=LONGEST_CHUNK,
@@ -160,26 +161,20 @@ class Ring:
                 )
                 member.send(open_epoch=opening)
                 if ends:
-                    socket.send_fds(member.handoff, [str(self.epoch).encode()], list(ends[rank].engine))
+                    socket.send_fds(member.handoff, [str(self._epoch).encode()], list(ends[rank].engine))
                 member.event("epoch_opened")
-            for end in ends:
-                for descriptor in end.engine:
-                    os.close(descriptor)
-            found = work(Gateway(self.members))
-            for member in self.members:
-                member.send(close_epoch=engine.CloseEngineEpoch(id=self.epoch))
+            for descriptor in itertools.chain(*(end.engine for end in ends)):
+                os.close(descriptor)
+            found = work(Gateway(self._members))
+            for member in self._members:
+                member.send(close_epoch=engine.CloseEngineEpoch(id=self._epoch))
                 member.event("epoch_closed")
-        left = [json.loads((self.traces / f"{self.epoch}-{lo}.json").read_text()) for lo in self.lows]
-        return found, left
+        return found, [
+            json.loads((self._traces / f"{self._epoch}-{lo}.json").read_text()) for lo in self._lows
+        ]
 
     def _form(self, stack: ExitStack, ends: list[ChannelEnds], sealed: bool) -> None:
-        suite = Suite(self.options.suite)
-        outgoing: list[bytes] = [b""] * self.size
-        incoming: list[bytes] = [b""] * self.size
-        for rank in range(self.size):
-            after = (rank + 1) % self.size
-            first, second = handshake(suite, (rank, after))
-            outgoing[rank], incoming[after] = first.to_carrier(), second.to_carrier()
+        links = [handshake((rank, (rank + 1) % self.size)) for rank in range(self.size)]
         listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(self.size)]
         addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
         passes = [os.urandom(PASS_BYTES) for _ in range(self.size)]
@@ -193,8 +188,8 @@ class Ring:
                 rank=rank,
                 size=self.size,
                 next_address=addresses[(rank + 1) % self.size],
-                outgoing_keys=outgoing[rank],
-                incoming_keys=incoming[rank],
+                outgoing_keys=links[rank][0].to_carrier(),
+                incoming_keys=links[rank - 1][1].to_carrier(),
                 outgoing_pass=passes[rank],
                 incoming_pass=passes[rank - 1],
                 form_timeout_ms=FORM_SECONDS * 1000,
@@ -208,31 +203,16 @@ class Ring:
     def _carrier(
         self, rank: int, ends: ChannelEnds, listener: socket.socket, sealed: bool
     ) -> Iterator[FrameSocket]:
-        ours, theirs = socket.socketpair()
-        module = "sealring.node.carrier.main" if sealed else "bench.ring_carrier"
-        command = [sys.executable, "-m", module, "--control-fd", str(theirs.fileno())]
-        environment = dict(os.environ)
-        if self.options.carrier_path:
-            environment["PYTHONPATH"] = f"{self.options.carrier_path}:{_ROOT}"
-            environment.pop("LD_LIBRARY_PATH", None)
+        command = ["-m", "sealring.node.carrier.main" if sealed else "bench.ring_carrier"]
         command += ["--listen-fd", str(listener.fileno())]
-        process = subprocess.Popen(
-            [*command, "--channel-fds", ",".join(map(str, ends.carrier))],
-            pass_fds=(theirs.fileno(), *ends.carrier, listener.fileno()),
-            env=environment,
-            cwd=_ROOT,
-        )
-        self._pin(process, rank)
-        theirs.close()
-        listener.close()
-        for descriptor in ends.carrier:
-            os.close(descriptor)
-        with closing(FrameSocket(ours)) as frames:
-            try:
-                yield frames
-            finally:
-                process.kill()
-                process.wait(10)
+        command += ["--channel-fds", ",".join(map(str, ends.carrier))]
+        path = self._options.carrier_path
+        environment = {"PYTHONPATH": f"{path}:{ROOT}", "LD_LIBRARY_PATH": ""} if path else {}
+        with self._process(rank, command, [*ends.carrier, listener.fileno()], environment) as frames:
+            listener.close()
+            for descriptor in ends.carrier:
+                os.close(descriptor)
+            yield frames
 
 
 def expect(frames: FrameSocket, kind: str) -> None:
@@ -257,50 +237,6 @@ def knocked(port: int) -> socket.socket:
             time.sleep(0.005)
 
 
-def device_environment(options: argparse.Namespace, rank: int) -> dict[str, str]:
-    """The environment of a process that computes: one GPU each, by turns."""
-    if not options.gpus:
-        return dict(os.environ)
-    return dict(os.environ) | {"CUDA_VISIBLE_DEVICES": str(rank % options.gpus)}
-
-
-class Baseline:
-    """The process of `bench.ring_baseline`."""
-
-    def __init__(self, options: argparse.Namespace, stack: ExitStack) -> None:
-        config = json.dumps(configuration(options.shape, options.layers, options.dtype))
-        self._options = options
-        command = [sys.executable, "-m", "bench.ring_baseline"]
-        self._process = subprocess.Popen(
-            [*command, "--config", config],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=device_environment(options, options.baseline_gpu),
-            cwd=_ROOT,
-        )
-        if options.cores and can_pin():
-            os.sched_setaffinity(self._process.pid, {options.cores[0]})
-        stack.callback(self._stop)
-
-    def _stop(self) -> None:
-        self._process.kill()
-        self._process.communicate(timeout=10)
-
-    def wait_loaded(self) -> None:
-        self._answer()
-
-    def run(self, **work: Any) -> dict[str, Any]:
-        """What the process answers to a line (bench.ring_baseline)."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(work) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the baseline process ended")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+def device_environment(gpus: int, rank: int) -> dict[str, str]:
+    """What the environment of a process that computes has besides: one GPU each, by turns."""
+    return {"CUDA_VISIBLE_DEVICES": str(rank % gpus)} if gpus else {}

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from bench.models import OWN_PROMPTS
+from bench.summaries import summary
 from sealring.mesh.prompt.composition import MAX_CHOICES
 from sealring.node.engine import params
 from sealring.v1 import control_pb2 as control
 
 PARAMETER_BYTES = len(params.encode(params.RowParameters()))
 ROWS_PER_PREFILL = 8
-OWN_PROMPTS = 512
-"""Tokens up to which every row has a prompt of its own; longer ones are copied to `MAX_CHOICES` rows."""
 
 
 class Member(Protocol):
@@ -25,14 +24,6 @@ class Member(Protocol):
     def send(self, **command: Any) -> None: ...
 
     def event(self, kind: str) -> Any: ...
-
-
-@dataclass
-class Lane:
-    number: int
-    rows: list[int]
-    announced: int = 0
-    done: list[float] = field(default_factory=list)
 
 
 class Gateway:
@@ -67,6 +58,11 @@ class Gateway:
                 part.params_bytes, part.choices = PARAMETER_BYTES, choices
             self.announce(prefill=control.Prefill(chunks=[part]))
 
+    def prefill_whole(self, rows: Sequence[int], tokens: int) -> None:
+        """Their prompts, of so many tokens each, in one step."""
+        whole = {"start": 0, "end": tokens, "prompt_tokens": tokens, "params_bytes": PARAMETER_BYTES}
+        self.announce(prefill=control.Prefill(chunks=[control.Chunk(row=row, **whole) for row in rows]))
+
     def wait_all(self) -> None:
         while self.done < self.number:
             self.wait()
@@ -86,15 +82,18 @@ def prefill_rows(gateway: Gateway, rows: int, tokens: int, chunk: int) -> None:
     if tokens > OWN_PROMPTS:
         for first in numbers[::MAX_CHOICES]:
             gateway.prefill(first, tokens, chunk, min(MAX_CHOICES, rows + 1 - first))
-        gateway.wait_all()
-        return
-    for first in numbers[::ROWS_PER_PREFILL]:
-        chunks = [
-            control.Chunk(row=row, start=0, end=tokens, prompt_tokens=tokens, params_bytes=PARAMETER_BYTES)
-            for row in numbers[first - 1 : first - 1 + ROWS_PER_PREFILL]
-        ]
-        gateway.announce(prefill=control.Prefill(chunks=chunks))
+    else:
+        for first in numbers[::ROWS_PER_PREFILL]:
+            gateway.prefill_whole(numbers[first - 1 : first - 1 + ROWS_PER_PREFILL], tokens)
     gateway.wait_all()
+
+
+@dataclass
+class Lane:
+    number: int
+    rows: list[int]
+    announced: int = 0
+    done: list[float] = field(default_factory=list)
 
 
 def decode(
@@ -125,21 +124,17 @@ def decode(
     return {"tokens_per_second": made / (end - begin), "decode_from": decode_from}
 
 
-def prefill(gateway: Gateway, tokens: int, chunks: Sequence[int], times: int) -> dict[str, list[float]]:
+def prefill(gateway: Gateway, tokens: int, chunks: Sequence[int], times: int) -> dict[int, list[float]]:
     """Seconds from announcing a prompt to its first token, by length of chunk; the first time is not told."""
-    found: dict[str, list[float]] = {str(chunk): [] for chunk in chunks}
-    row = 0
-    for number in range(times + 1):
-        for chunk in chunks:
-            row += 1
-            begun = time.perf_counter()
-            gateway.prefill(row, tokens, chunk)
-            gateway.wait_all()
-            if number:
-                found[str(chunk)].append(time.perf_counter() - begun)
-            gateway.announce(changes=[evict(row)])
-            gateway.wait_all()
-    return found
+    found: dict[int, list[float]] = {chunk: [] for chunk in chunks}
+    for row, chunk in enumerate([*chunks] * (times + 1), start=1):
+        begun = time.perf_counter()
+        gateway.prefill(row, tokens, chunk)
+        gateway.wait_all()
+        found[chunk].append(time.perf_counter() - begun)
+        gateway.announce(changes=[evict(row)])
+        gateway.wait_all()
+    return {chunk: seconds[1:] for chunk, seconds in found.items()}
 
 
 @dataclass
@@ -161,32 +156,20 @@ def varying(gateway: Gateway, lanes: int, rows: int, longest: int, requests: int
     ]
     tokens = sum(one.left for one in waiting)
     members: list[list[Request]] = [[] for _ in range(lanes)]
-    ready: list[list[Request]] = [[] for _ in range(lanes)]
     under_way: dict[int, int] = {}
     gaps: list[float] = []
-    last = [0.0] * lanes
-    held = [0] * lanes
+    last: dict[int, float] = {}
     begun = time.perf_counter()
-
-    def next_prompt(lane: int) -> None:
-        if waiting and held[lane] < rows:
-            one = waiting.pop(0)
-            held[lane] += 1
-            one.left -= 1
-            chunk = control.Chunk(
-                row=one.row, end=one.prompt, prompt_tokens=one.prompt, params_bytes=PARAMETER_BYTES
-            )
-            gateway.announce(prefill=control.Prefill(chunks=[chunk]))
-            ready[lane].append(one)
 
     def next_step(lane: int, prompts: int) -> None:
         gone = [one for one in members[lane] if not one.left]
-        held[lane] -= len(gone)
-        for _ in range(prompts):
-            next_prompt(lane)
-        changes = [evict(one.row) for one in gone] + [admit(one.row, lane) for one in ready[lane]]
-        members[lane] = [one for one in members[lane] if one.left] + ready[lane]
-        ready[lane] = []
+        held = [one for one in members[lane] if one.left]
+        ready = [waiting.pop(0) for _ in range(min(prompts, rows - len(held), len(waiting)))]
+        for one in ready:
+            gateway.prefill_whole([one.row], one.prompt)
+            one.left -= 1
+        changes = [evict(one.row) for one in gone] + [admit(one.row, lane) for one in ready]
+        members[lane] = held + ready
         if not members[lane]:
             gateway.announce(changes=changes)
             return
@@ -200,18 +183,9 @@ def varying(gateway: Gateway, lanes: int, rows: int, longest: int, requests: int
         lane = under_way.pop(gateway.wait(), -1)
         if lane >= 0:
             now = time.perf_counter()
-            if last[lane]:
-                gaps.append(now - last[lane])
+            if lane in last:
+                gaps.append((now - last[lane]) * 1e3)
             last[lane] = now
             next_step(lane, 2)
     gateway.wait_all()
-    seconds = time.perf_counter() - begun
-    gaps.sort()
-    return {
-        "tokens_per_second": tokens / seconds,
-        "step_ms": {
-            "p50": round(statistics.median(gaps) * 1e3, 2),
-            "p95": round(gaps[len(gaps) * 95 // 100] * 1e3, 2),
-            "max": round(gaps[-1] * 1e3, 2),
-        },
-    }
+    return {"tokens_per_second": tokens / (time.perf_counter() - begun), "step_ms": summary(gaps)}

@@ -1,8 +1,5 @@
 """Tokens per second of 1, 2 and 3 stages at 1 to 64 rows, each stage with its processes on a core of its own.
 
-A stage's daemon, engine and carrier share one core; gateway, coordinator and client have the others. The
-rings are up together, and rounds take turns, so that other load on the machine hits all alike.
-
 What counts is the time in which all rows decode: requests for long answers are sent, a measurement begins
 when each of them has had its second token and ends --seconds later, and then they are given up. So prompts,
 which are prefilled one after the other, take their time before it, however many rows there are.
@@ -12,21 +9,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
-from typing import Any
+from statistics import median
 
-from bench.clusters import Deployment, can_pin, cluster, pin_stages
-from bench.frame import Benchmark, Result, Table, progress
+from bench.clusters import rings
+from bench.frame import Result, Table, numbers, progress
 from bench.models import by_name
 from bench.openai_client import Reply, ask
 from bench.serve import prompt
-from bench.summaries import median
 from bench.verdict import Check, ratios
-from sealring.cli.local.cluster import LocalCluster
 
 _BEGIN_SECONDS = 240.0
 """In which all of a measurement's answers have to begin."""
@@ -39,45 +32,25 @@ _STRETCH = 4.0
 
 _LOOK_SECONDS = 0.02
 
+QUICK = ("--rounds", "1", "--rows", "1,16", "--seconds", "5")
+QUICK_SECONDS = 90.0
 
-def run(options: argparse.Namespace) -> Result:
-    return asyncio.run(_run(options))
 
-
-async def _run(options: argparse.Namespace) -> Result:
-    model = by_name(options.model)
-    cores = os.cpu_count() or 1
-    rates: dict[int, dict[int, list[float]]] = {}
-    async with AsyncExitStack() as stack:
-        rings: dict[int, LocalCluster] = {}
-        for stages in options.stages:
-            deployment = Deployment("bench", model, stages=stages, spec={"max_rows": max(options.rows)})
-            made = await stack.enter_async_context(cluster([deployment]))
-            rest = list(range(max(options.stages), cores)) or [cores - 1]
-            pin_stages(made, list(range(stages)), rest)
-            rings[stages] = made
-        if can_pin():
-            os.sched_setaffinity(0, list(range(max(options.stages), cores)) or [cores - 1])
-        requests = Requests(options)
+async def run(options: argparse.Namespace) -> Result:
+    """`rounds`: tokens per second of each round, by stages and rows. The first round is not counted."""
+    rates: dict[str, dict[str, list[float]]] = {}
+    requests = Requests(options)
+    model, spec = by_name(options.model), {"max_rows": max(options.rows)}
+    async with rings(model, options.stages, spec=spec) as made:
         for number in range(options.rounds + 1):
-            for rows in options.rows[:1] if not number else options.rows:
-                for stages, made in rings.items():
+            for rows in options.rows if number else options.rows[:1]:
+                for stages, each in made.items():
                     progress(f"round {number} of {options.rounds}: {stages} stages, {rows} rows")
-                    rate = await requests.rate(made.http_url, rows)
+                    rate = await requests.rate(each.http_url, rows)
                     if number:
-                        rates.setdefault(stages, {}).setdefault(rows, []).append(rate)
-    return {
-        "model": options.model,
-        "seconds": options.seconds,
-        "tokens_per_second": {
-            str(stages): {str(rows): round(median(each), 2) for rows, each in by_rows.items()}
-            for stages, by_rows in rates.items()
-        },
-        "rounds": {
-            str(stages): {str(rows): [round(one, 2) for one in each] for rows, each in by_rows.items()}
-            for stages, by_rows in rates.items()
-        },
-    }
+                        by_rows = rates.setdefault(str(stages), {})
+                        by_rows.setdefault(str(rows), []).append(round(rate, 2))
+    return {"model": options.model, "seconds": options.seconds, "rounds": rates}
 
 
 class Requests:
@@ -147,58 +120,34 @@ def steady_rate(replies: Sequence[Reply], begun: float) -> float:
     return rate
 
 
-def speedup(result: Result, stages: int, rows: int) -> float | None:
-    """Against one stage in the same run, median over rounds; None where no moment had all rows decoding."""
-    found = [one for one in speedups(result, stages, rows) if one is not None]
-    return round(median(found), 3) if found else None
-
-
-def speedups(result: Result, stages: int, rows: int) -> list[float | None]:
-    """By round; none of stages that were not measured."""
+def speedups(result: Result, stages: str, rows: str) -> list[float | None]:
+    """Against one stage in the same round; None where no moment had all rows decoding, nothing of stages that
+    were not measured."""
     rounds = result["rounds"]
-    if "1" not in rounds or str(stages) not in rounds:
+    if "1" not in rounds or stages not in rounds:
         return []
-    return ratios([one or None for one in rounds[str(stages)][str(rows)]], rounds["1"][str(rows)])
+    return ratios([one or None for one in rounds[stages][rows]], rounds["1"][rows])
 
 
 def checks(result: Result) -> list[Check]:
     """For every number of rows that can be several lanes."""
-    rows = [int(each) for each in next(iter(result["tokens_per_second"].values())) if each != "1"]
     return [
-        Check(f"{stages} stages against one core, {each} rows", speedups(result, stages, each), target, True)
-        for stages, target in ((2, 1.85), (3, 2.6))
-        for each in rows
-        if speedups(result, stages, each)
+        Check(f"{stages} stages against one core, {rows} rows", found, target, True)
+        for stages, target in (("2", 1.85), ("3", 2.6))
+        for rows in next(iter(result["rounds"].values()))
+        if rows != "1" and (found := speedups(result, stages, rows))
     ]
 
 
 def tables(result: Result) -> list[Table]:
-    by_stage = result["tokens_per_second"]
-    rows = list(next(iter(by_stage.values())))
+    """Medians over the rounds."""
+    rows = list(next(iter(result["rounds"].values())))
     body: list[list[object]] = []
-    for stages, rates in by_stage.items():
-        body.append([f"{stages} stages, tok/s", *(rates[each] for each in rows)])
-        if stages != "1":
-            body.append(
-                [f"{stages} stages, times one", *(speedup(result, int(stages), int(each)) for each in rows)]
-            )
+    for stages, rates in result["rounds"].items():
+        body.append([f"{stages} stages, tok/s", *(round(median(rates[each]), 2) for each in rows)])
+        against = [[one for one in speedups(result, stages, each) if one is not None] for each in rows]
+        body.append([f"{stages} stages, times one", *(median(one) if one else None for one in against)])
     return [Table(f"{result['model']}, one core per stage", ["rows", *rows], body)]
-
-
-def chart(result: Result, figure: Any) -> None:
-    axes = figure.subplots()
-    for stages, rates in result["tokens_per_second"].items():
-        axes.plot([int(each) for each in rates], list(rates.values()), marker="o", label=f"{stages} stages")
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("rows")
-    axes.set_ylabel("tokens per second")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    axes.set_title(f"{result['model']}, one core per stage")
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -209,16 +158,3 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=512, help="of an answer, at most")
     parser.add_argument("--words", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-
-
-BENCHMARK = Benchmark(
-    "scaling",
-    (__doc__ or "").splitlines()[0],
-    options,
-    run,
-    tables,
-    chart,
-    checks,
-    quick=("--rounds", "1", "--rows", "1,16", "--seconds", "5"),
-    quick_seconds=90,
-)

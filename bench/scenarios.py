@@ -15,12 +15,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import json
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from bench.clusters import Deployment, cluster, root_sha256
-from bench.frame import Benchmark, Result, Table, progress
+from bench.clusters import Deployment, cluster
+from bench.frame import Result, Table, progress
 from bench.models import SHAPES, random_model, stretched_demo
 from bench.sealed import Measured, MeasuredClient
 from bench.summaries import summary
@@ -38,6 +40,10 @@ SEGMENTS = (
 )
 ASSERTIONS = {"parse": (1, 5), "reserve": (50, 200), "encrypt": (5, 50), "dispatch": (5, 50)}
 """Milliseconds: mean and p95 at most."""
+
+QUICK = ("--share", "0.1")
+QUICK_SECONDS = 180.0
+GATE = True
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,11 @@ def prompt(number: int, size: int) -> str:
     return (filler * (size // len(filler) + 1))[: max(0, size - len(question))] + question
 
 
-def run(options: argparse.Namespace) -> Result:
+async def run(options: argparse.Namespace) -> Result:
     wanted = [one.shared(options.share) for one in SCENARIOS if not options.only or one.name in options.only]
     results: dict[str, Result] = {}
     for place in dict.fromkeys(map(_place, wanted)):
-        here = [one for one in wanted if _place(one) == place]
-        results |= asyncio.run(_on_one_cluster(here))
+        results |= await _on_one_cluster([one for one in wanted if _place(one) == place])
     return {"scenarios": [results[one.name] for one in wanted]}
 
 
@@ -104,18 +109,17 @@ async def _on_one_cluster(scenarios: list[Scenario]) -> dict[str, Result]:
         Deployment(name, model, replicas=rings, spec={"max_rows": ROWS, "context": CONTEXT})
         for name, rings in zip(names, scenarios[0].rings, strict=True)
     ]
-    settings = {"gateway": {"queue_limit": scenarios[0].queue}}
     found: dict[str, Result] = {}
-    async with cluster(deployments, settings=settings) as made:
+    async with cluster(deployments, gateway={"queue_limit": scenarios[0].queue}) as made:
+        pin = json.loads((made.operator_bundle / "member.json").read_text())["root_sha256"]
         for scenario in scenarios:
             progress(scenario.name)
-            found[scenario.name] = await _run(scenario, names, made.grpc_address, root_sha256(made))
+            found[scenario.name] = await _run(scenario, names, made.grpc_address, pin)
     return found
 
 
 async def _run(scenario: Scenario, models: list[str], gateway: str, pin: str) -> Result:
     limit = asyncio.Semaphore(scenario.concurrency)
-    waiting = list(range(scenario.requests))[::-1]
     idle: dict[int, list[MeasuredClient]] = {user: [] for user in range(scenario.users)}
     clients: list[MeasuredClient] = []
 
@@ -140,7 +144,7 @@ async def _run(scenario: Scenario, models: list[str], gateway: str, pin: str) ->
                 idle[user].append(mine)
 
     begun = time.perf_counter()
-    measured = await asyncio.gather(*(one(number) for number in reversed(waiting)))
+    measured = await asyncio.gather(*(one(number) for number in range(scenario.requests)))
     seconds = time.perf_counter() - begun
     await asyncio.gather(*(each.close() for each in clients))
     return _report(scenario, models, list(measured), seconds)
@@ -152,11 +156,11 @@ def _report(scenario: Scenario, models: list[str], measured: list[Measured], sec
         name: summary([one.segments[name] * 1e3 for one in good if name in one.segments]) for name in SEGMENTS
     }
     tokens = sum(one.completion.usage.completion_tokens for one in good if one.completion)
-    assertions = [_assertion(name, key, segments[name], limit) for name, key, limit in _limits()]
-    errors: dict[str, int] = {}
-    for one in measured:
-        if one.error:
-            errors[one.error] = errors.get(one.error, 0) + 1
+    assertions = [
+        _assertion(name, key, segments[name].get(key), limit)
+        for name, limits in ASSERTIONS.items()
+        for key, limit in zip(("mean", "p95"), limits, strict=True)
+    ]
     return {
         "scenario": scenario.name,
         "models": models,
@@ -165,7 +169,7 @@ def _report(scenario: Scenario, models: list[str], measured: list[Measured], sec
         "requests": len(measured),
         "succeeded": len(good),
         "failed": len(measured) - len(good),
-        "errors": errors,
+        "errors": dict(Counter(one.error for one in measured if one.error)),
         "seconds": round(seconds, 3),
         "requests_per_second": round(len(good) / seconds, 2),
         "completion_tokens": tokens,
@@ -176,17 +180,8 @@ def _report(scenario: Scenario, models: list[str], measured: list[Measured], sec
     }
 
 
-def _limits() -> list[tuple[str, str, int]]:
-    return [
-        (name, key, limit)
-        for name, limits in ASSERTIONS.items()
-        for key, limit in zip(("mean", "p95"), limits, strict=True)
-    ]
-
-
-def _assertion(segment: str, key: str, found: dict[str, float], limit: float) -> dict[str, Any]:
+def _assertion(segment: str, key: str, value: float | None, limit: float) -> dict[str, Any]:
     """A segment without data fails."""
-    value = found.get(key)
     return {
         "assertion": f"{segment}:{key}<={limit}ms",
         "value_ms": value,
@@ -205,52 +200,19 @@ def checks(result: Result) -> list[Check]:
 
 
 def tables(result: Result) -> list[Table]:
-    totals = [
-        [
-            one["scenario"],
-            *(one[key] for key in ("rings", "users", "requests", "succeeded", "failed")),
-            one["seconds"],
-            one["requests_per_second"],
-            one["tokens_per_second"],
-            "passed" if one["passed"] else "FAILED",
-        ]
-        for one in result["scenarios"]
-    ]
-    columns = ["scenario", "rings", "users", "requests", "ok", "failed", "s", "req/s", "tok/s", "assertions"]
-    found = [Table("scenarios", columns, totals)]
+    keys = ("scenario", "rings", "users", "requests", "succeeded", "failed", "seconds")
+    keys += ("requests_per_second", "tokens_per_second", "passed")
+    rows = [[one[key] for key in keys] for one in result["scenarios"]]
+    found = [Table("scenarios", keys, rows)]
     for one in result["scenarios"]:
-        rows = [
-            [name, *(stats.get(key, "") for key in ("count", "mean", "p50", "p95", "max"))]
-            for name, stats in one["segments_ms"].items()
-        ]
-        title = f"{one['scenario']} ({', '.join(one['models'])}), ms"
-        found.append(Table(title, ["segment", "count", "mean", "p50", "p95", "max"], rows))
+        parts = ("count", "mean", "p50", "p95", "max")
+        rows = [[name, *(stats.get(key, "") for key in parts)] for name, stats in one["segments_ms"].items()]
+        found.append(Table(f"{one['scenario']} ({', '.join(one['models'])}), ms", ["segment", *parts], rows))
         broken = [each for each in one["assertions"] if not each["passed"]]
         if broken:
             shown = [[each["assertion"], each["value_ms"]] for each in broken]
             found.append(Table("assertions that do not hold", ["assertion", "measured ms"], shown))
     return found
-
-
-def chart(result: Result, figure: Any) -> None:
-    axes = figure.subplots()
-    parts = [name for name in SEGMENTS if name not in ("total_e2e", "ttft")]
-    means = [
-        {part: one["segments_ms"][part].get("mean", 0.0) for part in parts} for one in result["scenarios"]
-    ]
-    totals = [max(sum(each.values()), 1e-9) for each in means]
-    names = [
-        f"{one['scenario']}, {total:,.0f} ms" for one, total in zip(result["scenarios"], totals, strict=True)
-    ]
-    left = [0.0] * len(names)
-    for part in parts:
-        widths = [each[part] / total * 100 for each, total in zip(means, totals, strict=True)]
-        axes.barh(names, widths, left=left, label=part)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.invert_yaxis()
-    axes.set_xlabel("% of the mean time to the first token")
-    axes.set_title("Ten load scenarios, sealed requests")
-    axes.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.3, -0.1))
 
 
 def share_of(text: str) -> float:
@@ -263,17 +225,3 @@ def share_of(text: str) -> float:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--share", type=share_of, default=1.0, help="of each scenario's requests")
     parser.add_argument("--only", action="append", choices=[one.name for one in SCENARIOS], default=[])
-
-
-BENCHMARK = Benchmark(
-    "scenarios",
-    (__doc__ or "").splitlines()[0],
-    options,
-    run,
-    tables,
-    chart,
-    checks,
-    quick=("--share", "0.1"),
-    quick_seconds=180,
-    gate=True,
-)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
+import math
 import random
-import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from bench.frame import Benchmark, Result, Table, progress
+import numpy as np
+
+from bench.frame import Result, Table, progress
 from bench.openai_client import ANSWER_SECONDS, Reply, ask, get_json
-from bench.summaries import percentile
 
 _WORDS = ("ring", "stone", "river", "seven", "light", "quiet", "letter", "garden", "winter", "music")
 
@@ -27,7 +29,7 @@ def prompt(generator: random.Random, words: int) -> str:
 
 def arrivals(generator: random.Random, count: int, rate: float, burstiness: float) -> list[float]:
     """Seconds after the start at which requests arrive; all at once for an infinite rate."""
-    if rate == float("inf"):
+    if rate == math.inf:
         return [0.0] * count
     times, now = [], 0.0
     for _ in range(count):
@@ -41,9 +43,9 @@ async def load(
     model: str,
     *,
     count: int,
-    rate: float,
     words: int,
     max_tokens: int,
+    rate: float = math.inf,
     seed: int = 0,
     burstiness: float = 1.0,
     concurrency: int = 0,
@@ -83,12 +85,6 @@ def vllm_result(replies: Sequence[Reply], seconds: float) -> Result:
     good = [one for one in replies if one.ok]
     output = sum(one.completion_tokens for one in good)
     total = output + sum(one.prompt_tokens for one in good)
-    series = {
-        "ttft": [one.ttft * 1e3 for one in good],
-        "tpot": [one.tpot * 1e3 for one in good if one.completion_tokens > 1],
-        "itl": [gap * 1e3 for one in good for gap in one.gaps],
-        "e2el": [one.latency * 1e3 for one in good],
-    }
     found: Result = {
         "duration": seconds,
         "completed": len(good),
@@ -99,36 +95,28 @@ def vllm_result(replies: Sequence[Reply], seconds: float) -> Result:
         "output_throughput": output / seconds,
         "total_token_throughput": total / seconds,
         "max_concurrent_requests": _most_at_once(good),
+        "errors": sorted({one.error for one in replies if one.error}),
+    }
+    series = {
+        "ttft": [one.ttft for one in good],
+        "tpot": [one.tpot for one in good if one.completion_tokens > 1],
+        "itl": [gap for one in good for gap in one.gaps],
+        "e2el": [one.latency for one in good],
     }
     for name, values in series.items():
-        found |= _series(name, values or [0.0])
-    found["errors"] = sorted({one.error for one in replies if one.error})
+        ms = np.array(values or [0.0]) * 1e3
+        parts = {"mean": np.mean(ms), "median": np.median(ms), "std": np.std(ms)}
+        parts |= {f"p{part}": np.percentile(ms, part) for part in (90, 95, 99)}
+        found |= {f"{part}_{name}_ms": float(value) for part, value in parts.items()}
     return found
-
-
-def _series(name: str, values: list[float]) -> dict[str, float]:
-    return {
-        f"mean_{name}_ms": statistics.fmean(values),
-        f"median_{name}_ms": statistics.median(values),
-        f"std_{name}_ms": statistics.pstdev(values),
-        **{f"p{part}_{name}_ms": percentile(values, part / 100) for part in (90, 95, 99)},
-    }
 
 
 def _most_at_once(replies: Sequence[Reply]) -> int:
     changes = sorted([(one.begun, 1) for one in replies] + [(one.ended, -1) for one in replies])
-    running = most = 0
-    for _, change in changes:
-        running += change
-        most = max(most, running)
-    return most
+    return max(itertools.accumulate(change for _, change in changes), default=0)
 
 
-def run(options: argparse.Namespace) -> Result:
-    return asyncio.run(_run(options))
-
-
-async def _run(options: argparse.Namespace) -> Result:
+async def run(options: argparse.Namespace) -> Result:
     model = options.model
     if not model:
         model = (await get_json(options.base_url, "/v1/models"))["data"][0]["id"]
@@ -150,7 +138,7 @@ async def _run(options: argparse.Namespace) -> Result:
         "backend": "openai-chat",
         "model_id": model,
         "num_prompts": options.num_prompts,
-        "request_rate": options.request_rate if options.request_rate != float("inf") else "inf",
+        "request_rate": options.request_rate if options.request_rate < math.inf else "inf",
         "burstiness": options.burstiness,
         "max_concurrency": options.max_concurrency or None,
         "seed": options.seed,
@@ -166,30 +154,15 @@ def tables(result: Result) -> list[Table]:
     return [Table("serve", ["what", "value"], rows)]
 
 
-def chart(result: Result, figure: Any) -> None:
-    axes = figure.subplots()
-    parts = ("mean", "median", "p90", "p95", "p99")
-    for index, series in enumerate(("ttft", "tpot", "itl", "e2el")):
-        places = [index + offset * 0.15 for offset in range(len(parts))]
-        axes.bar(places, [result[f"{part}_{series}_ms"] for part in parts], width=0.14)
-    axes.set_xticks([0.3, 1.3, 2.3, 3.3], ["ttft", "tpot", "itl", "e2el"])
-    axes.set_yscale("log")
-    axes.set_ylabel("ms: mean, median, p90, p95, p99")
-    axes.set_title(f"{result['num_prompts']} requests at {result['request_rate']} per second")
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-url", default="http://127.0.0.1:8080")
     parser.add_argument("--endpoint", default="/v1/chat/completions")
     parser.add_argument("--model", default="", help="[default: the first one that the server names]")
     parser.add_argument("--num-prompts", type=int, default=100)
-    parser.add_argument("--request-rate", type=float, default=float("inf"), help="requests per second")
+    parser.add_argument("--request-rate", type=float, default=math.inf, help="requests per second")
     parser.add_argument("--burstiness", type=float, default=1.0, help="1 is Poisson; less is burstier")
     parser.add_argument("--max-concurrency", type=int, default=0)
     parser.add_argument("--input-words", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--api-key", default="")
-
-
-BENCHMARK = Benchmark("serve", (__doc__ or "").splitlines()[0], options, run, tables, chart)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from bench.scheduler import Ring as RowsOfRing
 from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
@@ -28,42 +28,89 @@ from sealring.v1 import control_pb2 as control
 OPEN_SECONDS, ANNOUNCE_SECONDS = 0.002, 0.0003
 
 
-class SimulatedRing:
-    """One ring in simulated time. Steps pass the stages in the order of their numbers."""
+@dataclass(frozen=True)
+class Costs:
+    """What steps take on the whole model, of which each of n stages has an n-th; and what a link takes."""
 
-    def __init__(
-        self, stages: int, rows: int, queue: int, options: argparse.Namespace, rows_in_turn: bool = False
-    ) -> None:
+    step_ms: float = 0.0
+    row_ms: float = 0.0
+    """Each row of a decode step."""
+
+    change_ms: float = 0.0
+    """Caches that are copied when a step's rows change."""
+
+    prefill_ms: float = 0.0
+    token_us: float = 0.0
+    """Each token of a prefill step."""
+
+    link_ms: float = 0.5
+
+
+class _Head:
+    """Knows which rows a step samples, as a head does, without the cost of a digest."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, list[int]] = {}
+        self._under_way: deque[tuple[int, list[int]]] = deque()
+        self._generated: dict[int, int] = {}
+
+    def step(self, step: control.Step) -> None:
+        for change in step.changes:
+            if change.HasField("admit"):
+                self.lanes.setdefault(change.admit.lane, []).append(change.admit.row)
+            else:
+                for rows in self.lanes.values():
+                    for row in {change.evict.row, change.park.row}.intersection(rows):
+                        rows.remove(row)
+        if step.HasField("decode"):
+            self._under_way.append((step.number, list(self.lanes[step.decode.lane])))
+        elif step.HasField("prefill"):
+            ended = [chunk.row for chunk in step.prefill.chunks if chunk.end == chunk.prompt_tokens]
+            self._under_way.append((step.number, ended))
+
+    def done(self) -> control.StepDone:
+        number, rows = self._under_way.popleft()
+        done = control.StepDone(step=number)
+        for row in rows:
+            self._generated[row] = self._generated.get(row, 0) + 1
+            done.outputs.add(row=row, text=" word", tokens=self._generated[row])
+        return done
+
+
+class SimulatedRing:
+    """Steps pass the stages in the order of their numbers. `cpu` are the seconds that the scheduler took."""
+
+    def __init__(self, stages: int, rows: int, queue: int, costs: Costs, rows_in_turn: bool = False) -> None:
         self.now = 0.0
         self.cpu = 0.0
         self.steps = self.sampled = self.moved = 0
         self.finished = self.failed = 0
         self.busy = 0.0
-        self._step: float = options.step_ms / 1e3 / stages
-        self._row: float = options.row_ms / 1e3 / stages
-        self._prefill: float = options.prefill_ms / 1e3 / stages
-        self._token: float = options.token_us / 1e6 / stages
-        self._change: float = options.change_ms / 1e3 / stages
-        self._link = options.link_ms / 1e3 if stages > 1 else 0.0
+        self._step = costs.step_ms / 1e3 / stages
+        self._row = costs.row_ms / 1e3 / stages
+        self._prefill = costs.prefill_ms / 1e3 / stages
+        self._token = costs.token_us / 1e6 / stages
+        self._change = costs.change_ms / 1e3 / stages
+        self._link = costs.link_ms / 1e3 if stages > 1 else 0.0
         self._free = [0.0] * stages
         self._lane_ready: dict[int, float] = {}
-        self._rows = RowsOfRing()
+        self._rows = _Head()
         self._events: list[tuple[float, int, str, Any]] = []
         self._sequence = itertools.count()
-        self._scheduler = Scheduler(queue_limit=queue)
+        self.scheduler = Scheduler(queue_limit=queue)
         member = MemberMemory(1024, 4096, 1 << 40)
         facts = RingFacts((member,) * stages, rows, 256, rows_in_turn=rows_in_turn)
         self.lanes = facts.lanes
-        self._do(self._scheduler.attach(facts))
+        self._do(self.scheduler.attach(facts))
 
     @property
     def planner(self) -> StepPlanner:
-        assert self._scheduler.planner is not None
-        return self._scheduler.planner
+        assert self.scheduler.planner is not None
+        return self.scheduler.planner
 
     def submit(self, request: Request) -> None:
         begun = time.thread_time()
-        actions = self._scheduler.submit(request, self.now)
+        actions = self.scheduler.submit(request, self.now)
         self.cpu += time.thread_time() - begun
         self._do(actions)
 
@@ -76,11 +123,11 @@ class SimulatedRing:
             self.now, _, kind, payload = heapq.heappop(self._events)
             begun = time.thread_time()
             if kind == "done":
-                actions = self._scheduler.step_done(payload, self.now)
+                actions = self.scheduler.step_done(payload, self.now)
             elif kind == "executed":
-                actions = self._scheduler.steps_executed(payload)
+                actions = self.scheduler.steps_executed(payload)
             else:
-                actions = self._scheduler.row_opened(
+                actions = self.scheduler.row_opened(
                     payload.row,
                     prompt_tokens=self.prompt_tokens(payload.request),
                     params_bytes=64,

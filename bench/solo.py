@@ -11,126 +11,80 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from statistics import median
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from bench.clusters import Deployment, can_pin, cluster, family, kind, pin
-from bench.frame import Benchmark, Result, Table, progress
+from bench.clusters import Deployment, can_pin, cluster, cpu_seconds, pin
+from bench.frame import Result, Table, numbers, progress
 from bench.models import by_name
 from bench.openai_client import Reply
-from bench.rivals import Process, in_process
+from bench.rivals import baseline
 from bench.serve import load
-from bench.summaries import median, summary
+from bench.summaries import summary
 from bench.verdict import Check
 from sealring.cli.local.cluster import LocalCluster
 from sealring.mesh.errors import Unavailable
 
 BARE, BATCHED, OURS = "mlx-lm", "mlx-lm, our scheduling policy", "sealring, ring of one"
 
-
-@dataclass
-class Series:
-    """One system's rounds: seconds between tokens, and CPU seconds a token of each of its processes."""
-
-    tokens: int
-    measure: Callable[[int], Awaitable[list[float]]]
-    processes: dict[str, psutil.Process]
-    rounds: list[list[float]] = field(default_factory=list)
-    cpu: dict[str, list[float]] = field(default_factory=dict)
-
-    @property
-    def means(self) -> list[float]:
-        """Seconds a token by round, though two tokens may have come as one piece."""
-        return [sum(gaps) / (self.tokens - 1) for gaps in self.rounds]
-
-    @property
-    def gaps_ms(self) -> list[float]:
-        return [gap * 1e3 for gaps in self.rounds for gap in gaps]
-
-    async def round(self, number: int) -> None:
-        """The first one is not counted."""
-        before = {name: sum(one.cpu_times()[:2]) for name, one in self.processes.items()}
-        gaps = await self.measure(number)
-        if number:
-            self.rounds.append(gaps)
-            for name, one in self.processes.items():
-                spent = sum(one.cpu_times()[:2]) - before[name]
-                self.cpu.setdefault(name, []).append(spent / self.tokens)
+QUICK = ("--rounds", "4")
 
 
-def run(options: argparse.Namespace) -> Result:
-    return asyncio.run(_run(options))
-
-
-async def _run(options: argparse.Namespace) -> Result:
-    model = by_name(options.model)
-    cores, tokens = options.cores, options.tokens
-    others = set(range(os.cpu_count() or 1)) - set(cores) or set(cores)
-    if can_pin():
-        os.sched_setaffinity(0, others)  # and what is started from here on
-    async with cluster([Deployment("bench", model)]) as made, AsyncExitStack() as rivals:
+async def run(options: argparse.Namespace) -> Result:
+    """ms between tokens by system; CPU ms a token by system and process. The first round is not counted."""
+    model, cores, tokens = by_name(options.model), options.cores, options.tokens
+    gaps: dict[str, list[list[float]]] = {}
+    cpu: dict[str, dict[str, list[float]]] = {}
+    if can_pin():  # and what is started from here on
+        os.sched_setaffinity(0, set(range(os.cpu_count() or 1)) - set(cores) or set(cores))
+    async with cluster([Deployment("bench", model)]) as made:
         pin(made.processes[made.node_names[0]], cores)
-        first: list[float] = []
-
-        async def ours(number: int) -> list[float]:
-            reply = await _ask(made, options, number)
-            first.append(reply.ttft)
-            return reply.gaps
-
         prompt = (await _ask(made, options, -1)).prompt_tokens
-        systems = {OURS: Series(tokens, ours, _processes(made))}
-        for name in (BARE, BATCHED) if hasattr(os, "SCHED_BATCH") else (BARE,):
-            rival = await rivals.enter_async_context(
-                in_process(
-                    model, rows=1, tokens=tokens, prompt=prompt, cores=cores, in_batches=name == BATCHED
-                )
-            )
-            systems[name] = Series(tokens, _rival(rival), {"mlx-lm": psutil.Process(rival.pid)})
-        for number in range(options.rounds + 1):
-            progress(f"round {number} of {options.rounds}")
-            names = list(systems)
-            start = number % len(names)
-            for name in names[start:] + names[:start]:
-                await systems[name].round(number)
+        with ExitStack() as stack:
+            rivals = {}
+            for name in (BARE, BATCHED) if hasattr(os, "SCHED_BATCH") else (BARE,):
+                batched = name == BATCHED
+                rivals[name] = stack.enter_context(baseline(str(model), cores=cores, in_batches=batched))
+                rivals[name].answer()
+            names = [OURS, *rivals]
+            for number in range(options.rounds + 1):
+                progress(f"round {number} of {options.rounds}")
+                start = number % len(names)
+                for name in names[start:] + names[:start]:
+                    rival = rivals.get(name)
+                    before = _used(made, rival)
+                    if rival is None:
+                        found = (await _ask(made, options, number)).gaps
+                    else:
+                        found = (await asyncio.to_thread(rival.run, do="solo", tokens=tokens, prompt=prompt))[
+                            "gaps"
+                        ]
+                    if number:
+                        gaps.setdefault(name, []).append([gap * 1e3 for gap in found])
+                        for part, seconds in _used(made, rival).items():
+                            spent = (seconds - before.get(part, 0.0)) / tokens * 1e3
+                            cpu.setdefault(name, {}).setdefault(part, []).append(spent)
     return {
         "model": options.model,
         "tokens": tokens,
         "prompt_tokens": prompt,
         "cores": cores,
-        "ms": {
-            name: summary([gap * 1e3 for gaps in one.rounds for gap in gaps]) for name, one in systems.items()
-        },
+        "ms": {name: summary([gap for one in each for gap in one]) for name, each in gaps.items()},
         "cpu_ms": {
-            name: {part: round(median(spent) * 1e3, 3) for part, spent in one.cpu.items()}
-            for name, one in systems.items()
+            name: {part: round(median(spent), 3) for part, spent in each.items()}
+            for name, each in cpu.items()
         },
-        "ttft_ms": summary([seconds * 1e3 for seconds in first[1:]]),
-        "against": {name: _ratios(systems[OURS], one) for name, one in systems.items() if name != OURS},
+        "against": {name: _against(gaps[OURS], gaps[name]) for name in rivals},
     }
-
-
-def _rival(process: Process) -> Callable[[int], Awaitable[list[float]]]:
-    async def measure(_: int) -> list[float]:
-        gaps: list[float] = (await process.round())["gaps"]
-        return gaps
-
-    return measure
 
 
 async def _ask(made: LocalCluster, options: argparse.Namespace, seed: int) -> Reply:
     """One whole answer. Raises Unavailable (BENCH_FAILED)."""
     replies, _ = await load(
-        made.http_url,
-        "bench",
-        count=1,
-        rate=float("inf"),
-        words=options.words,
-        max_tokens=options.tokens,
-        seed=seed,
+        made.http_url, "bench", count=1, words=options.words, max_tokens=options.tokens, seed=seed
     )
     reply = replies[0]
     if reply.error or reply.completion_tokens != options.tokens:
@@ -139,15 +93,18 @@ async def _ask(made: LocalCluster, options: argparse.Namespace, seed: int) -> Re
     return reply
 
 
-def _processes(made: LocalCluster) -> dict[str, psutil.Process]:
-    node = {kind(one): one for one in family(made.processes[made.node_names[0]])}
-    return {**node, "gateway": psutil.Process(made.processes["gateway"])}
+def _used(made: LocalCluster, rival: Any) -> dict[str, float]:
+    """CPU seconds so far, of the cluster or of mlx-lm."""
+    if rival is None:
+        return cpu_seconds(made)
+    return {"mlx-lm": sum(psutil.Process(rival.process.pid).cpu_times()[:2])}
 
 
-def _ratios(ours: Series, other: Series) -> dict[str, Any]:
-    """Of means and of medians, by round; medians of both over the rounds."""
-    means = [a / b for a, b in zip(ours.means, other.means, strict=True)]
-    middles = [median(a) / median(b) for a, b in zip(ours.rounds, other.rounds, strict=True)]
+def _against(ours: list[list[float]], other: list[list[float]]) -> dict[str, Any]:
+    """Ratios of the time of all tokens by round (two may come as one piece), and their median; and of medians
+    between pieces."""
+    means = [sum(a) / sum(b) for a, b in zip(ours, other, strict=True)]
+    middles = [median(a) / median(b) for a, b in zip(ours, other, strict=True)]
     return {
         "ratio_of_means": round(median(means), 4),
         "ratio_of_medians": round(median(middles), 4),
@@ -164,6 +121,7 @@ def checks(result: Result) -> list[Check]:
 
 def tables(result: Result) -> list[Table]:
     parts = ("mean", "p50", "p95", "p99", "max")
+    title = f"one request, {result['model']}, cores {result['cores']}"
     rows = [[name, *(found[part] for part in parts)] for name, found in result["ms"].items()]
     ratios = [
         [name, found["ratio_of_means"], found["ratio_of_medians"], min(found["rounds"]), max(found["rounds"])]
@@ -171,24 +129,10 @@ def tables(result: Result) -> list[Table]:
     ]
     spent = [[name, part, ms] for name, found in result["cpu_ms"].items() for part, ms in found.items()]
     return [
-        Table(
-            f"one request, {result['model']}, cores {result['cores']}", ["ms between tokens", *parts], rows
-        ),
+        Table(title, ["ms between tokens", *parts], rows),
         Table("sealring against", ["", "means", "medians", "best round", "worst round"], ratios),
         Table("CPU, prompt included", ["system", "process", "ms a token"], spent),
     ]
-
-
-def chart(result: Result, figure: Any) -> None:
-    axes = figure.subplots()
-    parts = ("mean", "p50", "p95", "p99")
-    for index, (name, found) in enumerate(result["ms"].items()):
-        places = [place + index * 0.27 for place in range(len(parts))]
-        axes.bar(places, [found[part] for part in parts], width=0.25, label=name)
-    axes.set_xticks([place + 0.27 for place in range(len(parts))], parts)
-    axes.set_ylabel("ms between tokens")
-    axes.set_title(f"one request: {result['against'][BARE]['ratio_of_means']:.3f} of bare mlx-lm")
-    axes.legend()
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -196,11 +140,4 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--words", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument(
-        "--cores", type=lambda text: [int(part) for part in text.split(",")], default=[0], help="of the model"
-    )
-
-
-BENCHMARK = Benchmark(
-    "solo", (__doc__ or "").splitlines()[0], options, run, tables, chart, checks, quick=("--rounds", "4")
-)
+    parser.add_argument("--cores", type=numbers, default=[0], help="of the model")

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
+
+import numpy as np
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
     """The smallest value that at least `fraction` of all are not above (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
+    return float(np.quantile(values, fraction, method="inverted_cdf"))
 
 
-def summary(values: Sequence[float], *, digits: int = 3) -> dict[str, float]:
+def summary(values: Sequence[float]) -> dict[str, float]:
     """count, mean, p50, p95, p99 and max; {"count": 0} alone for nothing."""
     if not values:
         return {"count": 0}
-    found = {
-        "mean": statistics.fmean(values),
-        "p50": percentile(values, 0.5),
-        "p95": percentile(values, 0.95),
-        "p99": percentile(values, 0.99),
-        "max": max(values),
-    }
-    return {"count": len(values), **{name: round(value, digits) for name, value in found.items()}}
-
-
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)
+    p50, p95, p99 = np.quantile(values, (0.5, 0.95, 0.99), method="inverted_cdf")
+    found = {"mean": np.mean(values), "p50": p50, "p95": p95, "p99": p99, "max": max(values)}
+    return {"count": len(values), **{name: round(float(value), 3) for name, value in found.items()}}

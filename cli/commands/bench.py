@@ -120,10 +120,10 @@ def _write(
     elif json_file is not None:
         frame.write_json(report, json_file)
     if png is not None:
-        frame.write_png(found, report, png)
+        frame.write_png(report, png)
     if out is not None:
         frame.write_json(report, out / f"{found.name}.json")
-        frame.write_png(found, report, out / f"{found.name}.png")
+        frame.write_png(report, out / f"{found.name}.png")
 
 
 def _frame() -> Any:

@@ -37,7 +37,6 @@ def benchmark(name, seconds=200.0):
         lambda parser: None,
         lambda options: {},
         lambda result: [],
-        lambda result, figure: None,
         quick_seconds=seconds,
     )
 

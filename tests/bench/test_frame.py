@@ -33,7 +33,6 @@ def test_a_report_says_what_was_measured_on_what_and_which_targets_were_met(tmp_
         lambda parser: parser.add_argument("--value", type=float, default=1.0),
         lambda options: {"value": options.value},
         lambda result: [],
-        lambda result, figure: figure.subplots().bar(["value"], [result["value"]]),
         lambda result: [Check("value", [result["value"]], 2.0, at_least=True)],
     )
     report = frame.measure(benchmark, ["--value", "3"])
@@ -50,7 +49,7 @@ def test_a_report_says_what_was_measured_on_what_and_which_targets_were_met(tmp_
     frame.write_json(report, tmp_path / "deep" / "report.json")
     assert json.loads((tmp_path / "deep" / "report.json").read_text()) == report
     pytest.importorskip("matplotlib")
-    frame.write_png(benchmark, report, tmp_path / "chart.png")
+    frame.write_png(report, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 

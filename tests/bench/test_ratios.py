@@ -5,17 +5,13 @@ from bench.verdict import MISSED, OPEN
 
 
 def test_scaling_without_a_moment_when_all_rows_decode_has_no_ratio():
-    result = {
-        "model": "m",
-        "tokens_per_second": {"1": {"4": 2.0, "16": 0.0}, "2": {"4": 3.0, "16": 5.0}},
-        "rounds": {"1": {"4": [2.0], "16": [0.0]}, "2": {"4": [3.0], "16": [5.0]}},
-    }
-    assert scaling.speedup(result, 2, 4) == 1.5
-    assert scaling.speedup(result, 2, 16) is None
-    assert scaling.speedup(result, 3, 4) is None
+    result = {"model": "m", "rounds": {"1": {"4": [2.0], "16": [0.0]}, "2": {"4": [3.0], "16": [5.0]}}}
+    assert scaling.speedups(result, "2", "4") == [1.5]
+    assert scaling.speedups(result, "2", "16") == [None]
+    assert scaling.speedups(result, "3", "4") == []
     few, many = scaling.checks(result)
     assert (few.rounds, many.rounds) == ([1.5], [None])
-    assert scaling.tables(result)
+    assert scaling.tables(result)[0].rows[3] == ["2 stages, times one", 1.5, None]
 
 
 def test_a_rival_that_answers_nothing_misses_the_targets_and_breaks_nothing():
@@ -28,13 +24,12 @@ def test_a_rival_that_answers_nothing_misses_the_targets_and_breaks_nothing():
         "cores": {},
         "ttft_p95_ms": [2.0],
         "failed_by_round": [0],
-        "failed": 0,
     }
     none = {"rounds": [0.0], "ttft_ms": {"count": 0}, "ttft_p95_ms": [None], "failed_by_round": [16]}
-    dead = one | {"tokens_per_second": 0.0, "failed": 16} | none
+    dead = one | {"tokens_per_second": 0.0} | none
     found = {peers.ALONE: one, peers.PIPELINE: dead, peers.OURS: one, f"{peers.OURS}, 8 requests/s": one}
     result = {"options": {"requests": 16}, "systems": found}
-    assert peers.ratios(result) == {peers.ALONE: 1.0}
+    assert peers.against(result) == {peers.ALONE: 1.0}
     assert [check.verdict for check in peers.checks(result)] == [OPEN, OPEN, MISSED]
     assert peers.tables(result)[0].rows[1][-1] is None
 
@@ -43,5 +38,5 @@ def test_without_the_ring_of_two_or_the_pipeline_there_is_nothing_to_compare() -
     one = {"rounds": [2.0], "ttft_p95_ms": [2.0], "failed_by_round": [0]}
     for name in (peers.OURS, peers.SERVER):
         result = {"options": {"requests": 16}, "systems": {name: one}}
-        assert peers.ratios(result) == {}
+        assert peers.against(result) == {}
         assert [check.name for check in peers.checks(result)] == ["failed requests"]

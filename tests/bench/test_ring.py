@@ -6,6 +6,7 @@ import pytest
 
 from bench import ring, ring_processes
 from bench.frame import find, parse
+from bench.models import SHAPES, configuration
 from bench.verdict import MET, MISSED
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,6 @@ def test_long_prompts_and_rows_that_come_and_go() -> None:
     result = run(
         *("--stages", "1,2", "--runs", "2x3@200,2/1x4@40", "--baseline", "6@200,4@40"),
         *("--varying", "4,40,20", "--prefill", "200", "--chunks", "64,128"),
-        *("--batch", "2", "--lengths", "8"),
     )
     assert result["same_tokens"] == 1.0
     assert {one["name"] for one in result["runs"]} == {
@@ -55,7 +55,6 @@ def test_long_prompts_and_rows_that_come_and_go() -> None:
         for who in ("1 stages", "2 stages", "one process")
         for chunk in (64, 128)
     }
-    assert [(one["tokens"], one["rows"]) for one in result["batch"]] == [(8, 2)]
 
 
 def test_targets_are_checked_where_they_apply() -> None:
@@ -70,9 +69,7 @@ def test_targets_are_checked_where_they_apply() -> None:
     [("8b", [32]), ("8b", [17, 15]), ("8b", [9, 9, 8, 6]), ("70b", [9, 8, 8, 7]), ("4x64", [2, 2])],
 )
 def test_the_output_head_counts_as_layers(shape: str, split: list[int]) -> None:
-    assert (
-        ring_processes.split_layers(ring_processes.configuration(shape, 0, "bfloat16"), len(split)) == split
-    )
+    assert ring_processes.split_layers(configuration(SHAPES[shape]), len(split)) == split
 
 
 def test_nothing_outside_the_benchmark_knows_a_carrier_that_does_not_seal() -> None:

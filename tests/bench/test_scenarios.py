@@ -77,4 +77,4 @@ def test_a_share_of_a_scenario_still_fills_its_rings():
     assert first.shared(0.01).requests == 4
     for bad in ("0", "1.5", "-1"):
         with pytest.raises(SystemExit):
-            frame.parse(scenarios.BENCHMARK, ["--share", bad])
+            frame.parse(frame.find("scenarios"), ["--share", bad])

@@ -86,7 +86,7 @@ def test_a_folder_that_others_can_rearrange_is_refused(
         "sealring.node.engine.check",
         "sealring.node.engine.profile",
         "sealring.node.carrier.ring",
-        "bench.copies",
+        "bench.baseline",
     ],
 )
 def test_mlx_finds_a_private_folder_when_it_is_imported(module: str, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from watchedring import BETWEEN, FAST, LINEAR, SLOW, Costs, WatchedRing
 
-from bench.simulate_prefill import BETWEEN, FAST, LINEAR, SLOW, Costs, WatchedRing
 from bench.summaries import percentile
 from sealring.gateway.scheduler.budget import (
     CAUTIOUS,
@@ -78,7 +78,7 @@ def test_few_tokens_are_late_where_a_step_costs_as_much_as_a_round(
     ring.run()
     quiet, busy, seconds = beside(ring, rows, [prompt])
     assert percentile(busy, 0.95) <= 1.5 * percentile(quiet, 0.95)
-    assert seconds <= 20 * prompt * FAST["token_us"] / 1e6 + 100 * percentile(quiet, 0.95)
+    assert seconds <= 20 * prompt * FAST.token_us / 1e6 + 100 * percentile(quiet, 0.95)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in (1, 2, 3))])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from watchedring import FAST, SLOW, Costs, WatchedRing
 
-from bench.simulate_prefill import FAST, SLOW, Costs, WatchedRing
 from sealring.gateway.scheduler.budget import SHARE
 from sealring.gateway.scheduler.crowd import (
     CROWD,
@@ -145,7 +145,7 @@ def test_everybody_is_served_whatever_comes(
     ring.run()
     assert len(ring.ends) == len(arrivals)
     assert all(len(ring.arrivals[f"r{number}"]) == each[2] for number, each in enumerate(arrivals))
-    longest = (costs["token_us"] * 256 / 1e6 + costs["prefill_ms"] / 1e3) * 8
+    longest = (costs.token_us * 256 / 1e6 + costs.prefill_ms / 1e3) * 8
     for name, times in ring.arrivals.items():
         if len(times) > 1:
             assert ring.gaps(0.0, ring.now, name)[-1] <= RUSH_SECONDS + longest
@@ -160,5 +160,5 @@ def test_the_first_of_many_does_not_decode_while_others_are_still_read(count: in
     alone.ask("r0", 100, 50)
     ring.run()
     alone.run()
-    step = (FAST["prefill_ms"] + 100 * FAST["token_us"] / 1e3) / 2e3
+    step = (FAST.prefill_ms + 100 * FAST.token_us / 1e3) / 2e3
     assert ring.first_tokens()[-1] <= alone.first_tokens()[0] + count * step + 0.01

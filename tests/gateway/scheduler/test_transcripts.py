@@ -2,7 +2,7 @@
 
 A change of the scheduler that is meant to change this writes it anew and shows the difference in review:
 
-    python -m tests.gateway.scheduler.test_transcripts
+    PYTHONPATH=tests/support python -m tests.gateway.scheduler.test_transcripts
 
 A line holds the steps between two that change rows: `p64` a prefill of 64 tokens (`p8+8` of two rows), a
 number so many decode steps; then the step's changes: `+3/1` row 3 joins lane 1, `-3` is evicted, `~3` parked.
@@ -15,8 +15,8 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from watchedring import BETWEEN, FAST, LINEAR, SLOW, WatchedRing
 
-from bench.simulate_prefill import BETWEEN, FAST, LINEAR, SLOW, WatchedRing
 from sealring.v1 import control_pb2 as control
 
 WRITTEN = Path(__file__).with_name("transcripts.txt")
