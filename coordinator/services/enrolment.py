@@ -23,11 +23,11 @@ from sealring.mesh.crypto.identity import (
     MAX_SIGNATURE_BYTES,
     PUBLIC_KEY_BYTES,
     SEALING_KEY_SIZES,
-    Label,
     member_id,
     verify,
 )
 from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import AttestationError, InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.member.bootstrap import TOKEN_SECRET_BYTES
 from sealring.mesh.member.enrolment import join_content
@@ -134,17 +134,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         """Everything but the token. The nonce is used up whatever comes of it."""
         if not self._attempts.use(request.nonce):
             raise _refused("NONCE", "it took too long, or was sent twice", "join again")
-        content = join_content(
-            cluster=self._keys.root.cluster,
-            token_id=request.token_id,
-            role=role,
-            nonce=request.nonce,
-            identity_key=request.identity_key,
-            csr=request.csr,
-            sealing_key=request.sealing_key,
-            name=request.name,
-            addresses=request.addresses,
-        )
+        content = join_content(self._keys.root.cluster, request)
         verify(request.identity_key, Label.JOIN, content, request.signature)
         identifier = member_id(request.identity_key)
         if self._store.members.banned(identifier):

@@ -7,7 +7,6 @@ the identity key covers the coordinator's nonce and all that the answer will bin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +16,15 @@ from cryptography import x509
 
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.encoding import encode_base32, pack_fields
-from sealring.mesh.crypto.identity import Label, Signer, member_id
+from sealring.mesh.crypto.identity import Signer, member_id
 from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import CertificateError, PermissionDenied
 from sealring.mesh.member.bootstrap import JoinToken, find_coordinator
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MemberState, parse_pem_leaf, save_member_state
 from sealring.mesh.names import check_name
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, check_issued_by, load_certificate
-from sealring.mesh.pki.roles import PROTO_ROLES
+from sealring.mesh.pki.roles import PROTO_ROLES, ROLES
 from sealring.mesh.pki.root import RootMetadata, decode_chain, verify_root_chain
 from sealring.mesh.roster.memory import RosterStateFile
 from sealring.mesh.roster.model import Roster
@@ -64,30 +64,19 @@ class Enrolled:
     roster: Roster
 
 
-def join_content(
-    *,
-    cluster: str,
-    token_id: str,
-    role: Role,
-    nonce: bytes,
-    identity_key: bytes,
-    csr: bytes,
-    sealing_key: bytes,
-    name: str,
-    addresses: Sequence[str],
-) -> bytes:
+def join_content(cluster: str, request: membership_pb2.EnrolRequest) -> bytes:
     """What the join signature covers, under the label `join`: injective, lengths before every field."""
     return pack_fields(
         _CONTENT,
         cluster.encode(),
-        token_id.encode(),
-        role.encode(),
-        nonce,
-        identity_key,
-        hashlib.sha256(csr).digest(),
-        sealing_key,
-        name.encode(),
-        *(address.encode() for address in addresses),
+        request.token_id.encode(),
+        ROLES[request.role].encode(),
+        request.nonce,
+        request.identity_key,
+        hashlib.sha256(request.csr).digest(),
+        request.sealing_key,
+        request.name.encode(),
+        *(address.encode() for address in request.addresses),
     )
 
 
@@ -137,19 +126,6 @@ def _request(
 ) -> membership_pb2.EnrolRequest:
     if len(nonce) != NONCE_BYTES:
         raise _bad_answer("its nonce has a wrong length")
-    sealing_key = evidence.sealing_key if evidence else b""
-    addresses = evidence.addresses if evidence else ()
-    content = join_content(
-        cluster=cluster,
-        token_id=token.token_id,
-        role=role,
-        nonce=nonce,
-        identity_key=signer.public_key,
-        csr=csr,
-        sealing_key=sealing_key,
-        name=name,
-        addresses=addresses,
-    )
     request = membership_pb2.EnrolRequest(
         token_id=token.token_id,
         token_secret=encode_base32(token.secret),
@@ -158,11 +134,11 @@ def _request(
         key_type=signer.key_type,
         csr=csr,
         nonce=nonce,
-        signature=signer.sign(Label.JOIN, content),
-        sealing_key=sealing_key,
-        addresses=addresses,
+        sealing_key=evidence.sealing_key if evidence else b"",
+        addresses=evidence.addresses if evidence else (),
         name=name,
     )
+    request.signature = signer.sign(Label.JOIN, join_content(cluster, request))
     if evidence is not None:
         statement = Statement(
             cluster=cluster,
@@ -170,7 +146,7 @@ def _request(
             timestamp=int(now),
             identity_key=signer.public_key,
             key_type=KeyType(signer.key_type),
-            sealing_key=sealing_key,
+            sealing_key=evidence.sealing_key,
             manifest_hash=evidence.manifest_hash,
             posture=evidence.posture,
         )

@@ -18,8 +18,9 @@ from sealring.coordinator.services import enrolment
 from sealring.coordinator.services.enrolment import _check_form
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.encoding import encode_base32
-from sealring.mesh.crypto.identity import Label, SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied, RosterError, SealringError
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
@@ -211,17 +212,8 @@ class Joiner:
         return membership_pb2.EnrolRequest(**values)
 
     def sign(self, values: dict[str, Any], cluster: str = "test") -> bytes:
-        content = join_content(
-            cluster=cluster,
-            token_id=values["token_id"],
-            role=Role.MEMBER,
-            nonce=values["nonce"],
-            identity_key=values["identity_key"],
-            csr=values["csr"],
-            sealing_key=values["sealing_key"],
-            name=values["name"],
-            addresses=values["addresses"],
-        )
+        node = values | {"role": membership_pb2.ROLE_NODE}
+        content = join_content(cluster, membership_pb2.EnrolRequest(**node))
         return self.signer.sign(Label.JOIN, content)
 
     async def send(self, request: membership_pb2.EnrolRequest) -> membership_pb2.EnrolResponse:
