@@ -5,7 +5,8 @@ from __future__ import annotations
 from sealring.coordinator.store import Store
 from sealring.mesh.errors import PermissionDenied, Unauthenticated
 from sealring.mesh.pki.certificates import PeerIdentity, Role
-from sealring.mesh.rpc.tls import AuthenticatedContext, peer_identity
+from sealring.mesh.rpc.interceptor import Context
+from sealring.mesh.rpc.tls import peer_identity
 
 
 class Access:
@@ -15,7 +16,7 @@ class Access:
         self._cluster = cluster
         self._store = store
 
-    def require(self, context: AuthenticatedContext, *roles: Role) -> PeerIdentity:
+    def require(self, context: Context, *roles: Role) -> PeerIdentity:
         """The calling member or gateway, if it has one of the roles and is still enrolled.
 
         Raises as `identify`, and PermissionDenied (NOT_ENROLLED).
@@ -30,7 +31,7 @@ class Access:
             )
         return peer
 
-    def identify(self, context: AuthenticatedContext, *roles: Role) -> PeerIdentity:
+    def identify(self, context: Context, *roles: Role) -> PeerIdentity:
         """The caller as its certificate names it, if it is of this cluster and has one of the roles.
 
         Raises Unauthenticated (NO_CLIENT_CERTIFICATE, OTHER_CLUSTER), PermissionDenied (WRONG_ROLE).

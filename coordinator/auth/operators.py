@@ -22,7 +22,8 @@ from sealring.mesh.clock import Clock
 from sealring.mesh.errors import AlreadyExists, InvalidInput, PermissionDenied, ResourceExhausted
 from sealring.mesh.names import check_name
 from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, key_hash
-from sealring.mesh.rpc.tls import AuthenticatedContext, peer_certificate
+from sealring.mesh.rpc.interceptor import Context
+from sealring.mesh.rpc.tls import peer_certificate
 
 MAX_OPERATORS = 100
 MAX_OPERATOR_SECONDS = 30 * 24 * 3600
@@ -49,7 +50,7 @@ class OperatorAccess:
         self._cut: set[asyncio.Task[Any]] = set()
 
     @asynccontextmanager
-    async def calling(self, context: AuthenticatedContext, needs: OperatorRole) -> AsyncIterator[str]:
+    async def calling(self, context: Context, needs: OperatorRole) -> AsyncIterator[str]:
         """One call of an operator, by name; it ends with OPERATOR_REVOKED when its caller is thrown out.
 
         Raises Unauthenticated (NO_CLIENT_CERTIFICATE, OTHER_CLUSTER), PermissionDenied (WRONG_ROLE,
@@ -149,7 +150,7 @@ class OperatorAccess:
             self._store.audit.append(now, actor, action, name, details)
         return certificate
 
-    def _require(self, context: AuthenticatedContext, needs: OperatorRole) -> str:
+    def _require(self, context: Context, needs: OperatorRole) -> str:
         name = self._access.identify(context, Role.OPERATOR).id
         certificate = peer_certificate(context)
         known = self._store.operators.find(name)

@@ -16,7 +16,7 @@ from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.store import Store
 from sealring.coordinator.store.audit import changed_outside
 from sealring.mesh.clock import Clock
-from sealring.mesh.crypto.dsse import EnvelopeSigner, check_threshold, open_envelope, seal_envelope
+from sealring.mesh.crypto.dsse import Ed25519Signer, check_threshold, open_envelope, seal_envelope
 from sealring.mesh.crypto.encoding import (
     Fields,
     FormatError,
@@ -44,7 +44,7 @@ class AuditHead:
     at: int
 
 
-def sign_head(head: AuditHead, signers: Sequence[EnvelopeSigner]) -> bytes:
+def sign_head(head: AuditHead, signers: Sequence[Ed25519Signer]) -> bytes:
     """The head in an envelope, signed by every signer."""
     payload = {
         "cluster": head.cluster,

@@ -13,7 +13,8 @@ from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.mesh.clock import Clock, monotonic_clock
-from sealring.mesh.crypto.identity import Label, member_id, verify
+from sealring.mesh.crypto.identity import member_id, verify
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.member.proof import by_roster_keys, refusal, renewal
 from sealring.mesh.member.renewal import renewal_content

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from nacl.exceptions import BadSignatureError
 from nacl.signing import SigningKey, VerifyKey
@@ -30,17 +30,6 @@ KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 _MAX_SIGNATURES = 32
 _OVERHEAD_BYTES = 8192
-
-
-class EnvelopeSigner(Protocol):
-    """Something that holds an Ed25519 root or roster key."""
-
-    @property
-    def public_key(self) -> bytes:
-        """The 32-byte public key."""
-
-    def sign(self, pae: bytes) -> bytes:
-        """The 64-byte signature over an envelope's pre-authentication encoding."""
 
 
 class Ed25519Signer:
@@ -113,7 +102,7 @@ def verify_ed25519(public_key: bytes, content: bytes, signature: bytes) -> bool:
     return True
 
 
-def seal_envelope(payload_type: str, payload: bytes, signers: Iterable[EnvelopeSigner]) -> bytes:
+def seal_envelope(payload_type: str, payload: bytes, signers: Iterable[Ed25519Signer]) -> bytes:
     """Sign `payload` with every signer and wrap it. One signature per key, sorted by key id."""
     pae = _pae(payload_type, payload)
     signatures = {key_id(signer.public_key): signer.sign(pae) for signer in signers}

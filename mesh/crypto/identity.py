@@ -22,19 +22,6 @@ from sealring.mesh.crypto.labels import Label, signing_input
 from sealring.mesh.errors import ConfigError, InvalidInput, Unauthenticated
 from sealring.mesh.system.files import create_exclusive, read_secret
 
-__all__ = [
-    "ID_LENGTH",
-    "PUBLIC_KEY_BYTES",
-    "Label",
-    "Signer",
-    "SoftwareSigner",
-    "check_member_id",
-    "encode_public_key",
-    "load_public_key",
-    "member_id",
-    "verify",
-]
-
 PUBLIC_KEY_BYTES = 65
 SEALING_KEY_SIZES = (32, 1216)
 """Bytes of a public key that prompts are sealed to: X25519, or X-Wing."""

@@ -22,9 +22,9 @@ import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
-from sealring.mesh.crypto.dsse import EnvelopeSigner, check_threshold, open_envelope, seal_envelope
+from sealring.mesh.crypto.dsse import Ed25519Signer, check_threshold, open_envelope, seal_envelope
 from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.crypto.identity import Signer, verify
 from sealring.mesh.crypto.labels import Label
@@ -92,19 +92,14 @@ class Connection:
         return f"{role} {self.caller}", f"node {self.called}" if self.called else "the coordinator"
 
 
-class SignProof(Protocol):
-    """Signs a transcript with whatever key its owner has; may block for milliseconds."""
+SignProof: TypeAlias = Callable[[bytes], bytes]
+"""Signs a transcript with whatever key its owner has; may block for milliseconds."""
 
-    def __call__(self, content: bytes) -> bytes: ...
+VerifyProof: TypeAlias = Callable[[bytes, bytes], None]
+"""Checks a proof, the second argument, over a transcript against the key of who should have made it.
 
-
-class VerifyProof(Protocol):
-    """Checks a proof over a transcript against the key of who should have made it.
-
-    Raises SealringError.
-    """
-
-    def __call__(self, content: bytes, proof: bytes) -> None: ...
+Raises SealringError.
+"""
 
 
 class CallerProof:
@@ -252,7 +247,7 @@ def refusal(csr: bytes, identity_key: bytes) -> bytes:
     return hashlib.sha256(pack_fields(csr, b"", b"not enrolled", identity_key)).digest()
 
 
-def by_roster_keys(signers: Sequence[EnvelopeSigner], label: Label = Label.CONNECTION) -> SignProof:
+def by_roster_keys(signers: Sequence[Ed25519Signer], label: Label = Label.CONNECTION) -> SignProof:
     """Proofs of the coordinator: an envelope around the transcript, signed by its roster keys."""
     return lambda content: seal_envelope(_PAYLOAD_TYPES[label], content, signers)
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.crypto.dsse import (
     KEY_BYTES,
+    Ed25519Signer,
     Envelope,
-    EnvelopeSigner,
     check_threshold,
     encode_envelope,
     key_id,
@@ -84,7 +84,7 @@ def root_fingerprint(root_keys: Sequence[bytes], threshold: int) -> bytes:
 
 
 def sign_root(
-    draft: RootMetadata, signers: Iterable[EnvelopeSigner], *, previous: RootMetadata | None = None
+    draft: RootMetadata, signers: Iterable[Ed25519Signer], *, previous: RootMetadata | None = None
 ) -> RootMetadata:
     """Sign a version of the root metadata and append it to the chain of `previous`.
 
@@ -108,7 +108,7 @@ def read_root_draft(envelope: bytes) -> tuple[RootMetadata, tuple[str, ...]]:
     return _decode(opened.payload), tuple(name for name, _ in opened.signatures)
 
 
-def cosign_root(envelope: bytes, signer: EnvelopeSigner) -> bytes:
+def cosign_root(envelope: bytes, signer: Ed25519Signer) -> bytes:
     """The envelope with one more signature over the same bytes. Raises as `read_root_draft`."""
     opened = _open_draft(envelope)
     _decode(opened.payload)

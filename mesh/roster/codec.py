@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sealring.mesh.crypto.dsse import EnvelopeSigner, open_envelope, seal_envelope
+from sealring.mesh.crypto.dsse import Ed25519Signer, open_envelope, seal_envelope
 from sealring.mesh.crypto.encoding import (
     Fields,
     FormatError,
@@ -53,7 +53,7 @@ def size_cap(members: int) -> int:
 MAX_PAYLOAD_BYTES = size_cap(MAX_MEMBERS)
 
 
-def sign_roster(roster: Roster, signers: Iterable[EnvelopeSigner]) -> bytes:
+def sign_roster(roster: Roster, signers: Iterable[Ed25519Signer]) -> bytes:
     """Encode and sign a roster. A roster that no reader would take is not signed.
 
     Raises RosterError with the reason that a reader would give.

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -21,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.mesh.errors import Unauthenticated
 from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, key_hash, role_server_name, to_pem
+from sealring.mesh.rpc.interceptor import Context
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
 
 _UNTIL_THEY_END = 10 * 365 * 24 * 3600.0
@@ -195,20 +195,13 @@ def is_own_cancellation() -> bool:
     return task is None or task.cancelling() > 0
 
 
-class AuthenticatedContext(Protocol):
-    """The part of a gRPC servicer context that `peer_identity` reads."""
-
-    def auth_context(self) -> Mapping[str, list[bytes]]:
-        """The properties of the connection that gRPC verified."""
-
-
-def peer_identity(context: AuthenticatedContext) -> PeerIdentity:
+def peer_identity(context: Context) -> PeerIdentity:
     """Who is calling, from the URI SAN of the verified client certificate.
 
     Raises Unauthenticated (NO_CLIENT_CERTIFICATE), CertificateError (BAD_PEER_URI).
     """
     properties = context.auth_context()
-    uris = properties.get("peer_uri", [])
+    uris = list(properties.get("peer_uri", []))
     if list(properties.get("transport_security_type", [])) != [b"ssl"] or len(uris) != 1:
         raise Unauthenticated(
             "caller presented no certificate of this cluster",
@@ -218,7 +211,7 @@ def peer_identity(context: AuthenticatedContext) -> PeerIdentity:
     return PeerIdentity.parse(uris[0].decode("ascii", errors="replace"))
 
 
-def peer_certificate(context: AuthenticatedContext) -> bytes:
+def peer_certificate(context: Context) -> bytes:
     """The caller's verified client certificate, DER.
 
     Raises Unauthenticated (NO_CLIENT_CERTIFICATE).

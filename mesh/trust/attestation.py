@@ -19,8 +19,9 @@ from sealring.mesh.crypto.encoding import (
     pack_fields,
     parse_json_object,
 )
-from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES, SEALING_KEY_SIZES, Label, Signer, verify
+from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES, SEALING_KEY_SIZES, Signer, verify
 from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import AttestationError, SealringError
 from sealring.mesh.trust.apple import Device
 from sealring.mesh.trust.levels import TrustLevel, ceiling

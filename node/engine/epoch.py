@@ -28,9 +28,9 @@ from sealring.mesh.prompt.composition import (
     ResolvedStep,
 )
 from sealring.node.engine import params, records
-from sealring.node.engine.feedback import Feedback, LocalFeedback, RingFeedback
+from sealring.node.engine.feedback import LocalFeedback, RingFeedback
 from sealring.node.engine.lanes import Lanes, Row
-from sealring.node.engine.links import Channel, Inbox, Intake, Outbox, StepTimes
+from sealring.node.engine.links import Inbox, Intake, Outbox, StepTimes
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.records import Incoming
@@ -39,6 +39,7 @@ from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.trace import engine_trace
 from sealring.node.engine.transfer import Departure, Landing, SharedDeparture, transfer
+from sealring.node.ipc.channel import EngineChannel
 from sealring.node.link.records import Kind, RecordHeader
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import trace_pb2
@@ -123,7 +124,7 @@ class Epoch:
         prefill_chunk: int,
         max_rows: int,
         allowance: Allowance,
-        channel: Channel | None,
+        channel: EngineChannel | None,
         prompts: Prompts | None,
         on_fault: Callable[[BaseException], None],
         deadline: float = RECORD_DEADLINE,
@@ -142,7 +143,7 @@ class Epoch:
         self._prefixes = Prefixes(support(stage.make_cache()))
         self._over = False
         self._over_lock = threading.Lock()
-        self._feedback: Feedback | None = None
+        self._feedback: LocalFeedback | RingFeedback | None = None
         if self._spec.is_head:
             self._feedback = LocalFeedback() if channel is None else RingFeedback(deadline)
         self._outbox = Outbox(self._deliver_own if channel is None else self._send, self.fail)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -20,20 +19,8 @@ from sealring.mesh.prompt.composition import ResolvedStep
 from sealring.node.ipc.waiting import spin_seconds
 
 
-class Feedback(Protocol):
-    """Where the rows' last tokens are."""
-
-    def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
-        """A step with sampled rows was launched; `tokens`, uint32 [len(sampled)], if they are made here."""
-
-    def forget(self, row: int) -> None: ...
-
-    def end(self) -> None:
-        """Wakes whoever waits for tokens, who then gets EpochEnded."""
-
-
 class LocalFeedback:
-    """Of a ring of one."""
+    """Of a ring of one, which makes the tokens of sampled rows itself: uint32 [len(sampled)]."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[mx.array, int]] = {}

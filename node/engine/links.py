@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.transfer import Departure
+from sealring.node.ipc.channel import EngineChannel
 from sealring.node.ipc.timelog import TimeLog, now
-from sealring.node.link.records import Kind, RecordHeader
+from sealring.node.link.records import Kind
 
 LAUNCHES = 4
 """Results under way at once; the compute loop waits before it launches more."""
@@ -28,29 +29,6 @@ TRACE_LENGTH = 4096
 
 T = TypeVar("T")
 OnError = Callable[[BaseException], None]
-
-
-class Arrival(Protocol):
-    """As node.ipc.channel.Received."""
-
-    header: RecordHeader
-    data: memoryview
-
-    def release(self) -> None: ...
-
-
-class Channel(Protocol):
-    """As node.ipc.channel.EngineChannel."""
-
-    def send(self, header: RecordHeader, *buffers: memoryview | bytes) -> None: ...
-
-    def expect(self, header: RecordHeader) -> None: ...
-
-    def receive(self, timeout: float | None = None) -> Arrival: ...
-
-    def shut(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -121,7 +99,7 @@ class Intake:
     A thread that received them ahead would be one more to wake on a record's way.
     """
 
-    def __init__(self, channel: Channel, deadline: float) -> None:
+    def __init__(self, channel: EngineChannel, deadline: float) -> None:
         self._channel = channel
         self._deadline = deadline
         self.copied = TimeLog(3)
@@ -158,7 +136,7 @@ class Inbox:
     """At the head: a thread receives announced records in order and passes each to `unpack`."""
 
     def __init__(
-        self, channel: Channel, unpack: Callable[[Incoming, memoryview], None], on_error: OnError
+        self, channel: EngineChannel, unpack: Callable[[Incoming, memoryview], None], on_error: OnError
     ) -> None:
         self._channel = channel
         self._unpack = unpack

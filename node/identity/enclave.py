@@ -18,8 +18,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sealring.mesh.crypto.identity import Label, load_public_key, member_id, verify
+from sealring.mesh.crypto.identity import load_public_key, member_id, verify
 from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import SealringError, Unavailable
 
 MAX_REQUEST_BYTES = 64 << 10

@@ -9,22 +9,14 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from sealring.mesh.errors import InvalidInput
 
 MAX_FRAME = 64 << 20
 _LENGTH = struct.Struct(">I")
-
-
-class Message(Protocol):
-    """Any generated message."""
-
-    def SerializeToString(self) -> bytes: ...  # noqa: N802
-
-    def ParseFromString(self, serialized: bytes) -> int: ...  # noqa: N802
 
 
 M = TypeVar("M", bound=Message)

@@ -13,7 +13,8 @@ from prooftest import identity, introduce
 from sealring.coordinator import main
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import Label, SoftwareSigner
+from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import ConfigError, SealringError
 from sealring.mesh.member.proof import CallerProof, Connection, HeldRoster, Purpose
 from sealring.mesh.member.state import IDENTITY_KEY, MemberState, load_member_state, parse_pem_leaf

@@ -23,7 +23,8 @@ import grpc
 import grpc.aio
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import Label, SoftwareSigner
+from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member.proof import (
     CalledProof,

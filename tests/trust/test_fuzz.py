@@ -25,7 +25,8 @@ from rostertest import PaperCluster
 from sealring.gateway.http.body import parse_object
 from sealring.gateway.http.parse import ChatBody, CompletionBody, chat_request, completion_request, parse_body
 from sealring.mesh.crypto.dsse import open_envelope, seal_envelope
-from sealring.mesh.crypto.identity import Label, SoftwareSigner, load_public_key, member_id, verify
+from sealring.mesh.crypto.identity import SoftwareSigner, load_public_key, member_id, verify
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.crypto.suites import Suite
 from sealring.mesh.errors import SealringError, Unauthenticated
 from sealring.mesh.member.bootstrap import JoinToken, verify_coordinator_leaf

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from sealring.mesh.crypto import suites
 from sealring.mesh.crypto.dsse import Ed25519Signer, key_id
 from sealring.mesh.crypto.encoding import pack_fields, unpack_fields
-from sealring.mesh.crypto.identity import Label, encode_public_key, member_id
-from sealring.mesh.crypto.labels import signing_input
+from sealring.mesh.crypto.identity import encode_public_key, member_id
+from sealring.mesh.crypto.labels import Label, signing_input
 from sealring.mesh.crypto.suites import Group, Suite
 from sealring.mesh.pki import root as rootmeta
 from sealring.mesh.pki.root import root_fingerprint

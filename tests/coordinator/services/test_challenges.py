@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from appletest import SERIAL, DeviceAuthority
 
-from sealring.mesh.crypto.identity import Label, SoftwareSigner
+from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import FailedPrecondition, PermissionDenied, RosterError, SealringError
 from sealring.mesh.member.state import IDENTITY_KEY
 from sealring.mesh.trust.attestation import Posture

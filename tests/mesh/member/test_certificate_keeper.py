@@ -14,7 +14,8 @@ import grpc.aio
 import pytest
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import Label, SoftwareSigner, verify
+from sealring.mesh.crypto.identity import SoftwareSigner, verify
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import PermissionDenied, SealringError, Unauthenticated, Unavailable
 from sealring.mesh.member import certificate_keeper
 from sealring.mesh.member.certificate_keeper import CertificateKeeper

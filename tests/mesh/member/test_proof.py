@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import Label, SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import FailedPrecondition, SealringError, Unauthenticated
 from sealring.mesh.member.proof import (
     CalledProof,

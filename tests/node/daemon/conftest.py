@@ -15,7 +15,8 @@ import psutil
 import pytest
 from prooftest import answer_offer, identity, introduce
 
-from sealring.mesh.crypto.identity import Label, _encode_private_key
+from sealring.mesh.crypto.identity import _encode_private_key
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import PermissionDenied, SealringError
 from sealring.mesh.member.proof import Purpose, by_roster_keys, renewal
 from sealring.mesh.member.state import IDENTITY_KEY

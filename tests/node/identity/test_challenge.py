@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sealring.mesh.crypto.identity import Label, SoftwareSigner
+from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import AttestationError, Unavailable
 from sealring.mesh.trust.attestation import Expected, Posture, verify_statement
 from sealring.node.identity import challenge as module

@@ -12,7 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.mesh.crypto.identity import Label, SoftwareSigner, _encode_private_key, verify
+from sealring.mesh.crypto.identity import SoftwareSigner, _encode_private_key, verify
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import ConfigError
 from sealring.node.identity.key import ENCLAVE_KEY, load_signer, make_signer, read_device_chain
 from sealring.node.settings import NodeSettings
