@@ -194,11 +194,14 @@ def _run(root: Path, said: dict[str, Any], wishes: Wishes) -> None:
 
 
 async def _watch(machine: OtherMachine) -> None:
-    """Says what this node serves, for as long as it runs."""
-    place = ""
+    """Says what this node serves and whether the coordinator answers, when that changes."""
+    from sealring.cli.local.machines import NOTHING
+
+    before = "", NOTHING
     while True:
-        now = await asyncio.to_thread(machine.place)
-        if now != place:
-            say(now or "this node serves nothing now")
-        place = now
+        now = await asyncio.to_thread(machine.looks)
+        for line in now:
+            if line and line not in before:
+                say(line)
+        before = now
         await asyncio.sleep(_LOOK_SECONDS)

@@ -13,9 +13,13 @@ from sealring.cli.local.cluster import Cluster
 from sealring.cli.local.leftovers import PORTS
 from sealring.mesh.errors import DeadlineExceeded, SealringError
 from sealring.mesh.member.state import ROSTER, load_member_state
+from sealring.mesh.roster.model import Ring
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
+from sealring.node.daemon.doing import DOING, read_doing
+
+NOTHING = "this node serves nothing now"
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.1
@@ -78,25 +82,24 @@ class OtherMachine(Machine):
         Raises Unavailable (COMPONENT_ENDED), DeadlineExceeded (NODE_NOT_STARTED).
         """
         self.write_configs()
+        (self._state_dir("node") / DOING).unlink(missing_ok=True)  # of the last time
         await self.start_node("node")
         await self._or_failure(self._wait_until_it_listens())
 
-    def place(self) -> str:
-        """What the node serves, in words, as the roster says that it holds; "" for nothing. Blocks."""
+    def looks(self) -> tuple[str, str]:
+        """In words whether the coordinator answers (empty at first), and what the node serves. Blocks."""
         folder = self._state_dir("node")
+        doing = read_doing(folder)
         try:
             state = load_member_state(folder)
-            envelope = read_bounded(folder / ROSTER)
-            roster = check_roster(envelope, state.root, now=time.time())
+            roster = check_roster(read_bounded(folder / ROSTER), state.root, now=time.time())
         except (OSError, SealringError):
-            return ""
+            return "", NOTHING
+        if doing is None:
+            return "", NOTHING
+        answers = "answers" if doing.coordinator else "does not answer; this node goes on, and asks it again"
         ring = roster.ring_of(state.peer.id)
-        if ring is None:
-            return ""
-        own = ring.member(state.peer.id)
-        first, end = own.layers
-        place = f"{own.rank + 1} of {len(ring.members)} nodes"
-        return f"serves {ring.deployment}: layers {first} to {end - 1} of {ring.total_layers}, {place}"
+        return f"the coordinator at {state.coordinator} {answers}", _place(ring, state.peer.id, doing.phase)
 
     async def _wait_until_it_listens(self) -> None:
         address = parse_address(self._settings("node")["listen"])
@@ -109,6 +112,19 @@ class OtherMachine(Machine):
                     reason="NODE_NOT_STARTED",
                 )
             await asyncio.sleep(_POLL_SECONDS)
+
+
+def _place(ring: Ring | None, own_id: str, phase: str) -> str:
+    if ring is None:
+        return NOTHING
+    own = ring.member(own_id)
+    first, end = own.layers
+    place = f"layers {first} to {end - 1} of {ring.total_layers}, {own.rank + 1} of {len(ring.members)} nodes"
+    if phase == "up":
+        return f"serves {ring.deployment}: {place}"
+    if phase in ("", "ended"):
+        return f"{ring.deployment} is down: {place} (`sealring status` on the first machine says why)"
+    return f"{ring.deployment} is about to be served: {place}"
 
 
 async def _answers(host: str, port: int) -> bool:

@@ -42,6 +42,7 @@ from sealring.mesh.trust.attestation import sign_sealing_key
 from sealring.node.daemon.awake import Awake
 from sealring.node.daemon.carrier_process import Carrier
 from sealring.node.daemon.diagnosis import Diagnosis
+from sealring.node.daemon.doing import Doing, note_doing
 from sealring.node.daemon.engine_process import Engine, StageKey
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.epoch import Epoch, LinkSecrets, Phase
@@ -89,6 +90,7 @@ class Daemon:
         self._instance = secrets.token_bytes(16)
         self._unsaved: tuple[bytes, SealringError] | None = None
         self._awake = Awake()
+        self._doing: Doing | None = None
         self._meter = MemoryMeter(settings.memory_limit)
         self._engines = EngineKeeper(settings.models, self._meter, allow_downloads=settings.allow_downloads)
         self._rosters = RosterKeeper(settings.state_dir, state)
@@ -436,11 +438,15 @@ class Daemon:
     # The daemon's own
 
     async def _look(self) -> None:
-        """An expired roster closes open links, also while the coordinator is away."""
+        """Notes what the node does; an expired roster closes open links, also with the coordinator away."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             await self._take_unsaved()
             epoch = self._epoch
+            doing = Doing(self._session.connected, epoch.phase.value if epoch is not None else "")
+            if doing != self._doing:
+                self._doing = doing
+                await asyncio.to_thread(note_doing, self._settings.state_dir, doing)
             if epoch is not None and epoch.phase is not Phase.ENDED and self._rosters.expired:
                 epoch.fault(self._unsaved[1] if self._unsaved is not None else _expired())
 

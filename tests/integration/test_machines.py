@@ -61,6 +61,7 @@ def test_the_three_answer(three: Three) -> None:
     three.up.wait_for("demo serves on one, three, two")
     for running in three.others:
         running.wait_for("serves demo: layers ")
+        assert any("the coordinator at" in line and line.endswith(" answers") for line in running.lines)
 
 
 def test_no_process_that_stays_has_the_token_in_its_arguments(three: Three) -> None:
@@ -126,7 +127,9 @@ def test_three_separate_machines_by_three_kinds_of_command(tmp_path: Path) -> No
         for running in others:
             running.wait_for("serves demo: layers ")
 
-        for running in (up, *others):
+        up.stop()
+        for running in others:
+            running.wait_for("does not answer")
             running.stop()
         up = stack.enter_context(studio.running("up"))
         for one in (mini, book):

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from sealring.cli.local.machines import FirstMachine
+import pytest
+
+from sealring.cli.commands import join
+from sealring.cli.local import machines
+from sealring.cli.local.machines import NOTHING, FirstMachine, OtherMachine
+from sealring.mesh.member.state import ROSTER
+from sealring.mesh.roster.model import Ring, RingMember
+from sealring.node.daemon.doing import Doing, note_doing
 from sealring.v1 import admin_pb2
 
 
@@ -32,3 +42,49 @@ async def test_one_token_of_up_is_good_at_a_time(tmp_path: Path) -> None:
     for _ in range(3):
         made = await machine.token(uses=2, seconds=60)
         assert [one.token_id for one in machine.admin.tokens] == ["somebody's", made.token_id]
+
+
+def test_a_joined_machine_says_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what the roster wants it to do."""
+    ring: Any = Ring(
+        "demo-0", "demo", 0, "m", b"", "pipeline", 1, 8, b"", 0, 0, (RingMember("me", 1, (4, 8)),)
+    )
+    roster = SimpleNamespace(ring_of=lambda _: ring)
+    state = SimpleNamespace(coordinator="10.0.0.1:7700", peer=SimpleNamespace(id="me"), root=None)
+    monkeypatch.setattr(machines, "load_member_state", lambda _: state)
+    monkeypatch.setattr(machines, "check_roster", lambda *_of, **_how: roster)
+    machine = OtherMachine(tmp_path, {"node": {"state_dir": str(tmp_path)}})
+    (tmp_path / ROSTER).touch()
+    assert machine.looks() == ("", NOTHING), "nothing is known yet"
+    where = "layers 4 to 7 of 8, 2 of 1 nodes"
+    for doing, said in (
+        (Doing(True, ""), ("answers", f"demo is down: {where} (")),
+        (Doing(True, "forming"), ("answers", f"demo is about to be served: {where}")),
+        (Doing(True, "up"), ("answers", f"serves demo: {where}")),
+        (Doing(False, "up"), ("does not answer; ", f"serves demo: {where}")),
+        (Doing(False, "ended"), ("does not answer; ", f"demo is down: {where} (")),
+    ):
+        note_doing(tmp_path, doing)
+        coordinator, place = machine.looks()
+        assert coordinator.startswith(f"the coordinator at 10.0.0.1:7700 {said[0]}")
+        assert place.startswith(said[1])
+    ring = None
+    assert machine.looks()[1] == NOTHING
+
+
+async def test_a_terminal_says_what_changes_and_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([("", NOTHING), ("it answers", NOTHING), ("it answers", "serves"), ("it is away", "serves")])
+    monkeypatch.setattr("sealring.cli.commands.join._LOOK_SECONDS", 0)
+    machine: Any = SimpleNamespace(looks=lambda: next(looks, ("it is away", NOTHING)))
+    watching = asyncio.create_task(join._watch(machine))
+    said = ""
+    async with asyncio.timeout(200):
+        while NOTHING not in said:
+            await asyncio.sleep(0)
+            said += capsys.readouterr().err
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
+    assert said.splitlines() == ["it answers", "serves", "it is away", NOTHING]

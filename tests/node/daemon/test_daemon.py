@@ -1,8 +1,10 @@
 import asyncio
+import contextlib
 import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from structlog.testing import capture_logs
 from sealring.mesh.errors import ConfigError, NotFound, RosterError
 from sealring.mesh.member.state import load_member_state
 from sealring.node.daemon.daemon import Daemon
+from sealring.node.daemon.doing import DOING, Doing, read_doing
+from sealring.node.daemon.epoch import Phase
 from sealring.node.settings import NodeSettings
 from sealring.v1 import membership_pb2
 
@@ -155,3 +159,34 @@ async def test_the_previous_member_is_awaited_at_one_port_of_each_epoch(
         daemon._listener(first)
     assert raised.value.reason == "CANNOT_LISTEN"
     assert daemon._listeners == {}
+
+
+async def test_who_looks_on_is_told_what_the_daemon_does(
+    cluster: Any, make_daemon: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealring.node.daemon.daemon._LOOK_SECONDS", 0)
+    daemon = make_daemon(cluster.party())
+    assert read_doing(tmp_path) is None
+    looking = asyncio.create_task(daemon._look())
+
+    async def told(doing: Doing) -> None:
+        async with asyncio.timeout(200):
+            while read_doing(tmp_path) != doing:
+                await asyncio.sleep(0)
+
+    await told(Doing(coordinator=False, phase=""))
+    daemon._session.connected = True
+    daemon._epoch = SimpleNamespace(phase=Phase.UP, fault=lambda problem: None)
+    await told(Doing(coordinator=True, phase="up"))
+    daemon._epoch.phase = Phase.ENDED
+    daemon._session.connected = False
+    await told(Doing(coordinator=False, phase="ended"))
+    looking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await looking
+
+
+@pytest.mark.parametrize("junk", ["", "[]", "{}", '{"coordinator": 1, "phase": "", "more": 2}', "x" * 2000])
+def test_a_file_that_says_nothing_tells_nothing(tmp_path: Path, junk: str) -> None:
+    (tmp_path / DOING).write_text(junk)
+    assert read_doing(tmp_path) is None
