@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import ipaddress
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
 
@@ -25,7 +24,6 @@ from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.daemon.epoch import LinkSecrets
 from sealring.node.daemon.plan import EpochPlan, LinkPlan
 from sealring.node.link.exchange import Conversation, Links, Talk, is_broken_off
-from sealring.node.link.keys import SessionKeys
 from sealring.v1 import membership_pb2
 
 log = structlog.get_logger()
@@ -41,14 +39,6 @@ _LONGER = 1.5
 _PAUSE = 0.2
 _ADDRESS_LABEL = b"ring address"
 _PASS_LABEL = b"ring pass"
-
-
-@dataclass(frozen=True)
-class LinkResult:
-    """A finished handshake: the session, and where the next member's ring port is (outgoing links only)."""
-
-    session: SessionKeys
-    neighbour_address: str
 
 
 class LinkSetup:
@@ -77,9 +67,9 @@ class LinkSetup:
             self.close()
             raise
         secrets = LinkSecrets()
-        for link, task in zip(self._plan.links, tasks, strict=True):
-            secrets = secrets.renewed(_secrets(link, task.result()))
-            secrets.infos.append(_info(link, task.result()))
+        for task in tasks:
+            secrets = secrets.renewed(task.result())
+            secrets.infos.extend(task.result().infos)
         return secrets
 
     def close(self) -> None:
@@ -87,10 +77,10 @@ class LinkSetup:
         for task in self._answering:
             task.cancel()
 
-    async def _establish(self, link: LinkPlan) -> LinkResult:
+    async def _establish(self, link: LinkPlan) -> LinkSecrets:
         if link.params.initiates:
             return await self._call(link)
-        result: asyncio.Future[LinkResult] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[LinkSecrets] = asyncio.get_running_loop().create_future()
         task = asyncio.get_running_loop().create_task(self._answer(link, result))
         self._answering.append(task)
         try:
@@ -101,7 +91,7 @@ class LinkSetup:
                 "the neighbour did not shake hands", reason="PEER_SILENT", peer=link.params.peer_id
             ) from None
 
-    async def _call(self, link: LinkPlan) -> LinkResult:
+    async def _call(self, link: LinkPlan) -> LinkSecrets:
         loop = asyncio.get_running_loop()
         until = loop.time() + CALL_SECONDS
         patience = _FIRST_ATTEMPT
@@ -117,13 +107,13 @@ class LinkSetup:
             patience *= _LONGER
             await asyncio.sleep(_PAUSE)
 
-    async def _answer(self, link: LinkPlan, first: asyncio.Future[LinkResult]) -> None:
-        def done(result: LinkResult) -> None:
+    async def _answer(self, link: LinkPlan, first: asyncio.Future[LinkSecrets]) -> None:
+        def done(result: LinkSecrets) -> None:
             if not first.done():
                 first.set_result(result)
             elif not first.cancelled():
                 log.info("handshake_repeated_by_neighbour", peer=link.params.peer_id)
-                self._again(_secrets(link, result))
+                self._again(result)
 
         def failed(error: SealringError) -> None:
             if not first.done():
@@ -133,23 +123,27 @@ class LinkSetup:
             async with self._links.answering(link.params, self._talk(link), done, failed):
                 await asyncio.get_running_loop().create_future()
 
-    def _talk(self, link: LinkPlan) -> Talk[LinkResult]:
-        async def talk(conversation: Conversation) -> LinkResult:
+    def _talk(self, link: LinkPlan) -> Talk[LinkSecrets]:
+        async def talk(conversation: Conversation) -> LinkSecrets:
+            session, params = conversation.session, link.params
+            info = membership_pb2.LinkInfo(
+                from_rank=params.from_rank, to_rank=params.to_rank, suite=session.suite.value
+            )
             if link.receives:
                 await conversation.tell(_ADDRESS_LABEL, self._own_address.encode("ascii"))
-                return LinkResult(conversation.session, "")
-            address = _ring_address(await conversation.hear(_ADDRESS_LABEL))
-            return LinkResult(conversation.session, address)
+                return LinkSecrets(
+                    incoming_pass=session.export(_PASS_LABEL, length=PASS_BYTES),
+                    incoming_keys=session.to_carrier(),
+                    infos=[info],
+                )
+            return LinkSecrets(
+                next_address=_ring_address(await conversation.hear(_ADDRESS_LABEL)),
+                outgoing_pass=session.export(_PASS_LABEL, length=PASS_BYTES),
+                outgoing_keys=session.to_carrier(),
+                infos=[info],
+            )
 
         return talk
-
-
-def _secrets(link: LinkPlan, result: LinkResult) -> LinkSecrets:
-    link_pass = result.session.export(_PASS_LABEL, length=PASS_BYTES)
-    keys = result.session.to_carrier()
-    if link.receives:
-        return LinkSecrets(incoming_keys=keys, incoming_pass=link_pass)
-    return LinkSecrets(outgoing_keys=keys, outgoing_pass=link_pass, next_address=result.neighbour_address)
 
 
 def _ring_address(note: bytes) -> str:
@@ -163,9 +157,3 @@ def _ring_address(note: bytes) -> str:
     except ValueError:
         pass
     raise HandshakeError("the neighbour's ring address is malformed", reason="BAD_RING_ADDRESS")
-
-
-def _info(link: LinkPlan, result: LinkResult) -> membership_pb2.LinkInfo:
-    return membership_pb2.LinkInfo(
-        from_rank=link.params.from_rank, to_rank=link.params.to_rank, suite=result.session.suite.value
-    )
