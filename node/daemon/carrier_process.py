@@ -32,7 +32,7 @@ _KNOCK_SECONDS = 10.0
 _KNOCK_PAUSE = 0.005
 _TRACE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
-_OWN_PINGS = 1 << 32
+_OWN_NUMBERS = 1 << 32
 """Above every number that liveness gives its pings."""
 
 
@@ -55,12 +55,10 @@ class Carrier:
         self._ready: asyncio.Future[None] = loop.create_future()
         self._up: asyncio.Future[None] = loop.create_future()
         self._rekey_outgoing, self._rekey_incoming = asyncio.Event(), asyncio.Event()
-        self._answers: dict[int, asyncio.Future[None]] = {}
-        self._traces: dict[int, asyncio.Future[trace_pb2.ProcessTrace]] = {}
-        self._pings = 0
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._asked = _OWN_NUMBERS
         self._figures = LinkFigures()
         self._knocking: asyncio.Task[None] | None = None
-        self._asked = 0
         self._child: Child | None = None
         self._liveness: Liveness | None = None
 
@@ -135,7 +133,7 @@ class Carrier:
         install = engine_pb2.InstallKeys(outgoing=outgoing, keys=keys, at_step=at_step)
         self._send(engine_pb2.CarrierCommand(install=install))
         # commands are executed in order, so the answer to a ping is an answer to both
-        await self._answered_ping(_INSTALL_SECONDS, "the taking over of keys")
+        await self._ask(_ping, _INSTALL_SECONDS, "the taking over of keys")
 
     async def look(self) -> LinkFigures:
         """The figures as they are now; if the carrier is slow to tell, counts as of before and no waiting.
@@ -143,33 +141,31 @@ class Carrier:
         Raises EpochEnded.
         """
         try:
-            await self._answered_ping(_LOOK_SECONDS, "a look at the links")
+            await self._ask(_ping, _LOOK_SECONDS, "a look at the links")
         except DeadlineExceeded:
             return dataclasses.replace(self._figures, waiting_ms=0)
         return self._figures
 
-    async def _answered_ping(self, seconds: float, what: str) -> None:
-        self._pings += 1
-        sequence = _OWN_PINGS + self._pings
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._answers[sequence] = answered
-        try:
-            self._send_raw(_ping(sequence))
-            await within(answered, seconds, what, _TIMEOUT)
-        finally:
-            del self._answers[sequence]
-
     async def trace(self, since: int) -> trace_pb2.ProcessTrace:
         """What the carrier did since then. Raises EpochEnded, DeadlineExceeded."""
+
+        def command(number: int) -> bytes:
+            take = engine_pb2.TakeTrace(id=number, since=since)
+            return engine_pb2.CarrierCommand(trace=take).SerializeToString()
+
+        taken: trace_pb2.ProcessTrace = await self._ask(command, _TRACE_SECONDS, "the trace of a carrier")
+        return taken
+
+    async def _ask(self, command: Callable[[int], bytes], seconds: float, what: str) -> Any:
+        """Sends a numbered command and waits for its answer."""
         self._asked += 1
         number = self._asked
-        taken: asyncio.Future[trace_pb2.ProcessTrace] = asyncio.get_running_loop().create_future()
-        self._traces[number] = taken
+        self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(engine_pb2.CarrierCommand(trace=engine_pb2.TakeTrace(id=number, since=since)))
-            return await within(taken, _TRACE_SECONDS, "the trace of a carrier", _TIMEOUT)
+            self._send_raw(command(number))
+            return await within(self._answers[number], seconds, what, _TIMEOUT)
         finally:
-            del self._traces[number]
+            del self._answers[number]
 
     async def stop(self) -> None:
         """Kills the process, whatever it does, and reaps it; safe to call again."""
@@ -207,16 +203,17 @@ class Carrier:
         elif kind == "knock" and self._knocking is None:
             self._knocking = asyncio.get_running_loop().create_task(_knock(event.knock.port))
         elif kind == "trace":
-            taken = self._traces.get(event.trace.id)
-            if taken is not None and not taken.done():
-                taken.set_result(event.trace.trace)
+            self._answer(event.trace.id, event.trace.trace)
         elif kind == "rekey":
             self.rekey_wanted(outgoing=event.rekey.outgoing).set()
 
     def _pong(self, pong: engine_pb2.CarrierPong) -> None:
         self._figures = LinkFigures(pong.records_sealed, pong.records_opened, pong.waiting_ms)
-        if pong.sequence in self._answers:
-            _resolve(self._answers[pong.sequence])
+        self._answer(pong.sequence)
+
+    def _answer(self, number: int, answer: object = None) -> None:
+        if number in self._answers:
+            _resolve(self._answers[number], answer)
 
     def _frozen(self) -> None:
         self._fault(
@@ -232,8 +229,7 @@ class Carrier:
 
     def _fault(self, error: SealringError) -> None:
         on_fault, self._on_fault = self._on_fault, None
-        waiting: list[asyncio.Future[Any]] = [self._ready, self._up]
-        for future in (*waiting, *self._answers.values(), *self._traces.values()):
+        for future in (self._ready, self._up, *self._answers.values()):
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # whether or not somebody waits
@@ -241,9 +237,9 @@ class Carrier:
             on_fault(error)
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
+def _resolve(future: asyncio.Future[Any], answer: object = None) -> None:
     if not future.done():
-        future.set_result(None)
+        future.set_result(answer)
 
 
 async def _knock(port: int) -> None:

@@ -171,7 +171,10 @@ async def test_a_neighbour_of_another_release_is_told_so_at_both_ends(
             assert errors, "of one of both links or of both, whichever is first"
             for error in errors:
                 (caller,) = [one for one in callers if error.message.startswith(f"node {one} runs")]
-                assert f"node {caller} runs sealring 0.0.1 (protocol {PROTOCOL_VERSION - 1}) and node " in error.message
+                assert (
+                    f"node {caller} runs sealring 0.0.1 (protocol {PROTOCOL_VERSION - 1}) and node "
+                    in error.message
+                )
                 assert error.hint.startswith(f"update node {caller};")
 
 
