@@ -256,6 +256,7 @@ class Ring:
                     params_bytes=opened.params_bytes,
                     max_tokens=opened.max_tokens,
                     prefixes=opened.prefixes,
+                    answered=opened.answered,
                 )
             )
         elif kind == "refused":
@@ -314,15 +315,19 @@ class Ring:
             self._session.expect()
         timings = self._unstarted[action.row] = self._answers[request.id].answer.timings
         timings.opened = time.perf_counter()
+        envelope, choices = request.envelope, request.choices
+        if action.resume is not None:
+            envelope, choices = inference.Envelope(clear=envelope.clear), 1
+            envelope.clear.resume.CopyFrom(action.resume)
         self._send_head(
             control.ScheduleRequest(
                 open=control.OpenRow(
                     row=action.row,
                     request_id=request.id,
                     deployment=request.deployment,
-                    envelope=request.envelope,
+                    envelope=envelope,
                     max_tokens=request.max_tokens,
-                    choices=request.choices if request.choices > 1 else 0,
+                    choices=choices if choices > 1 else 0,
                     prefix_scope="all" if serving.share_prefixes else f"key {request.tenant}",
                 )
             ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -13,13 +14,31 @@ from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 
+class End(NamedTuple):
+    """How one of a request's answers ended."""
+
+    reason: inference.FinishReason.ValueType
+    completion_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Answered:
+    """How far one of a request's answers has come: the ids of its tokens (0 for each of a sealed one), and of
+    the last ones, where they are held back, their log-probabilities."""
+
+    tokens: array[int] = field(default_factory=lambda: array("I"))
+    held: Sequence[inference.TokenLogprob] = ()
+    end: End | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request on its way: what the gateway may know of it, and how far it got.
 
     `key` is who asks, for fairness, and `tenant` whose prompts may share prefixes with this one.
-    `max_tokens` 0 means as many as the context holds. `delivered` counts the
-    tokens whose text the client has; with the envelope it is what a replay in a later epoch starts from.
+    `max_tokens` 0 means as many as the context holds. `answers` is how far its answers have come, from where
+    a later epoch goes on. At the end of the last epoch `brought` counted the tokens of all of them and
+    `attempts` the epochs in a row that had brought none. `cached` is what the first that brought one reused.
 
     `affinity` is the key by which a ring is preferred for it (mesh.prompt.routing), or empty.
 
@@ -38,13 +57,30 @@ class Request:
     choices: int = 1
     tells: bool = False
     affinity: bytes = b""
-    delivered: int = 0
     begun: bool = False
     attempts: int = 0
+    brought: int = 0
+    cached: int = 0
     priority: int = 0
     patience: float = math.inf
     deadline: float = math.inf
     due: float | None = None
+    answers: tuple[Answered, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.answers = tuple(Answered() for _ in range(self.choices))
+
+    @property
+    def sealed(self) -> bool:
+        return self.envelope.WhichOneof("content") == "sealed"
+
+    def broke(self, reused: int) -> None:
+        """Its epoch has ended, in which so many tokens of its prompt were reused."""
+        brought = sum(len(answer.tokens) for answer in self.answers)
+        if not self.brought:
+            self.cached = reused
+        self.attempts = 1 if brought > self.brought else self.attempts + 1
+        self.brought = brought
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +122,11 @@ class RingFacts:
 
 
 class OpenRow(NamedTuple):
-    """Give the request to the head under this row number."""
+    """Give the request to the head under this row number; one of its answers where there is a `resume`."""
 
     row: int
     request: Request
+    resume: inference.Resume | None = None
 
 
 class DiscardRow(NamedTuple):
@@ -116,13 +153,6 @@ Piece: TypeAlias = tuple[Request, str, bytes, int, Sequence[inference.TokenLogpr
 
 Either sealed is not empty, or text or the log-probabilities are not; tokens counts all generated so far.
 """
-
-
-class End(NamedTuple):
-    """How one of a request's answers ended."""
-
-    reason: inference.FinishReason.ValueType
-    completion_tokens: int
 
 
 class Deliver(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from sealring.gateway.scheduler.actions import End, Request
+from sealring.gateway.scheduler.actions import Answered, Request
 
 
 class Phase(enum.Enum):
@@ -28,17 +28,21 @@ class Row:
     its eviction is announced.
 
     A row has `begun` once its first chunk is announced. It may begin with the first `reused` tokens of a kept
-    `prefix`; `names` are of its prompt's prefixes, and chunks also end at `cuts`.
+    `prefix`; `names` are of its prompt's prefixes, and chunks also end at `cuts`. The last `answered` of its
+    prompt's tokens are those of its answer that an earlier epoch brought.
 
     A request for several answers has a row for each: one that is prefilled, the `source` of the others, its
-    `copies`, which become what it is when its prompt ends. It also keeps the `ends` of all by their choice.
+    `copies`, which become what it is when its prompt ends. Answers that an earlier epoch has begun have rows
+    that are each prefilled.
     """
 
     number: int
     request: Request
+    choice: int = 0
     phase: Phase = Phase.OPENING
     closed: bool = False
     prompt_tokens: int = 0
+    answered: int = 0
     params_bytes: int = 0
     prefilled: int = 0
     begun: bool = False
@@ -51,13 +55,12 @@ class Row:
     lane: int = 0
     source: Row | None = None
     copies: tuple[Row, ...] = ()
-    ends: dict[int, End] = field(default_factory=dict)
     stepped: int = 0  # decode steps that it had in lanes that it has left
     last_lane_step: int = 0  # the count of its lane's steps at which the limit is reached
-    choice: int = field(init=False)  # read for every token of every row, so it is no property
+    told: Answered = field(init=False)  # read for every token of every row, so it is no property
 
     def __post_init__(self) -> None:
-        self.choice = self.number - self.first.number
+        self.told = self.request.answers[self.choice]
 
     @property
     def first(self) -> Row:

@@ -8,13 +8,15 @@ from the queue, so that a large one is never overtaken for ever.
 and further ones as it gets near; rows that want more come before rows that want to start. Where the ring has
 no more, it ends with FINISH_REASON_LENGTH. A request with a limit has all of its memory from the start.
 
-When an epoch ends, requests whose client has seen nothing go back to the front of the queue; the others
-fail with EPOCH_ENDED.
+When an epoch ends, its requests go back to the front of the queue, and the next one goes on with their
+answers (docs/decisions/0019-answers-go-on.md). Sealed ones of which the client has seen anything fail with
+EPOCH_ENDED: it asks for the rest itself.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sealring.gateway.scheduler.actions import (
@@ -47,7 +49,7 @@ OPEN_SPARE = 2
 """How many of them may be more than can start now: what is opened is no longer subject to fairness."""
 
 MAX_ATTEMPTS = 3
-"""Epochs in which a request is tried."""
+"""Epochs in a row that may end before they bring a request another token: it may be what ends them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Scheduler:
         self._queue = FairQueue(queue_limit)
         self._pace = Pace()
         self._epoch: _Epoch | None = None
-        self._row_of: dict[str, Row] = {}
+        self._rows_of: dict[str, list[Row]] = {}  # without copies
         self._actions: list[Action] = []
 
     @property
@@ -111,8 +113,8 @@ class Scheduler:
     def load(self) -> Load:
         if self._epoch is None:
             return Load(len(self._queue), 0, 0.0)
-        opened = len(self._epoch.opened)
-        running = len(self._row_of) - opened
+        opened = len({row.request.id for row in self._epoch.opened.values()})
+        running = len(self._rows_of) - opened
         return Load(len(self._queue) + opened, running, self._epoch.planner.ledger.usage())
 
     def kept(self) -> tuple[int, int]:
@@ -143,7 +145,6 @@ class Scheduler:
             self._actions.append(Fail(request, _too_late(request)))
         late = [row for row in self._opened() if row.request.deadline <= now]
         for row in late:
-            self._actions.append(DiscardRow(row.number))
             self._fail(row, _too_late(row.request))
         return self._pump()
 
@@ -151,9 +152,17 @@ class Scheduler:
         return list(self._epoch.opened.values()) if self._epoch else []
 
     def row_opened(
-        self, number: int, *, prompt_tokens: int, params_bytes: int, max_tokens: int, prefixes: bytes = b""
+        self,
+        number: int,
+        *,
+        prompt_tokens: int,
+        params_bytes: int,
+        max_tokens: int,
+        prefixes: bytes = b"",
+        answered: int = 0,
     ) -> list[Action]:
-        """The head has tokenized a row; `max_tokens` is the most that it may generate.
+        """The head has tokenized a row; `max_tokens` is the most that it may generate. Of the `prompt_tokens`
+        the last `answered` were generated in an earlier epoch.
 
         Raises InvalidInput (BAD_STEP, BAD_PREFIXES) for what cannot be: the epoch must end.
         """
@@ -161,9 +170,12 @@ class Scheduler:
         row = epoch.opened.get(number)
         if row is None or row.phase is not Phase.OPENING:
             return self._take()
-        if prompt_tokens < 1 or max_tokens < 1:
+        if prompt_tokens - answered < 1 or max_tokens < 1:
             raise InvalidInput(f"the head opened row {number} without room", reason="BAD_STEP")
+        if answered != len(row.told.tokens) and not row.request.sealed:
+            raise InvalidInput(f"the head goes on with row {number} from elsewhere", reason="BAD_STEP")
         row.prompt_tokens, row.params_bytes, row.ceiling = prompt_tokens, params_bytes, max_tokens
+        row.answered = answered
         row.names = split(prefixes, prompt_tokens)
         row.limit = max_tokens if row.request.max_tokens else min(max_tokens, EXTENSION)
         capacity = epoch.planner.ledger.capacity
@@ -176,17 +188,17 @@ class Scheduler:
             copy.prompt_tokens = copy.prefilled = prompt_tokens
             copy.limit, copy.ceiling, copy.phase = row.limit, row.ceiling, Phase.WAITING
         if not epoch.planner.can_hold(row):
-            self._actions.append(DiscardRow(number))
             self._fail(row, _too_large(row, capacity))
         elif not row.request.begun:
             row.request.begun = True
-            self._actions.append(Begin(row.request, prompt_tokens))
+            self._actions.append(Begin(row.request, prompt_tokens - answered))
         return self._pump()
 
     def row_refused(self, number: int, error: SealringError) -> list[Action]:
         """The head will not have a row: a prompt that is too long, an envelope that does not open."""
         row = self._running_epoch().opened.get(number)
         if row is not None:
+            row.phase = Phase.GONE
             self._fail(row, error)
         return self._pump()
 
@@ -199,7 +211,7 @@ class Scheduler:
         self._outputs(epoch.rows, done, now)
         for row in step.ending:
             if not row.closed and row.last_lane_step <= step.lane_step:
-                self._finish(row, inference.FINISH_REASON_LENGTH, row.limit, now)
+                self._finish(row, inference.FINISH_REASON_LENGTH, row.answered + row.limit, now)
         epoch.planner.tokens_out(step)
         return self._pump()
 
@@ -212,22 +224,18 @@ class Scheduler:
         """Nobody waits for this request any more. It is forgotten without a further action for it."""
         if request_id in self._queue:
             self._queue.remove(request_id)
-        elif request_id in self._row_of:
-            row = self._row_of[request_id]
-            if row.phase in (Phase.OPENING, Phase.WAITING):
-                self._actions.append(DiscardRow(row.number))
-            self._close_all(row)
+        elif request_id in self._rows_of:
+            self._close_all(request_id)
         return self._pump()
 
     def end_epoch(self, error: EpochEnded) -> list[Action]:
         """The epoch is over, whatever was under way."""
-        rows = list(self._row_of.values())
+        ended, self._rows_of = self._rows_of, {}
         self._epoch = None
-        self._row_of = {}
-        for row in reversed(rows):
-            request = row.request
-            request.attempts += 1
-            if request.delivered or request.attempts >= MAX_ATTEMPTS:
+        for rows in reversed(ended.values()):
+            request = rows[0].request
+            request.broke(rows[0].reused)
+            if request.attempts >= MAX_ATTEMPTS or (request.sealed and request.brought):
                 self._actions.append(Fail(request, error))
             else:
                 self._queue.push_front(request)
@@ -246,43 +254,48 @@ class Scheduler:
             if row is None:
                 continue
             text = output.text
-            logprobs = output.logprobs if row.request.tells else ()
+            row.told.tokens.append(output.token)
+            logprobs: Sequence[inference.TokenLogprob] = ()
+            if row.request.tells:
+                logprobs, row.told.held = output.logprobs, output.held
             if text or logprobs:
-                row.request.delivered = tokens = output.tokens
-                add((row.request, text, b"", tokens, logprobs, row.choice))
+                add((row.request, text, b"", output.tokens, logprobs, row.choice))
             else:
                 sealed = output.sealed
                 if sealed:
-                    row.request.delivered = tokens = output.tokens
-                    add((row.request, "", sealed, tokens, (), row.choice))
+                    add((row.request, "", sealed, output.tokens, (), row.choice))
             finish = output.finish
             if finish:
-                self._running_epoch().planner.prefixes.finished(row, output.tokens, output.prefixes)
+                generated = output.tokens - row.answered
+                self._running_epoch().planner.prefixes.finished(row, generated, output.prefixes)
                 self._finish(row, finish, output.tokens, now)
 
     def _finish(self, row: Row, reason: inference.FinishReason.ValueType, tokens: int, now: float) -> None:
-        first = row.first
-        first.ends[row.choice] = End(reason, tokens)
+        request = row.request
+        row.told.end = End(reason, tokens)
         self._close(row)
-        if len(first.ends) < len(first.group):
+        ends = tuple(answer.end for answer in request.answers if answer.end)
+        if len(ends) < request.choices:
             return
         self._pace.finished(now)
-        del self._row_of[row.request.id]
-        ends = tuple(end for _, end in sorted(first.ends.items()))
+        del self._rows_of[request.id]
         generated = sum(end.completion_tokens for end in ends)
-        reason = ends[0].reason
-        self._actions.append(Finish(row.request, reason, row.prompt_tokens, generated, first.reused, ends))
+        prompt_tokens = row.prompt_tokens - row.answered
+        cached = request.cached if request.brought else row.first.reused
+        self._actions.append(Finish(request, ends[0].reason, prompt_tokens, generated, cached, ends))
 
     def _fail(self, row: Row, error: SealringError) -> None:
+        self._close_all(row.request.id)
         self._actions.append(Fail(row.request, error))
-        self._close_all(row)
 
-    def _close_all(self, row: Row) -> None:
+    def _close_all(self, request_id: str) -> None:
         """Ends what has not ended of a request."""
-        del self._row_of[row.request.id]
-        for each in row.group:
-            if not each.closed:
-                self._close(each)
+        for row in self._rows_of.pop(request_id):
+            if row.phase in (Phase.OPENING, Phase.WAITING):
+                self._actions.append(DiscardRow(row.number))
+            for each in row.group:
+                if not each.closed:
+                    self._close(each)
 
     def _close(self, row: Row) -> None:
         epoch = self._running_epoch()
@@ -315,15 +328,12 @@ class Scheduler:
         while room > 0 and len(self._queue):
             room -= 1
             request = self._queue.pop()
-            row = Row(epoch.last_row + 1, request)
-            row.copies = tuple(
-                Row(row.number + choice, request, source=row) for choice in range(1, request.choices)
-            )
-            epoch.last_row += request.choices
-            epoch.opened[row.number] = row
-            epoch.rows.update((each.number, each) for each in row.group)
-            self._row_of[row.request.id] = row
-            self._actions.append(OpenRow(row.number, row.request))
+            rows = self._rows_of[request.id] = _rows(request, epoch.last_row + 1)
+            for row in rows:
+                epoch.opened[row.number] = row
+                epoch.rows.update((each.number, each) for each in row.group)
+                epoch.last_row = row.group[-1].number
+                self._actions.append(OpenRow(row.number, request, _resume(row)))
 
     def _take(self) -> list[Action]:
         actions, self._actions = self._actions, []
@@ -342,6 +352,24 @@ class Scheduler:
             hint="try again later",
             retry_after=self._pace.seconds_for(waiting, now),
         )
+
+
+def _rows(request: Request, number: int) -> list[Row]:
+    """The rows to be opened, numbered from `number` on: one for all answers, or one for each that goes on."""
+    if not request.brought:
+        row = Row(number, request)
+        row.copies = tuple(
+            Row(number + choice, request, choice, source=row) for choice in range(1, request.choices)
+        )
+        return [row]
+    left = [choice for choice, answer in enumerate(request.answers) if answer.end is None]
+    return [Row(number + index, request, choice) for index, choice in enumerate(left)]
+
+
+def _resume(row: Row) -> inference.Resume | None:
+    if not row.request.brought:
+        return None
+    return inference.Resume(tokens=row.told.tokens, held=row.told.held, choice=row.choice)
 
 
 def _too_late(request: Request) -> DeadlineExceeded:

@@ -73,8 +73,8 @@ def validate_request(request: inference.GenerateRequest) -> None:
     """Checks a request as a gateway may see it: clear prompts wholly, sealed ones by their size.
 
     Raises InvalidInput: BAD_REQUEST_ID, EMPTY_ENVELOPE, ENVELOPE_TOO_LONG, BAD_MAX_TOKENS, BAD_PRIORITY,
-    BAD_DEADLINE, BAD_CHOICES, BAD_PROMPT_CACHE_KEY, and those of `validate_prompt`. An empty request id and
-    an empty model name pass.
+    BAD_DEADLINE, BAD_CHOICES, BAD_PROMPT_CACHE_KEY, BAD_RESUME, and those of `validate_prompt`. An empty
+    request id and an empty model name pass.
     """
     if request.request_id:
         validate_request_id(request.request_id)
@@ -101,6 +101,12 @@ def validate_request(request: inference.GenerateRequest) -> None:
     validate_prompt_cache_key(request.prompt_cache_key, sealed=kind == "sealed")
     if kind == "clear":
         validate_prompt(request.envelope.clear)
+        if request.envelope.clear.HasField("resume"):
+            raise InvalidInput(
+                "the gateway itself goes on with answers to prompts in clear",
+                reason="BAD_RESUME",
+                param="envelope.clear.resume",
+            )
     elif not request.envelope.sealed:
         raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE", param="envelope")
     elif len(request.envelope.sealed) > MAX_ENVELOPE_BYTES:

@@ -73,19 +73,32 @@ async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epo
     ring = Ring("ring-0", "model", identity=None, queue_limit=9, metrics=Metrics(), on_lost=lambda lost: None)  # type: ignore[arg-type]
     ring.serving = SERVING
     ring._begin(SERVING, Session(), [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
-    begun, later = Answer(), Answer()
-    ring.submit(Request("begun", "key", 5, inference.Envelope(), "model"), begun, 0)
-    opened = control.RowOpened(row=1, prompt_tokens=2, max_tokens=5)
-    ring._handle(control.ScheduleResponse(opened=opened))
-    output = control.RowOutput(row=1, text="so far", tokens=1)
+    clear, sealed = inference.Envelope(clear=inference.Prompt(text="ask")), inference.Envelope(sealed=b"s")
+    begun, hidden, later = Answer(), Answer(), Answer()
+    ring.submit(Request("begun", "key", 5, clear, "model"), begun, 0)
+    ring.submit(Request("hidden", "key", 5, sealed, "model"), hidden, 0)
+    for row in (1, 2):
+        opened = control.RowOpened(row=row, prompt_tokens=2, max_tokens=5)
+        ring._handle(control.ScheduleResponse(opened=opened))
+    output = control.RowOutput(row=1, text="so far", tokens=1, token=77)
     ring._handle(control.ScheduleResponse(done=control.StepDone(step=1, outputs=[output])))
+    output = control.RowOutput(row=2, sealed=b"so far", tokens=1)
+    ring._handle(control.ScheduleResponse(done=control.StepDone(step=2, outputs=[output])))
     ring.leave()
     ring.submit(Request("later", "key", 1, inference.Envelope(), "model"), later, 0)
-    assert ring.scheduler.load().waiting == 1
+    assert ring.scheduler.load().waiting == 2
     assert not later._over
     with pytest.raises(EpochEnded, match="the coordinator ended") as caught:
-        _ = [event async for event in begun]
+        _ = [event async for event in hidden]
     assert caught.value.hint == "send the request again"
+    members = Members()
+    ring.serving = SERVING
+    ring._begin(SERVING, members, [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
+    again = members.head[0].open
+    assert (again.request_id, again.max_tokens) == ("begun", 5)
+    assert again.envelope.clear == inference.Prompt(text="ask", resume=inference.Resume(tokens=[77]))
+    assert not clear.clear.HasField("resume")
+    assert not begun._over
 
 
 async def test_a_head_that_was_given_a_prompt_owes_an_answer() -> None:

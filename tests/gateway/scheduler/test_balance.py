@@ -114,7 +114,7 @@ class Uneven:
 
     def row(self, lane: Lane, limit: int) -> Row:
         number = self.ledger.rows + 1
-        row = Row(number, Request(f"r{number}", "k", limit, inference.Envelope()), Phase.DECODING)
+        row = Row(number, Request(f"r{number}", "k", limit, inference.Envelope()), phase=Phase.DECODING)
         row.limit = row.ceiling = limit
         self.ledger.reserve(number, lane.number, 10 + limit)
         return row

@@ -62,12 +62,15 @@ class Driver:
             if isinstance(action, OpenRow):
                 request = action.request
                 self.rows[action.row] = request
-                prompt = self.prompts[request.id]
+                answered = len(action.resume.tokens) if action.resume else 0
+                prompt = self.prompts[request.id] + answered
+                self.tokens[action.row] = answered
                 more = self.scheduler.row_opened(
                     action.row,
                     prompt_tokens=prompt,
                     params_bytes=64,
-                    max_tokens=request.max_tokens or 100_000 - prompt,
+                    max_tokens=request.max_tokens - answered if request.max_tokens else 100_000 - prompt,
+                    answered=answered,
                 )
                 self.actions.extend(more)
                 todo.extend(more)
@@ -457,22 +460,24 @@ def test_cancelling_at_every_stage_frees_everything() -> None:
     assert planner.idle
 
 
-def test_an_ended_epoch_requeues_what_nobody_has_seen() -> None:
+def test_what_an_epoch_has_left_goes_on_in_the_next_one() -> None:
     driver = Driver(1, max_rows=2)
     driver.ask("seen", max_tokens=50)
     driver.done(3)
     for name in ("first", "second", "third"):
         driver.ask(name, max_tokens=5)
     driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
-    assert driver.failed == {"seen": "EPOCH_ENDED"}
-    assert driver.scheduler.load().waiting == 3
+    assert driver.scheduler.load().waiting == 4
     driver.under_way.clear()
     driver.lanes.clear()
     driver.tokens.clear()
     driver.steps.clear()
     driver.take(driver.scheduler.attach(driver.facts))
     driver.finish()
-    assert list(driver.finished) == ["first", "second", "third"]
+    assert not driver.failed
+    assert driver.finished == {"first": 5, "second": 5, "third": 5, "seen": 50}
+    again = [action for action in driver.actions if isinstance(action, OpenRow)][-4]
+    assert (again.request.id, len(again.resume.tokens if again.resume else ())) == ("seen", 3)
     begun = [action.request.id for action in driver.actions if isinstance(action, Begin)]
     assert begun == ["seen", "first", "second", "third"]
 
@@ -486,6 +491,45 @@ def test_a_request_that_ends_every_epoch_is_given_up() -> None:
         driver.under_way.clear()
         driver.take(driver.scheduler.attach(driver.facts))
     assert driver.failed == {"poison": "EPOCH_ENDED"}
+
+
+def test_a_sealed_answer_that_has_begun_is_its_clients_to_go_on_with() -> None:
+    driver = Driver(1, max_rows=1)
+    for name in ("seen", "waiting"):
+        driver.ask(name).envelope.sealed = b"s"
+    driver.done(3)
+    driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
+    assert driver.failed == {"seen": "EPOCH_ENDED"}
+    assert driver.scheduler.load().waiting == 1
+
+
+def test_a_request_that_brings_something_in_every_epoch_is_not_given_up() -> None:
+    driver = Driver(1)
+    driver.ask("long", max_tokens=20)
+    for _ in range(6):
+        driver.done(3)
+        driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
+        driver.under_way.clear()
+        driver.steps.clear()
+        driver.lanes.clear()
+        driver.take(driver.scheduler.attach(driver.facts))
+    driver.finish()
+    assert (driver.failed, driver.finished) == ({}, {"long": 20})
+
+
+@pytest.mark.parametrize("answered", [0, 2, 4])
+def test_a_head_that_goes_on_from_elsewhere_ends_the_epoch(answered: int) -> None:
+    driver = Driver(1)
+    request = driver.ask("a", max_tokens=20)
+    driver.done(3)
+    assert len(request.answers[0].tokens) == 3
+    driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
+    (opened,) = (action for action in driver.scheduler.attach(driver.facts) if isinstance(action, OpenRow))
+    with pytest.raises(InvalidInput) as caught:
+        driver.scheduler.row_opened(
+            opened.row, prompt_tokens=13, params_bytes=64, max_tokens=5, answered=answered
+        )
+    assert caught.value.reason == "BAD_STEP"
 
 
 @pytest.mark.parametrize("number", [0, 4, 99])

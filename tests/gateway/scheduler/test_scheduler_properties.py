@@ -28,6 +28,7 @@ from sealring.gateway.scheduler import (
 )
 from sealring.gateway.scheduler.memory import rounded
 from sealring.gateway.scheduler.planner import BURST
+from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import EpochEnded, InvalidInput
 from sealring.mesh.prompt.composition import Chunk, Composition, Dropping, Eviction, Keeping, Parking
 from sealring.mesh.prompt.prefix_names import NAME_BYTES, boundaries
@@ -51,6 +52,15 @@ def names_of(content: Content, tokens: int, after: int = 0) -> bytes:
     return b"".join(name_of(content, length) for length in boundaries(tokens, after))
 
 
+def token_of(request: str, choice: int, position: int) -> int:
+    """What an answer says, whatever happens to its ring."""
+    return hash((int(request[1:]), choice, position)) % 50_000
+
+
+TOLD_AT_ONCE = 3
+"""Tokens that are told together where log-probabilities are asked for; before that they are held."""
+
+
 class ModelRing:
     """Executes steps in order with mesh.prompt.composition; knows how long every answer is."""
 
@@ -60,6 +70,9 @@ class ModelRing:
         self.seed = seed
         self.opening: deque[OpenRow] = deque()
         self.known: dict[int, Request] = {}
+        self.choices: dict[int, int] = {}
+        self.held: dict[int, list[inference.TokenLogprob]] = {}
+        self.answered: dict[int, int] = {}
         self.prompts: dict[int, int] = {}
         self.limits: dict[int, int] = {}
         self.stops: dict[int, int] = {}
@@ -136,16 +149,31 @@ class ModelRing:
         for row in sampled:
             if row in self.finished or row not in self.lengths:
                 continue
-            self.generated[row] = self.generated.get(row, 0) + 1
-            output = done.outputs.add(row=row, text="x", tokens=self.generated[row])
+            self.generated[row] += 1
+            output = done.outputs.add(row=row, tokens=self.generated[row])
             if self.generated[row] >= self.stops[row]:
                 output.finish = inference.FINISH_REASON_STOP
                 if row in self.named:
-                    output.prefixes = names_of(
-                        self.contents[row], self.prompts[row] + output.tokens - 1, self.prompts[row]
-                    )
+                    length = self.prompts[row] + output.tokens - self.answered[row] - 1
+                    output.prefixes = names_of(self.contents[row], length, self.prompts[row])
                 self.finished.add(row)
+            self.tell(output)
         return done
+
+    def tell(self, output: control.RowOutput) -> None:
+        request = self.known[output.row]
+        if request.sealed:
+            output.sealed = b"x"
+            return
+        output.text = "x"
+        output.token = token_of(request.id, self.choices[output.row], output.tokens)
+        if request.tells:
+            held = self.held[output.row]
+            held.append(inference.TokenLogprob(id=output.token))
+            if output.finish or output.tokens % TOLD_AT_ONCE == 0:
+                output.logprobs.extend(held)
+                held.clear()
+            output.held.extend(held)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -160,6 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended: dict[str, object] = {}
         self.cancelled: set[str] = set()
         self.tokens: dict[tuple[str, int], int] = {}
+        self.logprobs: dict[tuple[str, int], list[int]] = {}
         self.plans: dict[str, tuple[int, int]] = {}
         self.contents: dict[str, Content] = {}
         self.facts_of: RingFacts | None = None
@@ -202,6 +231,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         shared=st.sampled_from([0, 100, 700, 1500]),
         waits=st.sampled_from([(0, math.inf), (0, math.inf), (-10, math.inf), (10, 1.0), (0, 0.5)]),
         choices=st.sampled_from([1, 1, 2, 4]),
+        kind=st.sampled_from(["", "", "tells", "sealed"]),
     )
     def submit(
         self,
@@ -213,6 +243,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         shared: int = 0,
         waits: tuple[int, float] = (0, math.inf),
         choices: int = 1,
+        kind: str = "",
     ) -> None:
         self.count += 1
         self.contents[f"r{self.count}"] = (text, min(prompt, shared), f"r{self.count}")
@@ -221,8 +252,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             f"r{self.count}",
             key,
             max_tokens,
-            inference.Envelope(),
+            inference.Envelope(sealed=b"s") if kind == "sealed" else inference.Envelope(),
             choices=choices,
+            tells=kind == "tells",
             priority=priority,
             patience=patience,
         )
@@ -260,25 +292,45 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(refuse=st.sampled_from([False] * 7 + [True]))
     def answer_open(self, refuse: bool) -> None:
         assert self.ring is not None
-        number, request = self.ring.opening.popleft()
-        prompt, stop = self.plans[request.id]
+        number, request, resume = self.ring.opening.popleft()
+        planned, stop = self.plans[request.id]
         if refuse:
             self.perform(self.scheduler.row_refused(number, InvalidInput("no", reason="CONTEXT_FULL")))
             return
-        left = CONTEXT - prompt
-        limit = min(request.max_tokens or left, left)
+        answered = self.resumed(request, resume) if resume else 0
+        prompt, left = planned + answered, CONTEXT - planned
+        limit = min(request.max_tokens or left, left) - answered
         ring = self.ring
-        names = names_of(self.contents[request.id], prompt)
-        for choice in range(request.choices):
-            row = number + choice
-            ring.contents[row], ring.known[row] = self.contents[request.id], request
+        text, shared, rest = self.contents[request.id]
+        first = resume.choice if resume else 0
+        content = (text, shared, f"{rest} {first}")
+        for index in range(1 if resume else request.choices):
+            row, choice = number + index, first + index
+            ring.contents[row], ring.known[row], ring.choices[row] = content, request, choice
             ring.prompts[row], ring.limits[row], ring.stops[row] = prompt, limit, max(1, stop - choice % 2)
+            ring.answered[row] = ring.generated[row] = answered
+            ring.held[row] = list(resume.held) if resume else []
         ring.named.add(number)
         self.perform(
             self.scheduler.row_opened(
-                number, prompt_tokens=prompt, params_bytes=64, max_tokens=limit, prefixes=names
+                number,
+                prompt_tokens=prompt,
+                params_bytes=64,
+                max_tokens=limit,
+                prefixes=names_of(content, prompt),
+                answered=answered,
             )
         )
+
+    def resumed(self, request: Request, resume: inference.Resume) -> int:
+        """As the head checks it: an answer goes on with just what its client was told."""
+        tokens = self.tokens.get((request.id, resume.choice), 0)
+        said = [token_of(request.id, resume.choice, number) for number in range(1, tokens + 1)]
+        assert list(resume.tokens) == said
+        told = len(self.logprobs.get((request.id, resume.choice), ())) if request.tells else tokens
+        assert [entry.id for entry in resume.held] == said[told:]
+        assert not request.sealed
+        return tokens
 
     @precondition(lambda self: self.ring is not None and self.ring.running)
     @rule(count=st.integers(1, 120), seconds=st.sampled_from([0.0, 0.01, 0.01, 1.0]))
@@ -318,7 +370,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def perform(self, actions: list[object]) -> None:
         for action in actions:
             match action:
-                case OpenRow(row, request):
+                case OpenRow(row, request, _):
                     assert self.ring is not None
                     assert request.id in self.open_requests
                     self.ring.opening.append(action)
@@ -337,11 +389,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert request.id in self.open_requests
                     assert prompt == self.plans[request.id][0]
                 case Deliver(pieces):
-                    for request, text, _, tokens, _, choice in pieces:
+                    for request, text, sealed, tokens, logprobs, choice in pieces:
                         assert request.id in self.open_requests
                         assert tokens == self.tokens.get((request.id, choice), 0) + 1
-                        assert text == "x"
+                        assert (text, sealed) == (("", b"x") if request.sealed else ("x", b""))
                         self.tokens[request.id, choice] = tokens
+                        told = self.logprobs.setdefault((request.id, choice), [])
+                        told.extend(entry.id for entry in logprobs)
                 case Finish(request, reason, prompt, tokens, cached, ends):
                     assert cached < prompt
                     self.end(request, action)
@@ -351,9 +405,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert tokens == sum(end.completion_tokens for end in ends)
                     assert len(ends) == request.choices
                     for choice, end in enumerate(ends):
-                        self.check_end(request, end, self.tokens[request.id, choice], stop - choice % 2)
+                        self.check_end(request, choice, end, stop - choice % 2)
                 case Fail(request, error):
                     self.end(request, action)
+                    told = any(self.tokens.get((request.id, choice)) for choice in range(request.choices))
+                    if error.reason == "EPOCH_ENDED":
+                        assert request.attempts == MAX_ATTEMPTS or (request.sealed and told)
                     assert (error.reason == "DEADLINE_PASSED") <= (request.deadline <= self.now)
                     assert error.reason in {
                         "DEADLINE_PASSED",
@@ -368,12 +425,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         request = ring.known[row]
         if request.id in self.open_requests:
             assert request.choices > 1
-            ended = row in ring.finished or ring.generated[row] >= ring.limits[row]
+            ended = row in ring.finished or ring.generated[row] - ring.answered[row] >= ring.limits[row]
             assert ended or not request.max_tokens
 
-    def check_end(self, request: Request, end: End, told: int, stop: int) -> None:
+    def check_end(self, request: Request, choice: int, end: End, stop: int) -> None:
+        told = self.tokens[request.id, choice]
         planned, _ = self.plans[request.id]
         assert end.completion_tokens == told
+        if request.tells:
+            said = [token_of(request.id, choice, number) for number in range(1, told + 1)]
+            least = told if end.reason == inference.FINISH_REASON_STOP else told - told % TOLD_AT_ONCE
+            assert self.logprobs[request.id, choice] == said[:least]
         if end.reason == inference.FINISH_REASON_STOP:
             assert told == max(1, stop)
         elif request.max_tokens:

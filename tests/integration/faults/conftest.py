@@ -1,4 +1,5 @@
 import pytest_asyncio
+from answering import ask_all
 from ringtest import serving
 
 
@@ -7,3 +8,10 @@ async def broken(tmp_path_factory):
     """A ring of three whose parts are killed and frozen; begin with `await broken.serving()`."""
     async with serving(tmp_path_factory.mktemp("faults") / "state", 3) as ring:
         yield ring
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def undisturbed(broken):
+    """What `ask_all` brings while nothing happens."""
+    await broken.serving()
+    return await ask_all(broken)

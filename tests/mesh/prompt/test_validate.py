@@ -255,3 +255,12 @@ def test_an_envelope_holds_something_and_not_too_much() -> None:
         with pytest.raises(InvalidInput) as caught:
             validate_request(inference.GenerateRequest(envelope=envelope))
         assert caught.value.reason == reason
+
+
+def test_no_client_of_a_gateway_says_how_far_its_answer_has_come() -> None:
+    """It would be believed by the head, and not by the gateway's scheduler."""
+    prompt = inference.Prompt(text="once", resume=inference.Resume(tokens=[1]))
+    validate_prompt(prompt)
+    with pytest.raises(InvalidInput) as caught:
+        validate_request(inference.GenerateRequest(envelope=inference.Envelope(clear=prompt)))
+    assert caught.value.reason == "BAD_RESUME"

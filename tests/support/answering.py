@@ -1,0 +1,130 @@
+"""Many kinds of answers at once, to be compared with those of a ring that nothing happened to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringtest import LIMIT_SECONDS, Ring, chat
+
+from sealring.v1 import inference_pb2 as inference
+
+TOKENS = 150
+END = 2
+"""The demo model's end of sequence, which these answers are not to choose."""
+
+_LONG = {"logit_bias": {END: -100.0}}
+_DRAWN = {**_LONG, "temperature": 1.0, "seed": 11}
+_QUESTION = "What is the capital of France?"
+
+
+def _prompt(stop: tuple[str, ...] = (), question: str = _QUESTION, **sampling: Any) -> inference.Prompt:
+    prompt = chat(question, **sampling)
+    prompt.stop.extend(stop)
+    return prompt
+
+
+# All of these stop strings begin with a common letter and are never complete: text is held back all the time.
+_HOLDS = ("e#", " t#", "an#", "is the#")
+PROMPTS = {
+    "greedy": _prompt(**_LONG),
+    "drawn": _prompt(**_DRAWN),
+    "long prompt": _prompt(question=" ".join([_QUESTION] * 90), **_DRAWN),
+    "penalties": _prompt(
+        **_DRAWN,
+        repetition_penalty=1.2,
+        repetition_context_size=30,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+    ),
+    "stops": _prompt(_HOLDS, **_DRAWN),
+    "logprobs": _prompt(_HOLDS, **_DRAWN, logprobs=2),
+}
+CHOICES = {"drawn": 3}
+
+
+@dataclass
+class Answer:
+    """What a client was told of one request; of log-probabilities the tokens and who else was likely."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    logprobs: list[tuple[int, ...]] = field(default_factory=list)
+    end: tuple[int, ...] = ()
+
+
+class Told:
+    """Counts the pieces of all answers, and calls for what is to happen in their midst."""
+
+    def __init__(self, after: int, happen: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._left = after
+        self._happen = happen
+
+    async def piece(self) -> None:
+        self._left -= 1
+        if self._left == 0 and self._happen is not None:
+            await self._happen()
+
+
+async def ask_all(
+    ring: Ring, happen: Callable[[], Awaitable[None]] | None = None, after: int = 100
+) -> dict[str, Answer]:
+    """Every prompt over gRPC and one over HTTP; something happens after so many pieces."""
+    told = Told(after, happen)
+    names = list(PROMPTS)
+    async with asyncio.timeout(2 * LIMIT_SECONDS):
+        clear = asyncio.gather(*(_clear(ring, name, told) for name in names))
+        http = _http(ring, told)
+        found = await asyncio.gather(clear, http)
+    answers = dict(zip(names, found[0], strict=True))
+    return answers | {"http": found[1]}
+
+
+async def _clear(ring: Ring, name: str, told: Told) -> Answer:
+    request = inference.GenerateRequest(
+        model=ring.model,
+        envelope=inference.Envelope(clear=PROMPTS[name]),
+        max_tokens=TOKENS,
+        choices=CHOICES.get(name, 1),
+    )
+    answer, tokens = Answer(), dict[int, int]()
+    started = 0
+    async for event in ring.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=ring.metadata()):
+        if event.HasField("delta"):
+            delta = event.delta
+            answer.texts[delta.choice] = answer.texts.get(delta.choice, "") + delta.text
+            answer.logprobs += [(one.id, *(each.id for each in one.top)) for one in delta.logprobs]
+            assert delta.tokens > tokens.get(delta.choice, 0)
+            tokens[delta.choice] = delta.tokens
+            await told.piece()
+        elif event.HasField("started"):
+            started += 1
+        else:
+            finished = event.finished
+            answer.end = (finished.reason, finished.prompt_tokens, finished.completion_tokens)
+    assert started == 1
+    return answer
+
+
+async def _http(ring: Ring, told: Told) -> Answer:
+    """The drawn one, as OpenAI's own client streams it."""
+    answer, sampling = Answer(), PROMPTS["drawn"].sampling
+    async with ring.openai() as client:
+        stream: Any = await client.chat.completions.create(
+            model=ring.model,
+            messages=[{"role": "user", "content": _QUESTION}],
+            temperature=sampling.temperature,
+            seed=sampling.seed,
+            logit_bias={str(END): -100},
+            max_tokens=TOKENS,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        async for chunk in stream:
+            for choice in chunk.choices:
+                answer.texts[0] = answer.texts.get(0, "") + (choice.delta.content or "")
+                await told.piece()
+            if chunk.usage:
+                answer.end = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
+    return answer
