@@ -89,7 +89,7 @@ class _Cause:
 
 
 @dataclass
-class _Epoch:
+class _EpochProgress:
     number: int
     deadline: float
     prepared: set[str] = field(default_factory=set)
@@ -124,7 +124,7 @@ class RingEpochs:
         self._timeouts = timeouts
         self._online: set[str] = set()
         self._missing: dict[str, float] = {}
-        self._epoch: _Epoch | None = None
+        self._epoch: _EpochProgress | None = None
         self._last_number = over or 0
         self._not_before = 0.0
         self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF, steady=STEADY_SECONDS, spread=0.0)
@@ -271,7 +271,7 @@ class RingEpochs:
     def _all_here(self) -> bool:
         return self._online.issuperset(self.members) and not self._missing
 
-    def _current(self, member: str, epoch: int, phase: Phase) -> _Epoch | None:
+    def _current(self, member: str, epoch: int, phase: Phase) -> _EpochProgress | None:
         expected = self._epoch is not None and self._epoch.number == epoch and self.phase is phase
         return self._epoch if expected and member in self.members else None
 
@@ -284,7 +284,7 @@ class RingEpochs:
 
     def _adopt(self, number: int, now: float) -> list[Action]:
         """By the word of the first member that comes: it serves until another does not confirm it."""
-        self._epoch = _Epoch(number, now, serving_since=now)
+        self._epoch = _EpochProgress(number, now, serving_since=now)
         self._last_number = number
         self.phase, self.undecided = Phase.SERVING, False
         self._await(set(self.members) - self._online, now)
@@ -300,7 +300,7 @@ class RingEpochs:
             text = f"the coordinator cannot begin an epoch: {error.message}"
             known, self._cause = self._cause, _Cause(self._last_number, text, root=True)
             return [Changed()] if self._cause != known else []
-        self._epoch = _Epoch(number, now + self._timeouts.prepare)
+        self._epoch = _EpochProgress(number, now + self._timeouts.prepare)
         self._last_number = self._epoch.number
         self.phase = Phase.PREPARING
         return [Prepare(self._epoch.number), Changed()]
@@ -311,7 +311,7 @@ class RingEpochs:
                 return self.offline(member, now)
         return []
 
-    def _late(self, current: _Epoch) -> str:
+    def _late(self, current: _EpochProgress) -> str:
         done = current.prepared if self.phase is Phase.PREPARING else current.up
         waited_for = [name for member, name in self._names.items() if member not in done]
         return f"{', '.join(waited_for)} did not finish"

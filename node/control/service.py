@@ -34,7 +34,7 @@ from sealring.mesh.prompt.composition import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.prompt.prefix_names import clear_scope, sealed_scope
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.tls import peer_certificate, peer_identity
-from sealring.node.daemon.epoch import Epoch
+from sealring.node.daemon.epoch import MemberEpoch
 from sealring.node.daemon.sealed_rows import SealedReply, SealedRows, Unsealer
 from sealring.v1 import control_pb2, engine_pb2, membership_pb2
 
@@ -68,7 +68,7 @@ class Schedules(Protocol):
     def identity(self) -> Identity:
         """What this member proves itself with."""
 
-    def serving_epoch(self, ring: str, epoch: int) -> Epoch:
+    def serving_epoch(self, ring: str, epoch: int) -> MemberEpoch:
         """Raises FailedPrecondition (EPOCH_NOT_SERVING)."""
 
     @property
@@ -98,7 +98,7 @@ def reframe(message: bytes, tag: bytes) -> bytes:
 class GatewayStream:
     """One gateway's stream: in to the engine, out to the gateway. Belongs to one epoch."""
 
-    def __init__(self, identifier: str, epoch: Epoch, unsealer: Unsealer, tenure: Tenure) -> None:
+    def __init__(self, identifier: str, epoch: MemberEpoch, unsealer: Unsealer, tenure: Tenure) -> None:
         self.id = identifier
         self.used = False
         self.goodbye = ""
@@ -336,7 +336,7 @@ async def _message(requests: AsyncIterator[bytes], kind: str) -> control_pb2.Sch
     raise no_proof()
 
 
-def _attached(epoch: Epoch) -> control_pb2.Attached:
+def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
     plan, engine = epoch.plan, epoch.engine
     loaded = engine.loaded if engine is not None else None
     if loaded is None:

@@ -45,7 +45,7 @@ from sealring.node.daemon.diagnosis import Diagnosis
 from sealring.node.daemon.doing import Doing, note_doing
 from sealring.node.daemon.engine_process import Engine, StageKey
 from sealring.node.daemon.engines import EngineKeeper
-from sealring.node.daemon.epoch import Epoch, LinkSecrets, Phase
+from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
 from sealring.node.daemon.link_setup import LinkSetup
 from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.daemon.plan import EpochPlan, LinkPlan, plan_epoch
@@ -78,7 +78,7 @@ class Daemon:
         self._signer = signer
         self._sealing_key = SealingKey(hybrid=settings.hybrid_sealing_key)
         self._addresses: tuple[str, ...] = ()
-        self._epoch: Epoch | None = None
+        self._epoch: MemberEpoch | None = None
         self._prepared: membership_pb2.PrepareEpoch | None = None
         self._newest_epoch: dict[str, int] = {}
         self._folders: dict[EpochPlan, Path] = {}
@@ -321,7 +321,7 @@ class Daemon:
         previous = self._epoch
         if previous is not None:
             previous.end("superseded")
-        self._epoch, self._prepared = Epoch(plan, self, after=previous), prepare
+        self._epoch, self._prepared = MemberEpoch(plan, self, after=previous), prepare
         self._epoch.prepare()
 
     def _commit(self, commit: membership_pb2.CommitEpoch) -> None:
@@ -339,7 +339,7 @@ class Daemon:
         if end.unload:
             self._go(self._drop_engine(epoch))
 
-    def _named(self, ring: str, number: int) -> Epoch | None:
+    def _named(self, ring: str, number: int) -> MemberEpoch | None:
         epoch = self._epoch
         if epoch is not None and (epoch.plan.ring, epoch.plan.epoch) == (ring, number):
             return epoch
@@ -358,7 +358,7 @@ class Daemon:
     def authorities(self) -> tuple[bytes, ...]:
         return self._rosters.root.authorities
 
-    def serving_epoch(self, ring: str, epoch: int) -> Epoch:
+    def serving_epoch(self, ring: str, epoch: int) -> MemberEpoch:
         found = self._named(ring, epoch)
         if found is None:
             raise FailedPrecondition(
@@ -471,7 +471,7 @@ class Daemon:
             )
         ]
 
-    async def _drop_engine(self, epoch: Epoch) -> None:
+    async def _drop_engine(self, epoch: MemberEpoch) -> None:
         """Frees the weights, unless another epoch wants them by now."""
         await epoch.closed()
         if self._epoch is epoch:

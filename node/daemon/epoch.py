@@ -171,10 +171,10 @@ class Workshop(Protocol):
     def report(self, message: membership_pb2.MemberMessage) -> None: ...
 
 
-class Epoch:
+class MemberEpoch:
     """The state machine. All methods but `closed` return at once; use it from one event loop."""
 
-    def __init__(self, plan: EpochPlan, workshop: Workshop, *, after: Epoch | None = None) -> None:
+    def __init__(self, plan: EpochPlan, workshop: Workshop, *, after: MemberEpoch | None = None) -> None:
         """Takes no engine or carrier before the epoch `after`, which has ended, has left nothing behind."""
         self.plan = plan
         self._after = after

@@ -109,7 +109,7 @@ class Allowance:
             )
 
 
-class Epoch:
+class StageEpoch:
     """One life of a ring, on one member: its rows, its lanes and its place on the links.
 
     `channel` is None in a ring of one, `prompts` is given at the head only. `on_fault` is called once, by any

@@ -30,7 +30,7 @@ from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system import logging
 from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.node.engine import device
-from sealring.node.engine.epoch import Allowance, Epoch
+from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.folder import Loaded, load, profile_message
 from sealring.node.engine.text.front import refusal
 from sealring.node.ipc.channel import EngineChannel
@@ -57,7 +57,7 @@ class Engine:
         self._handoff = handoff
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._loaded: Loaded | None = None
-        self._epoch: Epoch | None = None
+        self._epoch: StageEpoch | None = None
         self._loads = 0  # asked for and not yet done; changed by the reading thread and the compute thread
         self._loads_lock = threading.Lock()
         self._profiling = threading.Lock()
@@ -179,7 +179,7 @@ class Engine:
         channel = EngineChannel(*self._receive_channel(command.epoch)) if command.size > 1 else None
         if loaded.front is not None:
             loaded.front.close_rows()
-        self._epoch = Epoch(
+        self._epoch = StageEpoch(
             command.epoch,
             loaded.stage,
             prefill_chunk=command.prefill_chunk,
@@ -237,7 +237,7 @@ class Engine:
 
     # Threads of their own
 
-    def _trace(self, command: engine.TakeTrace, epoch: Epoch | None) -> None:
+    def _trace(self, command: engine.TakeTrace, epoch: StageEpoch | None) -> None:
         if epoch is None:
             raise FailedPrecondition("no epoch is open", reason="NO_EPOCH")
         taken = engine.TraceTaken(id=command.id, trace=epoch.spans(command.since))
@@ -274,7 +274,7 @@ class Engine:
             self._loaded = None
         self._loaded = load(command, self._emit)
 
-    def _closed(self, number: int, epoch: Epoch | None) -> None:
+    def _closed(self, number: int, epoch: StageEpoch | None) -> None:
         if epoch is not None:
             epoch.close()
         self._emit(engine.EngineEvent(epoch_closed=engine.EpochClosed(id=number)))

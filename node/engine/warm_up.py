@@ -3,7 +3,8 @@
 A decode step's graph is built before its input is there (docs/decisions/0008). A model that looks at an array
 in the middle of its call, as some mixtures of experts look where tokens are routed, would compute with what
 lay there before. A landing tells whether it was evaluated, whatever its content, so a call of each kind that
-steps make shows it. `Epoch` asks the same of every step that it builds ahead, so none is missed silently.
+steps make shows it. `StageEpoch` asks the same of every step that it builds ahead, so none is missed
+silently.
 """
 
 from __future__ import annotations

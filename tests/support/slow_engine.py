@@ -9,12 +9,12 @@ from pathlib import Path
 
 from sealring.mesh.prompt.composition import ResolvedStep
 from sealring.node.engine import main
-from sealring.node.engine.epoch import Epoch
+from sealring.node.engine.epoch import StageEpoch
 
 SLOW_SECONDS = 8.0
 SLOW_STEPS = {"head": 1, "tail": 5}
 
-_genuine = Epoch.execute
+_genuine = StageEpoch.execute
 
 
 def markers(folder: Path) -> list[Path]:
@@ -22,7 +22,7 @@ def markers(folder: Path) -> list[Path]:
     return [folder / f"slow-{end}" for end in SLOW_STEPS]
 
 
-def _slow(self: Epoch, step: ResolvedStep) -> None:
+def _slow(self: StageEpoch, step: ResolvedStep) -> None:
     end = "tail" if self._prompts is None else "head"
     if step.number == SLOW_STEPS[end]:
         time.sleep(SLOW_SECONDS)
@@ -31,5 +31,5 @@ def _slow(self: Epoch, step: ResolvedStep) -> None:
 
 
 if __name__ == "__main__":
-    Epoch.execute = _slow  # type: ignore[method-assign]
+    StageEpoch.execute = _slow  # type: ignore[method-assign]
     main.main()

@@ -24,7 +24,7 @@ from patience import PATIENCE_SECONDS
 from sealring.mesh.errors import EpochEnded
 from sealring.mesh.prompt.composition import Chunk, Composition, Keeping, ResolvedStep
 from sealring.node.engine import params
-from sealring.node.engine.epoch import Allowance, Epoch
+from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage, random_model, random_stage
@@ -226,7 +226,7 @@ class Ring:
         self.faults: list[BaseException] = []
         self.prompts = prompts
         self.epochs = [
-            Epoch(
+            StageEpoch(
                 1,
                 stage,
                 prefill_chunk=CHUNK,

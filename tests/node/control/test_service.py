@@ -24,7 +24,7 @@ from sealring.mesh.rpc.tls import PeerChannel, server_credentials
 from sealring.node.control import service as control
 from sealring.node.control.service import SERVICE, ControlService, add_control_to_server, reframe
 from sealring.node.daemon.engine_process import EngineFigures
-from sealring.node.daemon.epoch import Epoch, Phase
+from sealring.node.daemon.epoch import MemberEpoch, Phase
 from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
 
@@ -67,7 +67,7 @@ class Desk:
         self.plan.rank = rank
         self.faults: list[str] = []
         self.trusted: tuple[bytes, ...] = ()
-        self.epoch = Epoch(self.plan, self)
+        self.epoch = MemberEpoch(self.plan, self)
         self.epoch.phase = Phase.UP
         self.engine = self.epoch.engine = Engine()
         paper = PaperCluster(size=1)
@@ -95,7 +95,7 @@ class Desk:
     def authorities(self) -> tuple[bytes, ...]:
         return self.trusted
 
-    def serving_epoch(self, ring: str, epoch: int) -> Epoch:
+    def serving_epoch(self, ring: str, epoch: int) -> MemberEpoch:
         return self.epoch
 
 

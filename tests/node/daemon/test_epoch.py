@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sealring.mesh.errors import Conflict, EpochEnded, FailedPrecondition
 from sealring.node.daemon.engine_process import EngineFigures
-from sealring.node.daemon.epoch import Epoch, LinkSecrets, Phase
+from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
 from sealring.node.ipc.channel import create_channel
 from sealring.v1 import engine_pb2, membership_pb2, trace_pb2
 
@@ -154,7 +154,7 @@ async def settle() -> None:
 @pytest.mark.parametrize("size", [1, 2])
 async def test_the_whole_way(size: int) -> None:
     shop = Workshop()
-    epoch = Epoch(Plan(size), shop)
+    epoch = MemberEpoch(Plan(size), shop)
     epoch.prepare()
     for gate in GATES[:4]:
         assert epoch.phase is Phase.PREPARING
@@ -186,7 +186,7 @@ async def test_the_whole_way(size: int) -> None:
 @pytest.mark.parametrize("when", ["before the keys are given", "when they have been"])
 async def test_a_repeated_handshake_brings_the_keys_that_count(when: str) -> None:
     shop = Workshop()
-    epoch = Epoch(Plan(2), shop)
+    epoch = MemberEpoch(Plan(2), shop)
     epoch.prepare()
     for gate in ("engine", "carrier", "handshakes"):
         shop.open(gate)
@@ -213,13 +213,13 @@ async def test_a_repeated_handshake_brings_the_keys_that_count(when: str) -> Non
 
 async def test_handshakes_do_not_wait_for_the_epoch_before() -> None:
     first_shop, second_shop = Workshop(), Workshop()
-    first = Epoch(Plan(2), first_shop)
+    first = MemberEpoch(Plan(2), first_shop)
     first.prepare()
     await settle()
     first.end("superseded")
     blocked = asyncio.get_running_loop().create_future()
     first._cleanup = asyncio.ensure_future(blocked)
-    second = Epoch(Plan(2), second_shop, after=first)
+    second = MemberEpoch(Plan(2), second_shop, after=first)
     second.prepare()
     await settle()
     assert "handshakes" in second_shop.gates
@@ -234,7 +234,7 @@ async def test_handshakes_do_not_wait_for_the_epoch_before() -> None:
 async def test_an_engine_that_does_not_close_is_killed() -> None:
     shop = Workshop()
     shop.close_fails = True
-    epoch = Epoch(Plan(1), shop)
+    epoch = MemberEpoch(Plan(1), shop)
     epoch.prepare()
     shop.open("engine")
     shop.open("open")
@@ -247,7 +247,7 @@ async def test_an_engine_that_does_not_close_is_killed() -> None:
 @pytest.mark.parametrize("part", ["carrier", "channel", "engine"])
 async def test_a_part_that_does_not_end_holds_up_no_other(part: str) -> None:
     shop = Workshop()
-    epoch = Epoch(Plan(2), shop)
+    epoch = MemberEpoch(Plan(2), shop)
     epoch.prepare()
     for gate in GATES[:4]:
         shop.open(gate)
@@ -275,11 +275,11 @@ async def test_a_part_that_does_not_end_holds_up_no_other(part: str) -> None:
 
 async def test_an_epoch_waits_for_the_one_before() -> None:
     first_shop, second_shop = Workshop(), Workshop()
-    first = Epoch(Plan(1), first_shop)
+    first = MemberEpoch(Plan(1), first_shop)
     first.prepare()
     await settle()
     first.end("superseded")
-    second = Epoch(Plan(1), second_shop, after=first)
+    second = MemberEpoch(Plan(1), second_shop, after=first)
     second.prepare()
     await settle()
     assert first_shop.released == 1
@@ -290,7 +290,7 @@ async def test_an_epoch_waits_for_the_one_before() -> None:
 
 async def test_a_commit_that_comes_too_early_ends_the_epoch() -> None:
     shop = Workshop()
-    epoch = Epoch(Plan(1), shop)
+    epoch = MemberEpoch(Plan(1), shop)
     epoch.prepare()
     epoch.commit()
     await epoch.closed()
@@ -320,7 +320,7 @@ def test_any_order_of_events_leaves_nothing_behind(events: list[str], size: int,
 async def run_events(events: list[str], size: int, stubborn: bool) -> None:
     shop = Workshop()
     shop.close_fails = stubborn
-    epoch = Epoch(Plan(size), shop)
+    epoch = MemberEpoch(Plan(size), shop)
     gateways: list[Gateway] = []
     ended_at: int | None = None
     epoch.prepare()
@@ -350,7 +350,7 @@ async def run_events(events: list[str], size: int, stubborn: bool) -> None:
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
-async def happen(event: str, epoch: Epoch, shop: Workshop, gateways: list[Gateway]) -> None:
+async def happen(event: str, epoch: MemberEpoch, shop: Workshop, gateways: list[Gateway]) -> None:
     if event.endswith(" fails"):
         shop.open(event.removesuffix(" fails"), EpochEnded("it failed"))
     elif event in (*GATES, "rotation"):

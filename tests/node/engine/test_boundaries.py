@@ -9,7 +9,7 @@ import pytest
 
 from sealring.mesh.errors import EpochEnded, InvalidInput, StageFailed
 from sealring.node.engine.check import check
-from sealring.node.engine.epoch import Allowance, Epoch
+from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.staging import Stage, random_stage
 from sealring.node.engine.warm_up import warm_up
 
@@ -40,8 +40,8 @@ def test_what_does_not_fit_its_record_is_found_before_anything_serves(llama: dic
     assert caught.value.reason == "BAD_RECORD"
 
 
-def epoch_of(stage: Stage, faults: list[BaseException]) -> Epoch:
-    return Epoch(
+def epoch_of(stage: Stage, faults: list[BaseException]) -> StageEpoch:
+    return StageEpoch(
         1,
         stage,
         prefill_chunk=8,

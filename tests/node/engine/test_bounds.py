@@ -11,7 +11,7 @@ import pytest
 from sealring.mesh.errors import ResourceExhausted
 from sealring.node.engine import epoch as epoch_module
 from sealring.node.engine import params
-from sealring.node.engine.epoch import Allowance, Epoch
+from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.staging import random_stage
 from sealring.node.engine.text import front as front_module
 from sealring.node.engine.text.front import Front
@@ -42,7 +42,7 @@ def test_a_gateway_that_does_not_wait_for_answers_ends_the_epoch(
     monkeypatch.setattr(epoch_module, "MAX_STEPS_AHEAD", 5)
     faults: list[BaseException] = []
     channel: Any = Channel()
-    epoch = Epoch(
+    epoch = StageEpoch(
         1,
         random_stage(llama, 3, 5, seed=0),
         prefill_chunk=8,

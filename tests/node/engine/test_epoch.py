@@ -33,7 +33,7 @@ from stagering import (
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal, InvalidInput, ResourceExhausted
 from sealring.node.engine import params
-from sealring.node.engine.epoch import Allowance, Epoch
+from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage, random_stage
 from sealring.node.link.records import Kind
@@ -140,7 +140,7 @@ def admit(row: int, lane: int = 0) -> control.Change:
 
 
 @contextmanager
-def lonely(rank: int, **options: Any) -> Iterator[tuple[Ring, Epoch]]:
+def lonely(rank: int, **options: Any) -> Iterator[tuple[Ring, StageEpoch]]:
     """A member of a ring of three whose neighbours say nothing."""
     ring = Ring(stages_of("llama", 3), Prompts({1: ([1, 2, 3, 4], RowParameters())}), **options)
     try:
@@ -275,7 +275,7 @@ def test_a_gateway_that_asks_for_more_memory_than_is_offered_ends_the_epoch(host
         ring.close()
 
 
-def cache_bytes(epoch: Epoch) -> int:
+def cache_bytes(epoch: StageEpoch) -> int:
     """Of all rows, room for growth included; looked at where nothing computes meanwhile."""
 
     def counted() -> int:

@@ -522,7 +522,7 @@ def test_an_engine_without_work_gives_memory_back_once(monkeypatch: pytest.Monke
 def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     wired: list[int] = []
     monkeypatch.setattr(main.device, "wire", wired.append)
-    monkeypatch.setattr(main, "Epoch", lambda *_, **__: None)
+    monkeypatch.setattr(main, "StageEpoch", lambda *_, **__: None)
     spec = SimpleNamespace(is_head=True, is_tail=True)
     stage = SimpleNamespace(weight_bytes=1000, spec=spec)
     ours, theirs = socket.socketpair()
