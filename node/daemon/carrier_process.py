@@ -46,7 +46,7 @@ class LinkFigures:
     waiting_ms: int = 0
 
 
-class Carrier:
+class CarrierProcess:
     """One carrier process. Any fault of it is told once, to `on_fault`."""
 
     def __init__(self, on_fault: Callable[[SealringError], None]) -> None:
@@ -70,7 +70,7 @@ class Carrier:
         *,
         folder: Path,
         on_fault: Callable[[SealringError], None],
-    ) -> Carrier:
+    ) -> CarrierProcess:
         """Spawns a carrier with its ends of the data channel and waits until it is ready.
 
         `listener` is the socket on which the previous member is awaited. The caller closes its own copies.

@@ -40,10 +40,10 @@ from sealring.mesh.system.addresses import listen_error
 from sealring.mesh.system.files import unwritable
 from sealring.mesh.trust.attestation import sign_sealing_key
 from sealring.node.daemon.awake import Awake
-from sealring.node.daemon.carrier_process import Carrier
+from sealring.node.daemon.carrier_process import CarrierProcess
 from sealring.node.daemon.diagnosis import Diagnosis
 from sealring.node.daemon.doing import Doing, note_doing
-from sealring.node.daemon.engine_process import Engine, StageKey
+from sealring.node.daemon.engine_process import EngineProcess, StageKey
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
 from sealring.node.daemon.link_setup import LinkSetup
@@ -370,7 +370,7 @@ class Daemon:
 
     # Parts of an epoch
 
-    async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> Engine:
+    async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> EngineProcess:
         path = await self._engines.find(plan.model)
         stage = StageKey(
             str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, plan.prefill_chunk
@@ -382,7 +382,7 @@ class Daemon:
 
     async def carrier(
         self, plan: EpochPlan, channel: tuple[int, ...], on_fault: Callable[[SealringError], None]
-    ) -> Carrier:
+    ) -> CarrierProcess:
         try:
             self._run_folder.mkdir(mode=0o700, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix="carrier-", dir=self._run_folder))
@@ -390,7 +390,7 @@ class Daemon:
             raise unwritable(self._run_folder, error) from None
         self._folders[plan] = folder
         listener, _ = self._listener(plan)
-        carrier = await Carrier.start(channel, listener, folder=folder, on_fault=on_fault)
+        carrier = await CarrierProcess.start(channel, listener, folder=folder, on_fault=on_fault)
         listener.close()  # the carrier's own is the one that counts
         return carrier
 

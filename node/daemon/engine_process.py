@@ -70,10 +70,10 @@ class EngineSink(Protocol):
         """The epoch cannot go on."""
 
 
-class Engine:
+class EngineProcess:
     """One engine process. Once it has loaded a stage it serves this stage only."""
 
-    def __init__(self, on_end: Callable[[Engine], None]) -> None:
+    def __init__(self, on_end: Callable[[EngineProcess], None]) -> None:
         self.memory_limit = 0
         self.figures = EngineFigures()
         self.stage: StageKey | None = None
@@ -95,10 +95,10 @@ class Engine:
     async def start(
         cls,
         *,
-        on_end: Callable[[Engine], None],
+        on_end: Callable[[EngineProcess], None],
         environment: Mapping[str, str] | None = None,
         cpu: bool = False,
-    ) -> Engine:
+    ) -> EngineProcess:
         """Spawns an engine and waits until it is ready. With `cpu` it leaves the GPU alone.
 
         Raises EpochEnded, DeadlineExceeded, OSError.

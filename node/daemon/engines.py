@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import structlog
 
 from sealring.mesh.errors import DeadlineExceeded, InvalidInput
-from sealring.node.daemon.engine_process import Engine, StageKey
+from sealring.node.daemon.engine_process import EngineProcess, StageKey
 from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.daemon.supervisor import Child
 from sealring.node.models.folders import FolderState, local_model, not_found
@@ -36,7 +36,7 @@ class EngineKeeper:
         self._folders = folders
         self._meter = meter
         self._allow_downloads = allow_downloads
-        self._engine: Engine | None = None
+        self._engine: EngineProcess | None = None
         self._turn = asyncio.Lock()
         self._fetching = asyncio.Lock()
         self._profiling = asyncio.Lock()
@@ -74,7 +74,7 @@ class EngineKeeper:
             self._profiles.popitem(last=False)
         return profile
 
-    async def with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> Engine:
+    async def with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> EngineProcess:
         """The engine with `stage` loaded. A caller that gives up leaves the load running.
 
         Raises NotFound, ModelError, ResourceExhausted, EpochEnded, DeadlineExceeded.
@@ -150,7 +150,7 @@ class EngineKeeper:
             finally:
                 await child.stop()
 
-    async def _with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> Engine:
+    async def _with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> EngineProcess:
         if self._engine is not None and self._engine.stage not in (None, stage):
             self._engine.kill()
         async with self._turn:
@@ -167,17 +167,17 @@ class EngineKeeper:
         async with self._turn:
             await self._stop_engine()
 
-    async def _any(self) -> Engine:
+    async def _any(self) -> EngineProcess:
         if self._engine is None or not self._engine.alive:
             await self._stop_engine()
             self._engine = await self._start()
             self._meter.set_device_limit(self._engine.memory_limit)
         return self._engine
 
-    async def _start(self, *, cpu: bool = False) -> Engine:
-        return await Engine.start(on_end=self._ended, environment={"HF_HUB_OFFLINE": "1"}, cpu=cpu)
+    async def _start(self, *, cpu: bool = False) -> EngineProcess:
+        return await EngineProcess.start(on_end=self._ended, environment={"HF_HUB_OFFLINE": "1"}, cpu=cpu)
 
-    def _ended(self, engine: Engine) -> None:
+    def _ended(self, engine: EngineProcess) -> None:
         if engine is self._engine:
             self._engine = None
         task = asyncio.get_running_loop().create_task(engine.stop())

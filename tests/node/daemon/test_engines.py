@@ -103,7 +103,7 @@ def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineKeeper:
         return engine
 
     monkeypatch.setattr(ScriptedEngine, "started", [])
-    monkeypatch.setattr(daemon_engines.Engine, "start", start)
+    monkeypatch.setattr(daemon_engines.EngineProcess, "start", start)
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
