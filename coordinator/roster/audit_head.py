@@ -16,7 +16,7 @@ from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.store import Store
 from sealring.coordinator.store.audit import changed_outside
 from sealring.mesh.clock import Clock
-from sealring.mesh.crypto.dsse import Ed25519Signer, check_threshold, open_envelope, seal_envelope
+from sealring.mesh.crypto.dsse import Ed25519Signer, check_threshold, parse_envelope, sign_envelope
 from sealring.mesh.crypto.encoding import (
     Fields,
     FormatError,
@@ -52,13 +52,13 @@ def sign_head(head: AuditHead, signers: Sequence[Ed25519Signer]) -> bytes:
         "hash": encode_base64(head.hash),
         "at": head.at,
     }
-    return seal_envelope(PAYLOAD_TYPE, canonical_json(payload), signers)
+    return sign_envelope(PAYLOAD_TYPE, canonical_json(payload), signers)
 
 
 def read_head(envelope: bytes, root: RootMetadata) -> AuditHead:
     """The head that the roster keys of `root` signed. Raises FailedPrecondition (AUDIT_UNSIGNED)."""
     try:
-        opened = open_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=_MAX_PAYLOAD_BYTES)
+        opened = parse_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=_MAX_PAYLOAD_BYTES)
         check_threshold(opened, root.roster_keys, root.roster_threshold)
         fields = Fields(
             parse_json_object(opened.payload, max_bytes=_MAX_PAYLOAD_BYTES),

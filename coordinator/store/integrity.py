@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sealring.coordinator.store import Store, StoredRoster
 from sealring.coordinator.store.database import RESTORE_HINT
-from sealring.mesh.crypto.dsse import open_envelope
+from sealring.mesh.crypto.dsse import parse_envelope
 from sealring.mesh.crypto.identity import member_id
 from sealring.mesh.errors import ConfigError, InvalidInput, RosterError
 from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, roster_hash
@@ -38,7 +38,7 @@ def check_roster(latest: StoredRoster | None) -> None:
     if latest is None:
         return
     try:
-        opened = open_envelope(latest.envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+        opened = parse_envelope(latest.envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
         sound = roster_hash(opened.payload) == latest.hash
     except RosterError:
         sound = False

@@ -73,7 +73,7 @@ class Ed25519Signer:
 
 
 @dataclass(frozen=True)
-class Envelope:
+class SignedEnvelope:
     """An envelope that was taken apart and not yet verified."""
 
     payload_type: str
@@ -102,14 +102,14 @@ def verify_ed25519(public_key: bytes, content: bytes, signature: bytes) -> bool:
     return True
 
 
-def seal_envelope(payload_type: str, payload: bytes, signers: Iterable[Ed25519Signer]) -> bytes:
+def sign_envelope(payload_type: str, payload: bytes, signers: Iterable[Ed25519Signer]) -> bytes:
     """Sign `payload` with every signer and wrap it. One signature per key, sorted by key id."""
     pae = _pae(payload_type, payload)
     signatures = {key_id(signer.public_key): signer.sign(pae) for signer in signers}
-    return encode_envelope(Envelope(payload_type, payload, tuple(sorted(signatures.items()))))
+    return encode_envelope(SignedEnvelope(payload_type, payload, tuple(sorted(signatures.items()))))
 
 
-def encode_envelope(envelope: Envelope) -> bytes:
+def encode_envelope(envelope: SignedEnvelope) -> bytes:
     """An envelope as JSON."""
     return canonical_json(
         {
@@ -120,7 +120,9 @@ def encode_envelope(envelope: Envelope) -> bytes:
     )
 
 
-def open_envelope(data: bytes, *, payload_type: str, max_payload: int, min_signatures: int = 1) -> Envelope:
+def parse_envelope(
+    data: bytes, *, payload_type: str, max_payload: int, min_signatures: int = 1
+) -> SignedEnvelope:
     """Take an envelope apart without trusting anything in it.
 
     Raises RosterError (ENVELOPE_TOO_LARGE, ENVELOPE_MALFORMED, ENVELOPE_TYPE).
@@ -142,10 +144,10 @@ def open_envelope(data: bytes, *, payload_type: str, max_payload: int, min_signa
         raise RosterError(f"signed envelope is malformed: {error}", reason="ENVELOPE_MALFORMED") from None
     if stated != payload_type:
         raise RosterError("signed envelope holds something else", reason="ENVELOPE_TYPE")
-    return Envelope(stated, payload, signatures)
+    return SignedEnvelope(stated, payload, signatures)
 
 
-def check_threshold(envelope: Envelope, keys: Sequence[bytes], threshold: int) -> None:
+def check_threshold(envelope: SignedEnvelope, keys: Sequence[bytes], threshold: int) -> None:
     """Require valid signatures by at least `threshold` different keys of `keys` over the raw payload bytes.
 
     A signature under an unknown key id counts for nothing; a wrong one under a known id, or one key id twice,

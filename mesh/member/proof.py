@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sealring.mesh.crypto.dsse import Ed25519Signer, check_threshold, open_envelope, seal_envelope
+from sealring.mesh.crypto.dsse import Ed25519Signer, check_threshold, parse_envelope, sign_envelope
 from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.crypto.identity import Signer, verify
 from sealring.mesh.crypto.labels import Label
@@ -249,14 +249,14 @@ def refusal(csr: bytes, identity_key: bytes) -> bytes:
 
 def by_roster_keys(signers: Sequence[Ed25519Signer], label: Label = Label.CONNECTION) -> SignProof:
     """Proofs of the coordinator: an envelope around the transcript, signed by its roster keys."""
-    return lambda content: seal_envelope(_PAYLOAD_TYPES[label], content, signers)
+    return lambda content: sign_envelope(_PAYLOAD_TYPES[label], content, signers)
 
 
 def of_coordinator(root: RootMetadata, label: Label = Label.CONNECTION) -> VerifyProof:
     """Checks that a threshold of the roster keys that the root names made a proof."""
 
     def check(content: bytes, proof: bytes) -> None:
-        opened = open_envelope(proof, payload_type=_PAYLOAD_TYPES[label], max_payload=_MAX_TRANSCRIPT_BYTES)
+        opened = parse_envelope(proof, payload_type=_PAYLOAD_TYPES[label], max_payload=_MAX_TRANSCRIPT_BYTES)
         check_threshold(opened, root.roster_keys, root.roster_threshold)
         if opened.payload != content:
             raise RosterError("the proof is about something else", reason="BAD_PROOF")

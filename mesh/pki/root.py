@@ -15,12 +15,12 @@ from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.crypto.dsse import (
     KEY_BYTES,
     Ed25519Signer,
-    Envelope,
+    SignedEnvelope,
     check_threshold,
     encode_envelope,
     key_id,
-    open_envelope,
-    seal_envelope,
+    parse_envelope,
+    sign_envelope,
 )
 from sealring.mesh.crypto.encoding import (
     Fields,
@@ -90,13 +90,13 @@ def sign_root(
 
     Raises RosterError if the result would not verify (threshold, version, cluster, key rules).
     """
-    envelope = seal_envelope(PAYLOAD_TYPE, _encode(draft), signers)
+    envelope = sign_envelope(PAYLOAD_TYPE, _encode(draft), signers)
     return follow_root(envelope, previous)
 
 
 def draft_root(draft: RootMetadata) -> bytes:
     """A version that nobody has signed yet, as an envelope that travels from one key holder to the next."""
-    return encode_envelope(Envelope(PAYLOAD_TYPE, _encode(draft), ()))
+    return encode_envelope(SignedEnvelope(PAYLOAD_TYPE, _encode(draft), ()))
 
 
 def read_root_draft(envelope: bytes) -> tuple[RootMetadata, tuple[str, ...]]:
@@ -117,8 +117,10 @@ def cosign_root(envelope: bytes, signer: Ed25519Signer) -> bytes:
     return encode_envelope(replace(opened, signatures=tuple(sorted(signatures.items()))))
 
 
-def _open_draft(envelope: bytes) -> Envelope:
-    return open_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES, min_signatures=0)
+def _open_draft(envelope: bytes) -> SignedEnvelope:
+    return parse_envelope(
+        envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES, min_signatures=0
+    )
 
 
 def follow_root(envelope: bytes, previous: RootMetadata | None) -> RootMetadata:
@@ -127,7 +129,7 @@ def follow_root(envelope: bytes, previous: RootMetadata | None) -> RootMetadata:
     Times are not checked here. Raises RosterError (ENVELOPE_*, THRESHOLD_NOT_MET, ROOT_MALFORMED,
     ROOT_VERSION, ROOT_CLUSTER).
     """
-    opened = open_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+    opened = parse_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     if previous is not None:
         check_threshold(opened, previous.root_keys, previous.root_threshold)
     root = _decode(opened.payload)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sealring.mesh.crypto.dsse import Ed25519Signer, open_envelope, seal_envelope
+from sealring.mesh.crypto.dsse import Ed25519Signer, parse_envelope, sign_envelope
 from sealring.mesh.crypto.encoding import (
     Fields,
     FormatError,
@@ -63,7 +63,7 @@ def sign_roster(roster: Roster, signers: Iterable[Ed25519Signer]) -> bytes:
     check_lifetime(complete.issued, complete.expires)
     check_structure(complete)
     check_trust(complete)
-    return seal_envelope(PAYLOAD_TYPE, payload, signers)
+    return sign_envelope(PAYLOAD_TYPE, payload, signers)
 
 
 def roster_hash(payload: bytes) -> bytes:
@@ -73,7 +73,7 @@ def roster_hash(payload: bytes) -> bytes:
 
 def issued_unverified(envelope: bytes) -> int:
     """When a signed roster says that it was issued. Raises RosterError (ENVELOPE_*, ROSTER_*)."""
-    opened = open_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+    opened = parse_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     return parse_roster(opened.payload).issued
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from sealring.mesh.clock import SKEW_SECONDS, Clock, wall_clock
-from sealring.mesh.crypto.dsse import check_threshold, open_envelope
+from sealring.mesh.crypto.dsse import check_threshold, parse_envelope
 from sealring.mesh.errors import FailedPrecondition, RosterError
 from sealring.mesh.pki.root import RootMetadata, check_root_times, follow_root
 from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_roster
@@ -172,7 +172,7 @@ def check_roster(envelope: bytes, root: RootMetadata, *, now: float) -> Roster:
 
 
 def _open(envelope: bytes, root: RootMetadata, now: float) -> Roster:
-    opened = open_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+    opened = parse_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     check_root_times(root, now=now)
     check_threshold(opened, root.roster_keys, root.roster_threshold)
     roster = parse_roster(opened.payload)

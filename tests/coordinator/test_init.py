@@ -18,7 +18,7 @@ from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.mesh.clock import wall_clock
-from sealring.mesh.crypto.dsse import Ed25519Signer, encode_envelope, key_id, open_envelope
+from sealring.mesh.crypto.dsse import Ed25519Signer, encode_envelope, key_id, parse_envelope
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput, RosterError, SealringError
 from sealring.mesh.member.state import load_member_state
 from sealring.mesh.pki.root import (
@@ -170,7 +170,7 @@ async def test_two_roster_keys_sign_every_roster(
     try:
         node = await cluster.node("alpha")
         envelope = cluster.coordinator.authority.current.envelope
-        opened = open_envelope(envelope, payload_type=ROSTER_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+        opened = parse_envelope(envelope, payload_type=ROSTER_TYPE, max_payload=MAX_PAYLOAD_BYTES)
         root = cluster.coordinator.keys.root
         assert {name for name, _ in opened.signatures} == {key_id(key) for key in root.roster_keys}
         assert (len(opened.signatures), root.roster_threshold) == (2, 2)
@@ -222,7 +222,7 @@ def test_the_first_version_is_a_chain_of_one(tmp_path: Path) -> None:
     made = settings(tmp_path)
     complete(made, signed(drafted(made), *HOLDERS))
     (only,) = decode_chain((made.state_dir / "root.dsse").read_bytes())
-    assert len(open_envelope(only, payload_type=PAYLOAD_TYPE, max_payload=1 << 15).signatures) == 3
+    assert len(parse_envelope(only, payload_type=PAYLOAD_TYPE, max_payload=1 << 15).signatures) == 3
     Store.open(made.state_dir).close()
 
 

@@ -119,11 +119,11 @@ async def evicted_gateway(ring) -> None:
 
 
 def gateway_of(answer) -> str:
-    from sealring.mesh.crypto.dsse import open_envelope
+    from sealring.mesh.crypto.dsse import parse_envelope
     from sealring.mesh.crypto.encoding import parse_json_object
     from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE
 
-    opened = open_envelope(answer.roster, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+    opened = parse_envelope(answer.roster, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     document = parse_json_object(opened.payload, max_bytes=MAX_PAYLOAD_BYTES)
     return document["gateways"][0]["id"]
 

@@ -24,7 +24,7 @@ from rostertest import PaperCluster
 
 from sealring.gateway.http.body import parse_object
 from sealring.gateway.http.parse import ChatBody, CompletionBody, chat_request, completion_request, parse_body
-from sealring.mesh.crypto.dsse import open_envelope, seal_envelope
+from sealring.mesh.crypto.dsse import parse_envelope, sign_envelope
 from sealring.mesh.crypto.identity import SoftwareSigner, load_public_key, member_id, verify
 from sealring.mesh.crypto.labels import Label
 from sealring.mesh.crypto.suites import Suite
@@ -135,7 +135,7 @@ def _bounded_memory() -> Any:
 @fuzz()
 @given(damaged(PAPER.envelope))
 def test_envelopes_of_rosters(data: bytes) -> None:
-    survives(open_envelope, data, payload_type=ROSTER_TYPE, max_payload=1 << 20)
+    survives(parse_envelope, data, payload_type=ROSTER_TYPE, max_payload=1 << 20)
     if data != PAPER.envelope:
         assert survives(check_roster, data, PAPER.root, now=NOW) in (None, PAPER.roster)
 
@@ -144,7 +144,7 @@ def test_envelopes_of_rosters(data: bytes) -> None:
 @given(damaged(encode_roster(PAPER.roster)))
 def test_rosters_that_the_roster_key_did_sign(payload: bytes) -> None:
     if payload:
-        envelope = seal_envelope(ROSTER_TYPE, payload, [PAPER.roster_signer])
+        envelope = sign_envelope(ROSTER_TYPE, payload, [PAPER.roster_signer])
         survives(check_roster, envelope, PAPER.root, now=NOW)
 
 
@@ -156,10 +156,10 @@ def test_root_metadata(data: bytes) -> None:
 
 
 @fuzz()
-@given(damaged(open_envelope(PAPER.root.chain[0], payload_type=ROOT_TYPE, max_payload=1 << 20).payload))
+@given(damaged(parse_envelope(PAPER.root.chain[0], payload_type=ROOT_TYPE, max_payload=1 << 20).payload))
 def test_root_metadata_that_the_root_key_did_sign(payload: bytes) -> None:
     if payload:
-        survives(follow_root, seal_envelope(ROOT_TYPE, payload, [PAPER.root_signer]), None)
+        survives(follow_root, sign_envelope(ROOT_TYPE, payload, [PAPER.root_signer]), None)
 
 
 @fuzz()

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from sealring.mesh.crypto.dsse import (
     Ed25519Signer,
-    Envelope,
+    SignedEnvelope,
     check_threshold,
     encode_envelope,
     key_id,
-    open_envelope,
-    seal_envelope,
+    parse_envelope,
+    sign_envelope,
     verify_ed25519,
 )
 from sealring.mesh.crypto.encoding import canonical_json
@@ -30,8 +30,8 @@ KEYS = [signer.public_key for signer in SIGNERS]
 TYPE = "application/vnd.sealring.test+json"
 
 
-def reopen(data: bytes, max_payload: int = 1000) -> Envelope:
-    return open_envelope(data, payload_type=TYPE, max_payload=max_payload)
+def reopen(data: bytes, max_payload: int = 1000) -> SignedEnvelope:
+    return parse_envelope(data, payload_type=TYPE, max_payload=max_payload)
 
 
 def refusal(action: Any, *arguments: Any) -> str:
@@ -42,13 +42,13 @@ def refusal(action: Any, *arguments: Any) -> str:
 
 def test_pae_is_that_of_the_specification() -> None:
     """The example of the DSSE protocol."""
-    envelope = Envelope("http://example.com/HelloWorld", b"hello world", ())
+    envelope = SignedEnvelope("http://example.com/HelloWorld", b"hello world", ())
     assert envelope.pae == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
 
 
 def test_another_tool_for_dsse_verifies_an_envelope() -> None:
     """By the words of the protocol alone: PAE = "DSSEv1" SP LEN(type) SP type SP LEN(body) SP body."""
-    document = json.loads(seal_envelope(TYPE, b"{}", SIGNERS[:1]))
+    document = json.loads(sign_envelope(TYPE, b"{}", SIGNERS[:1]))
     kind, body = document["payloadType"].encode(), base64.b64decode(document["payload"])
     signed = b" ".join([b"DSSEv1", str(len(kind)).encode(), kind, str(len(body)).encode(), body])
     key = Ed25519PublicKey.from_public_bytes(KEYS[0])
@@ -57,14 +57,14 @@ def test_another_tool_for_dsse_verifies_an_envelope() -> None:
 
 @given(st.binary(min_size=1, max_size=300))
 def test_round_trip(payload: bytes) -> None:
-    envelope = reopen(seal_envelope(TYPE, payload, SIGNERS))
+    envelope = reopen(sign_envelope(TYPE, payload, SIGNERS))
     assert envelope.payload == payload
     check_threshold(envelope, KEYS, 3)
-    assert encode_envelope(envelope) == seal_envelope(TYPE, payload, reversed(SIGNERS))
+    assert encode_envelope(envelope) == sign_envelope(TYPE, payload, reversed(SIGNERS))
 
 
 def test_one_signer_twice_signs_once() -> None:
-    envelope = reopen(seal_envelope(TYPE, b"x", [SIGNERS[0], SIGNERS[0]]))
+    envelope = reopen(sign_envelope(TYPE, b"x", [SIGNERS[0], SIGNERS[0]]))
     assert len(envelope.signatures) == 1
     assert refusal(check_threshold, envelope, KEYS, 2) == "THRESHOLD_NOT_MET"
 
@@ -72,9 +72,9 @@ def test_one_signer_twice_signs_once() -> None:
 def test_thresholds() -> None:
     for count in range(4):
         if count:
-            envelope = reopen(seal_envelope(TYPE, b"x", SIGNERS[:count]))
+            envelope = reopen(sign_envelope(TYPE, b"x", SIGNERS[:count]))
         else:
-            envelope = reopen(seal_envelope(TYPE, b"x", [Ed25519Signer.generate()]))
+            envelope = reopen(sign_envelope(TYPE, b"x", [Ed25519Signer.generate()]))
         for threshold in range(1, 4):
             if count >= threshold:
                 check_threshold(envelope, KEYS, threshold)
@@ -86,25 +86,28 @@ def test_thresholds() -> None:
 
 
 def test_a_listed_key_that_signed_wrongly_refuses_everything() -> None:
-    good = reopen(seal_envelope(TYPE, b"x", SIGNERS))
+    good = reopen(sign_envelope(TYPE, b"x", SIGNERS))
     (name, signature), *rest = good.signatures
-    bad = Envelope(TYPE, b"x", ((name, bytes(64)), *rest))
+    bad = SignedEnvelope(TYPE, b"x", ((name, bytes(64)), *rest))
     assert refusal(check_threshold, bad, KEYS, 1) == "BAD_SIGNATURE"
-    doubled = Envelope(TYPE, b"x", (*good.signatures, (name, signature)))
+    doubled = SignedEnvelope(TYPE, b"x", (*good.signatures, (name, signature)))
     assert refusal(check_threshold, doubled, KEYS, 1) == "DUPLICATE_KEY_ID"
-    foreign = Envelope(TYPE, b"x", (("0" * 64, bytes(64)), *good.signatures))
+    foreign = SignedEnvelope(TYPE, b"x", (("0" * 64, bytes(64)), *good.signatures))
     check_threshold(foreign, KEYS, 3)
 
 
 def test_payload_and_type_are_both_signed() -> None:
-    good = reopen(seal_envelope(TYPE, b"x", SIGNERS))
-    for changed in (Envelope(TYPE, b"y", good.signatures), Envelope(TYPE + "x", b"x", good.signatures)):
+    good = reopen(sign_envelope(TYPE, b"x", SIGNERS))
+    for changed in (
+        SignedEnvelope(TYPE, b"y", good.signatures),
+        SignedEnvelope(TYPE + "x", b"x", good.signatures),
+    ):
         assert refusal(check_threshold, changed, KEYS, 1) == "BAD_SIGNATURE"
     assert refusal(open_envelope_of_other_type, encode_envelope(good)) == "ENVELOPE_TYPE"
 
 
-def open_envelope_of_other_type(data: bytes) -> Envelope:
-    return open_envelope(data, payload_type="other", max_payload=1000)
+def open_envelope_of_other_type(data: bytes) -> SignedEnvelope:
+    return parse_envelope(data, payload_type="other", max_payload=1000)
 
 
 @pytest.mark.parametrize(
@@ -127,19 +130,19 @@ def open_envelope_of_other_type(data: bytes) -> Envelope:
     ],
 )
 def test_malformed_envelopes(change: dict[str, Any]) -> None:
-    document = json.loads(seal_envelope(TYPE, b"x", SIGNERS)) | change
+    document = json.loads(sign_envelope(TYPE, b"x", SIGNERS)) | change
     assert refusal(reopen, canonical_json(document)) == "ENVELOPE_MALFORMED"
 
 
 def test_too_many_signatures_and_too_large_envelopes() -> None:
-    document = json.loads(seal_envelope(TYPE, b"x", SIGNERS))
+    document = json.loads(sign_envelope(TYPE, b"x", SIGNERS))
     document["signatures"] = [
         {"keyid": f"{n:064}", "sig": document["signatures"][0]["sig"]} for n in range(33)
     ]
     assert refusal(reopen, canonical_json(document)) == "ENVELOPE_MALFORMED"
     document["signatures"].pop()
     assert len(reopen(canonical_json(document)).signatures) == 32
-    sealed = seal_envelope(TYPE, bytes(1001), SIGNERS)
+    sealed = sign_envelope(TYPE, bytes(1001), SIGNERS)
     assert refusal(reopen, sealed, 1000) == "ENVELOPE_MALFORMED"
     assert refusal(reopen, sealed + b" " * 20000) == "ENVELOPE_TOO_LARGE"
 
@@ -182,7 +185,7 @@ def test_signatures_by_weak_and_malformed_keys() -> None:
 
 
 def test_an_envelope_may_fill_its_bound_and_not_pass_it() -> None:
-    data = seal_envelope(TYPE, b"x", SIGNERS[:1])
+    data = sign_envelope(TYPE, b"x", SIGNERS[:1])
     for max_payload in (998, 999, 1000, 1001):
         bound = -(-max_payload // 3) * 4 + 8192
         assert reopen(data.ljust(bound), max_payload).payload == b"x"
@@ -191,7 +194,7 @@ def test_an_envelope_may_fill_its_bound_and_not_pass_it() -> None:
 
 def test_a_key_id_has_at_most_64_characters() -> None:
     for length, sound in ((64, True), (65, False)):
-        data = encode_envelope(Envelope(TYPE, b"x", (("k" * length, bytes(64)),)))
+        data = encode_envelope(SignedEnvelope(TYPE, b"x", (("k" * length, bytes(64)),)))
         if sound:
             assert reopen(data).signatures[0][0] == "k" * length
         else:

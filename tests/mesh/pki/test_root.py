@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from sealring.mesh.crypto.dsse import (
     Ed25519Signer,
-    Envelope,
+    SignedEnvelope,
     encode_envelope,
     key_id,
-    open_envelope,
-    seal_envelope,
+    parse_envelope,
+    sign_envelope,
 )
 from sealring.mesh.crypto.encoding import canonical_json
 from sealring.mesh.errors import RosterError
@@ -145,10 +145,10 @@ def test_chain_round_trip(envelopes: list[bytes]) -> None:
 
 
 def edited(authority: Any, change: Callable[[dict[str, Any]], object]) -> bytes:
-    opened = open_envelope(authority.root.chain[0], payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+    opened = parse_envelope(authority.root.chain[0], payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     document = json.loads(opened.payload)
     change(document)
-    return seal_envelope(PAYLOAD_TYPE, canonical_json(document), authority.root_signers)
+    return sign_envelope(PAYLOAD_TYPE, canonical_json(document), authority.root_signers)
 
 
 MALFORMED: list[Callable[[dict[str, Any]], object]] = [
@@ -185,10 +185,10 @@ def test_malformed_roots(authority: Any, index: int) -> None:
 def test_a_root_signed_by_other_keys_or_as_something_else(authority: Any) -> None:
     draft = dataclasses.replace(authority.root, chain=())
     assert refusal(sign_root, draft, [Ed25519Signer.generate()]) == "THRESHOLD_NOT_MET"
-    opened = open_envelope(authority.root.chain[0], payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
-    as_roster = seal_envelope("application/x", opened.payload, authority.root_signers)
+    opened = parse_envelope(authority.root.chain[0], payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+    as_roster = sign_envelope("application/x", opened.payload, authority.root_signers)
     assert refusal(follow_root, as_roster, None) == "ENVELOPE_TYPE"
-    other = open_envelope(as_roster, payload_type="application/x", max_payload=MAX_PAYLOAD_BYTES)
+    other = parse_envelope(as_roster, payload_type="application/x", max_payload=MAX_PAYLOAD_BYTES)
     renamed = encode_envelope(dataclasses.replace(other, payload_type=PAYLOAD_TYPE))
     assert refusal(follow_root, renamed, None) == "BAD_SIGNATURE"
 
@@ -220,9 +220,9 @@ def test_a_draft_travels_unsigned_and_gathers_signatures(make_authority: Callabl
 @pytest.mark.parametrize("payload", [b"", b"{}", b"junk", canonical_json({"type": "roster"})])
 def test_nobody_signs_what_is_no_root_metadata(payload: bytes) -> None:
     """A holder's key would otherwise sign anything that it is handed."""
-    envelope = encode_envelope(Envelope(PAYLOAD_TYPE, payload, ()))
+    envelope = encode_envelope(SignedEnvelope(PAYLOAD_TYPE, payload, ()))
     signer = Ed25519Signer.generate()
     assert refusal(cosign_root, envelope, signer) in ("ROOT_MALFORMED", "ENVELOPE_MALFORMED")
     assert refusal(read_root_draft, envelope) in ("ROOT_MALFORMED", "ENVELOPE_MALFORMED")
-    other = encode_envelope(Envelope("application/vnd.sealring.roster+json", payload or b"x", ()))
+    other = encode_envelope(SignedEnvelope("application/vnd.sealring.roster+json", payload or b"x", ()))
     assert refusal(cosign_root, other, signer) == "ENVELOPE_TYPE"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sealring.mesh.crypto.dsse import encode_envelope, open_envelope, seal_envelope
+from sealring.mesh.crypto.dsse import encode_envelope, parse_envelope, sign_envelope
 from sealring.mesh.crypto.encoding import canonical_json
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.key_type import KeyType
@@ -40,7 +40,7 @@ SHARED = settings(
 
 def read(cluster: Any, payload: bytes) -> Any:
     """What a reader says to a payload that the roster key did sign."""
-    envelope = seal_envelope(PAYLOAD_TYPE, payload, cluster.authority.roster_signers)
+    envelope = sign_envelope(PAYLOAD_TYPE, payload, cluster.authority.roster_signers)
     return check_roster(envelope, cluster.authority.root, now=NOW)
 
 
@@ -379,7 +379,7 @@ def test_other_whitespace_is_another_roster_with_another_hash(cluster: Any) -> N
     text = payload(cluster)
     spaced = json.dumps(json.loads(text), indent=1).encode()
     assert read(cluster, spaced).hash != read(cluster, text).hash
-    envelope = open_envelope(cluster.sign(), payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+    envelope = parse_envelope(cluster.sign(), payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     forged = dataclasses.replace(envelope, payload=spaced)
     with pytest.raises(RosterError) as error:
         check_roster(encode_envelope(forged), cluster.authority.root, now=NOW)
@@ -393,7 +393,7 @@ def test_size_cap(cluster: Any, make_cluster: Callable[..., Any]) -> None:
     assert len(padded) == size_cap(3)
     read(cluster, padded)
     assert refusal(cluster, padded[:-1] + b" }") == "ROSTER_TOO_LARGE"
-    huge = seal_envelope(PAYLOAD_TYPE, bytes(MAX_PAYLOAD_BYTES + 1), cluster.authority.roster_signers)
+    huge = sign_envelope(PAYLOAD_TYPE, bytes(MAX_PAYLOAD_BYTES + 1), cluster.authority.roster_signers)
     with pytest.raises(RosterError) as error:
         check_roster(huge, cluster.authority.root, now=NOW)
     assert error.value.reason == "ENVELOPE_MALFORMED"

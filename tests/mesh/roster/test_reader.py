@@ -13,7 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sealring.mesh.crypto.dsse import Ed25519Signer, Envelope, encode_envelope, open_envelope, seal_envelope
+from sealring.mesh.crypto.dsse import (
+    Ed25519Signer,
+    SignedEnvelope,
+    encode_envelope,
+    parse_envelope,
+    sign_envelope,
+)
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, RosterError
 from sealring.mesh.pki.root import sign_root
@@ -273,7 +279,7 @@ def test_a_gateway_reads_the_roster_too(cluster: Any, path: Path, clock: Any) ->
 def forge(cluster_: Any, **changes: Any) -> bytes:
     """A roster that breaks a rule, signed by the roster key nevertheless."""
     payload = encode_roster(dataclasses.replace(complete_roster(cluster_.draft), **changes))
-    return seal_envelope(PAYLOAD_TYPE, payload, cluster_.authority.roster_signers)
+    return sign_envelope(PAYLOAD_TYPE, payload, cluster_.authority.roster_signers)
 
 
 def test_the_order_of_the_checks(cluster: Any, reader: RosterReader) -> None:
@@ -286,7 +292,7 @@ def test_the_order_of_the_checks(cluster: Any, reader: RosterReader) -> None:
     good = {"version": 6, "previous": roster.hash}
     stranger = [Ed25519Signer.generate()]
     payload = encode_roster(dataclasses.replace(complete_roster(cluster.draft), **trust))
-    unsigned = seal_envelope(PAYLOAD_TYPE, payload, stranger)
+    unsigned = sign_envelope(PAYLOAD_TYPE, payload, stranger)
     assert refusal(reader, unsigned + b" " * 2_000_000) == "ENVELOPE_TOO_LARGE"
     assert refusal(reader, unsigned) == "THRESHOLD_NOT_MET"
     assert refusal(reader, forge(cluster, cluster="other", **other_root, **old)) == "ROSTER_CLUSTER"
@@ -316,15 +322,15 @@ def test_signatures(make_cluster: Callable[..., Any], clock: Any) -> None:
     assert reason(sign_roster(draft, signers[:1])) == "THRESHOLD_NOT_MET"
     assert reason(sign_roster(draft, [signers[0], Ed25519Signer.generate()])) == "THRESHOLD_NOT_MET"
     assert reason(sign_roster(draft, cluster.authority.root_signers)) == "THRESHOLD_NOT_MET"
-    whole = open_envelope(
+    whole = parse_envelope(
         sign_roster(draft, signers[:2]), payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES
     )
     one, two = whole.signatures
-    twice = Envelope(PAYLOAD_TYPE, whole.payload, (one, one))
+    twice = SignedEnvelope(PAYLOAD_TYPE, whole.payload, (one, one))
     assert reason(encode_envelope(twice)) == "DUPLICATE_KEY_ID"
-    crossed = Envelope(PAYLOAD_TYPE, whole.payload, ((one[0], two[1]), (two[0], one[1])))
+    crossed = SignedEnvelope(PAYLOAD_TYPE, whole.payload, ((one[0], two[1]), (two[0], one[1])))
     assert reason(encode_envelope(crossed)) == "BAD_SIGNATURE"
-    other_type = seal_envelope("application/vnd.sealring.root+json", whole.payload, signers)
+    other_type = sign_envelope("application/vnd.sealring.root+json", whole.payload, signers)
     assert reason(other_type) == "ENVELOPE_TYPE"
     assert reason(other_type.replace(b"sealring.root+json", b"sealring.roster+json")) == "BAD_SIGNATURE"
 
