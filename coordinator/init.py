@@ -27,7 +27,7 @@ from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput, RosterError
-from sealring.mesh.member.state import MemberState, save_description, save_member_state, save_root
+from sealring.mesh.member.state import MachineState, save_description, save_machine_state, save_root
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
 from sealring.mesh.pki.root import (
@@ -240,8 +240,10 @@ def _make_operator(settings: CoordinatorSettings, store: Store, keys: ClusterKey
     store.set_meta(_OPERATOR_CSR, leaf.csr())
     store.operators.save(stored_operator(OPERATOR_ID, OperatorRole.ADMIN, certificate, now))
     material = TlsMaterial(leaf.private_pem(), certificate, keys.root.authorities)
-    bundle = MemberState(_operator(keys), OPERATOR_ID, settings.main_address(), keys.pin, keys.root, material)
-    save_member_state(settings.state_dir / OPERATOR_DIR, bundle)
+    bundle = MachineState(
+        _operator(keys), OPERATOR_ID, settings.main_address(), keys.pin, keys.root, material
+    )
+    save_machine_state(settings.state_dir / OPERATOR_DIR, bundle)
 
 
 def _operator_certificate(keys: ClusterKeys, csr: bytes, now: float) -> bytes:

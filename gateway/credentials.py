@@ -6,13 +6,13 @@ from pathlib import Path
 
 from sealring.mesh.crypto.identity import Signer, SoftwareSigner, member_id
 from sealring.mesh.errors import ConfigError
-from sealring.mesh.member.state import IDENTITY_KEY, MemberState, load_member_state
+from sealring.mesh.member.state import IDENTITY_KEY, MachineState, load_machine_state
 from sealring.mesh.pki.certificates import Role
 
 
-def load_gateway(folder: Path) -> tuple[MemberState, Signer]:
+def load_gateway(folder: Path) -> tuple[MachineState, Signer]:
     """The enrolment in `folder` and its identity. Raises ConfigError (NOT_ENROLLED, MEMBER_STATE_CORRUPT)."""
-    state = load_member_state(folder)
+    state = load_machine_state(folder)
     try:
         signer = SoftwareSigner.load(folder / IDENTITY_KEY)
     except FileNotFoundError:

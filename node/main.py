@@ -11,7 +11,7 @@ import structlog
 
 from sealring.mesh.crypto.identity import Signer, member_id
 from sealring.mesh.errors import ConfigError
-from sealring.mesh.member.state import MemberState, load_member_state
+from sealring.mesh.member.state import MachineState, load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import server_credentials
@@ -50,7 +50,7 @@ async def run(settings: NodeSettings) -> None:
 
 async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
     """The daemon, until `stop` is set. Raises as `run`, and PermissionDenied (REMOVED)."""
-    state = load_member_state(settings.state_dir)
+    state = load_machine_state(settings.state_dir)
     signer = await asyncio.to_thread(_signer, settings, state)
     require_software_allowed(signer.key_type, allowed=settings.software_identity_allowed)
     daemon = Daemon(settings, state, signer)
@@ -75,7 +75,7 @@ async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
         log.info("node_stopped", node=state.peer.id)
 
 
-def _signer(settings: NodeSettings, state: MemberState) -> Signer:
+def _signer(settings: NodeSettings, state: MachineState) -> Signer:
     """The identity of this enrolment; blocks. Raises ConfigError (MEMBER_STATE_CORRUPT), Unavailable."""
     folder = settings.state_dir
     try:

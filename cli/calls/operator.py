@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import typer
 
     from sealring.cli.settings import CliSettings
-    from sealring.mesh.member.state import MemberState
+    from sealring.mesh.member.state import MachineState
 
 T = TypeVar("T")
 
@@ -65,17 +65,17 @@ async def connect(bundle: Path, *, address: str | None = None, seconds: float = 
         yield Admin(admin_pb2_grpc.AdminStub(channel), target, seconds)
 
 
-def read_bundle(folder: Path) -> MemberState:
+def read_bundle(folder: Path) -> MachineState:
     """The operator bundle in `folder`, its root metadata verified against its pin.
 
     Raises ConfigError (NO_OPERATOR_BUNDLE, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), RosterError (ROOT_*).
     """
-    from sealring.mesh.member.state import load_member_state
+    from sealring.mesh.member.state import load_machine_state
     from sealring.mesh.pki.certificates import Role, expires_at
     from sealring.mesh.pki.root import check_root_times
 
     try:
-        state = load_member_state(folder)
+        state = load_machine_state(folder)
     except PermissionError:
         raise _no_bundle(f"the operator bundle in {folder} cannot be read") from None
     except ConfigError as error:

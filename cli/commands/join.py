@@ -173,9 +173,9 @@ def _begin_anew(file: Path | None) -> None:
 def _run(root: Path, said: dict[str, Any], wishes: Wishes) -> None:
     from sealring.cli.local.foreground import run_cluster
     from sealring.cli.setup.choices import choose_other
-    from sealring.mesh.member.state import load_member_state
+    from sealring.mesh.member.state import load_machine_state
 
-    joined = load_member_state(Path(said.get("state_dir", root / "node")))
+    joined = load_machine_state(Path(said.get("state_dir", root / "node")))
     choices = choose_other(root, said, wishes, [joined.coordinator], joined=True)
     for line in choices.said:
         say(line)

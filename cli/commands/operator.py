@@ -114,11 +114,11 @@ def _make_bundle(
     Raises AlreadyExists (BUNDLE_EXISTS), InvalidInput (BAD_FILE) before anything is asked.
     """
     from sealring.mesh.member.state import (
-        MemberState,
+        MachineState,
         is_enrolled,
-        load_member_state,
+        load_machine_state,
         parse_pem_leaf,
-        save_member_state,
+        save_machine_state,
     )
     from sealring.mesh.pki.certificates import PeerIdentity, Role
     from sealring.mesh.pki.root import decode_chain, verify_root_chain
@@ -140,8 +140,8 @@ def _make_bundle(
     root = verify_root_chain(decode_chain(answer.root_metadata), own.root_sha256, now=time.time())
     material = TlsMaterial(leaf.private_pem(), parse_pem_leaf(answer.certificate_chain), root.authorities)
     peer = PeerIdentity(own.peer.cluster, Role.OPERATOR, request.name)
-    save_member_state(folder, MemberState(peer, request.name, address, own.root_sha256, root, material))
-    load_member_state(folder)
+    save_machine_state(folder, MachineState(peer, request.name, address, own.root_sha256, root, material))
+    load_machine_state(folder)
     if as_json:
         print_json({"name": request.name, "bundle": str(folder)})
     else:

@@ -11,7 +11,7 @@ from sealring.mesh.errors import SealringError
 from sealring.mesh.roster.model import Ring, Roster, RosterMember
 
 if TYPE_CHECKING:
-    from sealring.mesh.member.state import MemberState
+    from sealring.mesh.member.state import MachineState
     from sealring.mesh.pki.root import RootMetadata
     from sealring.node.settings import NodeSettings
 
@@ -28,7 +28,7 @@ class View:
     """
 
     settings: NodeSettings
-    state: MemberState | None = None
+    state: MachineState | None = None
     roster: Roster | None = None
     trouble: str = ""
     connections: tuple[Connection, ...] | None = None
@@ -61,13 +61,13 @@ class View:
 
 def read_view(settings: NodeSettings) -> View:
     """The view from the node's folder alone. Nothing is written, and the memory of rosters is left alone."""
-    from sealring.mesh.member.state import is_enrolled, load_member_state
+    from sealring.mesh.member.state import is_enrolled, load_machine_state
 
     folder = settings.state_dir
     try:
         if not is_enrolled(folder):
             return View(settings)
-        state = load_member_state(folder)
+        state = load_machine_state(folder)
     except (OSError, SealringError) as error:
         return View(settings, trouble=str(error))
     return View(settings, state, _roster(folder, state.root))

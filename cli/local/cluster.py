@@ -205,10 +205,10 @@ class Cluster:
 
     def _enrolled_at(self, name: str) -> str:
         """The coordinator's address that a member goes by; empty for none."""
-        from sealring.mesh.member.state import is_enrolled, load_member_state
+        from sealring.mesh.member.state import is_enrolled, load_machine_state
 
         folder = self._state_dir(name)
-        return load_member_state(folder).coordinator if is_enrolled(folder) else ""
+        return load_machine_state(folder).coordinator if is_enrolled(folder) else ""
 
     async def _enrol_node(self, name: str) -> None:
         from sealring.node.join import join
@@ -230,10 +230,10 @@ class Cluster:
         return str((await self.admin.call("CreateJoinToken", request)).token)
 
     async def _wait_for_nodes(self) -> None:
-        from sealring.mesh.member.state import load_member_state
+        from sealring.mesh.member.state import load_machine_state
         from sealring.v1 import admin_pb2
 
-        wanted = {load_member_state(self._state_dir(name)).peer.id: name for name in self.node_names}
+        wanted = {load_machine_state(self._state_dir(name)).peer.id: name for name in self.node_names}
         deadline = time.monotonic() + _START_SECONDS
         while True:
             answer = await self.admin.call("ListNodes", admin_pb2.ListNodesRequest())

@@ -12,7 +12,7 @@ from typing import Any
 from sealring.cli.local.cluster import Cluster
 from sealring.cli.local.leftovers import PORTS
 from sealring.mesh.errors import DeadlineExceeded, SealringError
-from sealring.mesh.member.state import ROSTER, load_member_state
+from sealring.mesh.member.state import ROSTER, load_machine_state
 from sealring.mesh.roster.model import Ring
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.system.addresses import parse_address
@@ -91,7 +91,7 @@ class OtherMachine(Machine):
         folder = self._state_dir("node")
         doing = read_doing(folder)
         try:
-            state = load_member_state(folder)
+            state = load_machine_state(folder)
             roster = check_roster(read_bounded(folder / ROSTER), state.root, now=time.time())
         except (OSError, SealringError):
             return "", NOTHING

@@ -18,7 +18,7 @@ from sealring.mesh.errors import CertificateError, SealringError
 from sealring.mesh.member.proof import check_proof, of_coordinator, refusal, renewal
 from sealring.mesh.member.renewal import renew_by_identity
 from sealring.mesh.member.roster_keeper import removed
-from sealring.mesh.member.state import MemberState, parse_pem_leaf, save_root, save_tls
+from sealring.mesh.member.state import MachineState, parse_pem_leaf, save_root, save_tls
 from sealring.mesh.pki.certificates import LeafKey, check_issued_by, expires_at, load_certificate, renewal_due
 from sealring.mesh.pki.root import RootMetadata, decode_chain, verify_root_chain
 from sealring.mesh.rpc.status import from_rpc_error
@@ -43,7 +43,7 @@ class CertificateKeeper:
     def __init__(
         self,
         folder: Path,
-        state: MemberState,
+        state: MachineState,
         store: TlsStore,
         signer: Signer,
         channel: PeerChannel,

@@ -21,7 +21,7 @@ from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import CertificateError, PermissionDenied
 from sealring.mesh.member.bootstrap import JoinToken, find_coordinator
-from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MemberState, parse_pem_leaf, save_member_state
+from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState, parse_pem_leaf, save_machine_state
 from sealring.mesh.names import check_name
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, check_issued_by, load_certificate
 from sealring.mesh.pki.roles import PROTO_ROLES, ROLES
@@ -60,7 +60,7 @@ class Enrolled:
     The cluster may call the machine otherwise than it asked for, where another has that name.
     """
 
-    state: MemberState
+    state: MachineState
     roster: Roster
 
 
@@ -176,12 +176,12 @@ def _keep(
     material = TlsMaterial(leaf.private_pem(), _own_leaf(answer, peer, leaf, root, now), root.authorities)
     check_roster(answer.roster, root, now=now)
     name = check_name(answer.name, "name")
-    state = MemberState(peer, name, answer.coordinator_address, token.root_sha256, root, material, join)
+    state = MachineState(peer, name, answer.coordinator_address, token.root_sha256, root, material, join)
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     RosterStateFile(state_dir / ROSTER_STATE).create(peer.cluster)
     roster = RosterReader(root, state_dir / ROSTER_STATE, peer.id, clock=clock).accept(answer.roster)
     write_atomic(state_dir / ROSTER, answer.roster)
-    save_member_state(state_dir, state)
+    save_machine_state(state_dir, state)
     return Enrolled(state, roster)
 
 

@@ -11,7 +11,7 @@ import structlog
 
 from sealring.mesh.errors import FailedPrecondition, NotFound, PermissionDenied, RosterError
 from sealring.mesh.member.proof import HeldRoster
-from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MemberState
+from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState
 from sealring.mesh.pki.root import RootMetadata, encode_chain
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.roster.reader import Equivocation, RosterReader
@@ -25,7 +25,7 @@ _MAX_ENVELOPE = 2 << 20
 class RosterKeeper:
     """Accepts rosters through the reader with its anti-rollback memory, and in no other way."""
 
-    def __init__(self, folder: Path, state: MemberState) -> None:
+    def __init__(self, folder: Path, state: MachineState) -> None:
         """Raises RosterError (ROSTER_STATE_*) when the memory of earlier rosters is not usable."""
         self._file = folder / ROSTER
         self._reader = RosterReader(

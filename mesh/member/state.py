@@ -35,7 +35,7 @@ _MAX_BYTES = 1 << 17
 
 
 @dataclass(frozen=True)
-class MemberState:
+class MachineState:
     """An enrolment: who this machine is, in which cluster, and where the coordinator is (main address).
 
     `join` is the join address that it enrolled at, where it renews a certificate that has ended; empty for
@@ -64,7 +64,7 @@ def check_may_join(folder: Path, root_sha256: bytes) -> None:
     if not is_enrolled(folder):
         return
     try:
-        held = load_member_state(folder).root_sha256
+        held = load_machine_state(folder).root_sha256
     except SealringError:
         held = b""
     if held != root_sha256:
@@ -82,7 +82,7 @@ def forget_enrolment(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def save_member_state(folder: Path, state: MemberState) -> None:
+def save_machine_state(folder: Path, state: MachineState) -> None:
     """Write an enrolment; an earlier one in the folder stops counting before anything is replaced."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -122,7 +122,7 @@ def save_tls(folder: Path, material: TlsMaterial) -> None:
     os.replace(folder / _NEXT_TLS_KEY, folder / _TLS_KEY)
 
 
-def load_member_state(folder: Path) -> MemberState:
+def load_machine_state(folder: Path) -> MachineState:
     """The enrolment in `folder`, its root metadata verified against the pin.
 
     It may have expired while the machine was off: whoever goes by it looks at its times. Raises ConfigError
@@ -155,7 +155,7 @@ def load_member_state(folder: Path) -> MemberState:
         ) from error
     root = follow_chain(chain, root_sha256)
     material = TlsMaterial(private_key, certificate, root.authorities)
-    return MemberState(peer, name, coordinator, root_sha256, root, material, join)
+    return MachineState(peer, name, coordinator, root_sha256, root, material, join)
 
 
 def parse_pem_leaf(pem: bytes) -> bytes:

@@ -29,7 +29,7 @@ from sealring.mesh.member.certificate_keeper import CertificateKeeper
 from sealring.mesh.member.introduction import Introduction
 from sealring.mesh.member.proof import Identity, Purpose, by_identity
 from sealring.mesh.member.roster_keeper import RosterKeeper, removed
-from sealring.mesh.member.state import MemberState
+from sealring.mesh.member.state import MachineState
 from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.prompt.sealed import SealingKey
 from sealring.mesh.roster.model import Roster
@@ -69,7 +69,7 @@ _RING_BACKLOG = 128
 class Daemon:
     """What `node/main.py` runs. Implements the interfaces of session, control service and epoch."""
 
-    def __init__(self, settings: NodeSettings, state: MemberState, signer: Signer) -> None:
+    def __init__(self, settings: NodeSettings, state: MachineState, signer: Signer) -> None:
         """Raises RosterError when the memory of earlier rosters is not usable."""
         self.store = TlsStore(state.tls)
         self._settings = settings

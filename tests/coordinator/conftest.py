@@ -24,7 +24,7 @@ from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import ModelError, SealringError
 from sealring.mesh.member.enrolment import Enrolled, NodeEvidence, enrol
 from sealring.mesh.member.proof import Purpose
-from sealring.mesh.member.state import IDENTITY_KEY, ROSTER_STATE, load_member_state
+from sealring.mesh.member.state import IDENTITY_KEY, ROSTER_STATE, load_machine_state
 from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.roster.reader import RosterReader
@@ -70,7 +70,7 @@ class Cluster:
     closed: bool = False
 
     def connect_operator(self) -> None:
-        state = load_member_state(self.settings.state_dir / "operator")
+        state = load_machine_state(self.settings.state_dir / "operator")
         self._channel = channel_to(self.coordinator.main_address(), state.tls)
         self.admin = admin_pb2_grpc.AdminStub(self._channel)
 
@@ -169,7 +169,7 @@ class FakeNode:
         instance: bytes = b"",
     ) -> None:
         self.name = state_dir.name
-        self.state = load_member_state(state_dir)
+        self.state = load_machine_state(state_dir)
         self.id = self.state.peer.id
         self.signer = SoftwareSigner.load(state_dir / IDENTITY_KEY)
         self.reader = RosterReader(self.state.root, state_dir / ROSTER_STATE, self.id)

@@ -20,7 +20,7 @@ from sealring.coordinator.store import Store
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer, encode_envelope, key_id, parse_envelope
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput, RosterError, SealringError
-from sealring.mesh.member.state import load_member_state
+from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.root import (
     PAYLOAD_TYPE,
     check_root_times,
@@ -66,7 +66,7 @@ def test_a_cluster_is_made_under_a_root_that_is_elsewhere(tmp_path: Path) -> Non
     keys = ClusterKeys.load(made, now=wall_clock())
     assert (keys.root.root_threshold, len(keys.root.root_keys)) == (2, 3)
     assert keys.pin == root_fingerprint([holder.public_key for holder in HOLDERS], 2)
-    assert load_member_state(made.state_dir / "operator").root_sha256 == keys.pin
+    assert load_machine_state(made.state_dir / "operator").root_sha256 == keys.pin
     assert not (made.state_dir / "root.key").exists()
     assert not (made.state_dir / ROOT_DRAFT).exists()
     every = b"".join(file.read_bytes() for file in made.state_dir.rglob("*") if file.is_file())

@@ -23,7 +23,7 @@ from sealring.coordinator.store import Store
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import AlreadyExists, ConfigError, Unavailable
 from sealring.mesh.member.bootstrap import fetch_root
-from sealring.mesh.member.state import load_member_state
+from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.system.addresses import free_port
 
@@ -43,7 +43,7 @@ def settings(tmp_path: Path, **changes: Any) -> CoordinatorSettings:
 def test_init_makes_a_private_state_with_an_operator_bundle(tmp_path: Path) -> None:
     made = settings(tmp_path, cluster="attic", listen="127.0.0.1:7700")
     init(made)
-    bundle = load_member_state(made.state_dir / "operator")
+    bundle = load_machine_state(made.state_dir / "operator")
     assert (bundle.peer.role, bundle.peer.cluster, bundle.coordinator) == (
         Role.OPERATOR,
         "attic",
@@ -178,7 +178,7 @@ async def test_a_second_coordinator_is_refused(cluster: Cluster) -> None:
 async def test_it_runs_until_a_signal_and_stops_cleanly(tmp_path: Path, number: int) -> None:
     made = settings(tmp_path, listen=f"127.0.0.1:{free_port()}", join_listen=f"127.0.0.1:{free_port()}")
     init(made)
-    pin = load_member_state(made.state_dir / "operator").root_sha256
+    pin = load_machine_state(made.state_dir / "operator").root_sha256
     running = asyncio.create_task(run(made))
     port = int(made.join_listen.rpartition(":")[2])
     async with asyncio.timeout(200):
@@ -197,7 +197,7 @@ async def test_it_runs_until_a_signal_and_stops_cleanly(tmp_path: Path, number: 
 async def test_health_is_served_on_both_ports(cluster: Cluster) -> None:
     from tests.coordinator.conftest import channel_to
 
-    bundle = load_member_state(cluster.settings.state_dir / "operator")
+    bundle = load_machine_state(cluster.settings.state_dir / "operator")
     for port in (cluster.coordinator.port, cluster.coordinator.join_port):
         async with channel_to(f"127.0.0.1:{port}", bundle.tls) as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(
@@ -207,7 +207,7 @@ async def test_health_is_served_on_both_ports(cluster: Cluster) -> None:
 
 
 async def test_the_operator_bundle_follows_the_address(cluster: Cluster) -> None:
-    bundle = load_member_state(cluster.settings.state_dir / "operator")
+    bundle = load_machine_state(cluster.settings.state_dir / "operator")
     assert bundle.coordinator == cluster.coordinator.main_address()
 
 

@@ -28,7 +28,7 @@ from sealring.mesh.errors import SealringError
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
 from sealring.mesh.member.proof import by_roster_keys, check_proof, of_coordinator, refusal, renewal
 from sealring.mesh.member.renewal import renewal_content
-from sealring.mesh.member.state import IDENTITY_KEY, load_member_state, parse_pem_leaf, save_member_state
+from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state, parse_pem_leaf, save_machine_state
 from sealring.mesh.pki.certificates import (
     LeafKey,
     PeerIdentity,
@@ -277,7 +277,7 @@ async def test_one_host_gets_only_so_many_attempts(desk: Desk) -> None:
 
 async def keeper_of(folder: Path, join: str = "") -> CertificateKeeper:
     """As a daemon that starts in this folder has it; `join` in the place of the join address on record."""
-    state = load_member_state(folder)
+    state = load_machine_state(folder)
     state = dataclasses.replace(state, join=join or state.join)
     store = TlsStore(state.tls)
     channel = PeerChannel(state.coordinator, store, role_server_name(Role.COORDINATOR))
@@ -306,9 +306,9 @@ async def test_a_machine_that_was_evicted_meanwhile_does_not(cluster: Any) -> No
     joined = await cluster.join("alpha")
     expire(cluster.folder / "alpha", cluster.coordinator.keys.ca)
     await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=joined.state.peer.id))
-    before = load_member_state(cluster.folder / "alpha").tls
+    before = load_machine_state(cluster.folder / "alpha").tls
     assert await reason_of(await keeper_of(cluster.folder / "alpha")) == "REMOVED"
-    assert load_member_state(cluster.folder / "alpha").tls == before
+    assert load_machine_state(cluster.folder / "alpha").tls == before
 
 
 class InBetween(membership_pb2_grpc.RenewalServicer):
@@ -359,7 +359,7 @@ async def test_who_is_on_the_path_with_the_authoritys_key_gets_nothing_through(
     await cluster.join("alpha")
     folder = cluster.folder / "alpha"
     expire(folder, cluster.coordinator.keys.ca)
-    before = load_member_state(folder).tls
+    before = load_machine_state(folder).tls
     between = InBetween(cluster, answers=answers)
     await between.server.start()
     try:
@@ -369,7 +369,7 @@ async def test_who_is_on_the_path_with_the_authoritys_key_gets_nothing_through(
         await between.server.stop(0)
     assert between.heard == ["GetNonce", "RenewByIdentity"]
     assert between.told == ([] if answers else ["RENEWAL_REFUSED"])
-    assert load_member_state(folder).tls == before
+    assert load_machine_state(folder).tls == before
 
 
 async def test_nothing_is_sent_to_the_coordinator_of_another_root(cluster: Any, tmp_path: Path) -> None:
@@ -397,5 +397,5 @@ async def test_where_no_join_address_is_on_record_it_says_what_to_do(cluster: An
     await cluster.join("alpha")
     folder = cluster.folder / "alpha"
     expire(folder, cluster.coordinator.keys.ca)
-    save_member_state(folder, dataclasses.replace(load_member_state(folder), join=""))
+    save_machine_state(folder, dataclasses.replace(load_machine_state(folder), join=""))
     assert await reason_of(await keeper_of(folder)) == "NO_JOIN_ADDRESS"

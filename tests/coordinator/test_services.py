@@ -17,7 +17,7 @@ from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import ConfigError, SealringError
 from sealring.mesh.member.proof import CallerProof, Connection, HeldRoster, Purpose
-from sealring.mesh.member.state import IDENTITY_KEY, MemberState, load_member_state, parse_pem_leaf
+from sealring.mesh.member.state import IDENTITY_KEY, MachineState, load_machine_state, parse_pem_leaf
 from sealring.mesh.pki.certificates import LeafKey, Role, expires_at, key_hash, load_certificate
 from sealring.mesh.pki.root import (
     cosign_root,
@@ -249,7 +249,7 @@ async def test_who_does_not_prove_itself_gets_no_stream(cluster: Cluster) -> Non
     await cluster.join("alpha")
     await cluster.join("gate", role=Role.GATEWAY)
     for name, follow in (("alpha", False), ("gate", True)):
-        state = load_member_state(cluster.folder / name)
+        state = load_machine_state(cluster.folder / name)
         async with channel_to(cluster.coordinator.main_address(), state.tls) as channel:
             stub = membership_pb2_grpc.SchedulingStub(channel)
             purpose = Purpose.WATCH if follow else Purpose.SESSION
@@ -282,10 +282,10 @@ async def test_watches_end_when_the_coordinator_stops(cluster: Cluster, watcher:
 
 
 async def renew(cluster: Cluster, name: str, csr: bytes, signature: bytes) -> Any:
-    from sealring.mesh.member.state import load_member_state
+    from sealring.mesh.member.state import load_machine_state
     from tests.coordinator.conftest import channel_to
 
-    state = load_member_state(cluster.folder / name)
+    state = load_machine_state(cluster.folder / name)
     async with channel_to(cluster.coordinator.main_address(), state.tls) as channel:
         stub = membership_pb2_grpc.CertificatesStub(channel)
         try:
@@ -339,10 +339,10 @@ async def test_a_renewal_needs_the_identity_keys_signature(cluster: Cluster, how
 
 
 async def test_the_operator_has_no_identity_key_to_renew_with(cluster: Cluster) -> None:
-    from sealring.mesh.member.state import load_member_state
+    from sealring.mesh.member.state import load_machine_state
     from tests.coordinator.conftest import channel_to
 
-    state = load_member_state(cluster.settings.state_dir / "operator")
+    state = load_machine_state(cluster.settings.state_dir / "operator")
     async with channel_to(cluster.coordinator.main_address(), state.tls) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await membership_pb2_grpc.CertificatesStub(channel).Renew(
@@ -583,7 +583,7 @@ async def test_a_rotated_root_is_followed_from_the_old_pin(cluster: Cluster, sta
         chain = decode_chain(answer.root_metadata)
         root = verify_root_chain(chain, joined.state.root_sha256, now=wall_clock())
         assert (root.version, root.root_threshold) == (2, 2)
-        assert load_member_state(folder / "operator").root == root
+        assert load_machine_state(folder / "operator").root == root
         current = check_roster(again.coordinator.authority.current.envelope, root, now=wall_clock())
         assert (current.root_version, current.version > joined.roster.version) == (2, True)
         await again.join("beta")
@@ -605,7 +605,7 @@ def lease_ends(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return ends
 
 
-def later(cluster: Cluster, state: MemberState) -> bytes:
+def later(cluster: Cluster, state: MachineState) -> bytes:
     """A certificate for the same machine that ends a minute after the one that it has."""
     left = expires_at(state.tls.certificate) - wall_clock()
     return cluster.coordinator.keys.ca.issue(

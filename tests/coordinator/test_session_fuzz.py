@@ -138,9 +138,9 @@ def packed(**fields: Any) -> bytes:
 
 
 def alpha_id(cluster: Cluster) -> str:
-    from sealring.mesh.member.state import load_member_state
+    from sealring.mesh.member.state import load_machine_state
 
-    return load_member_state(cluster.folder / "alpha").peer.id
+    return load_machine_state(cluster.folder / "alpha").peer.id
 
 
 @given(said=st.lists(ANYTHING, max_size=8), hello=st.integers(0, 9).map(bool), draw_nonce=st.booleans())

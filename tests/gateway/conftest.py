@@ -20,7 +20,7 @@ from sealring.mesh.crypto.labels import Label
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.errors import EpochEnded
 from sealring.mesh.member.proof import CalledProof, Purpose, by_identity, by_roster_keys, of_identity, renewal
-from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE, MemberState, save_member_state
+from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE, MachineState, save_machine_state
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
@@ -340,9 +340,9 @@ class ActedCluster:
         peer = self.peer(self.gateway, Role.GATEWAY)
         RosterStateFile(self.state_dir / ROSTER_STATE).create(CLUSTER)
         write_atomic(self.state_dir / ROSTER, self.sign())
-        save_member_state(
+        save_machine_state(
             self.state_dir,
-            MemberState(
+            MachineState(
                 peer,
                 "gateway",
                 f"127.0.0.1:{port}",

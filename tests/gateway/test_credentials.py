@@ -30,7 +30,7 @@ def test_the_enrolment_and_the_key_belong_together(
     signer = SoftwareSigner.load_or_create(tmp_path / IDENTITY_KEY)
     identifier = member_id((signer if own else SoftwareSigner.generate()).public_key)
     state = SimpleNamespace(peer=SimpleNamespace(role=role, id=identifier))
-    monkeypatch.setattr(credentials, "load_member_state", lambda folder: state)
+    monkeypatch.setattr(credentials, "load_machine_state", lambda folder: state)
     if not key:
         (tmp_path / IDENTITY_KEY).unlink()
     if good:

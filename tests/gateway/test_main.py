@@ -25,7 +25,7 @@ from sealring.gateway.main import serve
 from sealring.gateway.rings import control as gateway_control
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.errors import ConfigError, SealringError
-from sealring.mesh.member.state import load_member_state
+from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.root import encode_chain
 from sealring.mesh.rpc.server import from_rpc_error
 from sealring.mesh.system.addresses import free_port
@@ -342,7 +342,7 @@ async def test_certificates_are_renewed_at_half_life(make_cluster: Callable[...,
                 await asyncio.sleep(0.05)
         assert (await gateway.ask("still the same epoch"))[0] == "still the same epoch "
         assert not cluster.ring.goodbyes
-    load_member_state(cluster.state_dir)
+    load_machine_state(cluster.state_dir)
 
 
 def test_the_gateway_is_light() -> None:
@@ -411,7 +411,7 @@ async def test_keys_come_and_go_in_a_running_gateway(cluster: Any, capfd: pytest
         metadata = [("authorization", f"Bearer {text}")]
         call = gateway.stub.Generate(ask("a b"), timeout=20, metadata=metadata)
         assert "".join([event.delta.text async for event in call]) == "a b "
-        pin = load_member_state(cluster.state_dir).root_sha256
+        pin = load_machine_state(cluster.state_dir).root_sha256
         async with AsyncClient(gateway.address, root_sha256=pin, api_key=text) as sealing:
             assert [ring.deployment for ring in await sealing.rings()] == ["echo"]
         assert (await gateway.http.get("/metrics")).status_code == 401

@@ -12,7 +12,7 @@ from ringtest import CLUSTER, MODEL, chat, started
 from sealring.cli.local.cluster import LocalCluster
 from sealring.gateway.access.keyfile import KeyFile
 from sealring.gateway.access.keys import Scope
-from sealring.mesh.member.state import load_member_state
+from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import expires_at
 
 pytestmark = CLUSTER
@@ -21,7 +21,7 @@ QUESTION = chat("What is the capital of France?")
 
 
 def ends(folder: Path) -> float:
-    return expires_at(load_member_state(folder).tls.certificate)
+    return expires_at(load_machine_state(folder).tls.certificate)
 
 
 async def test_a_cluster_that_was_off_for_three_certificate_lifetimes_serves(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
-from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MemberState, save_member_state
+from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState, save_machine_state
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
 from sealring.mesh.pki.root import RootMetadata, sign_root
@@ -111,14 +111,14 @@ class Cluster:
         self.previous = roster.hash
         return envelope, roster
 
-    def enrol(self, party: Party, folder: Path, coordinator: str, envelope: bytes) -> MemberState:
+    def enrol(self, party: Party, folder: Path, coordinator: str, envelope: bytes) -> MachineState:
         """Writes what a join leaves behind."""
         peer = PeerIdentity(CLUSTER, Role.MEMBER, party.id)
-        state = MemberState(peer, "node", coordinator, self.root.fingerprint, self.root, party.material)
+        state = MachineState(peer, "node", coordinator, self.root.fingerprint, self.root, party.material)
         folder.mkdir(parents=True, exist_ok=True)
         RosterStateFile(folder / ROSTER_STATE).create(CLUSTER)
         write_atomic(folder / ROSTER, envelope)
-        save_member_state(folder, state)
+        save_machine_state(folder, state)
         return state
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ringtest import LIMIT_SECONDS, Ring, chat
 
-from sealring.mesh.member.state import load_member_state
+from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import PeerIdentity, Role, role_server_name
 from sealring.v1 import admin_pb2
 
@@ -97,7 +97,7 @@ async def targets(ring: Ring) -> list[dict[str, str]]:
     cluster = ring.cluster
     coordinator = role_server_name(Role.COORDINATOR)
     found = [{"address": cluster.address(name), "name": coordinator} for name in ("coordinator", "join")]
-    state = load_member_state(cluster.operator_bundle)
+    state = load_machine_state(cluster.operator_bundle)
     for name, node in (await nodes(ring)).items():
         peer = PeerIdentity(state.peer.cluster, Role.MEMBER, node.id)
         found.append({"address": cluster.address(name), "name": peer.server_name})
@@ -111,7 +111,7 @@ async def attack_with(ring: Ring, state: Path, **options: Any) -> list[dict[str,
         state=str(state),
         authorities=str(ring.cluster.operator_bundle.parent / "ca.pem"),
         targets=await targets(ring),
-        cluster=load_member_state(ring.cluster.operator_bundle).peer.cluster,
+        cluster=load_machine_state(ring.cluster.operator_bundle).peer.cluster,
         ring=now.ring,
         epoch=now.epoch,
     )

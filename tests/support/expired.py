@@ -17,7 +17,7 @@ from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.roster.authority import Authority
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
-from sealring.mesh.member.state import ROSTER, ROSTER_STATE, load_member_state, save_tls
+from sealring.mesh.member.state import ROSTER, ROSTER_STATE, load_machine_state, save_tls
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.roster.memory import RosterStateFile
@@ -29,7 +29,7 @@ DAY = 24 * 3600.0
 
 def expire(folder: Path, ca: ClusterCA, *, ago: float = 4 * DAY) -> None:
     """Puts a certificate in the place of the folder's own that was issued so long ago, for a day."""
-    state = load_member_state(folder)
+    state = load_machine_state(folder)
     key = load_pem_private_key(state.tls.private_key, password=None)
     assert isinstance(key, EllipticCurvePrivateKey)
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, SHA256())
@@ -61,7 +61,7 @@ def expire_all(coordinator: Path, members: list[Path], *, ago: float = 4 * DAY) 
     finally:
         store.close()
     for folder in members:
-        state = load_member_state(folder)
+        state = load_machine_state(folder)
         (folder / ROSTER_STATE).unlink()
         RosterStateFile(folder / ROSTER_STATE).create(state.peer.cluster)
         RosterReader(state.root, folder / ROSTER_STATE, state.peer.id, clock=lambda: then).accept(envelope)

@@ -30,7 +30,7 @@ from sealring.mesh.crypto.labels import Label
 from sealring.mesh.crypto.suites import Suite
 from sealring.mesh.errors import SealringError, Unauthenticated
 from sealring.mesh.member.bootstrap import JoinToken, verify_coordinator_leaf
-from sealring.mesh.member.state import MemberState, load_member_state, save_member_state
+from sealring.mesh.member.state import MachineState, load_machine_state, save_machine_state
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import (
     LeafKey,
@@ -547,9 +547,9 @@ def test_enrolments(tmp_path: Path) -> None:
         leaf.private_pem(), ca.issue(leaf.csr(), peer, lifetime=600, now=NOW), PAPER.root.authorities
     )
     folder = tmp_path / "member"
-    state = MemberState(peer, "n", "127.0.0.1:1", PAPER.root.fingerprint, PAPER.root, material)
-    save_member_state(folder, state)
-    assert load_member_state(folder).peer == peer
+    state = MachineState(peer, "n", "127.0.0.1:1", PAPER.root.fingerprint, PAPER.root, material)
+    save_machine_state(folder, state)
+    assert load_machine_state(folder).peer == peer
     goods = {
         name: (folder / name).read_bytes() for name in ("member.json", "tls.pem", "root.dsse", "tls.key")
     }
@@ -558,7 +558,7 @@ def test_enrolments(tmp_path: Path) -> None:
     @given(st.sampled_from(sorted(goods)), st.data())
     def run(name: str, data: st.DataObject) -> None:
         (folder / name).write_bytes(data.draw(damaged(goods[name])))
-        survives(load_member_state, folder)
+        survives(load_machine_state, folder)
         (folder / name).write_bytes(goods[name])
 
     run()

@@ -29,7 +29,7 @@ from sealring.coordinator.main import Coordinator
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.gateway.access.edge_tls import EdgeTls
 from sealring.gateway.http.server import HttpServer
-from sealring.mesh.member.state import load_member_state
+from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, role_server_name
 from sealring.mesh.rpc import server as rpc
@@ -80,7 +80,7 @@ async def coordinator_port(folder: Path, *, joining: bool) -> AsyncIterator[Port
     init(made)
     running = Coordinator(made)
     await running.start()
-    bundle = load_member_state(folder / "c" / "operator")
+    bundle = load_machine_state(folder / "c" / "operator")
     number = running.join_port if joining else running.port
     address = f"127.0.0.1:{number}"
 

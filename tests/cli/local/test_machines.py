@@ -51,7 +51,7 @@ def test_a_joined_machine_says_what_it_does(tmp_path: Path, monkeypatch: pytest.
     )
     roster = SimpleNamespace(ring_of=lambda _: ring)
     state = SimpleNamespace(coordinator="10.0.0.1:7700", peer=SimpleNamespace(id="me"), root=None)
-    monkeypatch.setattr(machines, "load_member_state", lambda _: state)
+    monkeypatch.setattr(machines, "load_machine_state", lambda _: state)
     monkeypatch.setattr(machines, "check_roster", lambda *_of, **_how: roster)
     machine = OtherMachine(tmp_path, {"node": {"state_dir": str(tmp_path)}})
     (tmp_path / ROSTER).touch()

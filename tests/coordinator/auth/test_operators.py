@@ -17,7 +17,7 @@ from sealring.coordinator.init import init, new_operator, renew_operator_bundle
 from sealring.coordinator.keys import OPERATOR_ID
 from sealring.coordinator.store import OperatorRole
 from sealring.mesh.errors import ConfigError, PermissionDenied, SealringError
-from sealring.mesh.member.state import load_member_state, parse_pem_leaf
+from sealring.mesh.member.state import load_machine_state, parse_pem_leaf
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at, key_hash
 from sealring.mesh.rpc.server import from_rpc_error
 from sealring.mesh.rpc.tls import TlsMaterial
@@ -287,7 +287,7 @@ async def test_a_stolen_bundle_of_the_coordinator_is_revoked_and_replaced(
     with pytest.raises(ConfigError) as caught:
         new_operator(cluster.settings)
     assert caught.value.reason == "STATE_IN_USE"
-    stolen = load_member_state(cluster.settings.state_dir / "operator").tls
+    stolen = load_machine_state(cluster.settings.state_dir / "operator").tls
     await cluster.call("RevokeOperator", admin_pb2.RevokeOperatorRequest(name=OPERATOR_ID))
     assert await call(cluster, stolen, "ListNodes") == "OPERATOR_REVOKED"
     assert cluster.coordinator._renew_operator() is None
@@ -310,11 +310,11 @@ async def test_a_stolen_bundle_of_the_coordinator_is_revoked_and_replaced(
 
 async def test_the_coordinators_own_bundle_is_renewed_for_the_same_key(cluster: Cluster) -> None:
     folder = cluster.settings.state_dir
-    before = load_member_state(folder / "operator").tls
+    before = load_machine_state(folder / "operator").tls
     later = time.time() + MAX_OPERATOR_SECONDS / 2
     address = cluster.coordinator.main_address()
     renewed = renew_operator_bundle(folder, store(cluster), cluster.coordinator.keys, address, now=later)
-    after = load_member_state(folder / "operator").tls
+    after = load_machine_state(folder / "operator").tls
     assert after.certificate == renewed != before.certificate
     assert (after.private_key, key_hash(after.certificate)) == (
         before.private_key,

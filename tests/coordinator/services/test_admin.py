@@ -20,7 +20,7 @@ from sealring.mesh.errors import (
     SealringError,
 )
 from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.member.state import load_member_state
+from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.pki.root import decode_chain, verify_root_chain
 from sealring.mesh.roster.reader import check_roster
@@ -236,7 +236,7 @@ async def test_bad_requests_get_one_clear_error(
 async def test_the_roster_is_verifiable_by_anyone_with_the_pin(cluster: Cluster) -> None:
     await cluster.join("alpha")
     answer = await cluster.call("GetRoster", admin_pb2.GetAdminRosterRequest())
-    pin = load_member_state(cluster.settings.state_dir / "operator").root_sha256
+    pin = load_machine_state(cluster.settings.state_dir / "operator").root_sha256
     root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=wall_clock())
     roster = check_roster(answer.roster, root, now=wall_clock())
     assert [member.level for member in roster.members] == ["software"]

@@ -24,7 +24,7 @@ from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied, RosterError, SealringError
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
-from sealring.mesh.member.state import is_enrolled, load_member_state
+from sealring.mesh.member.state import is_enrolled, load_machine_state
 from sealring.mesh.pki.certificates import LeafKey, Role
 from sealring.mesh.roster.reader import RosterReader
 from sealring.mesh.rpc.server import from_rpc_error
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 async def test_a_node_joins_and_keeps_what_it_needs(cluster: Cluster) -> None:
     joined = await cluster.join("alpha")
     folder = cluster.folder / "alpha"
-    state = load_member_state(folder)
+    state = load_machine_state(folder)
     assert state == joined.state
     assert state.peer.role is Role.MEMBER
     assert state.coordinator == cluster.coordinator.main_address()
@@ -64,7 +64,7 @@ async def test_machines_of_one_name_are_told_apart(cluster: Cluster) -> None:
     first, second, third = [await cluster.join(wanted, folder=folder) for folder in "abc"]
     names = [wanted, "m" * 61 + "-2", "m" * 61 + "-3"]
     assert [one.state.name for one in (first, second, third)] == names
-    assert [load_member_state(cluster.folder / folder).name for folder in "abc"] == names
+    assert [load_machine_state(cluster.folder / folder).name for folder in "abc"] == names
     listed = (await cluster.call("ListNodes", admin_pb2.ListNodesRequest())).nodes
     assert sorted(one.name for one in listed) == sorted(names)
     again = await cluster.join(wanted, folder="a")
@@ -437,7 +437,7 @@ async def test_nobody_there(tmp_path: Any) -> None:
 
 def test_an_empty_folder_is_not_enrolled(tmp_path: Any) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_member_state(tmp_path)
+        load_machine_state(tmp_path)
     assert caught.value.reason == "NOT_ENROLLED"
 
 

@@ -18,7 +18,7 @@ from sealring.mesh.clock import awake_clock
 from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.member.proof import Identity, by_identity
 from sealring.mesh.member.roster_keeper import RosterKeeper
-from sealring.mesh.member.state import load_member_state
+from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 from sealring.v1 import control_pb2, membership_pb2
@@ -38,7 +38,7 @@ def open_session(cluster: Any, before: tuple[str, ...] = ()) -> tuple[EpochSessi
         )
         for peer, signer, port in zip(peers, cluster.members, cluster.ports, strict=True)
     ]
-    state = load_member_state(cluster.state_dir)
+    state = load_machine_state(cluster.state_dir)
     keeper = RosterKeeper(cluster.state_dir, state)
     keeper.load()
     identity = Identity(state.peer.cluster, state.peer.id, by_identity(cluster.gateway), lambda: keeper.held)

@@ -20,7 +20,7 @@ from sealring.mesh.errors import PermissionDenied, SealringError, Unauthenticate
 from sealring.mesh.member import certificate_keeper
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
 from sealring.mesh.member.proof import by_roster_keys, refusal, renewal
-from sealring.mesh.member.state import MemberState, load_member_state, save_member_state
+from sealring.mesh.member.state import MachineState, load_machine_state, save_machine_state
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at, to_pem
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
@@ -77,8 +77,8 @@ class Machine:
         der = authority.ca.issue(leaf.csr(), PEER, lifetime=LIFETIME, now=clock())
         material = TlsMaterial(leaf.private_pem(), der, authority.root.authorities)
         pin = authority.root.fingerprint
-        self.state = MemberState(PEER, "one", "127.0.0.1:1", pin, authority.root, material, JOIN)
-        save_member_state(folder, self.state)
+        self.state = MachineState(PEER, "one", "127.0.0.1:1", pin, authority.root, material, JOIN)
+        save_machine_state(folder, self.state)
         self.folder, self.clock, self.coordinator = folder, clock, coordinator
         self.store = TlsStore(material)
         self.roots: list[RootMetadata] = []
@@ -106,7 +106,7 @@ class Machine:
         return await self.coordinator.answer(request)
 
     def unchanged(self) -> bool:
-        stored = load_member_state(self.folder)
+        stored = load_machine_state(self.folder)
         return (self.store.current(), stored.tls, stored.root, self.roots) == (
             (0, self.state.tls),
             self.state.tls,
@@ -139,7 +139,7 @@ async def test_a_renewed_certificate_is_stored_and_used(machine: Machine) -> Non
     machine.clock.advance(100)
     await machine.keeper.renew()
     generation, material = machine.store.current()
-    stored = load_member_state(machine.folder)
+    stored = load_machine_state(machine.folder)
     assert (generation, stored.tls) == (1, material)
     assert material.private_key != machine.state.tls.private_key
     assert expires_at(material.certificate) == machine.clock() + LIFETIME
@@ -157,7 +157,7 @@ async def test_newer_root_metadata_comes_with_it(machine: Machine, authority: An
     await machine.keeper.renew()
     assert machine.roots == [root]
     assert machine.store.current()[1].authorities == root.authorities
-    assert load_member_state(machine.folder).root == root
+    assert load_machine_state(machine.folder).root == root
     machine.coordinator.root, machine.coordinator.ca = authority.root, authority.ca
     with pytest.raises(SealringError) as caught:
         await machine.keeper.renew()
@@ -312,7 +312,7 @@ async def test_what_has_ended_renews_by_identity(machine: Machine) -> None:
     await machine.keeper.renew()
     assert machine.answered_by == ["identity"]
     assert expires_at(machine.store.current()[1].certificate) == machine.clock() + LIFETIME
-    assert load_member_state(machine.folder).tls == machine.store.current()[1]
+    assert load_machine_state(machine.folder).tls == machine.store.current()[1]
     machine.clock.advance(LIFETIME / 2)
     await machine.keeper.renew()
     assert machine.answered_by == ["identity", "mtls"]
@@ -330,5 +330,5 @@ async def test_an_answer_to_a_renewal_by_identity_is_verified_alike(machine: Mac
 async def test_two_renewals_come_one_after_the_other(machine: Machine) -> None:
     await asyncio.gather(machine.keeper.renew(), machine.keeper.renew())
     assert machine.store.current()[0] == 2
-    stored = load_member_state(machine.folder)
+    stored = load_machine_state(machine.folder)
     assert stored.tls == machine.store.current()[1]

@@ -15,7 +15,7 @@ from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, PermissionDenied, RosterError
 from sealring.mesh.member import roster_keeper
 from sealring.mesh.member.roster_keeper import RosterKeeper
-from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MemberState
+from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.pki.root import decode_chain, encode_chain, sign_root, verify_root_chain
 from sealring.mesh.roster.memory import RosterMemory, RosterState, RosterStateFile
@@ -37,10 +37,10 @@ def paper() -> PaperCluster:
     return made
 
 
-def state_of(paper: PaperCluster) -> MemberState:
+def state_of(paper: PaperCluster) -> MachineState:
     peer = PeerIdentity("paper", Role.MEMBER, paper.draft.members[0].id)
     material = TlsMaterial(b"", b"", paper.root.authorities)
-    return MemberState(peer, "one", "127.0.0.1:1", paper.root.fingerprint, paper.root, material)
+    return MachineState(peer, "one", "127.0.0.1:1", paper.root.fingerprint, paper.root, material)
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ import pytest
 from sealring.mesh.errors import ConfigError, RosterError, SealringError
 from sealring.mesh.member import state as memberstate
 from sealring.mesh.member.state import (
-    MemberState,
+    MachineState,
     is_enrolled,
-    load_member_state,
+    load_machine_state,
     parse_pem_leaf,
-    save_member_state,
+    save_machine_state,
     save_tls,
 )
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
@@ -40,23 +40,23 @@ def material(authority: Authority) -> TlsMaterial:
 
 
 @pytest.fixture
-def state(authority: Authority) -> MemberState:
+def state(authority: Authority) -> MachineState:
     root = authority.root
     pin, tls = root.fingerprint, material(authority)
-    return MemberState(PEER, "alpha", "127.0.0.1:7700", pin, root, tls, "127.0.0.1:7701")
+    return MachineState(PEER, "alpha", "127.0.0.1:7700", pin, root, tls, "127.0.0.1:7701")
 
 
-def test_what_is_saved_comes_back_and_is_private(state: MemberState, tmp_path: Path) -> None:
+def test_what_is_saved_comes_back_and_is_private(state: MachineState, tmp_path: Path) -> None:
     folder = tmp_path / "node"
     assert not is_enrolled(folder)
-    save_member_state(folder, state)
-    assert load_member_state(folder) == state
+    save_machine_state(folder, state)
+    assert load_machine_state(folder) == state
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
 
-def test_member_json_is_what_tools_read(state: MemberState, tmp_path: Path) -> None:
-    save_member_state(tmp_path, state)
+def test_member_json_is_what_tools_read(state: MachineState, tmp_path: Path) -> None:
+    save_machine_state(tmp_path, state)
     assert json.loads((tmp_path / "member.json").read_text()) == {
         "member_id": "m" * 52,
         "cluster": "demo",
@@ -69,24 +69,24 @@ def test_member_json_is_what_tools_read(state: MemberState, tmp_path: Path) -> N
 
 
 def test_root_metadata_that_has_expired_is_loaded_so_that_newer_can_be_fetched(
-    state: MemberState, authority: Authority, tmp_path: Path
+    state: MachineState, authority: Authority, tmp_path: Path
 ) -> None:
     draft = dataclasses.replace(authority.root, issued=1, expires=2, chain=())
     old = sign_root(draft, authority.root_signers)
-    save_member_state(tmp_path, dataclasses.replace(state, root=old))
-    assert load_member_state(tmp_path).root == old
+    save_machine_state(tmp_path, dataclasses.replace(state, root=old))
+    assert load_machine_state(tmp_path).root == old
 
 
-def test_an_enrolment_of_an_older_release_has_no_join_address(state: MemberState, tmp_path: Path) -> None:
-    save_member_state(tmp_path, state)
+def test_an_enrolment_of_an_older_release_has_no_join_address(state: MachineState, tmp_path: Path) -> None:
+    save_machine_state(tmp_path, state)
     described = json.loads((tmp_path / "member.json").read_text())
     del described["join"]
     (tmp_path / "member.json").write_text(json.dumps(described))
-    assert load_member_state(tmp_path) == dataclasses.replace(state, join="")
+    assert load_machine_state(tmp_path) == dataclasses.replace(state, join="")
 
 
 def test_a_rotated_pair_is_found_after_a_crash_at_any_write(
-    state: MemberState,
+    state: MachineState,
     authority: Authority,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -94,7 +94,7 @@ def test_a_rotated_pair_is_found_after_a_crash_at_any_write(
     new = material(authority)
     for crash_at in range(3):
         folder = tmp_path / str(crash_at)
-        save_member_state(folder, state)
+        save_machine_state(folder, state)
         writes = 0
 
         def dying(write: Callable[..., None], at: int = crash_at) -> Callable[..., None]:
@@ -112,16 +112,16 @@ def test_a_rotated_pair_is_found_after_a_crash_at_any_write(
             patched.setattr(memberstate.os, "replace", dying(os.replace))
             with pytest.raises(OSError, match="power"):
                 save_tls(folder, new)
-        found = load_member_state(folder).tls
+        found = load_machine_state(folder).tls
         assert found in (state.tls, new)
         save_tls(folder, new)
-        assert load_member_state(folder).tls == new
+        assert load_machine_state(folder).tls == new
 
 
 def test_a_half_written_enrolment_is_none(
-    state: MemberState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: MachineState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_member_state(tmp_path, state)
+    save_machine_state(tmp_path, state)
     write = memberstate.write_atomic
 
     def dies_at_the_certificate(path: Path, data: bytes, **options: int) -> None:
@@ -131,14 +131,14 @@ def test_a_half_written_enrolment_is_none(
 
     monkeypatch.setattr(memberstate, "write_atomic", dies_at_the_certificate)
     with pytest.raises(OSError, match="power"):
-        save_member_state(tmp_path, state)
+        save_machine_state(tmp_path, state)
     assert not is_enrolled(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tls.key", "tls.pem", "root.dsse", "member.json"])
 @pytest.mark.parametrize("damage", ["cut", "gone", "noise"])
-def test_a_damaged_enrolment_is_refused(state: MemberState, tmp_path: Path, name: str, damage: str) -> None:
-    save_member_state(tmp_path, state)
+def test_a_damaged_enrolment_is_refused(state: MachineState, tmp_path: Path, name: str, damage: str) -> None:
+    save_machine_state(tmp_path, state)
     path = tmp_path / name
     data = path.read_bytes()
     path.unlink()
@@ -146,25 +146,25 @@ def test_a_damaged_enrolment_is_refused(state: MemberState, tmp_path: Path, name
         path.write_bytes(data[: len(data) // 2] if damage == "cut" else b"noise")
         path.chmod(0o600)
     with pytest.raises(SealringError) as caught:
-        load_member_state(tmp_path)
+        load_machine_state(tmp_path)
     assert caught.value.reason in ("MEMBER_STATE_CORRUPT", "NOT_ENROLLED")
 
 
 def test_a_root_that_is_not_the_pinned_one_is_refused(
-    state: MemberState, make_authority: Callable[[], Authority], tmp_path: Path
+    state: MachineState, make_authority: Callable[[], Authority], tmp_path: Path
 ) -> None:
-    save_member_state(tmp_path, state)
+    save_machine_state(tmp_path, state)
     memberstate.save_root(tmp_path, make_authority().root)
     with pytest.raises(RosterError) as caught:
-        load_member_state(tmp_path)
+        load_machine_state(tmp_path)
     assert caught.value.reason == "ROOT_PIN"
 
 
-def test_a_key_that_others_can_read_is_refused(state: MemberState, tmp_path: Path) -> None:
-    save_member_state(tmp_path, state)
+def test_a_key_that_others_can_read_is_refused(state: MachineState, tmp_path: Path) -> None:
+    save_machine_state(tmp_path, state)
     (tmp_path / "tls.key").chmod(0o644)
     with pytest.raises(ConfigError) as caught:
-        load_member_state(tmp_path)
+        load_machine_state(tmp_path)
     assert caught.value.reason == "SECRET_FILE_UNSAFE"
 
 

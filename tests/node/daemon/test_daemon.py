@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sealring.mesh.errors import ConfigError, NotFound, RosterError
-from sealring.mesh.member.state import load_member_state
+from sealring.mesh.member.state import load_machine_state
 from sealring.node.daemon.daemon import Daemon
 from sealring.node.daemon.doing import DOING, Doing, read_doing
 from sealring.node.daemon.epoch import Phase
@@ -27,7 +27,7 @@ async def make_daemon(cluster: Any, tmp_path: Path) -> Callable[[Any], Any]:
         envelope, _ = cluster.roster(members=[party])
         cluster.enrol(party, tmp_path, "127.0.0.1:1", envelope)
         chosen = NodeSettings(state_dir=tmp_path, name="n", listen="127.0.0.1:1")
-        return Daemon(chosen, load_member_state(tmp_path), party.signer)
+        return Daemon(chosen, load_machine_state(tmp_path), party.signer)
 
     return make
 

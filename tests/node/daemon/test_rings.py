@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from sealring.mesh.member.state import load_member_state, save_tls
+from sealring.mesh.member.state import load_machine_state, save_tls
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.v1 import membership_pb2
 
@@ -79,7 +79,7 @@ async def test_a_certificate_is_renewed_at_half_life(make_bed: Any, eventually: 
     before = (node.folder / "tls.pem").read_bytes()
     node.start(ring.coordinator, b"")
     await eventually(lambda: (node.folder / "tls.pem").read_bytes() != before)
-    load_member_state(node.folder)
+    load_machine_state(node.folder)
     await ring.coordinator.hears(node.id, "hello")
 
 

@@ -11,7 +11,7 @@ import pytest
 from attackertest import attack_with, attacker, lines, nodes, serves_on
 from ringtest import CLUSTER, LIMIT_SECONDS, Ring, chat
 
-from sealring.mesh.member.state import load_member_state, save_tls
+from sealring.mesh.member.state import load_machine_state, save_tls
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey
 from sealring.mesh.rpc.tls import TlsMaterial
@@ -27,7 +27,7 @@ def authority(ring: Ring) -> Path:
 def minted(ring: Ring, folder: Path, who: str) -> Path:
     """State with somebody's name under a certificate that the stolen key has made, without identity key."""
     genuine = ring.cluster.state_dir / who
-    state = load_member_state(genuine)
+    state = load_machine_state(genuine)
     ca = ClusterCA.load(authority(ring))
     leaf = LeafKey()
     certificate = ca.issue(leaf.csr(), state.peer, lifetime=3600, now=time.time(), addresses=("127.0.0.1",))
@@ -66,7 +66,7 @@ async def test_nobody_believes_who_poses_as_the_coordinator(victim: Ring, how: s
     await cluster._children.kill_one("coordinator")
     arguments = {
         "authority": str(authority(victim)),
-        "cluster": load_member_state(cluster.operator_bundle).peer.cluster,
+        "cluster": load_machine_state(cluster.operator_bundle).peer.cluster,
         "address": cluster.address("coordinator"),
         "how": how,
     }

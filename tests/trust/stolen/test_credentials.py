@@ -22,7 +22,7 @@ from sealring.mesh.errors import SealringError
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import enrol
 from sealring.mesh.member.renewal import renew_by_identity
-from sealring.mesh.member.state import IDENTITY_KEY, load_member_state, save_tls
+from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state, save_tls
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, Role
 from sealring.mesh.rpc.tls import TlsMaterial
@@ -44,7 +44,7 @@ async def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[L
 
 def forged(folder: Path, genuine: Path) -> Path:
     """State with the names of a genuine one, under a certificate authority of the attacker's own."""
-    state = load_member_state(genuine)
+    state = load_machine_state(genuine)
     ca = ClusterCA.create(folder / "ca", state.peer.cluster, now=time.time())
     leaf = LeafKey()
     certificate = ca.issue(leaf.csr(), state.peer, lifetime=3600, now=time.time(), addresses=("127.0.0.1",))
@@ -114,7 +114,7 @@ async def test_an_evicted_nodes_keys_open_nothing_and_its_streams_close(victim: 
     await evicted_while_open(victim, stolen, spare.id, ("Session", "Handshake"), "BanNode")
     tried = await attack_with(victim, stolen)
     assert [one for one in tried if one["answers"] or one["code"] == "OK"] == []
-    pin, signer = load_member_state(stolen).root_sha256, SoftwareSigner.load(stolen / IDENTITY_KEY)
+    pin, signer = load_machine_state(stolen).root_sha256, SoftwareSigner.load(stolen / IDENTITY_KEY)
     with pytest.raises(SealringError) as error:
         await renew_by_identity(victim.cluster.address("join"), pin, signer, LeafKey().csr())
     assert error.value.reason == "NOT_ENROLLED"
@@ -133,7 +133,7 @@ async def test_a_removed_gateways_keys_open_nothing_and_its_streams_close(
     """It schedules the ring when it is thrown out."""
     stolen = tmp_path / "stolen"
     shutil.copytree(victim.cluster.state_dir / "gateway", stolen)
-    identifier = load_member_state(stolen).peer.id
+    identifier = load_machine_state(stolen).peer.id
     scheduled = await victim.serving()
     await victim.cluster.kill_node("gateway")
     before = await formed(victim, scheduled.epoch + 1)
@@ -164,7 +164,7 @@ async def evicted_while_open(
         "state": str(stolen),
         "authorities": str(ring.cluster.operator_bundle.parent / "ca.pem"),
         "targets": await targets(ring),
-        "cluster": load_member_state(stolen).peer.cluster,
+        "cluster": load_machine_state(stolen).peer.cluster,
         "ring": now.ring,
         "epoch": now.epoch,
         "methods": methods,
