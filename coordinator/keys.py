@@ -1,4 +1,4 @@
-"""The authority's keys on disk: root, roster and certificate authority, and what is issued with them."""
+"""The coordinator's keys on disk: root, roster and certificate authority, and what is issued with them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.expulsion import Expulsion
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.rings.rings import Rings
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.services.admin import AdminService
 from sealring.coordinator.services.certificates import CertificatesService, Issuer, RenewalService
 from sealring.coordinator.services.challenges import Challenges
@@ -72,20 +72,20 @@ class Coordinator:
         cluster = keys.root.cluster
         self.access = access = Access(cluster, store)
         check_stored(store)
-        self.authority = authority = Authority(store, keys, settings, clock=clock)
+        self.publisher = publisher = RosterPublisher(store, keys, settings, clock=clock)
         self.sessions = sessions = Sessions()
         self.watchers = watchers = Watchers()
-        self.rings = rings = Rings(store, authority, sessions, watchers, settings)
+        self.rings = rings = Rings(store, publisher, sessions, watchers, settings)
         self.profiles = profiles = Profiles(sessions, timeout=settings.profile_timeout)
         standing = Standing(settings, clock=clock)
         survey = Survey(store, sessions, profiles, standing, settings)
-        deployments = DeploymentService(store, authority, survey, rings, clock=clock)
-        self.moves = Moves(store, authority, sessions, survey, rings, deployments, settings, clock=clock)
-        expulsion = Expulsion(store, authority, sessions, self.watchers, self.moves, clock=clock)
+        deployments = DeploymentService(store, publisher, survey, rings, clock=clock)
+        self.moves = Moves(store, publisher, sessions, survey, rings, deployments, settings, clock=clock)
+        expulsion = Expulsion(store, publisher, sessions, self.watchers, self.moves, clock=clock)
         self.challenges = challenges = Challenges(
             cluster,
             store,
-            authority,
+            publisher,
             sessions,
             rings,
             expulsion,
@@ -95,7 +95,7 @@ class Coordinator:
             device_root=self._device_root,
         )
         sessions.listeners += [rings, challenges]
-        authority.listeners += [
+        publisher.listeners += [
             sessions.roster_published,
             watchers.roster_published,
             lambda roster: rings.sync(),
@@ -109,7 +109,7 @@ class Coordinator:
             OperatorAccess(access, store, keys, clock=clock),
             store,
             keys,
-            authority,
+            publisher,
             sessions,
             watchers,
             standing,
@@ -121,12 +121,12 @@ class Coordinator:
             join_addresses=self.join_addresses,
             clock=clock,
         )
-        proofs = Proofs(keys, store, authority, sessions.refused)
+        proofs = Proofs(keys, store, publisher, sessions.refused)
         self._membership = MembershipService(
             access,
             proofs,
             store,
-            authority,
+            publisher,
             sessions,
             rings,
             profiles,
@@ -143,7 +143,7 @@ class Coordinator:
         self._enrolment = EnrolmentService(
             store,
             keys,
-            authority,
+            publisher,
             settings,
             self.main_address,
             clock=clock,
@@ -185,13 +185,13 @@ class Coordinator:
         self.join_port = self._join.listen(
             self.settings.join_listen, server_credentials(self.tls, require_client=False)
         )
-        self.authority.publish()
+        self.publisher.publish()
         self._operator_certificate = self._renew_operator()
         await self._main.start()
         await self._join.start()
         self._work = asyncio.create_task(
             first_of(
-                self.authority.renew_forever(),
+                self.publisher.renew_forever(),
                 self.rings.run(),
                 self.sessions.watch(self.settings.heartbeat_timeout),
                 self.challenges.run(),
@@ -243,7 +243,7 @@ class Coordinator:
 
     def _seal_audit(self) -> None:
         try:
-            self.authority.audit_seal.renew()
+            self.publisher.audit_seal.renew()
         except SealringError as error:  # the next start signs it
             log.error("audit_log_not_sealed", reason=error.reason, why=error.message)
 

@@ -77,7 +77,9 @@ async def find_member(admin: Admin, name: str, *among: Find) -> str:
     else has it.
 
     Ids, or their beginning as tables show it, come first: members choose their names, and may choose
-    another's id, or another's name.     Raises NotFound (NODE_NOT_FOUND), InvalidInput (AMBIGUOUS_NODE).
+    another's id, or another's name.
+
+    Raises NotFound (UNKNOWN_NODE), InvalidInput (AMBIGUOUS_NODE).
     """
     from sealring.v1 import admin_pb2
 
@@ -97,7 +99,7 @@ async def find_member(admin: Admin, name: str, *among: Find) -> str:
     raise NotFound(
         f"there is none called {name[:80]}",
         hint="see: sealring node list, sealring gateway list",
-        reason="NODE_NOT_FOUND",
+        reason="UNKNOWN_NODE",
     )
 
 

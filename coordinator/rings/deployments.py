@@ -6,7 +6,7 @@ import asyncio
 
 from sealring.coordinator.planning.survey import Survey
 from sealring.coordinator.rings.rings import Rings
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Store, StoredDeployment
 from sealring.mesh.clock import Clock
 from sealring.mesh.errors import AlreadyExists
@@ -17,11 +17,11 @@ class DeploymentService:
     """What operators do with deployments. `changing` is held while plans turn into rosters."""
 
     def __init__(
-        self, store: Store, authority: Authority, survey: Survey, rings: Rings, *, clock: Clock
+        self, store: Store, publisher: RosterPublisher, survey: Survey, rings: Rings, *, clock: Clock
     ) -> None:
         self.changing = asyncio.Lock()
         self._store = store
-        self._authority = authority
+        self._publisher = publisher
         self._survey = survey
         self._rings = rings
         self._clock = clock
@@ -46,7 +46,7 @@ class DeploymentService:
             self._check_ring_names(made)
             now = self._clock()
             details = {"model": spec.model, "rings": len(made.rings), "plan_hash": made.plan_hash}
-            with self._authority.change():
+            with self._publisher.change():
                 self._store.deployments.add(StoredDeployment(spec, made, int(now)))
                 self._store.audit.append(now, actor, "create_deployment", spec.name, details)
         return made
@@ -55,7 +55,7 @@ class DeploymentService:
         """Its rings end and its members are free. Raises NotFound (UNKNOWN_DEPLOYMENT)."""
         async with self.changing:
             self._store.deployments.get(name)
-            with self._authority.change():
+            with self._publisher.change():
                 self._store.deployments.remove(name)
                 self._store.audit.append(self._clock(), actor, "delete_deployment", name, {})
 

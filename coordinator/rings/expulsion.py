@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sealring.coordinator.rings.moves import Moves
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Revocation, Store, StoredMember
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
@@ -17,7 +17,7 @@ class Expulsion:
     def __init__(
         self,
         store: Store,
-        authority: Authority,
+        publisher: RosterPublisher,
         sessions: Sessions,
         watchers: Watchers,
         moves: Moves,
@@ -25,7 +25,7 @@ class Expulsion:
         clock: Clock,
     ) -> None:
         self._store = store
-        self._authority = authority
+        self._publisher = publisher
         self._sessions = sessions
         self._watchers = watchers
         self._moves = moves
@@ -54,7 +54,7 @@ class Expulsion:
         self._sessions.throw_out(identifier, error.reason.lower(), error)
         self._watchers.throw_out(identifier, error)
         action = "ban_node" if revocation.banned else "evict_node"
-        with self._authority.change():
+        with self._publisher.change():
             self._store.members.revoke(revocation)
             self._store.audit.append(revocation.at, actor, action, identifier, {"why": why} if why else {})
             self._revoke_tokens(identifier, revocation.at, actor)

@@ -11,7 +11,7 @@ from sealring.coordinator.planning.planner import plan_hash
 from sealring.coordinator.planning.survey import Survey
 from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.rings import Rings
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredDeployment
 from sealring.coordinator.streams.sessions import Sessions
@@ -28,7 +28,7 @@ class Moves:
     def __init__(
         self,
         store: Store,
-        authority: Authority,
+        publisher: RosterPublisher,
         sessions: Sessions,
         survey: Survey,
         rings: Rings,
@@ -38,7 +38,7 @@ class Moves:
         clock: Clock,
     ) -> None:
         self._store = store
-        self._authority = authority
+        self._publisher = publisher
         self._sessions = sessions
         self._survey = survey
         self._rings = rings
@@ -128,7 +128,7 @@ class Moves:
             digest = deployment.plan.profile.digest
             made = await self._survey.plan(spec, answers, digest=digest, freed=freed)
             changed = _with_ring(deployment.plan, ring, made.rings[0])
-            with self._authority.change():
+            with self._publisher.change():
                 self._store.deployments.replace(
                     StoredDeployment(deployment.asked, changed, deployment.created)
                 )

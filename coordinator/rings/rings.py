@@ -9,7 +9,7 @@ import structlog
 
 from sealring.coordinator.rings.epochs import Action, Commit, End, Phase, Prepare, RingEpochs, Timeouts
 from sealring.coordinator.rings.running import RunningRing
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
@@ -55,7 +55,7 @@ class Rings:
     def __init__(
         self,
         store: Store,
-        authority: Authority,
+        publisher: RosterPublisher,
         sessions: Sessions,
         watchers: Watchers,
         settings: CoordinatorSettings,
@@ -63,7 +63,7 @@ class Rings:
         clock: Clock = monotonic_clock,
     ) -> None:
         self._store = store
-        self._authority = authority
+        self._publisher = publisher
         self._sessions = sessions
         self._watchers = watchers
         self._timeouts = Timeouts(
@@ -111,7 +111,7 @@ class Rings:
         for deployment in self._store.deployments.all():
             for ring in deployment.plan.rings:
                 members = {stage.member for stage in ring.stages}
-                if self._authority.serves(ring.ring) and not members & parked:
+                if self._publisher.serves(ring.ring) and not members & parked:
                     yield ring, deployment.plan
 
     def _start(self, ring: admin_pb2.RingPlan, plan: admin_pb2.DeploymentPlan) -> None:
@@ -207,7 +207,7 @@ class Rings:
         if said.ring != running.plan.ring or said.epoch > self._store.deployments.last_epoch(said.ring):
             return 0
         signed = self._store.rosters.find(said.roster_version)  # None: so old that it is not kept any more
-        if said.roster_version > self._authority.current.version or (
+        if said.roster_version > self._publisher.current.version or (
             signed and signed.hash != said.roster_hash
         ):
             return 0
@@ -258,7 +258,7 @@ class Rings:
             if ring.ring not in self._running
         ]
         told = [WatchResponse(ring=state) for state in (*rings, *parked)]
-        return [roster_event(self._authority.current), *told]
+        return [roster_event(self._publisher.current), *told]
 
     def statuses(self, plan: admin_pb2.DeploymentPlan) -> Iterable[admin_pb2.RingStatus]:
         """The rings of a deployment as the operator sees them."""
@@ -283,7 +283,7 @@ class Rings:
 
     def _obstacle(self, identifier: str, floor: int) -> str:
         member = self._store.members.find(identifier)
-        listed = self._authority.listed(identifier)
+        listed = self._publisher.listed(identifier)
         if member is None or listed is None:
             return "was evicted"
         if member.draining:
@@ -363,7 +363,7 @@ class Rings:
 
     def _tell_prepare(self, running: RunningRing, action: Prepare) -> None:
         for stage in running.plan.stages:
-            roster = self._authority.current
+            roster = self._publisher.current
             prepare = running.prepare(stage, action.epoch, roster.version, roster.hash)
             self._sessions.send(stage.member, CoordinatorMessage(prepare=prepare))
 

@@ -11,7 +11,7 @@ from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.expulsion import Expulsion
 from sealring.coordinator.rings.moves import Moves
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.services.diagnoses import Diagnoses
 from sealring.coordinator.services.nodes import describe_node
 from sealring.coordinator.services.traces import Traces
@@ -49,7 +49,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         operators: OperatorAccess,
         store: Store,
         keys: ClusterKeys,
-        authority: Authority,
+        publisher: RosterPublisher,
         sessions: Sessions,
         watchers: Watchers,
         standing: Standing,
@@ -67,7 +67,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self.operators = operators
         self._store = store
         self._keys = keys
-        self._authority = authority
+        self._publisher = publisher
         self._sessions = sessions
         self._watchers = watchers
         self._standing = standing
@@ -196,7 +196,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         if member.draining != request.undo:
             return admin_pb2.DrainNodeResponse()
         (self._moves.staying if request.undo else self._moves.draining)(member.id)
-        with self._authority.change():
+        with self._publisher.change():
             self._store.members.save(dataclasses.replace(member, draining=not request.undo))
             action = "undo_drain_node" if request.undo else "drain_node"
             self._store.audit.append(self._clock(), actor, action, member.id, {"name": member.name})
@@ -276,7 +276,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.GetAdminRosterResponse:
         """The newest signed roster and the chain of root metadata."""
         return admin_pb2.GetAdminRosterResponse(
-            roster=self._authority.current.envelope, root_metadata=self._keys.root_chain
+            roster=self._publisher.current.envelope, root_metadata=self._keys.root_chain
         )
 
     @needs(OperatorRole.READ)
@@ -289,7 +289,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         limit = request.limit or DEFAULT_AUDIT_ENTRIES
         return admin_pb2.ListAuditLogResponse(
             entries=self._store.audit.entries(after=request.after, limit=limit, newest=request.newest),
-            signed_head=self._authority.audit_seal.envelope,
+            signed_head=self._publisher.audit_seal.envelope,
         )
 
     # Operators

@@ -17,7 +17,7 @@ import structlog
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.rings.expulsion import Expulsion
 from sealring.coordinator.rings.rings import Rings
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.coordinator.streams.sessions import Sessions
@@ -60,7 +60,7 @@ class Challenges:
         self,
         cluster: str,
         store: Store,
-        authority: Authority,
+        publisher: RosterPublisher,
         sessions: Sessions,
         rings: Rings,
         expulsion: Expulsion,
@@ -72,7 +72,7 @@ class Challenges:
     ) -> None:
         self._cluster = cluster
         self._store = store
-        self._authority = authority
+        self._publisher = publisher
         self._sessions = sessions
         self._rings = rings
         self._expulsion = expulsion
@@ -198,12 +198,12 @@ class Challenges:
             challenged_at=int(self._clock()),
         )
         score = self._standing.trust(changed)
-        listed = self._authority.listed(member.id)
+        listed = self._publisher.listed(member.id)
         if listed is not None and (listed.level, listed.trust) == (changed.level, score):
             self._store.members.save(changed)
             return
         log.warning("trust_changed", member=member.id, level=changed.level, trust=score)
-        with self._authority.change():
+        with self._publisher.change():
             self._store.members.save(changed)
             details = {"level": changed.level, "trust": score}
             self._store.audit.append(self._clock(), "coordinator", "trust_changed", member.id, details)

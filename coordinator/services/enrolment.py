@@ -14,7 +14,7 @@ import structlog
 
 from sealring.coordinator.auth.nonces import Attempts
 from sealring.coordinator.keys import ClusterKeys
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.mesh.clock import Clock
@@ -60,7 +60,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         self,
         store: Store,
         keys: ClusterKeys,
-        authority: Authority,
+        publisher: RosterPublisher,
         settings: CoordinatorSettings,
         main_address: Callable[[], str],
         *,
@@ -70,7 +70,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         self._device_root = device_root
         self._store = store
         self._keys = keys
-        self._authority = authority
+        self._publisher = publisher
         self._settings = settings
         self._main_address = main_address
         self._clock = clock
@@ -113,7 +113,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
             cluster=self._keys.root.cluster,
             certificate_chain=to_pem(certificate),
             root_metadata=self._keys.root_chain,
-            roster=self._authority.current.envelope,
+            roster=self._publisher.current.envelope,
             coordinator_address=self._main_address(),
             name=member.name,
         )
@@ -205,7 +205,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         """Token, member, audit entry and roster: all of them or none."""
         # Spent last, when everything else was right: a join that fails leaves the token usable.
         secret = _secret(request.token_secret)
-        with self._authority.change():
+        with self._publisher.change():
             now = self._clock()
             if not self._store.tokens.spend(request.token_id, secret, role, now=now):
                 raise _refused("TOKEN", "the token is of another role", f"make one for a {role}")

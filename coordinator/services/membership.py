@@ -12,7 +12,7 @@ import structlog
 from sealring.coordinator.auth.access import Access
 from sealring.coordinator.planning.profiles import Profiles
 from sealring.coordinator.rings.rings import Rings
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.services.challenges import Challenges
 from sealring.coordinator.services.diagnoses import Diagnoses
 from sealring.coordinator.services.enrolment import check_addresses
@@ -54,7 +54,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         access: Access,
         proofs: Proofs,
         store: Store,
-        authority: Authority,
+        publisher: RosterPublisher,
         sessions: Sessions,
         rings: Rings,
         profiles: Profiles,
@@ -68,7 +68,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         self._access = access
         self._proofs = proofs
         self._store = store
-        self._authority = authority
+        self._publisher = publisher
         self._sessions = sessions
         self._rings = rings
         self._profiles = profiles
@@ -113,7 +113,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             await _parted(asyncio.create_task(_read_out(requests)))
             raise
         session = NodeSession(peer.id, hello.instance, hello.serving, clock=monotonic_clock)
-        session.send(roster_message(self._authority.current))
+        session.send(roster_message(self._publisher.current))
         log.info("node_session", member=peer.id, version=hello.software_version)
         self._sessions.open(session)
         reading = asyncio.create_task(self._read(session, tenure, requests))
@@ -170,8 +170,8 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
                 reason="IDENTITY_IN_USE",
             )
         verify_sealing_key(member.identity_key, self._cluster, hello.sealing_key, hello.sealing_key_signature)
-        if hello.roster_version > self._authority.current.version:
-            raise _newer_roster(identifier, hello.roster_version, self._authority.current.version)
+        if hello.roster_version > self._publisher.current.version:
+            raise _newer_roster(identifier, hello.roster_version, self._publisher.current.version)
         changed = dataclasses.replace(
             member,
             addresses=addresses,
@@ -179,7 +179,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             software_version=hello.software_version,
         )
         if (changed.addresses, changed.sealing_key) != (member.addresses, member.sealing_key):
-            with self._authority.change():
+            with self._publisher.change():
                 self._store.members.save(changed)
         elif changed != member:
             self._store.members.save(changed)
@@ -251,8 +251,8 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         self._sessions.beaten()
 
     def _check_seen(self, member: str, seen: membership_pb2.RosterSeen) -> None:
-        """A node that holds another roster of one version has met another authority: the alarm."""
-        newest = self._authority.current.version
+        """A node that holds another roster of one version has met another coordinator: the alarm."""
+        newest = self._publisher.current.version
         known = self._store.rosters.find(seen.version) if seen.version <= newest else None
         if seen.version > newest or (known is not None and known.hash != seen.hash):
             log.error("roster_equivocation", member=member, version=seen.version, newest=newest)

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from sealring.coordinator.keys import ClusterKeys
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Store
 from sealring.mesh.errors import FailedPrecondition
 from sealring.mesh.member.proof import (
@@ -34,13 +34,13 @@ class Proofs:
         self,
         keys: ClusterKeys,
         store: Store,
-        authority: Authority,
+        publisher: RosterPublisher,
         refused: Callable[[str, str], None],
     ) -> None:
         """`refused` is told the id of a caller of another release, and what is wrong."""
         self._keys = keys
         self._store = store
-        self._authority = authority
+        self._publisher = publisher
         self._refused = refused
         self._sign = by_roster_keys(keys.rosters)
 
@@ -48,7 +48,7 @@ class Proofs:
         self, purpose: Purpose, peer: PeerIdentity, context: Any, offer: proof_pb2.ProofOffer
     ) -> CalledProof:
         """Raises Unauthenticated (NO_PROOF), FailedPrecondition (INCOMPATIBLE_VERSION)."""
-        current = self._authority.current
+        current = self._publisher.current
         connection = Connection(purpose, peer.cluster, peer.id, "", key_hash(peer_certificate(context)))
         held = HeldRoster(current.version, current.hash)
         try:

@@ -15,7 +15,7 @@ import pytest
 from sealring.coordinator.backup import backup, recover, restore
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredToken
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput
@@ -56,11 +56,11 @@ class Site:
         """A run of a coordinator that signs so many rosters, and an epoch with each; the last epoch."""
         store = Store.open(settings.state_dir)
         keys = ClusterKeys.load(settings, now=self.now)
-        authority = Authority(store, keys, settings, clock=self.clock)
+        publisher = RosterPublisher(store, keys, settings, clock=self.clock)
         epoch = 0
         for _ in range(rosters):
-            authority.publish()
-            self.reader.accept(authority.current.envelope)
+            publisher.publish()
+            self.reader.accept(publisher.current.envelope)
             epoch = store.deployments.next_epoch("demo-0")
         store.close()
         return epoch
@@ -239,8 +239,8 @@ async def test_nodes_come_back_to_a_restored_coordinator(cluster: Cluster, start
     backup(cluster.settings, file)
     node = await cluster.node("alpha", join=False)
     for _ in range(3):
-        cluster.coordinator.authority.publish()
-    newest = cluster.coordinator.authority.current.version
+        cluster.coordinator.publisher.publish()
+    newest = cluster.coordinator.publisher.current.version
     await node.wait_for("roster", lambda _: node.roster.version == newest)
     await cluster.close()
     second = cluster.folder / "second"

@@ -391,9 +391,9 @@ async def hello_error(cluster: Cluster, spoil: Any) -> str:
 )
 async def test_a_bad_hello_is_refused(cluster: Cluster, spoil: Any, reason: str) -> None:
     await cluster.join("alpha")
-    before = cluster.coordinator.authority.current.version
+    before = cluster.coordinator.publisher.current.version
     assert await hello_error(cluster, spoil) == reason
-    assert cluster.coordinator.authority.current.version == before
+    assert cluster.coordinator.publisher.current.version == before
 
 
 @pytest.mark.parametrize(
@@ -478,10 +478,10 @@ async def test_another_version_of_the_software_is_kept_without_a_new_roster(
         return made
 
     monkeypatch.setattr(FakeNode, "hello", newer)
-    version = cluster.coordinator.authority.current.version
+    version = cluster.coordinator.publisher.current.version
     again = await cluster.node("alpha", join=False)
     assert cluster.coordinator.store.members.get(again.id).software_version == longest
-    assert cluster.coordinator.authority.current.version == version
+    assert cluster.coordinator.publisher.current.version == version
 
 
 async def test_an_error_of_our_own_ends_one_session_and_no_more(
@@ -584,7 +584,7 @@ async def test_a_rotated_root_is_followed_from_the_old_pin(cluster: Cluster, sta
         root = verify_root_chain(chain, joined.state.root_sha256, now=wall_clock())
         assert (root.version, root.root_threshold) == (2, 2)
         assert load_machine_state(folder / "operator").root == root
-        current = check_roster(again.coordinator.authority.current.envelope, root, now=wall_clock())
+        current = check_roster(again.coordinator.publisher.current.envelope, root, now=wall_clock())
         assert (current.root_version, current.version > joined.roster.version) == (2, True)
         await again.join("beta")
     finally:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from sealring.cli.local.cluster import LocalCluster
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, load_machine_state, save_tls
@@ -55,9 +55,9 @@ def expire_all(coordinator: Path, members: list[Path], *, ago: float = 4 * DAY) 
         for member in store.members.all(Role.MEMBER):
             at = int(then) - 60
             store.members.save(dataclasses.replace(member, attested_at=at, challenged_at=at))
-        authority = Authority(store, keys, settings, clock=lambda: then)
-        authority.publish()
-        envelope = authority.current.envelope
+        publisher = RosterPublisher(store, keys, settings, clock=lambda: then)
+        publisher.publish()
+        envelope = publisher.current.envelope
     finally:
         store.close()
     for folder in members:

@@ -176,11 +176,11 @@ async def test_an_epoch_number_is_never_used_twice_even_after_a_restart(
     await three(cluster)
     await deploy(cluster)
     await ring_state(cluster, SERVING)
-    version = cluster.coordinator.authority.current.version
+    version = cluster.coordinator.publisher.current.version
     await cluster.close()
     again = await start_cluster()
     try:
-        assert again.coordinator.authority.current.version > version
+        assert again.coordinator.publisher.current.version > version
         for name in ("alpha", "beta", "gamma"):
             await again.node(name, join=False)
         assert (await ring_state(again, SERVING)).epoch == 2

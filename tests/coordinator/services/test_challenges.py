@@ -113,7 +113,7 @@ async def enclave_node(
 
 
 def trust_of(cluster: Cluster, node: FakeNode) -> tuple[TrustLevel, int]:
-    listed = cluster.coordinator.authority.listed(node.id)
+    listed = cluster.coordinator.publisher.listed(node.id)
     assert listed is not None
     return listed.level, listed.trust
 
@@ -131,7 +131,7 @@ async def test_when_it_was_challenged_stands_in_the_next_roster(quick: Cluster) 
     node = await quick.node("alpha")
     first = node.roster.member(node.id).challenged_at
     await eventually(lambda: count(node) >= 4)
-    quick.coordinator.authority.publish()
+    quick.coordinator.publisher.publish()
     await eventually(lambda: node.roster.member(node.id).challenged_at > first)
     assert node.roster.member(node.id).attested_at <= first
 
@@ -336,7 +336,7 @@ async def test_stale_evidence_lowers_the_score_and_an_answer_restores_it(cluster
     member = cluster.coordinator.store.members.get(node.id)
     old = dataclasses.replace(member, challenged_at=int(time.time()) - 700)
     node.answers = False
-    with cluster.coordinator.authority.change():
+    with cluster.coordinator.publisher.change():
         cluster.coordinator.store.members.save(old)
     await node.wait_for("end", lambda end: end.epoch == 1)
     assert trust_of(cluster, node) == (TrustLevel.SOFTWARE, 0)

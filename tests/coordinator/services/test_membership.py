@@ -83,7 +83,7 @@ def test_a_roster_of_another_hand_raises_the_alarm_once_and_alarms_are_bounded(
     audit = Part()
     held = {3: SimpleNamespace(hash=b"three")}
     service: Any = SimpleNamespace(
-        _authority=SimpleNamespace(current=SimpleNamespace(version=5)),
+        _publisher=SimpleNamespace(current=SimpleNamespace(version=5)),
         _store=SimpleNamespace(audit=audit, rosters=SimpleNamespace(find=held.get)),
         _alarms=set(),
         _clock=lambda: 7,

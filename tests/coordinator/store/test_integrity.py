@@ -8,7 +8,7 @@ import pytest
 
 from sealring.coordinator.init import init, renew_operator_bundle
 from sealring.coordinator.keys import ClusterKeys
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.coordinator.store.integrity import check_stored
@@ -46,7 +46,7 @@ def test_what_does_not_agree_with_itself_is_named(
     store = Store.open(tmp_path)
     keys = ClusterKeys.load(settings, now=NOW)
     key = SoftwareSigner.generate().public_key
-    with Authority(store, keys, settings, clock=lambda: NOW).change():
+    with RosterPublisher(store, keys, settings, clock=lambda: NOW).change():
         store.members.enrol(StoredMember(member_id(key), Role.GATEWAY, "gate", key, KeyType.SOFTWARE, NOW))
     check_stored(store)
     flip(store, table, column, where)
@@ -64,7 +64,7 @@ def test_a_key_that_is_none_and_a_list_that_cannot_be_read_are_named(tmp_path: P
     init(settings, clock=lambda: NOW)
     store = Store.open(tmp_path)
     key = SoftwareSigner.generate().public_key
-    with Authority(store, ClusterKeys.load(settings, now=NOW), settings, clock=lambda: NOW).change():
+    with RosterPublisher(store, ClusterKeys.load(settings, now=NOW), settings, clock=lambda: NOW).change():
         store.members.enrol(StoredMember(member_id(key), Role.GATEWAY, "gate", key, KeyType.SOFTWARE, NOW))
     for column, value, named in (
         ("identity_key", b"", "the identity key of gate"),

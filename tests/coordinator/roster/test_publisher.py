@@ -1,4 +1,4 @@
-"""The roster authority: one chain, no version with two contents, nothing published that is not stored."""
+"""Published rosters: one chain, no version with two contents, nothing published that is not stored."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
-from sealring.coordinator.roster import authority
+from sealring.coordinator.roster import publisher
 from sealring.coordinator.roster.audit_head import read_head
-from sealring.coordinator.roster.authority import Authority
+from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredRoster
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
@@ -33,7 +33,7 @@ NOW = 1_800_000_000
 
 
 class Bench:
-    """An authority over a real store, with a clock that the test turns."""
+    """A publisher over a real store, with a clock that the test turns."""
 
     def __init__(self, folder: Path) -> None:
         self.now = float(NOW)
@@ -43,16 +43,16 @@ class Bench:
         self.store = Store.open(folder)
         self.keys = ClusterKeys.load(self.settings, now=NOW)
         self.published: list[StoredRoster] = []
-        self.authority = self.restart()
+        self.publisher = self.restart()
 
     def clock(self) -> float:
         self.looks += 1
         return self.now
 
-    def restart(self) -> Authority:
-        authority = Authority(self.store, self.keys, self.settings, clock=self.clock)
-        authority.listeners.append(self.published.append)
-        return authority
+    def restart(self) -> RosterPublisher:
+        publisher = RosterPublisher(self.store, self.keys, self.settings, clock=self.clock)
+        publisher.listeners.append(self.published.append)
+        return publisher
 
     def roster(self) -> Roster:
         """The newest, as a reader sees it."""
@@ -77,7 +77,7 @@ class Bench:
             addresses=("127.0.0.1:7000",),
         )
         member = dataclasses.replace(member, **changes)
-        with self.authority.change():
+        with self.publisher.change():
             self.store.members.enrol(member)
         return member
 
@@ -95,7 +95,7 @@ class Bench:
             rings=[admin_pb2.RingPlan(ring=f"{name}-0", stages=stages)],
             plan_hash="cd" * 32,
         )
-        with self.authority.change():
+        with self.publisher.change():
             self.store.deployments.add(StoredDeployment(spec, plan, NOW))
 
 
@@ -108,14 +108,14 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def test_there_is_no_roster_before_the_first(bench: Bench) -> None:
     with pytest.raises(FailedPrecondition):
-        _ = bench.authority.current
+        _ = bench.publisher.current
 
 
 def test_versions_rise_by_one_in_one_chain_over_restarts(bench: Bench) -> None:
     for restart in (False, True, False, True):
         if restart:
-            bench.authority = bench.restart()
-        bench.authority.publish()
+            bench.publisher = bench.restart()
+        bench.publisher.publish()
     rosters = [check_roster(one.envelope, bench.keys.root, now=NOW) for one in bench.published]
     assert [roster.version for roster in rosters] == [1, 2, 3, 4]
     assert [roster.previous for roster in rosters[1:]] == [roster.hash for roster in rosters[:-1]]
@@ -124,21 +124,21 @@ def test_versions_rise_by_one_in_one_chain_over_restarts(bench: Bench) -> None:
 
 def test_a_roster_is_stored_before_anybody_sees_it(bench: Bench) -> None:
     seen: list[StoredRoster | None] = []
-    bench.authority.listeners.append(lambda roster: seen.append(bench.store.rosters.latest()))
-    bench.authority.publish()
-    assert seen == [bench.authority.current]
+    bench.publisher.listeners.append(lambda roster: seen.append(bench.store.rosters.latest()))
+    bench.publisher.publish()
+    assert seen == [bench.publisher.current]
 
 
 def test_a_crash_after_storing_never_reuses_the_version(bench: Bench) -> None:
     def dies(roster: StoredRoster) -> None:
         raise SystemExit
 
-    bench.authority.listeners.insert(0, dies)
+    bench.publisher.listeners.insert(0, dies)
     with pytest.raises(SystemExit):
-        bench.authority.publish()
+        bench.publisher.publish()
     assert bench.published == []
-    bench.authority = bench.restart()
-    bench.authority.publish()
+    bench.publisher = bench.restart()
+    bench.publisher.publish()
     assert bench.roster().version == 2
 
 
@@ -146,21 +146,21 @@ def test_a_listener_that_fails_does_not_fail_what_was_stored(bench: Bench) -> No
     def fails(roster: StoredRoster) -> None:
         raise Unavailable("the database cannot be written")
 
-    bench.authority.listeners.insert(0, fails)
-    with bench.authority.change():
+    bench.publisher.listeners.insert(0, fails)
+    with bench.publisher.change():
         bench.store.set_meta("x", b"y")
     assert bench.store.get_meta("x") == b"y"
-    assert bench.published == [bench.authority.current], "the others were told"
+    assert bench.published == [bench.publisher.current], "the others were told"
 
 
 def test_a_change_that_fails_leaves_neither_trace_nor_version(bench: Bench) -> None:
-    bench.authority.publish()
-    with pytest.raises(RuntimeError), bench.authority.change():
+    bench.publisher.publish()
+    with pytest.raises(RuntimeError), bench.publisher.change():
         bench.store.set_meta("x", b"y")
         raise RuntimeError
     assert bench.store.get_meta("x") is None
-    assert bench.authority.current.version == 1
-    bench.authority.publish()
+    assert bench.publisher.current.version == 1
+    bench.publisher.publish()
     assert bench.roster().version == 2
 
 
@@ -183,18 +183,18 @@ def test_rings_stand_in_the_roster_with_their_trust(bench: Bench) -> None:
     assert (ring.deployment, ring.replica, ring.total_layers, ring.min_trust) == ("demo", 0, 2, 10)
     assert (ring.model_digest, ring.plan_hash) == (b"\xab" * 32, b"\xcd" * 32)
     assert roster.min_trust == 10
-    assert bench.authority.serves("demo-0")
-    assert not bench.authority.serves("demo-1")
+    assert bench.publisher.serves("demo-0")
+    assert not bench.publisher.serves("demo-1")
 
 
 def test_a_ring_without_a_member_or_below_its_floor_is_left_out(bench: Bench) -> None:
     members = [bench.enrol(), bench.enrol()]
     bench.deploy(*members)
     bench.deploy(bench.enrol(), name="strict", floor=20)
-    assert not bench.authority.serves("strict-0")
-    with bench.authority.change():
+    assert not bench.publisher.serves("strict-0")
+    with bench.publisher.change():
         bench.store.members.revoke(Revocation.of(members[0], NOW, banned=False))
-    assert not bench.authority.serves("demo-0")
+    assert not bench.publisher.serves("demo-0")
     roster = bench.roster()
     assert roster.rings == ()
     assert members[0].id in {one.id for one in roster.revoked}
@@ -202,13 +202,13 @@ def test_a_ring_without_a_member_or_below_its_floor_is_left_out(bench: Bench) ->
 
 def test_a_revocation_is_told_until_every_certificate_has_expired(bench: Bench) -> None:
     member = bench.enrol()
-    with bench.authority.change():
+    with bench.publisher.change():
         bench.store.members.revoke(Revocation.of(member, NOW, banned=True))
     bench.now += bench.settings.certificate_lifetime
-    bench.authority.publish()
+    bench.publisher.publish()
     assert member.id in {one.id for one in bench.roster().revoked}
     bench.now += 120
-    bench.authority.publish()
+    bench.publisher.publish()
     assert member.id not in {one.id for one in bench.roster().revoked}
     assert bench.store.members.banned(member.id)
 
@@ -223,35 +223,35 @@ def test_gateways_are_listed_with_their_keys(bench: Bench) -> None:
 async def test_half_of_its_life_renews_it_by_either_clock(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(authority, "_LOOK_SECONDS", 0.001)
-    bench.authority.publish()
+    monkeypatch.setattr(publisher, "_LOOK_SECONDS", 0.001)
+    bench.publisher.publish()
     bench.now += bench.settings.roster_lifetime / 2
-    renewing = asyncio.create_task(bench.authority.renew_forever())
-    await until(lambda: bench.authority.current.version == 2)
+    renewing = asyncio.create_task(bench.publisher.renew_forever())
+    await until(lambda: bench.publisher.current.version == 2)
     seen = bench.looks
     await until(lambda: bench.looks > seen + 5)
-    assert bench.authority.current.version == 2
+    assert bench.publisher.current.version == 2
     renewing.cancel()
 
 
 async def test_a_renewal_that_fails_is_tried_again(bench: Bench) -> None:
-    bench.authority.publish()
+    bench.publisher.publish()
     connection = bench.store._database._connection
     connection.execute("PRAGMA query_only = ON")
     bench.now += bench.settings.roster_lifetime / 2
     with capture_logs() as logs:
-        renewing = asyncio.create_task(bench.authority.renew_forever())
+        renewing = asyncio.create_task(bench.publisher.renew_forever())
         await until(lambda: logs)
         assert logs[0]["event"] == "roster_not_renewed"
-        assert bench.authority.current.version == 1
+        assert bench.publisher.current.version == 1
         connection.execute("PRAGMA query_only = OFF")
-        await until(lambda: bench.authority.current.version == 2)
+        await until(lambda: bench.publisher.current.version == 2)
     renewing.cancel()
 
 
 def test_every_roster_signs_the_audit_log_as_well(bench: Bench) -> None:
     member = bench.enrol()
-    with bench.authority.change():
+    with bench.publisher.change():
         bench.store.audit.append(NOW, "operator", "do", member.id, {})
-    head = read_head(bench.authority.audit_seal.envelope, bench.keys.root)
+    head = read_head(bench.publisher.audit_seal.envelope, bench.keys.root)
     assert (head.sequence, head.hash) == bench.store.audit.head()

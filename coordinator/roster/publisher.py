@@ -1,4 +1,4 @@
-"""The roster authority: what the store says becomes a signed roster, stored before anybody sees it.
+"""Publishes rosters: what the store says becomes a signed roster, stored before anybody sees it.
 
 Versions rise by one and are never reused: a roster is on disk, durably, before it is published, so that after
 a crash the next one follows it.
@@ -37,7 +37,7 @@ _RETRY_SECONDS = 0.5
 log = structlog.get_logger()
 
 
-class Authority:
+class RosterPublisher:
     """Signs rosters. `listeners` are told of every new one, after it was stored."""
 
     def __init__(
