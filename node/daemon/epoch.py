@@ -121,7 +121,7 @@ class LinkSecrets:
         )
 
 
-class Gateway(Protocol):
+class GatewayStream(Protocol):
     """The one control stream of an epoch."""
 
     @property
@@ -180,7 +180,7 @@ class MemberEpoch:
         self._after = after
         self.phase = Phase.PREPARING
         self.gate = StepGate()
-        self.gateway: Gateway | None = None
+        self.gateway: GatewayStream | None = None
         self.engine: StageEngine | None = None
         self._workshop = workshop
         self._carrier: RingCarrier | None = None
@@ -206,7 +206,7 @@ class MemberEpoch:
         elif self.phase is Phase.PREPARING:
             self.fault(FailedPrecondition("the epoch was committed before it was prepared"))
 
-    def attach(self, gateway: Gateway) -> None:
+    def attach(self, gateway: GatewayStream) -> None:
         """Makes `gateway` the one that schedules. Raises FailedPrecondition, Conflict (GATEWAY_ATTACHED)."""
         if self.phase is not Phase.UP:
             raise FailedPrecondition(
@@ -218,7 +218,7 @@ class MemberEpoch:
             )
         self.gateway = gateway
 
-    def detach(self, gateway: Gateway) -> None:
+    def detach(self, gateway: GatewayStream) -> None:
         """The gateway's stream is over. If it gave any step, their order went with it: the epoch ends."""
         if self.gateway is not gateway:
             return

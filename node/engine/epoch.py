@@ -30,13 +30,13 @@ from sealring.mesh.prompt.composition import (
 from sealring.node.engine import params, records
 from sealring.node.engine.feedback import LocalFeedback, RingFeedback
 from sealring.node.engine.lanes import Lanes, Row
-from sealring.node.engine.links import Inbox, Intake, Outbox, StepTimes
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.threads import Inbox, Intake, Outbox, StepTimes
 from sealring.node.engine.trace import engine_trace
 from sealring.node.engine.transfer import Departure, Landing, SharedDeparture, transfer
 from sealring.node.ipc.channel import EngineChannel

@@ -3,7 +3,7 @@
 `python -m sealring.node.engine.main --control-fd N --handoff-fd M`. Frames of EngineCommand come in on N
 and frames of EngineEvent go out; M brings the descriptors of a data channel. Three threads: the main one
 computes, one reads commands, and at the head the front turns text to tokens; an epoch adds those of
-`node/engine/links.py`. Nothing outlives the daemon: the end of the control socket ends the process at once.
+`node/engine/threads.py`. Nothing outlives the daemon: the end of the control socket ends the process at once.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.node.engine.links import TRACE_LENGTH, StepTimes
+from sealring.node.engine.threads import TRACE_LENGTH, StepTimes
 from sealring.node.engine.trace import engine_trace
 from sealring.node.ipc.timelog import TimeLog
 from sealring.v1 import trace_pb2

@@ -9,8 +9,8 @@ import pytest
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal
 from sealring.mesh.prompt.composition import ResolvedStep
-from sealring.node.engine.links import LAUNCHES, Inbox, Intake, Outbox, StepTimes
 from sealring.node.engine.records import Incoming
+from sealring.node.engine.threads import LAUNCHES, Inbox, Intake, Outbox, StepTimes
 from sealring.node.engine.transfer import SharedDeparture
 from sealring.node.link.records import Kind, RecordHeader
 
