@@ -67,7 +67,7 @@ class Client:
         """Streams one answer; `on_text` gets every piece. Raises the error that the gateway answered with."""
         import grpc
 
-        from sealring.mesh.rpc.server import from_rpc_error
+        from sealring.mesh.rpc.status import from_rpc_error
 
         try:
             return await _stream(self.stub, question, on_text, seconds, _metadata(self.api_key))

@@ -36,7 +36,7 @@ class Admin:
         """One call, within `seconds`. Raises the error of the tree that the coordinator answered with."""
         import grpc
 
-        from sealring.mesh.rpc.server import from_rpc_error
+        from sealring.mesh.rpc.status import from_rpc_error
 
         try:
             return await getattr(self.stub, method)(

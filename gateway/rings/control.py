@@ -24,7 +24,7 @@ from sealring.mesh.errors import EpochEnded, SealringError, Unavailable
 from sealring.mesh.member.introduction import Introduced, introduce, write_first
 from sealring.mesh.member.proof import Identity, Purpose, VerifyProof, of_identity
 from sealring.mesh.rpc.problem import from_problem
-from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import proof_pb2

@@ -25,7 +25,6 @@ from sealring.mesh.system.files import create_exclusive, read_secret
 PUBLIC_KEY_BYTES = 65
 SEALING_KEY_SIZES = (32, 1216)
 """Bytes of a public key that prompts are sealed to: X25519, or X-Wing."""
-ID_LENGTH = 52
 MAX_SIGNATURE_BYTES = 72
 _ECDSA = ec.ECDSA(hashes.SHA256())
 

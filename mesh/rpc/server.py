@@ -7,34 +7,18 @@ to every handler.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sealring.mesh.errors import DeadlineExceeded
 from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES
 from sealring.mesh.rpc.interceptor import ErrorInterceptor
-from sealring.mesh.rpc.status import from_rpc_error, to_status
 from sealring.mesh.system.addresses import listen_error, parse_address, require_loopback
-
-__all__ = [
-    "CHANNEL_OPTIONS",
-    "INFERENCE",
-    "JOINING",
-    "SERVER_OPTIONS",
-    "Port",
-    "Server",
-    "from_rpc_error",
-    "to_status",
-    "with_deadline",
-]
-
-T = TypeVar("T")
 
 MAX_MESSAGE = 16 << 20
 
@@ -165,12 +149,3 @@ class Server:
     async def wait(self) -> None:
         """Returns when the server has stopped."""
         await self._server.wait_for_termination()
-
-
-async def with_deadline(awaitable: Awaitable[T], seconds: float, what: str) -> T:
-    """Raises DeadlineExceeded naming `what` when it takes longer."""
-    try:
-        async with asyncio.timeout(seconds):  # wait_for may swallow a cancellation (cpython 86296)
-            return await awaitable
-    except TimeoutError:
-        raise DeadlineExceeded(f"{what} took longer than {seconds:g} s", hint="try again") from None

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, cast
 
 import structlog
 
@@ -35,8 +35,6 @@ _LOADING = (10.0, 120.0)
 
 _ROW_EVENTS = frozenset({0x32, 0x3A, 0x42})
 """First bytes of an EngineEvent that holds opened (6), refused (7) or done (8)."""
-
-A = TypeVar("A")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.roster.reader import RosterReader
 from sealring.mesh.rpc.problem import to_problem
-from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import channel_credentials, channel_options
 from sealring.mesh.trust.attestation import Statement, sign_sealing_key, sign_statement
 from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc, model_pb2

@@ -40,7 +40,8 @@ from sealring.mesh.pki.certificates import (
     role_server_name,
     to_pem,
 )
-from sealring.mesh.rpc.server import Server, from_rpc_error
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore, joining_channel, server_credentials
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
 

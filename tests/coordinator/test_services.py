@@ -32,7 +32,7 @@ from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.interceptor import Lease
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
-from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import TlsMaterial
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc, proof_pb2
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import Internal
-from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, MemberMessage
 

@@ -27,7 +27,7 @@ from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.errors import ConfigError, SealringError
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.root import encode_chain
-from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.system.addresses import free_port
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc

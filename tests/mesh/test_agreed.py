@@ -23,7 +23,7 @@ DAY = 24 * 3600
         (clock, {"SKEW_SECONDS": 60}),
         (dsse, {"KEY_BYTES": 32, "SIGNATURE_BYTES": 64, "_MAX_SIGNATURES": 32}),
         (encoding, {"MAX_INTEGER": 2**63 - 1, "_MAX_DEPTH": 16}),
-        (identity, {"PUBLIC_KEY_BYTES": 65, "ID_LENGTH": 52}),
+        (identity, {"PUBLIC_KEY_BYTES": 65}),
         (suites, {"KEY_BYTES": 32, "NONCE_BYTES": 12, "TAG_BYTES": 16}),
         (proof, {"NONCE_BYTES": 32, "_MAX_PROOF_BYTES": 16 << 10, "_MAX_TRANSCRIPT_BYTES": 2048}),
         (certificates, {"MAX_CERTIFICATE_BYTES": 1 << 17}),

@@ -1,7 +1,7 @@
 """Cuts an mlx-lm model into stages and runs them. See `stage` for how, `anatomy` for what is learnt first."""
 
 from .randomness import random_model, random_stage
-from .skeleton import build_skeleton, check_stageable, layer_count
+from .skeleton import build_skeleton
 from .spec import StageSpec, TensorSpec
 from .stage import Stage
 
@@ -10,8 +10,6 @@ __all__ = [
     "StageSpec",
     "TensorSpec",
     "build_skeleton",
-    "check_stageable",
-    "layer_count",
     "random_model",
     "random_stage",
 ]

@@ -11,8 +11,6 @@ import mlx.nn as nn
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import mlx_lm_import
 
-from .anatomy import Anatomy, dissect, not_stageable
-
 MAX_LAYERS = 1024
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_transformer_layers")
 
@@ -82,19 +80,3 @@ def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
             model_type=model_type,
         ) from error
     return classes
-
-
-def layer_count(config: dict[str, Any]) -> int:
-    """The number of layers that a ring can share out."""
-    return len(_dissected(config).layers)
-
-
-def check_stageable(config: dict[str, Any]) -> None:
-    """Raises ModelError (reason ARCHITECTURE_NOT_STAGEABLE) unless it splits. Loads no weights."""
-    anatomy = _dissected(config)
-    if anatomy.indivisible:
-        raise not_stageable(anatomy.model_type, anatomy.indivisible)
-
-
-def _dissected(config: dict[str, Any]) -> Anatomy:
-    return dissect(build_skeleton(config), config["model_type"])

@@ -24,7 +24,7 @@ from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.pki.root import decode_chain, verify_root_chain
 from sealring.mesh.roster.reader import check_roster
-from sealring.mesh.rpc.server import from_rpc_error
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from sealring.gateway.access.keyfile import KeyFile
 from sealring.gateway.access.keys import Scope
 from sealring.gateway.inference.service import SERVICE, InferenceService
 from sealring.mesh.errors import SealringError
-from sealring.mesh.rpc.server import Server, from_rpc_error
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 

@@ -15,7 +15,8 @@ from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
-from sealring.mesh.rpc.server import Server, from_rpc_error
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import (
     TlsMaterial,
     TlsStore,

@@ -29,10 +29,8 @@ from sealring.mesh.rpc.server import (
     SERVER_OPTIONS,
     Port,
     Server,
-    from_rpc_error,
-    to_status,
-    with_deadline,
 )
+from sealring.mesh.rpc.status import from_rpc_error, to_status
 from sealring.mesh.rpc.wire import MAX_FIELDS
 from sealring.v1 import inference_pb2, inference_pb2_grpc, membership_pb2, membership_pb2_grpc
 
@@ -239,29 +237,6 @@ def test_a_bare_status_has_an_error_too(
 def test_a_status_fits_the_trailers() -> None:
     huge = InvalidInput("m" * 9000, hint="h" * 9000, **{f"k{i}": "v" * 500 for i in range(99)})
     assert to_status(huge).ByteSize() < 6000
-
-
-async def test_a_deadline_names_what_was_late() -> None:
-    assert await with_deadline(asyncio.sleep(0, "done"), 5, "a nap") == "done"
-    with pytest.raises(DeadlineExceeded, match=r"a nap took longer than 0\.01 s"):
-        await with_deadline(asyncio.sleep(60), 0.01, "a nap")
-
-
-async def test_a_deadline_does_not_swallow_a_cancellation() -> None:
-    done = asyncio.Event()
-
-    async def work() -> None:
-        try:
-            await asyncio.sleep(30)
-        finally:
-            done.set()
-
-    task = asyncio.create_task(with_deadline(work(), 30, "work"))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert done.is_set()
 
 
 async def test_a_start_that_is_cancelled_has_not_begun() -> None:

@@ -17,7 +17,8 @@ import pytest
 from sealring.mesh.errors import Unavailable
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster.model import Roster
-from sealring.mesh.rpc.server import Server, from_rpc_error
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import channel_credentials, channel_options, server_credentials
 from sealring.node.daemon import diagnosis as module
 from sealring.node.daemon.diagnosis import SERVICE, Diagnosis, DiagnosisService
