@@ -29,50 +29,22 @@ def _many(one: bytes, count: int = BODY) -> bytes:
     return one * (count // len(one) - 8)
 
 
-def unknown_fields() -> bytes:
-    return _post(b"{" + b",".join(b'"%d":0' % number for number in range(380_000)) + b"}")
-
-
-def small_values() -> bytes:
-    return _post(b'{"messages":[' + _many(b"[],") + b"[]]}")
-
-
-def deep_values() -> bytes:
-    return _post(b'{"messages":[' + _many(b"[" * 150 + b"]" * 150 + b",") + b"[]]}")
-
-
-def as_many_values_as_go() -> bytes:
-    one = b'{"role":"user","content":[{"type":"text","text":"' + b"\\u00e9" * 160 + b'"}]},'
-    return _post(b'{"model":"demo","messages":[' + _many(one) + one[:-1] + b"]}")
-
-
-def long_numbers() -> bytes:
-    return _post(b'{"stop":[' + _many(b"9" * 4000 + b",") + b"1]}")
-
-
-def escapes() -> bytes:
-    return _post(b'{"prompt":"' + _many(b"\\n\\\\") + b'"}')
-
-
-def headers() -> bytes:
-    return _HEAD + b"a:\r\n" * 60_000 + b"\r\n"
-
-
-def chunks() -> bytes:
-    return _HEAD + b"transfer-encoding: chunked\r\n\r\n" + _many(b"1\r\n{\r\n")
-
-
-def pipelined() -> bytes:
-    return b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20_000
-
+_MESSAGE = b'{"role":"user","content":[{"type":"text","text":"' + b"\\u00e9" * 160 + b'"}]},'
 
 HTTP: dict[str, Callable[[], bytes]] = {
-    one.__name__: one
-    for one in (
-        *(unknown_fields, small_values, deep_values, as_many_values_as_go, long_numbers, escapes),
-        *(headers, chunks, pipelined),
-    )
+    "unknown_fields": lambda: _post(b"{" + b",".join(b'"%d":0' % number for number in range(380_000)) + b"}"),
+    "small_values": lambda: _post(b'{"messages":[' + _many(b"[],") + b"[]]}"),
+    "deep_values": lambda: _post(b'{"messages":[' + _many(b"[" * 150 + b"]" * 150 + b",") + b"[]]}"),
+    "as_many_values_as_go": lambda: _post(
+        b'{"model":"demo","messages":[' + _many(_MESSAGE) + _MESSAGE[:-1] + b"]}"
+    ),
+    "long_numbers": lambda: _post(b'{"stop":[' + _many(b"9" * 4000 + b",") + b"1]}"),
+    "escapes": lambda: _post(b'{"prompt":"' + _many(b"\\n\\\\") + b'"}'),
+    "headers": lambda: _HEAD + b"a:\r\n" * 60_000 + b"\r\n",
+    "chunks": lambda: _HEAD + b"transfer-encoding: chunked\r\n\r\n" + _many(b"1\r\n{\r\n"),
+    "pipelined": lambda: b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20_000,
 }
+"""What is sent at once, by name."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -90,12 +62,15 @@ def _fields(path: bytes, *more: tuple[bytes, bytes]) -> bytes:
 
 
 def _length(value: bytes) -> bytes:
-    if len(value) < 127:
-        return bytes([len(value)])
-    rest, out = len(value) - 127, b"\x7f"
-    while rest >= 128:
-        out, rest = out + bytes([rest % 128 + 128]), rest // 128
-    return out + bytes([rest])
+    """Of a string in HPACK: 7 bits, and what does not fit into them as a varint."""
+    return bytes([len(value)]) if len(value) < 127 else b"\x7f" + _varint(len(value) - 127)
+
+
+def _varint(number: int) -> bytes:
+    out = b""
+    while number >= 128:
+        out, number = out + bytes([number % 128 + 128]), number // 128
+    return out + bytes([number])
 
 
 def _call(stream: int, path: bytes, message: bytes = b"") -> bytes:
@@ -120,26 +95,27 @@ def settings() -> Iterator[bytes]:
         yield frame(_SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535)) * 500
 
 
+def _on_streams(one: Callable[[int], bytes]) -> Iterator[bytes]:
+    """What `one` makes of a stream's number, for one stream after the other."""
+    for first in range(1, 1 << 31, 200):
+        yield b"".join(map(one, range(first, first + 200, 2)))
+
+
 def resets() -> Iterator[bytes]:
     """Calls that are taken back at once (CVE-2023-44487)."""
-    for stream in range(1, 1 << 31, 200):
-        yield b"".join(
-            frame(_HEADERS, 4, number, _fields(_CHECK)) + frame(_RESET, 0, number, b"\0\0\0\x08")
-            for number in range(stream | 1, stream + 200, 2)
-        )
+    back = b"\0\0\0\x08"
+    return _on_streams(
+        lambda stream: frame(_HEADERS, 4, stream, _fields(_CHECK)) + frame(_RESET, 0, stream, back)
+    )
 
 
 def calls() -> Iterator[bytes]:
-    for stream in range(1, 1 << 31, 200):
-        yield b"".join(_call(number, _CHECK) for number in range(stream | 1, stream + 200, 2))
+    return _on_streams(lambda stream: _call(stream, _CHECK))
 
 
 def open_streams() -> Iterator[bytes]:
     """Calls that never say what they want."""
-    for stream in range(1, 1 << 31, 200):
-        yield b"".join(
-            frame(_HEADERS, 4, number, _fields(_GENERATE)) for number in range(stream | 1, stream + 200, 2)
-        )
+    return _on_streams(lambda stream: frame(_HEADERS, 4, stream, _fields(_GENERATE)))
 
 
 def continuations() -> Iterator[bytes]:
@@ -162,13 +138,6 @@ def empty_messages() -> Iterator[bytes]:
         prompt = b"\x0a" + _varint(len(chat)) + chat
         envelope = b"\x0a" + _varint(len(prompt)) + prompt
         yield _call(stream, _GENERATE, b"\x1a" + _varint(len(envelope)) + envelope)
-
-
-def _varint(number: int) -> bytes:
-    out = b""
-    while number >= 128:
-        out, number = out + bytes([number % 128 + 128]), number // 128
-    return out + bytes([number])
 
 
 GRPC: dict[str, Callable[[], Iterator[bytes]]] = {

@@ -5,7 +5,7 @@
 MODEL is a folder, or a config.json as text for random weights. Every line on standard input is a JSON object
 with what to do, a method of `Baseline` and its arguments, and is answered with one line of JSON:
 
-    {"do": "solo", "tokens": 96, "prompt": 32}
+    {"do": "decode", "rows": 8, "context": 32, "warm": 8, "steps": 64}
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class Baseline:
         self._mlx_lm = importlib.import_module("mlx_lm.generate")
         self._random = random.Random(0)
 
-    def solo(self, tokens: int, prompt: int, chunk: int = CHUNK) -> dict[str, Any]:
+    def _solo(self, prompt: list[int], tokens: int) -> dict[str, Any]:
         """One row; seconds to the first token, and those between tokens."""
-        drawn, times = mx.array(self._prompt(1, prompt)), [time.perf_counter()]
-        for _ in self._mlx_lm.generate_step(drawn, self._model, max_tokens=tokens, prefill_step_size=chunk):
+        times = [time.perf_counter()]
+        for _ in self._mlx_lm.generate_step(mx.array(prompt), self._model, max_tokens=tokens):
             times.append(time.perf_counter())
         gaps = [after - before for before, after in itertools.pairwise(times[1:])]
-        return {"ttft": times[1] - times[0], "gaps": gaps}
+        seconds = times[-1] - times[0]
+        return {"ttft": [times[1] - times[0]], "gaps": gaps, "seconds": seconds, "tokens": tokens}
 
     def together(self, rows: int, tokens: int, words: int) -> dict[str, Any]:
         """All rows at once: seconds to first tokens, of steps with all rows, and until the last token."""
@@ -53,6 +54,8 @@ class Baseline:
             message = {"role": "user", "content": words_of(self._random, words)}
             prompts.append(list(self._tokenizer.apply_chat_template([message], add_generation_prompt=True)))
         begun = time.perf_counter()
+        if rows == 1:
+            return self._solo(prompts[0], tokens)
         first, steps, made = self._generate(prompts, tokens, 8)
         return {
             "ttft": [moment - begun for moment in first.values()],

@@ -92,16 +92,6 @@ def kind(process: psutil.Process) -> str:
     return "daemon"
 
 
-def cpu_seconds(made: LocalCluster) -> dict[str, float]:
-    """CPU time that a cluster's processes have used so far, by what they are: "gateway", "node-0 engine"."""
-    used: dict[str, float] = {}
-    for name, pid in made.processes.items():
-        for one in family(pid):
-            role = name if kind(one) == "daemon" else f"{name} {kind(one)}"
-            used[role] = used.get(role, 0.0) + sum(one.cpu_times()[:2])
-    return used
-
-
 def pin(pid: int, cores: Iterable[int]) -> None:
     """Puts every thread of a process, and of all that descend from it, on these cores (Linux only)."""
     if not can_pin():

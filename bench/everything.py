@@ -6,7 +6,6 @@ A benchmark that fails, hangs or dies does not stop the others; the outcome of e
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.frame import MODULES, Benchmark, find, machine
+from bench.frame import MODULES, Benchmark, find, machine, write_json
 
 QUICK_TOTAL_SECONDS = 600.0
 LIMIT_SECONDS = 3600.0
@@ -54,31 +53,29 @@ def run_all(
     quick: bool,
     out: Path | None,
     say: Say,
-    total: float | None = None,
+    total: float = QUICK_TOTAL_SECONDS,
     chosen: Sequence[Benchmark] | None = None,
     command: Sequence[str] = (sys.executable, "-P", "-m", "sealring.cli", "bench"),
 ) -> list[Outcome]:
-    """Runs them in turn; with `quick` no longer than `total` seconds altogether (10 minutes by default)."""
-    until = time.monotonic() + (total or QUICK_TOTAL_SECONDS) if quick or total else float("inf")
+    """Runs them in turn, by default all; with `quick` no longer than `total` seconds altogether."""
+    until = time.monotonic() + total if quick else float("inf")
     outcomes: list[Outcome] = []
-    for one in chosen if chosen is not None else benchmarks():
-        own = one.quick_seconds if quick else LIMIT_SECONDS
-        limit = min(own, until - time.monotonic())
+    for one in chosen or benchmarks():
+        limit = min(one.quick_seconds if quick else LIMIT_SECONDS, until - time.monotonic())
         if limit < 1:
             outcomes.append(Outcome(one.name, "not begun", 0.0, 0.0))
             continue
         arguments = [*command, one.name, *(["--quick"] if quick else [])]
-        arguments += ["--out", str(out)] if out is not None else []
-        outcomes.append(_run(one.name, arguments, limit))
+        outcomes.append(_run(one.name, [*arguments, *(["--out", str(out)] if out else [])], limit))
         say(f"{one.name}: {outcomes[-1].outcome} in {outcomes[-1].seconds:.0f} s")
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         written = {"machine": machine(), "quick": quick, "outcomes": [asdict(one) for one in outcomes]}
-        (out / "all.json").write_text(json.dumps(written, indent=1) + "\n")
+        write_json(written, out / "all.json")
     return outcomes
 
 
 def _run(name: str, arguments: Sequence[str], limit: float) -> Outcome:
+    """What it started is asked to end; then nothing of its session is left, whether it did or not."""
     began = time.monotonic()
     process = subprocess.Popen(arguments, start_new_session=True, stdin=subprocess.DEVNULL)
     try:
@@ -87,16 +84,10 @@ def _run(name: str, arguments: Sequence[str], limit: float) -> Outcome:
     except subprocess.TimeoutExpired:
         outcome = "out of time"
     finally:
-        _end(process)
-    return Outcome(name, outcome, round(time.monotonic() - began, 1), round(limit, 1))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Asks it to end what it started; then nothing of its session is left, whether it did or not."""
-    with contextlib.suppress(ProcessLookupError):
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_SECONDS)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return Outcome(name, outcome, round(time.monotonic() - began, 1), round(limit, 1))

@@ -11,14 +11,21 @@ import itertools
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from sealring.mesh.errors import Unavailable
+
 _LIMIT = 1 << 20
 ANSWER_SECONDS = 300.0
 """After which an answer that has not ended counts as failed."""
+
+STREAM_SECONDS = 1800.0
+"""The same of answers that are watched while they come: beside them a long prompt takes its time."""
+
+LOOK_SECONDS = 0.02
 
 
 @dataclass
@@ -81,6 +88,39 @@ async def ask(
         reply.error = "nothing came"
     reply.completion_tokens = reply.completion_tokens or len(reply.arrivals)
     return reply
+
+
+@contextlib.asynccontextmanager
+async def streams(base_url: str, bodies: Sequence[dict[str, Any]]) -> AsyncIterator[list[Reply]]:
+    """Completions under way, of each of which two pieces have come. They are given up when the block is left.
+
+    Raises Unavailable (BENCH_FAILED) if one ends before all have begun.
+    """
+    replies = [Reply(time.perf_counter()) for _ in bodies]
+    asked = [
+        asyncio.ensure_future(ask(base_url, body, path="/v1/completions", into=reply, seconds=STREAM_SECONDS))
+        for body, reply in zip(bodies, replies, strict=True)
+    ]
+    try:
+        while any(len(one.arrivals) < 2 for one in replies):
+            still_coming(replies)
+            await asyncio.sleep(LOOK_SECONDS)
+        yield replies
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+def still_coming(replies: Sequence[Reply]) -> None:
+    """Raises Unavailable (BENCH_FAILED) if one has ended."""
+    if any(one.ended for one in replies):
+        found = next((one.error for one in replies if one.error), "it had all its tokens")
+        raise Unavailable(
+            f"a stream ended while it was watched: {found}",
+            reason="BENCH_FAILED",
+            hint="let streams have more tokens, or measure for a shorter time",
+        )
 
 
 async def get_json(base_url: str, path: str) -> Any:

@@ -10,8 +10,6 @@ import argparse
 import asyncio
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from bench.clusters import Deployment, can_pin, cluster, family, kind
@@ -90,29 +88,13 @@ def _own_memory(pid: int) -> int:
     private = 0
     shared: dict[str, int] = {}
     for process in family(pid):
-        smaps = Path(f"/proc/{process.pid}/smaps")
-        if not smaps.exists():
+        if not hasattr(process, "memory_maps"):  # macOS
             private += process.memory_info().rss
             continue
-        for mapping, common, own in _mappings(smaps.read_text()):
-            private += own
-            shared[mapping] = max(shared.get(mapping, 0), common)
+        for one in process.memory_maps():
+            private += one.private_clean + one.private_dirty
+            shared[one.path] = max(shared.get(one.path, 0), one.shared_clean + one.shared_dirty)
     return private + sum(shared.values())
-
-
-def _mappings(smaps: str) -> Iterator[tuple[str, int, int]]:
-    """(file and place in it, bytes shared, bytes private) of each mapping of a Linux process."""
-    name, common, own = "", 0, 0
-    for line in smaps.splitlines():
-        first, _, rest = line.partition(" ")
-        if not first.endswith(":"):
-            yield name, common, own
-            name, common, own = rest, 0, 0
-        elif first.startswith("Shared_") and "Hugetlb" not in first:
-            common += int(rest.split()[0]) * 1024
-        elif first.startswith("Private_") and "Hugetlb" not in first:
-            own += int(rest.split()[0]) * 1024
-    yield name, common, own
 
 
 async def _first_token() -> Result:

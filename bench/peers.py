@@ -1,8 +1,9 @@
 """Side by side in one run, on the same model and cores: mlx-lm alone, its server, its pipeline, and ours.
 
-Rounds take turns; whoever is not measured is stopped (sealring rings rest by themselves). Every system has
-the same two cores, its HTTP server and scheduler included; the clients have the others. With --gpus nothing
-is tied to cores: a stage has a GPU of its own, mlx-lm the first one.
+mlx-lm alone is BatchGenerator in a process, or generate_step where there is one request. Systems take turns,
+in another order every round, and the first round is not counted. Whoever is not measured is stopped (sealring
+rings rest by themselves). Every system has the same two cores, its HTTP server and scheduler included; the
+clients have the others. With --gpus nothing is tied to cores: a stage has a GPU of its own, mlx-lm the first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import AsyncExitStack
 from statistics import median
 from typing import Any
 
-from bench.clusters import Deployment, can_pin, cluster, cpu_seconds, pin
+from bench.clusters import Deployment, can_pin, cluster, pin
 from bench.frame import Result, Table, numbers, progress
 from bench.models import by_name
 from bench.rivals import Baseline, Server, baseline, server
@@ -25,9 +26,13 @@ from bench.summaries import percentile, summary
 from bench.verdict import Check, ratios
 from sealring.cli.local.cluster import LocalCluster
 
-ALONE, SERVER = "mlx-lm BatchGenerator, in process", "mlx_lm.server"
+ALONE, BATCHED, SERVER = "mlx-lm", "mlx-lm, our scheduling policy", "mlx_lm.server"
 OURS, PIPELINE = "sealring, 2 stages", "mlx_lm.server --pipeline, 2 ranks"
-SYSTEMS = {"alone": ALONE, "server": SERVER, "pipeline": PIPELINE, "one": "sealring, 1 stage", "two": OURS}
+DEFAULT = ["alone", "server", "pipeline", "one", "two"]
+SYSTEMS = {
+    **{"alone": ALONE, "batched": BATCHED, "server": SERVER, "pipeline": PIPELINE},
+    **{"one": "sealring, ring of one", "two": OURS},
+}
 
 QUICK = ("--rounds", "1", "--tokens", "16", "--round-seconds", "25")
 QUICK_SECONDS = 150.0
@@ -42,8 +47,11 @@ async def run(options: argparse.Namespace) -> Result:
         for short in options.systems:
             progress(f"starting {SYSTEMS[short]}")
             systems[SYSTEMS[short]] = await _start(stack, short, options)
-        for number in range(options.rounds + 1):  # the first one is not counted
-            for name, system in systems.items():
+        names = list(systems)
+        for number in range(options.rounds + 1):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                system = systems[name]
                 for rate in [math.inf, *(options.rates if number else [])]:
                     if rate < math.inf and isinstance(system, Baseline):
                         continue
@@ -61,8 +69,8 @@ async def run(options: argparse.Namespace) -> Result:
 
 async def _start(stack: AsyncExitStack, short: str, options: argparse.Namespace) -> Any:
     model, cores = by_name(options.model), [] if options.gpus else options.cores
-    if short == "alone":
-        alone = stack.enter_context(baseline(str(model), cores=cores))
+    if short in ("alone", "batched"):
+        alone = stack.enter_context(baseline(str(model), cores=cores, in_batches=short == "batched"))
         await asyncio.to_thread(alone.answer)
         return alone
     if short in ("server", "pipeline"):
@@ -77,10 +85,10 @@ async def _start(stack: AsyncExitStack, short: str, options: argparse.Namespace)
     made = await stack.enter_async_context(cluster([deployment], gpus=options.gpus))
     if cores:
         for pid in made.processes.values():
-            pin(pid, cores)
-        if len(made.node_names) > 1:
-            for core, name in zip(cores, made.node_names, strict=False):
-                pin(made.processes[name], [core])
+            pin(pid, options.gateway_cores or cores)
+        one_each = len(made.node_names) > 1
+        for index, name in enumerate(made.node_names):
+            pin(made.processes[name], [cores[index % len(cores)]] if one_each else cores)
     return made
 
 
@@ -91,6 +99,7 @@ def _alone(system: Baseline, options: argparse.Namespace) -> Result:
         "steady": options.requests / median(found["gaps"]) if found["gaps"] else 0.0,
         "ttft": found["ttft"],
         "gaps": found["gaps"],
+        "token": sum(found["gaps"]) / (options.tokens - 1),
         "failed": 0,
     }
 
@@ -105,7 +114,6 @@ async def _round(
         system.resume()
     else:
         url, model = system.http_url, "bench"
-    before = cpu_seconds(system) if isinstance(system, LocalCluster) else {}
     try:
         replies, seconds = await load(
             url,
@@ -120,7 +128,6 @@ async def _round(
     finally:
         if isinstance(system, Server):
             system.pause()
-    after = cpu_seconds(system) if isinstance(system, LocalCluster) else {}
     good = [one for one in replies if one.ok]
     steady = steady_rate(good, max(one.arrivals[0] for one in good)) if good and at_once else 0.0
     return {
@@ -128,14 +135,14 @@ async def _round(
         "steady": steady,
         "ttft": [one.ttft for one in good],
         "gaps": [gap for one in good for gap in one.gaps],
+        "token": median([one.tpot for one in good] or [0.0]),
         "prompt_tokens": median([one.prompt_tokens for one in good] or [0]),
         "failed": len(replies) - len(good),
-        "cores": {role: round((spent - before.get(role, 0.0)) / seconds, 3) for role, spent in after.items()},
     }
 
 
 def _sum_up(rounds: list[Result]) -> Result:
-    """`cores` that each process used, of the last round; all else of every round."""
+    """`token_ms`: by round, time a token after the first of the median answer (two may come as one piece)."""
     rates = [one["tokens_per_second"] for one in rounds]
     return {
         "tokens_per_second": round(median(rates), 2),
@@ -143,7 +150,7 @@ def _sum_up(rounds: list[Result]) -> Result:
         "steady_tokens_per_second": round(median([one["steady"] for one in rounds]), 2),
         "ttft_ms": summary([seconds * 1e3 for one in rounds for seconds in one["ttft"]]),
         "gap_ms": summary([seconds * 1e3 for one in rounds for seconds in one["gaps"]]),
-        "cores": rounds[-1].get("cores", {}),
+        "token_ms": [round(one["token"] * 1e3, 3) for one in rounds],
         "prompt_tokens": median([one.get("prompt_tokens", 0) for one in rounds]),
         "ttft_p95_ms": [percentile(one["ttft"], 0.95) * 1e3 if one["ttft"] else None for one in rounds],
         "failed_by_round": [one["failed"] for one in rounds],
@@ -195,12 +202,7 @@ def tables(result: Result) -> list[Table]:
     ]
     columns = ["system", "tok/s", "tok/s, all rows decoding", "ttft p50 ms", "ttft p95 ms"]
     columns += ["gap p50 ms", "gap p95 ms", "failed", "2 stages against it"]
-    found = [Table(f"{result['options']['requests']} requests", columns, rows)]
-    return found + [
-        Table(f"{name}: cores used", list(each["cores"]), [list(each["cores"].values())])
-        for name, each in result["systems"].items()
-        if each["cores"]
-    ]
+    return [Table(f"{result['options']['requests']} requests", columns, rows)]
 
 
 def systems(text: str) -> list[str]:
@@ -215,12 +217,13 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--words", type=int, default=8)
-    parser.add_argument("--systems", type=systems, default=list(SYSTEMS), help=", ".join(SYSTEMS))
+    parser.add_argument("--systems", type=systems, default=DEFAULT, help=", ".join(SYSTEMS))
     parser.add_argument("--rates", type=numbers, default=[], help="requests/s of further, open loads, ...")
     parser.add_argument("--arrivals", type=int, default=64, help="requests of each of those")
     parser.add_argument("--gpus", type=int, default=0, help="node n computes on GPU n modulo this")
     parser.add_argument("--prefill-chunk", type=int, default=0, help="of sealring; 0: the default")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cores", type=numbers, default=[0, 1], help="of every server")
+    parser.add_argument("--gateway-cores", type=numbers, default=[], help="if not the same")
     parser.add_argument("--round-seconds", type=float, default=90.0, help="what takes longer has failed")
     parser.add_argument("--client-cores", type=numbers, default=[2, 3])

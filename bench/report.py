@@ -42,11 +42,10 @@ class Row:
 
     def cells(self) -> dict[str, str]:
         check = self.check
-        worst = "" if check.worst is None else f"{check.worst:g}"
         return {
             "target": check.name,
             "wanted": f"{'≥' if check.at_least else '≤'} {check.target:g}",
-            "worst": worst,
+            "worst": "" if check.worst is None else f"{check.worst:g}",
             "rounds": str(len(check.rounds)) if self.measured else "no data",
             "verdict": self.verdict,
             "bench": self.command.removeprefix("sealring bench ").split()[0].rstrip(":"),
@@ -63,39 +62,30 @@ def reports() -> list[dict[str, Any]]:
 
 def rows(measured: list[dict[str, Any]], earlier: dict[str, Any]) -> list[Row]:
     """Of every target what was measured last; a figure without data only where there is nothing else."""
-    found = [
-        Row(_check(one), report["command"], _when(report), measured=True)
-        for report in measured
-        for one in report["checks"]
-    ]
+
+    def check(told: dict[str, Any]) -> Check:
+        return Check(told["name"], told["rounds"], told["target"], told["at_least"])
+
+    found = []
+    for report in measured:
+        machine = report["machine"]
+        when = (
+            f"{report['date'][:10]}, {report['commit']}, {machine['cores']} cores of {machine['processor']}, "
+            f"load {machine['load_before']:g} before"
+        )
+        found += [Row(check(one), report["command"], when, measured=True) for one in report["checks"]]
     named = {row.check.name for row in found}
     return found + [
-        Row(_check(one), one["command"], f"{earlier['date']}, {one['said']}", measured=False)
+        Row(check(one), one["command"], f"{earlier['date']}, {one['said']}", measured=False)
         for one in earlier["figures"]
         if one["name"] not in named
     ]
 
 
-def _check(told: dict[str, Any]) -> Check:
-    return Check(told["name"], told["rounds"], told["target"], told["at_least"])
-
-
-def _when(report: dict[str, Any]) -> str:
-    machine = report["machine"]
-    return (
-        f"{report['date'][:10]}, {report['commit']}, {machine['cores']} cores of {machine['processor']}, "
-        f"load {machine['load_before']:g} before"
-    )
-
-
 def table(found: list[Row], columns: Sequence[str] = _COLUMNS) -> str:
     cells = [row.cells() for row in found]
-    lines = [_line(columns), _line(["---"] * len(columns))]
-    return "\n".join([*lines, *(_line([row[column] for column in columns]) for row in cells)])
-
-
-def _line(cells: Any) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+    lines = [columns, ["---"] * len(columns), *([row[column] for column in columns] for row in cells)]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
 
 
 def made() -> dict[Path, str]:

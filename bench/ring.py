@@ -2,9 +2,8 @@
 
 Engines and carriers are the product's processes; weights are random and made where they are used, so a ring
 can be of any shape and on any device. Steps are announced as a gateway does, per lane the one in flight and
-one more. The baseline is mlx-lm with the same weights in one process: BatchGenerator for decoding,
-generate_step for one prompt. Everything is measured by turns in each round, so that its ratios hold whatever
-else the machine does.
+one more. The baseline is mlx-lm's BatchGenerator with the same weights in one process. Everything is measured
+by turns in each round, so that its ratios hold whatever else the machine does.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from bench.models import SHAPES, configuration
 from bench.ring_processes import Ring, device_environment
 from bench.rivals import Baseline, baseline
 from bench.verdict import Check, ratios
-
-PREFILL_TIMES = 3
 
 QUICK = ("--shape", "4x64", "--steps", "32", "--baseline", "8,1")
 
@@ -69,11 +66,7 @@ def run(options: argparse.Namespace) -> Result:
         measured = Measured(options, rings, alone)
         for number in range(options.rounds):
             measured.round(number)
-    return (
-        {"shape": options.shape, "splits": [ring.split for ring in rings]}
-        | digest(measured.decoded)
-        | {"prefill": prefill_rates(measured.prefilled)}
-    )
+    return {"shape": options.shape, "splits": [ring.split for ring in rings]} | digest(measured.decoded)
 
 
 class Measured:
@@ -82,7 +75,6 @@ class Measured:
     def __init__(self, options: argparse.Namespace, rings: list[Ring], alone: Baseline | None) -> None:
         self._options, self._rings, self._alone = options, rings, alone
         self.decoded: list[dict[str, Any]] = []
-        self.prefilled: dict[str, list[float]] = {}
 
     def round(self, number: int) -> None:
         options = self._options
@@ -102,8 +94,6 @@ class Measured:
             work = partial(ring_steps.varying, lanes=ring.size, rows=rows, longest=longest, requests=requests)
             found, _ = ring.run(work, 2 * ring.size * rows)
             self._note(number, f"{ring.size} stages, rows that come and go", 0, found)
-        for tokens in options.prefill:
-            self._prefill(tokens)
 
     def _decode(self, number: int, ring: Ring, wanted: Run, sealed: bool) -> None:
         context = wanted.context or self._options.prompt
@@ -114,7 +104,6 @@ class Measured:
             context=context,
             warm=self._options.warm,
             steps=self._options.steps,
-            chunk=max(self._options.chunks),
         )
         found, left = ring.run(work, wanted.lanes * wanted.rows, sealed)
         found |= summary(left, found.pop("decode_from"))
@@ -128,22 +117,6 @@ class Measured:
         progress(f"round {number}: {name}: {found['tokens_per_second']:.1f} tokens/s")
         for rank, stage in enumerate(found.get("stages", [])):
             progress(f"    stage {rank}: {stage}")
-
-    def _prefill(self, tokens: int) -> None:
-        chunks, found = self._options.chunks, {}
-        for ring in self._rings:
-            work = partial(ring_steps.prefill, tokens=tokens, chunks=chunks, times=PREFILL_TIMES)
-            seconds, _ = ring.run(work, 2)
-            found |= {f"{ring.size} stages, {tokens} tokens in {chunk}": seconds[chunk] for chunk in chunks}
-        for chunk in chunks if self._alone is not None else []:
-            runs = [
-                self._alone.run(do="solo", tokens=1, prompt=tokens, chunk=chunk)["ttft"]
-                for _ in range(PREFILL_TIMES + 1)
-            ]
-            found[f"one process, {tokens} tokens in {chunk}"] = runs[1:]
-        for name, seconds in found.items():
-            self.prefilled.setdefault(name, []).extend(seconds)
-            progress(f"{name}: {median(seconds):.3f} s")
 
 
 def summary(left: list[dict[str, Any]], decode_from: int) -> dict[str, Any]:
@@ -214,20 +187,6 @@ def same_tokens(found: list[dict[str, Any]]) -> float:
     return round(sum(same) / max(1, len(same)), 3)
 
 
-def prefill_rates(found: dict[str, list[float]]) -> dict[str, Any]:
-    """Median seconds by what was measured, and how many times faster than one stage with the same chunk."""
-    medians = {name: median(each) for name, each in found.items()}
-    rates: dict[str, Any] = {}
-    for name, seconds in medians.items():
-        one = medians.get("1 stages" + name[name.index(",") :])
-        rates[name] = {
-            "seconds": round(seconds, 4),
-            "spread": [round(min(found[name]), 4), round(max(found[name]), 4)],
-            "times_one_stage": round(one / seconds, 3) if one else None,
-        }
-    return rates
-
-
 def checks(result: Result) -> list[Check]:
     return [
         Check(f"{shape}: {name}", result["rounds"][name], target, True)
@@ -238,13 +197,10 @@ def checks(result: Result) -> list[Check]:
 
 def tables(result: Result) -> list[Table]:
     title = f"{result['shape']}, layers {', '.join(map(str, result['splits']))}"
-    prefill = [[name, one["seconds"], one["times_one_stage"]] for name, one in result["prefill"].items()]
-    found = [
+    return [
         Table(title, ["what", "tokens/s"], list(result["tokens_per_second"].items())),
         Table("ratios", ["what", "ratio"], list(result["ratios"].items())),
-        Table("prefill", ["what", "s", "times one stage"], prefill),
     ]
-    return [table for table in found if table.rows]
 
 
 def runs(text: str) -> list[Run]:
@@ -273,8 +229,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--varying", type=numbers, default=[], help="ROWS,LONGEST,REQUESTS: of a lane, of a prompt, of all"
     )
-    parser.add_argument("--prefill", type=numbers, default=[], help="tokens of one prompt alone, ...")
-    parser.add_argument("--chunks", type=numbers, default=[2048], help="tokens of its chunks, up to 2048")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--warm", type=int, default=8, help="steps of each lane before the measurement")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench.clusters import pin
-from bench.ring_steps import Gateway
+from bench.ring_steps import LONGEST_CHUNK, Gateway
 from bench.rivals import ROOT, started
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.suites import Suite
@@ -28,7 +28,6 @@ from sealring.node.link.keys import LinkParams, SessionKeys
 from sealring.v1 import engine_pb2 as engine
 
 FORM_SECONDS = 20
-LONGEST_CHUNK = 2048
 SUITE = Suite.HYBRID_AES256GCM
 
 T = TypeVar("T")

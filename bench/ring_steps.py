@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from bench.models import OWN_PROMPTS
 from bench.summaries import summary
@@ -16,20 +16,13 @@ from sealring.v1 import control_pb2 as control
 
 PARAMETER_BYTES = len(params.encode(params.RowParameters()))
 ROWS_PER_PREFILL = 8
-
-
-class Member(Protocol):
-    """As bench.ring_processes.Member."""
-
-    def send(self, **command: Any) -> None: ...
-
-    def event(self, kind: str) -> Any: ...
+LONGEST_CHUNK = 2048
 
 
 class Gateway:
-    """Announces steps to all members, the head first, and hears of them from the head."""
+    """Announces steps to all of `bench.ring_processes.Member`, the head first, and hears of them from it."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Any]) -> None:
         self._members = members
         self.number = 0
         self.done = 0
@@ -47,12 +40,12 @@ class Gateway:
         found: int = self._members[0].event("done").step
         return found
 
-    def prefill(self, row: int, tokens: int, chunk: int, choices: int = 0) -> None:
+    def prefill(self, row: int, tokens: int, choices: int) -> None:
         """A prompt alone, in chunks, as many under way as a gateway allows."""
-        for start in range(0, tokens, chunk):
+        for start in range(0, tokens, LONGEST_CHUNK):
             while self.number - self.done > len(self._members):
                 self.wait()
-            end = min(tokens, start + chunk)
+            end = min(tokens, start + LONGEST_CHUNK)
             part = control.Chunk(row=row, start=start, end=end, prompt_tokens=tokens)
             if not start:
                 part.params_bytes, part.choices = PARAMETER_BYTES, choices
@@ -76,12 +69,12 @@ def evict(row: int) -> control.Change:
     return control.Change(evict=control.Evict(row=row))
 
 
-def prefill_rows(gateway: Gateway, rows: int, tokens: int, chunk: int) -> None:
+def prefill_rows(gateway: Gateway, rows: int, tokens: int) -> None:
     """Rows 1 to `rows`: each with its own prompt, or with copies of long ones."""
     numbers = range(1, rows + 1)
     if tokens > OWN_PROMPTS:
         for first in numbers[::MAX_CHOICES]:
-            gateway.prefill(first, tokens, chunk, min(MAX_CHOICES, rows + 1 - first))
+            gateway.prefill(first, tokens, min(MAX_CHOICES, rows + 1 - first))
     else:
         for first in numbers[::ROWS_PER_PREFILL]:
             gateway.prefill_whole(numbers[first - 1 : first - 1 + ROWS_PER_PREFILL], tokens)
@@ -96,11 +89,9 @@ class Lane:
     done: list[float] = field(default_factory=list)
 
 
-def decode(
-    gateway: Gateway, lanes: int, rows: int, context: int, warm: int, steps: int, chunk: int
-) -> dict[str, Any]:
+def decode(gateway: Gateway, lanes: int, rows: int, context: int, warm: int, steps: int) -> dict[str, Any]:
     """Tokens per second of `steps` steps of each lane after the first `warm`."""
-    prefill_rows(gateway, lanes * rows, context, chunk)
+    prefill_rows(gateway, lanes * rows, context)
     working = [Lane(lane, list(range(lane * rows + 1, (lane + 1) * rows + 1))) for lane in range(lanes)]
     lane_of: dict[int, Lane] = {}
 
@@ -122,19 +113,6 @@ def decode(
     end = min(lane.done[-1] for lane in working)
     made = sum(rows for lane in working for at in lane.done if begin < at <= end)
     return {"tokens_per_second": made / (end - begin), "decode_from": decode_from}
-
-
-def prefill(gateway: Gateway, tokens: int, chunks: Sequence[int], times: int) -> dict[int, list[float]]:
-    """Seconds from announcing a prompt to its first token, by length of chunk; the first time is not told."""
-    found: dict[int, list[float]] = {chunk: [] for chunk in chunks}
-    for row, chunk in enumerate([*chunks] * (times + 1), start=1):
-        begun = time.perf_counter()
-        gateway.prefill(row, tokens, chunk)
-        gateway.wait_all()
-        found[chunk].append(time.perf_counter() - begun)
-        gateway.announce(changes=[evict(row)])
-        gateway.wait_all()
-    return {chunk: seconds[1:] for chunk, seconds in found.items()}
 
 
 @dataclass

@@ -11,26 +11,22 @@ import argparse
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from bench.clusters import rings
 from bench.frame import Result, Table, numbers, progress
 from bench.models import by_name
-from bench.openai_client import Reply, ask
+from bench.openai_client import LOOK_SECONDS, Reply, ask, still_coming, streams
 from bench.serve import prompt
 from bench.verdict import Check, ratios
-
-_BEGIN_SECONDS = 240.0
-"""In which all of a measurement's answers have to begin."""
 
 _GAPS = 3
 """Between pieces of each row that a measurement has at least, however slow the rows are."""
 
 _STRETCH = 4.0
 """Times --seconds that a measurement takes at most for that."""
-
-_LOOK_SECONDS = 0.02
 
 QUICK = ("--rounds", "1", "--rows", "1,16", "--seconds", "5")
 QUICK_SECONDS = 90.0
@@ -61,46 +57,21 @@ class Requests:
         self._generator = random.Random(0)
 
     async def rate(self, url: str, rows: int) -> float:
-        """Tokens per second of so many rows. Raises ValueError when an answer breaks off."""
-        replies = [Reply(time.perf_counter()) for _ in range(rows)]
-        asked = [asyncio.ensure_future(self._ask(url, self._options.tokens, one)) for one in replies]
-        try:
-            await _until(lambda: _fewest(replies) > 1, replies, _BEGIN_SECONDS)
-            begun, most = time.perf_counter(), self._options.seconds * _STRETCH
-            ends = begun + self._options.seconds
-            await _until(
-                lambda: time.perf_counter() >= ends and _fewest(replies, begun) > _GAPS, replies, most
-            )
-        finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
-        await self._ask(url, 1, Reply(time.perf_counter()))  # what was under way is over
+        """Tokens per second of so many rows. Raises Unavailable when an answer ends."""
+        async with streams(url, [self._body(self._options.tokens) for _ in range(rows)]) as replies:
+            begun = time.perf_counter()
+            for _ in range(round(self._options.seconds * _STRETCH / LOOK_SECONDS)):
+                fewest = min(sum(arrival > begun for arrival in one.arrivals) for one in replies)
+                if time.perf_counter() >= begun + self._options.seconds and fewest > _GAPS:
+                    break
+                still_coming(replies)
+                await asyncio.sleep(LOOK_SECONDS)
+        await ask(url, self._body(1), path="/v1/completions")  # what was under way is over
         return steady_rate(replies, begun)
 
-    async def _ask(self, url: str, tokens: int, into: Reply) -> None:
-        body = {
-            "model": "bench",
-            "max_tokens": tokens,
-            "temperature": 0,
-            "prompt": prompt(self._generator, self._options.words),
-        }
-        await ask(url, body, path="/v1/completions", into=into)
-
-
-async def _until(holds: Callable[[], bool], replies: Sequence[Reply], seconds: float) -> None:
-    """Waits until `holds`, an answer has ended, or so many seconds are over."""
-    for _ in range(round(seconds / _LOOK_SECONDS)):
-        if holds() or any(one.ended for one in replies):
-            break
-        await asyncio.sleep(_LOOK_SECONDS)
-    if errors := sorted({one.error for one in replies if one.error}):
-        raise ValueError(f"answers broke off: {', '.join(errors)}")
-
-
-def _fewest(replies: Sequence[Reply], begun: float = 0.0) -> int:
-    """Pieces since then of the answer that has had fewest."""
-    return min(sum(arrival > begun for arrival in one.arrivals) for one in replies)
+    def _body(self, tokens: int) -> dict[str, Any]:
+        text = prompt(self._generator, self._options.words)
+        return {"model": "bench", "max_tokens": tokens, "temperature": 0, "prompt": text}
 
 
 def steady_rate(replies: Sequence[Reply], begun: float) -> float:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
-import grpc
-import grpc.aio
-
-from sealring.client import AsyncClient, Completion, Delta
-from sealring.client.asynchronous import AsyncReply
-from sealring.client.attempt import Attempts
-from sealring.client.core import ReplyState
-from sealring.client.question import Question
+from sealring.client import AsyncClient, Completion
+from sealring.client.core import View
 from sealring.gateway.inference.timings import HEADER
 from sealring.mesh.errors import SealringError
-from sealring.mesh.rpc.status import from_rpc_error
 
 _ENTRY = re.compile(r"([a-z_0-9]+);dur=([0-9.]+)")
 
@@ -36,58 +29,46 @@ class Measured:
 
 
 class MeasuredClient(AsyncClient):
-    """`AsyncClient` as it is, but that its only stream notes times; one request after the other."""
+    """`AsyncClient` as it is, but that it notes times; one request after the other.
+
+    `encrypt` is from having the rings to choose from until the request is sent.
+    """
 
     def __init__(self, gateway: str, *, root_sha256: str, user: str) -> None:
         super().__init__(gateway, root_sha256=root_sha256, user=user)
-        self.measured = Measured()
+        self._measured = Measured()
+        self._seen = 0.0
+        self._call: Any = None
 
     async def measure(self, content: str, *, model: str, max_tokens: int, stream: bool) -> Measured:
         """Asks once. With `stream` the time to the first piece of text is noted as `ttft`."""
-        measured = self.measured = Measured()
+        measured = self._measured = Measured()
         begun = time.perf_counter()
         try:
             reply = self.chat([{"role": "user", "content": content}], model=model, max_tokens=max_tokens)
-            if stream:
-                async for _ in reply:
+            async for _ in reply:
+                if stream:
                     measured.segments.setdefault("ttft", time.perf_counter() - begun)
-                measured.completion = reply.completion
-            else:
-                measured.completion = await reply
+            measured.completion = reply.completion
             measured.segments["total_e2e"] = time.perf_counter() - begun
+            for key, value in await self._call.trailing_metadata():
+                if key == HEADER:
+                    measured.set_timing(str(value))
         except SealringError as error:
             measured.error = error.reason
         return measured
 
-    def _reply(self, question: Question) -> AsyncReply:
-        state = ReplyState()
-        return AsyncReply(state, self._timed(question, state, self.measured))
+    async def _view(self, *, fresh: bool = False) -> View:
+        view = await super()._view(fresh=fresh)
+        self._seen = time.perf_counter()
+        return view
 
-    async def _timed(
-        self, question: Question, state: ReplyState, measured: Measured
-    ) -> AsyncGenerator[Delta, None]:
-        attempts = Attempts(question, on_ring=state.set_ring)
-        while True:
-            view = await self._view(fresh=attempts.retrying)
-            begun = time.perf_counter()
-            attempt = attempts.next(view.roster, view.loads)
-            measured.segments["encrypt"] = time.perf_counter() - begun
-            call = self._stub().Generate(
-                attempt.request, timeout=attempts.seconds_left, metadata=self._metadata
-            )
-            try:
-                async for event in call:
-                    delta = attempt.take(event)
-                    if delta is not None:
-                        yield delta
-                state.completion = attempt.completion()
-                for key, value in await call.trailing_metadata():
-                    if key == HEADER:
-                        measured.set_timing(str(value))
-                return
-            except grpc.RpcError as error:
-                pause = attempts.pause_after(from_rpc_error(error), attempt)
-            finally:
-                call.cancel()
-                attempts.ended()
-            await asyncio.sleep(pause)
+    def _stub(self) -> Any:
+        stub = super()._stub()
+
+        def generate(*request: Any, **options: Any) -> Any:
+            self._measured.segments["encrypt"] = time.perf_counter() - self._seen
+            self._call = stub.Generate(*request, **options)
+            return self._call
+
+        return SimpleNamespace(GetRoster=stub.GetRoster, Generate=generate)

@@ -8,7 +8,7 @@ and the worst of them met it. Open: anything else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 MET, MISSED, OPEN = "met", "missed", "open"
@@ -39,14 +39,7 @@ class Check:
 
     def told(self) -> dict[str, Any]:
         """As it stands in a report."""
-        return {
-            "name": self.name,
-            "rounds": list(self.rounds),
-            "target": self.target,
-            "at_least": self.at_least,
-            "worst": self.worst,
-            "verdict": self.verdict,
-        }
+        return asdict(self) | {"worst": self.worst, "verdict": self.verdict}
 
 
 def ratios(

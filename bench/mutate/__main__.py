@@ -32,19 +32,15 @@ def main() -> None:
         work = [(package, one, options.tests) for package, one in drawn.items() if one]
         reports = dict(pool.imap_unordered(_package, work, chunksize=1))
     reports = {package: reports[package] for package in drawn if package in reports}
-    print(_table(reports))
-    killed, counted = (sum(getattr(one, what) for one in reports.values()) for what in ("killed", "counted"))
-    written = {
-        "seed": options.seed,
-        "sample": options.sample,
-        "killed": killed,
-        "counted": counted,
-        "packages": {package: asdict(report) for package, report in reports.items()},
-    }
-    if options.out:
-        options.out.write_text(json.dumps(written, indent=1) + "\n")
-    else:
-        print(json.dumps(written, indent=1))
+    counts = [(package, one.killed, one.counted, len(one.excused)) for package, one in reports.items()]
+    killed, counted = (sum(column) for column in list(zip(*counts, strict=True))[1:3])
+    print(f"{'package':<16}{'killed':>8}{'of':>5}{'%':>7}{'excused':>9}")
+    for name, dead, of, excused in [*counts, ("together", killed, counted, "")]:
+        print(f"{name:<16}{dead:>8}{of:>5}{100 * dead / of if of else 0:>7.1f}{excused:>9}")
+    packages = {package: asdict(report) for package, report in reports.items()}
+    written = {"seed": options.seed, "sample": options.sample, "killed": killed, "counted": counted}
+    text = json.dumps(written | {"packages": packages}, indent=1) + "\n"
+    (options.out.write_text if options.out else print)(text)
     sys.exit(any(report.false_excuses or report.stale_excuses for report in reports.values()))
 
 
@@ -81,20 +77,6 @@ def _package(work: tuple[str, list[Drawn], list[str]]) -> tuple[str, Report]:
         copy_tree(folder)
         check_imports(folder)
         return package, run(folder, package, drawn, tests)
-
-
-def _table(reports: dict[str, Report]) -> str:
-    lines = [f"{'package':<16}{'mutants':>9}{'run':>6}{'excused':>9}{'killed':>8}{'of':>5}{'%':>7}"]
-    for package, one in reports.items():
-        share = f"{100 * one.killed / one.counted:.1f}" if one.counted else "-"
-        excused = len(one.excused)
-        lines.append(
-            f"{package:<16}{one.possible:>9}{one.run:>6}{excused:>9}{one.killed:>8}{one.counted:>5}{share:>7}"
-        )
-    killed, counted = (sum(getattr(one, what) for one in reports.values()) for what in ("killed", "counted"))
-    share = f"{100 * killed / counted:.1f}" if counted else "-"
-    lines.append(f"{'together':<16}{'':>24}{killed:>8}{counted:>5}{share:>7}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import compileall
 import contextlib
 import gc
-import hashlib
 import importlib
 import json
 import os
@@ -76,9 +75,6 @@ patch = _exit
 sigterm = true
 """
 
-_KEPT = ROOT / "build" / "mutate"
-"""What those did, by the hash of the tree: it takes longer than a sample of mutants."""
-
 
 @dataclass
 class Unchanged:
@@ -111,19 +107,15 @@ class Suite:
         self._files = list(files) or [name for name in TESTS[package] if (folder / name).exists()]
 
     def unchanged(self) -> Unchanged:
-        """Runs everything once, watching which test runs what, unless it all passed in the same tree before.
-
-        Raises RuntimeError if no test passes.
+        """Runs everything once, watching which test runs what. Raises RuntimeError if no test passes.
 
         Imports what the tests needed and cannot change, once for all children to come.
         """
-        kept = _KEPT / f"{self._tree()}.json"
-        found = json.loads(kept.read_text()) if kept.exists() else self._watched()
-        if not (found["failed"] or kept.exists()):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            part = kept.with_suffix(".part")
-            part.write_text(json.dumps(found))
-            part.replace(kept)
+        with self._child(None, watched=self._package) as child:
+            child.wait(_PATIENCE)
+            found = child.told()
+        if found is None or not found["seconds"]:
+            raise RuntimeError(f"no unit test of {self._package} passes without any change")
         for module in found["modules"]:
             with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
                 importlib.import_module(module)
@@ -132,24 +124,6 @@ class Suite:
             for file, of_file in found["lines"].items()
         }
         return Unchanged(found["seconds"], found["failed"], lines)
-
-    def _tree(self) -> str:
-        """A hash of what the tests' outcome depends on: all files of the copy, and what runs them."""
-        total = hashlib.sha256(repr((sys.version, self._package, self._files)).encode())
-        total.update(f"\0{_OPTIONS}{_AT_START}{_WATCHING}".encode())
-        for path in sorted(self._folder.rglob("*")):
-            if path.is_file() and path.suffix != ".pyc" and ".git" not in path.parts:
-                total.update(f"{path.relative_to(self._folder)}\0".encode())
-                total.update(hashlib.sha256(path.read_bytes()).digest())
-        return total.hexdigest()
-
-    def _watched(self) -> dict[str, Any]:
-        with self._child(None, watched=self._package) as child:
-            child.wait(_PATIENCE)
-            found = child.told()
-        if found is None or not found["seconds"]:
-            raise RuntimeError(f"no unit test of {self._package} passes without any change")
-        return found
 
     def notices(self, tests: Collection[str], first: str, seconds: float) -> str:
         """The test that failed, what else ended the run ("time", "import", "crash"), or "" if all pass.

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from bench.openai_client import Reply
-from bench.prefill import _counts
+from bench import prefill
+from bench.openai_client import Reply, still_coming
 from sealring.mesh.errors import Unavailable
 
 
-def test_a_prompt_without_an_answer_is_no_measurement() -> None:
+async def test_a_prompt_without_an_answer_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time would be that after which the client gave up."""
     for broken in (Reply(0.0), Reply(0.0, arrivals=[1.0], error="timeout")):
+
+        async def ask(*_: Any, broken: Reply = broken, **__: Any) -> Reply:
+            return broken
+
+        monkeypatch.setattr(prefill, "ask", ask)
         with pytest.raises(Unavailable, match="a prompt was not answered"):
-            _counts(Reply(0.0, arrivals=[1.0], ended=1.0), broken)
+            await prefill._prompt("", 8)
 
 
 def test_a_stream_that_ends_before_the_prompt_is_no_measurement() -> None:
     """The rest of the prompt would have gone beside fewer."""
     running = Reply(0.0, arrivals=[1.0])
-    _counts(Reply(0.0, arrivals=[2.0], ended=2.0), streams=[running])
+    still_coming([running])
     with pytest.raises(Unavailable, match="ended while it was watched: timeout") as raised:
-        _counts(streams=[running, Reply(0.0, arrivals=[1.0], error="timeout", ended=1.5)])
-    assert "--stream-tokens" in raised.value.hint
+        still_coming([running, Reply(0.0, arrivals=[1.0], error="timeout", ended=1.5)])
+    assert "tokens" in raised.value.hint

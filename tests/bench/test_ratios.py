@@ -21,7 +21,6 @@ def test_a_rival_that_answers_nothing_misses_the_targets_and_breaks_nothing():
         "steady_tokens_per_second": 2.0,
         "ttft_ms": {"p50": 1, "p95": 2},
         "gap_ms": {},
-        "cores": {},
         "ttft_p95_ms": [2.0],
         "failed_by_round": [0],
     }

@@ -37,7 +37,7 @@ def test_a_ring_sealed_or_not_makes_the_tokens_of_one_process() -> None:
 def test_long_prompts_and_rows_that_come_and_go() -> None:
     result = run(
         *("--stages", "1,2", "--runs", "2x3@200,2/1x4@40", "--baseline", "6@200,4@40"),
-        *("--varying", "4,40,20", "--prefill", "200", "--chunks", "64,128"),
+        *("--varying", "4,40,20"),
     )
     assert result["same_tokens"] == 1.0
     assert {one["name"] for one in result["runs"]} == {
@@ -50,11 +50,6 @@ def test_long_prompts_and_rows_that_come_and_go() -> None:
         "2 stages, rows that come and go",
     }
     assert "2 stages, 1 x 4 rows, 40 tokens / one process, 6 rows, 200 tokens" not in result["ratios"]
-    assert set(result["prefill"]) == {
-        f"{who}, 200 tokens in {chunk}"
-        for who in ("1 stages", "2 stages", "one process")
-        for chunk in (64, 128)
-    }
 
 
 def test_targets_are_checked_where_they_apply() -> None:

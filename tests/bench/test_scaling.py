@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench import scaling
+from bench import openai_client, scaling
 from bench.openai_client import Reply
+from sealring.mesh.errors import Unavailable
 
 
 def reply(*arrivals: float, ended: float = 0.0) -> Reply:
@@ -30,14 +31,15 @@ def test_nothing_counts_after_the_first_answer_has_ended() -> None:
     assert scaling.steady_rate([ends, goes_on], 2.5) == 0.0
 
 
-OPTIONS = argparse.Namespace(seconds=0.2, tokens=40, words=2)
+OPTIONS = argparse.Namespace(seconds=0.2, tokens=100_000, words=2)
 
 
 async def test_answers_are_given_up_once_enough_of_them_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     ended: list[bool] = []
 
-    async def ask(url: str, body: dict[str, Any], *, path: str, into: Reply) -> Reply:
+    async def ask(url: str, body: dict[str, Any], *, path: str, into: Reply | None = None, **_: Any) -> Reply:
+        into = into or Reply(0.0)
         asked.append(body["max_tokens"])
         try:
             for _ in range(body["max_tokens"]):
@@ -46,21 +48,21 @@ async def test_answers_are_given_up_once_enough_of_them_was_seen(monkeypatch: py
         except asyncio.CancelledError:
             ended.append(False)
             raise
-        into.ended = 1.0
         ended.append(True)
         return into
 
-    monkeypatch.setattr(scaling, "ask", ask)
+    for module in (scaling, openai_client):
+        monkeypatch.setattr(module, "ask", ask)
     assert await scaling.Requests(OPTIONS).rate("", 3) > 0
-    assert asked == [40, 40, 40, 1]
+    assert asked == [100_000, 100_000, 100_000, 1]
     assert ended == [False, False, False, True]
 
 
 async def test_an_answer_that_breaks_off_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ask(url: str, body: dict[str, Any], *, path: str, into: Reply) -> Reply:
+    async def ask(url: str, body: dict[str, Any], *, path: str, into: Reply, seconds: float) -> Reply:
         into.error, into.ended = "timeout", 1.0
         return into
 
-    monkeypatch.setattr(scaling, "ask", ask)
-    with pytest.raises(ValueError, match="timeout"):
+    monkeypatch.setattr(openai_client, "ask", ask)
+    with pytest.raises(Unavailable, match="timeout"):
         await scaling.Requests(OPTIONS).rate("", 2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulatedring import Costs, SimulatedRing
 
-from bench.simulated_ring import Costs, SimulatedRing
 from sealring.gateway.scheduler import MemberMemory, Request, RingFacts
 from sealring.gateway.scheduler.balance import LEAST_LEFT, PATIENCE, Balance
 from sealring.gateway.scheduler.changes import LONGEST, SHORTEST, UNKNOWN, ChangeCost

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from watchedring import BETWEEN, FAST, LINEAR, SLOW, Costs, WatchedRing
+from simulatedring import BETWEEN, FAST, LINEAR, SLOW, Costs, WatchedRing
 
 from bench.summaries import percentile
 from sealring.gateway.scheduler.budget import (

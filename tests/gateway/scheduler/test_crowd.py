@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from watchedring import FAST, SLOW, Costs, WatchedRing
+from simulatedring import FAST, SLOW, Costs, WatchedRing
 
 from sealring.gateway.scheduler.budget import SHARE
 from sealring.gateway.scheduler.crowd import (

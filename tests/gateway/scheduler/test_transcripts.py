@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from watchedring import BETWEEN, FAST, LINEAR, SLOW, WatchedRing
+from simulatedring import BETWEEN, FAST, LINEAR, SLOW, WatchedRing
 
 from sealring.v1 import control_pb2 as control
 

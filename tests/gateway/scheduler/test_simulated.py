@@ -1,0 +1,38 @@
+"""Rings in simulated time serve every request, and are no faster than what they are modelled on."""
+
+from __future__ import annotations
+
+import pytest
+from simulatedring import Costs, SimulatedRing
+
+from sealring.gateway.scheduler import Request
+from sealring.v1 import inference_pb2 as inference
+
+
+def served(ring: SimulatedRing, requests: int, tokens: int) -> float:
+    """Tokens per second of so many requests at once."""
+    for number in range(requests):
+        ring.submit(Request(f"r{number}", "k", tokens, inference.Envelope()))
+    ring.run()
+    assert ring.finished == requests
+    return ring.sampled / ring.now
+
+
+@pytest.mark.parametrize("stages", [1, 2, 7])
+def test_every_request_is_answered_in_simulated_time(stages: int) -> None:
+    ring = SimulatedRing(stages, 16, 40, Costs(step_ms=20.0, token_us=500.0))
+    assert served(ring, 40, 8) > 0
+    assert 0 < ring.busy / stages / ring.now <= 1
+
+
+def test_more_stages_are_faster_while_links_are_cheap() -> None:
+    one, four = (SimulatedRing(stages, 16, 60, Costs(step_ms=20.0, token_us=500.0)) for stages in (1, 4))
+    assert served(four, 60, 8) > served(one, 60, 8)
+
+
+def test_a_lane_more_than_stages_pays_where_rows_are_computed_in_turn() -> None:
+    costs = Costs(step_ms=24.0, row_ms=40.0, token_us=500.0)
+    for rows, least in ((4, 1.2), (7, 1.1), (16, 1.05), (24, 0.98)):
+        plain, spare = (SimulatedRing(3, rows, rows, costs, in_turn) for in_turn in (False, True))
+        assert (plain.lanes, spare.lanes) == (3, 4)
+        assert served(spare, rows, 256) / served(plain, rows, 256) > least
