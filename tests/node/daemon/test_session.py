@@ -247,6 +247,7 @@ async def test_goodbye_is_said_last(talk: Any) -> None:
     await asyncio.sleep(0.05)
     session.send(fault(1))
     await session.goodbye("stopping")
+    assert session._left.is_set(), "whoever stops has said so by then"
     assert (await coordinator.hears("fault")).fault.epoch == 1
     assert (await coordinator.hears("goodbye")).goodbye.reason == "stopping"
 

@@ -286,7 +286,7 @@ def cache_bytes(epoch: StageEpoch) -> int:
     return compute_thread(0).submit(counted).result(PATIENCE_SECONDS)
 
 
-def test_rows_hold_memory_until_they_go_and_evictions_are_told() -> None:
+def test_rows_hold_memory_until_they_go_and_evictions_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = dict.fromkeys((1, 2, 3), 4)
     prompts = Prompts({row: ([1, 2, 3, 4], RowParameters()) for row in lengths})
     ring = Ring(stages_of("llama", 1), prompts)
@@ -308,8 +308,11 @@ def test_rows_hold_memory_until_they_go_and_evictions_are_told() -> None:
         # a prompt of several tokens is filled up to its last one, then sampled; each has times of its own
         assert sorted(times.step for times in epoch.trace) == [1, 1, 2, 2, 3, 3, 4]
         assert all(t.started <= t.fed <= t.launched <= t.ready <= t.sent for t in epoch.trace)
+        cleared: list[bool] = []
+        monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(True))
     finally:
         ring.close()
+    assert cleared, "MLX keeps what an epoch has freed"
 
 
 @pytest.mark.parametrize("size", [1, 2])

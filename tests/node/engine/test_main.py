@@ -488,6 +488,17 @@ def test_what_computes_interrupts_nobody_and_what_passes_results_on_does(process
     assert [policy for task, policy in opened.items() if task not in loaded] == [os.SCHED_OTHER]
 
 
+def test_an_engine_that_hangs_in_a_prompt_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main.os, "_exit", sys.exit)
+    nobody: Any = None
+    tested: Any = main.Engine(nobody, None)
+    assert tested._pong(7).sequence == 7
+    tested._loaded = SimpleNamespace(front=SimpleNamespace(stuck=True))
+    with pytest.raises(SystemExit) as ended:
+        tested._pong(8)
+    assert ended.value.code == 1
+
+
 def test_an_engine_without_work_gives_memory_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
     given, done = SimpleQueue[None](), SimpleQueue[None]()
     monkeypatch.setattr(main, "_IDLE_SECONDS", 0.02)
