@@ -81,7 +81,7 @@ class Coordinator:
         survey = Survey(store, sessions, profiles, standing, settings)
         deployments = DeploymentService(store, publisher, survey, rings, clock=clock)
         self.moves = Moves(store, publisher, sessions, survey, rings, deployments, settings, clock=clock)
-        expulsion = Expulsion(store, publisher, sessions, self.watchers, self.moves, clock=clock)
+        expulsion = Expulsion(store, publisher, sessions, watchers, clock=clock)
         self.challenges = challenges = Challenges(
             cluster,
             store,
@@ -193,6 +193,7 @@ class Coordinator:
             first_of(
                 self.publisher.renew_forever(),
                 self.rings.run(),
+                self.moves.run(),
                 self.sessions.watch(self.settings.heartbeat_timeout),
                 self.challenges.run(),
                 self._rotate_forever(),

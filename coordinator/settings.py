@@ -95,6 +95,10 @@ class CoordinatorSettings(BaseModel):
         default=60.0, ge=0, le=3600, description="how long a draining node's ring goes on"
     )
 
+    replace_after: Seconds = Field(
+        default=30.0, ge=1, le=30 * _DAY, description="a node that is away for longer is replaced in its ring"
+    )
+
     @model_validator(mode="after")
     def _reachable(self) -> CoordinatorSettings:
         host = parse_address(self.listen)[0]

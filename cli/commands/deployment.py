@@ -76,7 +76,10 @@ MaxRows = Annotated[
 Stages = Annotated[
     int,
     typer.Option(
-        min=0, max=MAX_STAGES, help="nodes per ring [default: as few as hold it]", rich_help_panel=_NODES
+        min=0,
+        max=MAX_STAGES,
+        help="nodes per ring, while there are as many [default: as few as hold it]",
+        rich_help_panel=_NODES,
     ),
 ]
 Split = Annotated[

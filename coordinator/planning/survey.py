@@ -48,6 +48,12 @@ class Survey:
         checked.trust_floor = max(checked.trust_floor, SCORES[self._settings.trust_floor])
         return checked
 
+    def free(self, freed: Collection[str]) -> frozenset[str]:
+        """The nodes that are there and serve no ring."""
+        serving = self._serving(freed)
+        members = self._store.members.all(Role.MEMBER)
+        return frozenset(member.id for member in members if not self._obstacle(member, serving))
+
     async def ask(self, spec: admin_pb2.DeploymentSpec, *, freed: Collection[str] = ()) -> dict[str, Answer]:
         """What every node that might serve says about the model. Raises NotFound (UNKNOWN_MODEL)."""
         await self._wait_for_beats()

@@ -109,33 +109,42 @@ class RingEpochs:
         next_epoch: Callable[[], int],
         timeouts: Timeouts,
         *,
-        over: int | None = 0,
+        undecided: bool = False,
     ) -> None:
         """`members` are ids, by rank, with the names that people know them by.
 
-        The epochs up to `over` have ended; None if it is not known whether any did, as after a restart.
+        While it is `undecided`, the members may have an epoch up that began before this machine.
         """
-        self.undecided = over is None
+        self.undecided = undecided
         self.members = tuple(members)
         self.phase = Phase.WAITING
         self._names = dict(members)
-        self._cause = _Cause(over or 0, "forming", root=True)
+        self._cause = _Cause(0, "forming", root=True)
         self._next_epoch = next_epoch
         self._timeouts = timeouts
         self._online: set[str] = set()
         self._missing: dict[str, float] = {}
         self._epoch: _EpochProgress | None = None
-        self._last_number = over or 0
+        self._last_number = 0
         self._not_before = 0.0
         self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF, steady=STEADY_SECONDS, spread=0.0)
 
     @property
     def reason(self) -> str:
-        """Why it does not serve: who is missing, else what ended the last epoch. Empty while it serves."""
+        """Why it does not serve: who is missing, else what ended the last epoch.
+
+        Empty while it serves, or whom the coordinator does not hear of.
+        """
         if self.phase is Phase.SERVING:
-            return ""
-        absent = [member for member in self.members if member not in self._online]
-        return self._offline(absent) if absent else self._cause.text
+            silent = ", ".join(self._names[member] for member in self._missing)
+            return f"the coordinator hears nothing of {silent}" if silent else ""
+        return self._offline(self.awaited) if self.awaited else self._cause.text
+
+    @property
+    def awaited(self) -> list[str]:
+        """Members that the next epoch waits for; all of a serving ring of which nothing is heard."""
+        present = () if self._unheard else self._online
+        return [member for member in self.members if member not in present]
 
     @property
     def epoch(self) -> int:
@@ -171,7 +180,7 @@ class RingEpochs:
             self._await(self._missing, now)
         self._online.add(member)
         self._missing.pop(member, None)
-        if self.phase is Phase.WAITING and self._online == {member} and serving > self._last_number:
+        if self.undecided and serving and self._online == {member}:
             return self._adopt(serving, now)
         return self.tick(now)
 
@@ -287,7 +296,7 @@ class RingEpochs:
         self._epoch = _EpochProgress(number, now, serving_since=now)
         self._last_number = number
         self.phase, self.undecided = Phase.SERVING, False
-        self._await(set(self.members) - self._online, now)
+        self._await((member for member in self.members if member not in self._online), now)
         self._online.update(self.members)
         return [Changed()]
 

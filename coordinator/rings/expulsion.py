@@ -1,8 +1,7 @@
-"""Evicts or bans a member or gateway: its streams end, the next roster omits it, its ring is replanned."""
+"""Evicts or bans a member or gateway: its streams end, and the next roster omits it."""
 
 from __future__ import annotations
 
-from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Revocation, Store, StoredMember
 from sealring.coordinator.streams.sessions import Sessions
@@ -20,7 +19,6 @@ class Expulsion:
         publisher: RosterPublisher,
         sessions: Sessions,
         watchers: Watchers,
-        moves: Moves,
         *,
         clock: Clock,
     ) -> None:
@@ -28,7 +26,6 @@ class Expulsion:
         self._publisher = publisher
         self._sessions = sessions
         self._watchers = watchers
-        self._moves = moves
         self._clock = clock
 
     def evict(self, who: StoredMember, actor: str, *, why: str = "") -> None:
@@ -58,7 +55,6 @@ class Expulsion:
             self._store.members.revoke(revocation)
             self._store.audit.append(revocation.at, actor, action, identifier, {"why": why} if why else {})
             self._revoke_tokens(identifier, revocation.at, actor)
-        self._moves.evicted(identifier)
 
     def _revoke_tokens(self, identifier: str, at: int, actor: str) -> None:
         """What is left of the tokens that it joined with: it would come back by them, under any identity."""

@@ -1,13 +1,21 @@
-"""Rings that lose a member for good: replanned without it if the model fits, else down until it does."""
+"""Rings that lose a member for good: planned anew over the nodes that are there, else down until that works.
+
+A member is lost that was evicted or banned, that drains or is trusted too little, and, after a grace period,
+one that is away. What was asked for by hand is kept: a ring stays on the nodes that the deployment names, and
+in the layers of its split; with both it waits. A number of stages gives way, until as many nodes are there
+again and nobody uses the ring.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass
 
 import structlog
 
 from sealring.coordinator.planning.planner import plan_hash
+from sealring.coordinator.planning.profiles import Answer
 from sealring.coordinator.planning.survey import Survey
 from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.rings import Rings
@@ -15,15 +23,32 @@ from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredDeployment
 from sealring.coordinator.streams.sessions import Sessions
-from sealring.mesh.clock import Clock
-from sealring.mesh.errors import SealringError
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError
 from sealring.v1 import admin_pb2
 
+_LOOK_SECONDS = 1.0
+_RETRY_SECONDS = 60.0
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True)
+class _Try:
+    """A move that was tried: of what, without whom, over which nodes, and when."""
+
+    ring: admin_pb2.RingPlan
+    lost: set[str]
+    over: frozenset[str]
+    at: float
+
+    def same(self, other: _Try) -> bool:
+        """Whether the other would come to the same, unless a node has got the model since."""
+        known = (self.ring, self.lost, self.over) == (other.ring, other.lost, other.over)
+        return known and other.at < self.at + _RETRY_SECONDS
+
+
 class Moves:
-    """Works in the background."""
+    """Looks after the rings while `run` runs. `clock` is the wall clock."""
 
     def __init__(
         self,
@@ -44,13 +69,44 @@ class Moves:
         self._rings = rings
         self._deployments = deployments
         self._drain_timeout = settings.drain_timeout
+        self._grace = settings.replace_after
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._drains: dict[str, asyncio.Task[None]] = {}
+        self._away: dict[tuple[str, str], float] = {}
+        self._quiet: dict[str, float] = {}
+        self._moving: set[str] = set()
+        self._tried: dict[str, _Try] = {}
 
-    def evicted(self, member: str) -> None:
-        """The member is out of the roster, and its ring with it."""
-        self._spawn(self._move(member))
+    async def run(self) -> None:
+        """Move what has to move, as soon as it can. Runs until cancelled."""
+        while True:
+            self.look(monotonic_clock())
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def look(self, now: float) -> None:
+        """Note who is away and which rings are quiet, and begin the moves that are due."""
+        planned = self._rings.planned
+        self._note([ring for _, ring in planned], now)
+        for deployment, ring in planned:
+            lost = self._lost(ring, now)
+            for member in lost:
+                self._rings.offline(member)  # also of a ring of which nothing was heard
+            if lost or self._may_grow(deployment, ring, now):
+                self._try(deployment, ring, lost, now)
+            else:
+                self._tried.pop(ring.ring, None)
+
+    def _try(
+        self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, lost: set[str], now: float
+    ) -> None:
+        """Begin a move, unless it was tried a moment ago and the same nodes are there."""
+        over = self._survey.free([stage.member for stage in ring.stages])
+        now_tried, before = _Try(ring, lost, over, now), self._tried.get(ring.ring)
+        again = before is None or not before.same(now_tried)
+        if again and ring.ring not in self._moving and (lost or len(over) >= deployment.asked.stages):
+            self._tried[ring.ring] = now_tried
+            self._spawn(self._move(deployment.name, ring.ring, lost))
 
     def draining(self, member: str) -> None:
         """The member's ring goes on until it is idle or the time is over, and then moves."""
@@ -78,7 +134,8 @@ class Moves:
         except TimeoutError:
             log.warning("drain_timeout", member=member)
         try:
-            await self._move(member)
+            for deployment, ring in self._rings_of(member):
+                await self._move(deployment, ring, {member})
         finally:
             if self._drains.get(member) is asyncio.current_task():
                 del self._drains[member]
@@ -87,15 +144,8 @@ class Moves:
 
     def _idle(self, member: str) -> bool:
         session = self._sessions.find(member)
-        ring = self._ring_of(member)
+        ring = next((ring for _, ring in self._rings_of(member)), None)
         return session is None or ring is None or ring in session.idle
-
-    def _leaving(self, member: str) -> bool:
-        found = self._store.members.find(member)
-        return found is None or found.draining
-
-    def _ring_of(self, member: str) -> str | None:
-        return next((ring for _, ring in self._rings_of(member)), None)
 
     def _rings_of(self, member: str) -> list[tuple[str, str]]:
         return [
@@ -105,44 +155,116 @@ class Moves:
             if any(stage.member == member for stage in ring.stages)
         ]
 
-    async def _move(self, member: str) -> None:
-        for deployment, ring in self._rings_of(member):
-            try:
-                await self._move_ring(deployment, ring, member)
-            except SealringError as error:
-                log.warning("ring_not_moved", ring=ring, reason=error.reason, why=error.message)
-                self._rings.not_moved(ring, error.message)
+    # Who is lost, and which rings may grow
 
-    async def _move_ring(self, name: str, ring: str, leaving: str) -> None:
+    def _note(self, rings: list[admin_pb2.RingPlan], now: float) -> None:
+        """Since when members are away and rings quiet. While the coordinator hears of no node at all, it is
+        cut off itself, and nobody is away."""
+        away = {
+            (ring.ring, member): self._away.get((ring.ring, member), now)
+            for ring in rings
+            for member in self._rings.awaited(ring.ring)
+        }
+        self._away = away if any(True for _ in self._sessions) else {}
+        self._quiet = {
+            ring.ring: self._quiet.get(ring.ring, now)
+            for ring in rings
+            if all(self._is_idle(stage.member, ring.ring) for stage in ring.stages)
+        }
+
+    def _is_idle(self, member: str, ring: str) -> bool:
+        session = self._sessions.find(member)
+        return session is not None and ring in session.idle
+
+    def _lost(self, ring: admin_pb2.RingPlan, now: float) -> set[str]:
+        """The ring's members that it has to do without."""
+        awaited = self._rings.awaited(ring.ring)
+        gone = {one for one in awaited if now >= self._away.get((ring.ring, one), now) + self._grace}
+        return gone | set(self._rings.obstacles(ring.ring))
+
+    def _may_grow(self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, now: float) -> bool:
+        """Whether it has fewer stages than were asked for, and nobody has used it for a while."""
+        quiet = now >= self._quiet.get(ring.ring, now) + self._grace
+        return quiet and len(ring.stages) < deployment.asked.stages
+
+    # Moving
+
+    async def _move(self, name: str, ring: str, lost: set[str]) -> None:
+        """Plan one ring anew, without the members that are `lost`; without any, to give it what was asked."""
+        self._moving.add(ring)
+        try:
+            await self._move_ring(name, ring, lost)
+        except SealringError as error:
+            tell = log.warning if lost else log.info
+            tell("ring_not_moved", ring=ring, reason=error.reason, why=error.message)
+            if lost:
+                self._rings.not_moved(ring, error.message)
+        finally:
+            self._moving.discard(ring)
+
+    async def _move_ring(self, name: str, ring: str, lost: set[str]) -> None:
         deployment = self._store.deployments.get(name)
         old = next((one for one in deployment.plan.rings if one.ring == ring), None)
         if old is None:  # its deployment was deleted and made anew
             return
         freed = [stage.member for stage in old.stages]
-        spec = self._spec(deployment, leaving)
+        spec = self._spec(deployment, freed)
         answers = await self._survey.ask(spec, freed=freed)
         async with self._deployments.changing:
             deployment = self._store.deployments.get(name)
-            if old not in deployment.plan.rings or not self._leaving(leaving):
-                return
             digest = deployment.plan.profile.digest
-            made = await self._survey.plan(spec, answers, digest=digest, freed=freed)
+            if not self._still(old, lost):
+                return
+            made = await self._plan(spec, answers, digest, freed, gives_way=bool(lost))
+            if not self._still(old, lost):
+                return
             changed = _with_ring(deployment.plan, ring, made.rings[0])
             with self._publisher.change():
                 self._store.deployments.replace(
                     StoredDeployment(deployment.asked, changed, deployment.created)
                 )
-                details = {"deployment": name, "leaving": leaving, "plan_hash": changed.plan_hash}
+                details = {
+                    "deployment": name,
+                    "leaving": " ".join(sorted(lost)),
+                    "plan_hash": changed.plan_hash,
+                }
                 self._store.audit.append(self._clock(), "coordinator", "move_ring", ring, details)
 
-    def _spec(self, deployment: StoredDeployment, leaving: str) -> admin_pb2.DeploymentSpec:
+    def _still(self, ring: admin_pb2.RingPlan, lost: set[str]) -> bool:
+        """Whether a move has its reason yet: members may be back, or stay after all."""
+        if all(one != ring for _, one in self._rings.planned):
+            return False
+        now_lost = self._lost(ring, monotonic_clock()) | self._drains.keys()
+        return now_lost >= lost if lost else ring.ring in self._quiet
+
+    async def _plan(
+        self,
+        spec: admin_pb2.DeploymentSpec,
+        answers: dict[str, Answer],
+        digest: str,
+        freed: list[str],
+        *,
+        gives_way: bool,
+    ) -> admin_pb2.DeploymentPlan:
+        """The plan as it was asked for, else in as few stages as hold the model."""
+        if spec.members and not spec.split:
+            able = self._survey.free(freed)
+            named = [member for member in spec.members if member in able and answers[member].profile]
+            spec.members[:] = named or spec.members
+        try:
+            return await self._survey.plan(spec, answers, digest=digest, freed=freed)
+        except (FailedPrecondition, ResourceExhausted):
+            if not spec.stages or not gives_way:
+                raise
+            spec.stages = 0
+            return await self._survey.plan(spec, answers, digest=digest, freed=freed)
+
+    def _spec(self, deployment: StoredDeployment, members: list[str]) -> admin_pb2.DeploymentSpec:
         """What was asked, for one ring, with the context and rows that clients were promised."""
         asked = admin_pb2.DeploymentSpec()
         asked.CopyFrom(deployment.asked)
-        members = [member for member in asked.members if member != leaving]
-        del asked.members[:]
-        if not asked.split:
-            asked.members.extend(members)
+        if asked.split and asked.members:
+            asked.members[:] = members
         asked.replicas = 1
         asked.context = deployment.plan.spec.context
         asked.max_rows = deployment.plan.spec.max_rows

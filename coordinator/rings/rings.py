@@ -11,7 +11,7 @@ from sealring.coordinator.rings.epochs import Action, Commit, End, Phase, Prepar
 from sealring.coordinator.rings.running import RunningRing
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.coordinator.store import Store
+from sealring.coordinator.store import Store, StoredDeployment
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.coordinator.streams.watchers import Watchers, roster_event
 from sealring.mesh.clock import Clock, monotonic_clock
@@ -50,7 +50,8 @@ log = structlog.get_logger()
 
 
 class Rings:
-    """Keeps the rings in step with the roster and with who is online."""
+    """Keeps the rings in step with the roster and with who is online. `planned` are those of the deployments,
+    be they in service or not."""
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class Rings:
         self._clock = clock
         self._running: dict[str, RunningRing] = {}
         self._still_serving: set[str] = set()
+        self.planned: list[tuple[StoredDeployment, admin_pb2.RingPlan]] = []
         self._not_moved: dict[str, str] = {}
         self._returning = True
         self._wake = asyncio.Event()
@@ -80,10 +82,9 @@ class Rings:
 
     def sync(self) -> None:
         """Start, replace and end rings so that they are those of the newest roster."""
+        self.planned = [(one, ring) for one in self._store.deployments.all() for ring in one.plan.rings]
+        planned = {ring.ring for _, ring in self.planned}
         wanted = {ring.ring: (ring, deployment) for ring, deployment in self._wanted()}
-        planned = {
-            ring.ring for deployment in self._store.deployments.all() for ring in deployment.plan.rings
-        }
         self._not_moved = {name: why for name, why in self._not_moved.items() if name in planned}
         for name in list(self._running):
             if name not in wanted:
@@ -108,18 +109,17 @@ class Rings:
     def _wanted(self) -> Iterator[tuple[admin_pb2.RingPlan, admin_pb2.DeploymentPlan]]:
         draining = {member.id for member in self._store.members.all() if member.draining}
         parked = draining - self._still_serving
-        for deployment in self._store.deployments.all():
-            for ring in deployment.plan.rings:
-                members = {stage.member for stage in ring.stages}
-                if self._publisher.serves(ring.ring) and not members & parked:
-                    yield ring, deployment.plan
+        for deployment, ring in self.planned:
+            members = {stage.member for stage in ring.stages}
+            if self._publisher.serves(ring.ring) and not members & parked:
+                yield ring, deployment.plan
 
     def _start(self, ring: admin_pb2.RingPlan, plan: admin_pb2.DeploymentPlan) -> None:
         machine = RingEpochs(
             {stage.member: stage.member_name for stage in ring.stages},
             lambda: self._store.deployments.next_epoch(ring.ring),
             self._timeouts,
-            over=None if self._returning else self._store.deployments.last_epoch(ring.ring),
+            undecided=self._returning,
         )
         self._not_moved.pop(ring.ring, None)
         self._running[ring.ring] = RunningRing(
@@ -249,12 +249,11 @@ class Rings:
             RingState(
                 ring=ring.ring,
                 phase=membership_pb2.RING_PHASE_DOWN,
-                deployment=deployment.plan.spec.name,
-                reason=self._parked(ring, deployment.plan).reason,
+                deployment=deployment.name,
+                reason=self._parked(ring).reason,
                 model_type=deployment.plan.profile.model_type,
             )
-            for deployment in self._store.deployments.all()
-            for ring in deployment.plan.rings
+            for deployment, ring in self.planned
             if ring.ring not in self._running
         ]
         told = [WatchResponse(ring=state) for state in (*rings, *parked)]
@@ -264,22 +263,42 @@ class Rings:
         """The rings of a deployment as the operator sees them."""
         for ring in plan.rings:
             running = self._running.get(ring.ring)
-            yield self._parked(ring, plan) if running is None else running.status()
+            status = self._parked(ring) if running is None else running.status()
+            if running is not None and running.machine.awaited:
+                status.reason += self._stuck(ring.ring)
+            yield status
 
-    def _parked(self, ring: admin_pb2.RingPlan, plan: admin_pb2.DeploymentPlan) -> admin_pb2.RingStatus:
+    def _parked(self, ring: admin_pb2.RingPlan) -> admin_pb2.RingStatus:
         """A planned ring that cannot be in service: which of its members keep it from that."""
-        why = [
-            f"{stage.member_name} {obstacle}"
-            for stage in ring.stages
-            if (obstacle := self._obstacle(stage.member, plan.spec.trust_floor))
-        ]
-        if ring.ring in self._not_moved:
-            why.append(f"others could not take over: {self._not_moved[ring.ring]}")
+        obstacles = self.obstacles(ring.ring)
+        names = {stage.member: stage.member_name for stage in ring.stages}
+        why = "; ".join(f"{names[member]} {obstacle}" for member, obstacle in obstacles.items())
         return admin_pb2.RingStatus(
             ring=ring.ring,
             phase=membership_pb2.RING_PHASE_DOWN,
-            reason="; ".join(why) or "the newest roster does not hold it",
+            reason=(why or "the newest roster does not hold it") + self._stuck(ring.ring),
         )
+
+    def _stuck(self, ring: str) -> str:
+        why = self._not_moved.get(ring)
+        return f"; others could not take over: {why}" if why else ""
+
+    def awaited(self, ring: str) -> list[str]:
+        """The members that a ring in service waits for (see `RingEpochs.awaited`)."""
+        running = self._running.get(ring)
+        return running.machine.awaited if running else []
+
+    def obstacles(self, name: str) -> dict[str, str]:
+        """The members that keep a planned ring out of service, and what each of them does."""
+        if name in self._running:
+            return {}
+        return {
+            stage.member: obstacle
+            for deployment, ring in self.planned
+            for stage in ring.stages
+            if ring.ring == name
+            and (obstacle := self._obstacle(stage.member, deployment.plan.spec.trust_floor))
+        }
 
     def _obstacle(self, identifier: str, floor: int) -> str:
         member = self._store.members.find(identifier)
@@ -359,6 +378,8 @@ class Rings:
         log.info(
             "ring_changed", ring=name, epoch=machine.epoch, phase=machine.phase.value, why=machine.reason
         )
+        if machine.phase is Phase.SERVING:
+            self._not_moved.pop(name, None)
         self._watchers.tell(WatchResponse(ring=self._running[name].state()))
 
     def _tell_prepare(self, running: RunningRing, action: Prepare) -> None:

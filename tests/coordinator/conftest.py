@@ -370,6 +370,7 @@ def start_cluster(tmp_path: Path) -> Callable[..., Awaitable[Cluster]]:
             "listen": "127.0.0.1:0",
             "join_listen": "127.0.0.1:0",
             "heartbeat_timeout": 5.0,
+            "replace_after": 3600,
             "software_identity_allowed": True,
         }
         settings = CoordinatorSettings(**(values | changes))

@@ -266,66 +266,6 @@ async def test_deleting_a_deployment_ends_its_ring_and_frees_its_members(cluster
     assert (await ring_state(cluster, SERVING)).epoch == 2
 
 
-async def test_an_evicted_member_is_cut_off_and_its_ring_moves(cluster: Cluster) -> None:
-    nodes = await three(cluster)
-    spare = await cluster.node("spare")
-    plan = await deploy(cluster)
-    serving = {stage.member for stage in plan.rings[0].stages}
-    everyone = [*nodes, spare]
-    leaving = next(node for node in everyone if node.id in serving)
-    replacement = next(node for node in everyone if node.id not in serving)
-    await ring_state(cluster, SERVING)
-    await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=leaving.id))
-    error = await leaving.wait_closed(2)
-    assert error is not None
-    assert error.reason == "EVICTED"
-    await ring_state(cluster, SERVING, epoch=2)
-    assert replacement.roster.ring("demo-0").member(replacement.id)
-    assert leaving.id in {one.id for one in replacement.roster.revoked}
-
-
-async def test_a_ring_that_cannot_do_without_its_evicted_member_is_down(cluster: Cluster) -> None:
-    nodes = await three(cluster)
-    await deploy(cluster)
-    await ring_state(cluster, SERVING)
-    await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=nodes[0].id))
-    await nodes[1].wait_for("end", lambda end: end.epoch == 1)
-    status = await ring_state(cluster, DOWN)
-    assert status.reason.startswith("alpha was evicted")
-    while "others could not take over" not in status.reason:
-        status = await ring_state(cluster, DOWN)
-    assert "needs 3 nodes and 2 can serve" in status.reason
-    await nodes[1].wait_for("roster", lambda _: not nodes[1].roster.rings)
-    (parked,) = [told.ring for told in cluster.coordinator.rings.snapshot() if told.HasField("ring")]
-    assert (parked.phase, parked.deployment) == (DOWN, "demo")
-    assert "evicted" in parked.reason, "a gateway that starts now learns of the model"
-
-
-async def test_a_drained_member_hands_over_to_a_free_one(cluster: Cluster) -> None:
-    await three(cluster)
-    await cluster.node("spare")
-    plan = await deploy(cluster)
-    await ring_state(cluster, SERVING)
-    leaving = plan.rings[0].stages[1].member
-    await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=leaving))
-    await ring_state(cluster, SERVING, epoch=2)
-    answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
-    assert leaving not in {stage.member for stage in answer.deployments[0].plan.rings[0].stages}
-    assert answer.deployments[0].plan.plan_hash != plan.plan_hash
-
-
-async def test_draining_without_a_substitute_stops_the_ring_until_it_is_undone(cluster: Cluster) -> None:
-    nodes = await three(cluster)
-    await deploy(cluster)
-    await ring_state(cluster, SERVING)
-    await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=nodes[0].id))
-    assert "draining" in (await ring_state(cluster, DOWN)).reason
-    with pytest.raises(SealringError, match="draining"):
-        await deploy(cluster, name="other", members=[nodes[0].id], stages=1)
-    await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=nodes[0].id, undo=True))
-    await ring_state(cluster, SERVING, epoch=2)
-
-
 async def test_a_drain_that_was_undone_moves_nothing_though_another_begins(cluster: Cluster) -> None:
     """The first drain has asked the spare for its profile when it is taken back."""
     nodes = await three(cluster)
