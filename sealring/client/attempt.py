@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 
 from google.protobuf.message import DecodeError
@@ -41,25 +41,63 @@ _REASONS: dict[int, FinishReason] = {
 }
 
 
-class Attempt:
-    """One envelope, sealed for the head of one ring, and the stream that answers it."""
+@dataclasses.dataclass(slots=True, repr=False)
+class Answered:
+    """One of the answers to a question as far as it has come, over all attempts."""
 
-    def __init__(self, question: Question, roster: Roster, ring: Ring, lifetime: float) -> None:
-        """Raises InvalidInput (BAD_SEALING_KEY, REQUEST_TOO_LARGE)."""
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    held: list[inference.TokenLogprob] = dataclasses.field(default_factory=list)
+    tokens: int = 0
+    texts: list[str] = dataclasses.field(default_factory=list)
+    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    reason: FinishReason | None = None
+
+    def told(self) -> Choice:
+        assert self.reason is not None  # usage is told once all have one
+        return Choice("".join(self.texts), self.reason, self.tokens, tuple(self.logprobs))
+
+
+class Attempt:
+    """One envelope, sealed for the head of one ring, and the stream that answers it.
+
+    The first one asks for all answers. One that goes on after a fault asks for the rest of one answer.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        roster: Roster,
+        ring: Ring,
+        lifetime: float,
+        answers: Sequence[Answered] | None = None,
+    ) -> None:
+        """`answers` are all of the question as far as they have come.
+
+        Raises InvalidInput (BAD_SEALING_KEY, REQUEST_TOO_LARGE).
+        """
         self.ring = ring
         self.delivered = False
         self._question = question
         self._started = self._finished = False
-        self._choices = [_Choice() for _ in range(question.choices)]
+        self._answers = answers or [Answered() for _ in range(question.choices)]
+        self._asked = range(len(self._answers))
         self._usage: Usage | None = None
+        prompt = question.prompt
+        if any(answer.token_ids for answer in self._answers):
+            prompt = inference.Prompt()
+            prompt.CopyFrom(question.prompt)
+            choice = next(number for number in self._asked if self._answers[number].reason is None)
+            self._asked = range(choice, choice + 1)
+            one = self._answers[choice]
+            prompt.resume.CopyFrom(inference.Resume(tokens=one.token_ids, held=one.held, choice=choice))
         expires = int(time.time() + min(ceil(lifetime), MAX_LIFETIME_SECONDS))
         info = RequestInfo(ring.deployment, secrets.token_bytes(REQUEST_ID_BYTES), expires, roster.hash)
         body = inference.SealedPrompt(
-            prompt=question.prompt,
+            prompt=prompt,
             max_tokens=question.max_tokens,
             min_trust=question.min_trust,
             prefix_salt=question.prefix_salt,
-            choices=question.choices,
+            choices=len(self._asked),
         )
         head = roster.member(ring.members[0].id)
         sealed, self._opener = seal_request(head.sealing_key, info, body.SerializeToString())
@@ -72,7 +110,7 @@ class Attempt:
             envelope=inference.Envelope(sealed=sealed, sealed_for=sealed_for),
             max_tokens=question.max_tokens,
             min_trust=question.min_trust,
-            choices=question.choices,
+            choices=len(self._asked),
             priority=question.priority,
             deadline_ms=question.deadline_ms,
         )
@@ -96,11 +134,16 @@ class Attempt:
             raise _out_of_order()
         return None
 
-    def completion(self) -> Completion:
-        """The whole answer, once the stream is over. Raises EnvelopeError (REPLY_CUT_OFF)."""
+    def completion(self) -> Completion | None:
+        """The whole answer, once the stream is over; None where there are others to go on with.
+
+        Raises EnvelopeError (REPLY_CUT_OFF).
+        """
         if self._usage is None:
             raise _cut_off()
-        choices = tuple(choice.told() for choice in self._choices)
+        if any(answer.reason is None for answer in self._answers):
+            return None
+        choices = tuple(answer.told() for answer in self._answers)
         return Completion(
             text=choices[0].text,
             finish_reason=choices[0].finish_reason,
@@ -130,22 +173,25 @@ class Attempt:
             delta = inference.SealedDelta.FromString(chunk)
         except DecodeError:
             raise _out_of_order() from None
-        if delta.choice >= len(self._choices):
+        if delta.choice >= len(self._asked):
             raise _out_of_order()
-        choice = self._choices[delta.choice]
+        number = self._asked[delta.choice]
+        choice = self._answers[number]
         if choice.reason is not None or delta.tokens < choice.tokens:
             raise _out_of_order()
         choice.tokens, choice.reason = delta.tokens, _REASONS.get(delta.finish)
-        if last != all(each.reason is not None for each in self._choices):
+        choice.token_ids.append(delta.token)
+        choice.held = list(delta.held)
+        if last != all(self._answers[each].reason is not None for each in self._asked):
             raise _out_of_order()
         if last:
-            self._usage = Usage(delta.prompt_tokens, sum(each.tokens for each in self._choices))
+            self._usage = self._used(delta.prompt_tokens)
         if not delta.text and not delta.logprobs:
             return None
         choice.texts.append(delta.text)
         logprobs = tuple(map(_logprob, delta.logprobs))
         choice.logprobs += logprobs
-        return Delta(delta.text, delta.tokens, logprobs, delta.choice)
+        return Delta(delta.text, delta.tokens, logprobs, number)
 
     def _take_end(self, finished: inference.Finished) -> None:
         self._finished = True
@@ -157,33 +203,23 @@ class Attempt:
         """The gateway may end a reply itself only where memory sets the limit: with max_tokens 0."""
         one = inference.FinishedChoice(reason=finished.reason, completion_tokens=finished.completion_tokens)
         ends = list(finished.choices) or [one]
-        if self._question.max_tokens or len(ends) != len(self._choices):
+        if self._question.max_tokens or len(ends) != len(self._asked):
             raise _cut_off()
-        for choice, end in zip(self._choices, ends, strict=True):
+        for choice, end in zip((self._answers[number] for number in self._asked), ends, strict=True):
             if choice.reason is not None:
                 continue
             if end.reason != inference.FINISH_REASON_LENGTH:
                 raise _cut_off()
             choice.reason, choice.tokens = "length", max(choice.tokens, end.completion_tokens)
-        return Usage(finished.prompt_tokens, sum(choice.tokens for choice in self._choices))
+        return self._used(finished.prompt_tokens)
 
-
-@dataclasses.dataclass(slots=True, repr=False)
-class _Choice:
-    """One answer as far as it has come."""
-
-    tokens: int = 0
-    texts: list[str] = dataclasses.field(default_factory=list)
-    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
-    reason: FinishReason | None = None
-
-    def told(self) -> Choice:
-        assert self.reason is not None  # usage is told once all have one
-        return Choice("".join(self.texts), self.reason, self.tokens, tuple(self.logprobs))
+    def _used(self, prompt_tokens: int) -> Usage:
+        return Usage(prompt_tokens, sum(answer.tokens for answer in self._answers))
 
 
 class Attempts:
-    """All attempts at one question: each is a fresh envelope by a freshly verified roster."""
+    """All attempts at one question: each is a fresh envelope by a freshly verified roster, which asks for
+    what is missing (docs/decisions/0019-answers-go-on.md)."""
 
     def __init__(
         self,
@@ -197,7 +233,8 @@ class Attempts:
         self._clock = clock
         self._deadline = clock() + question.timeout
         self._avoid: set[str] = set()
-        self._count = 0
+        self._answers = [Answered() for _ in range(question.choices)]
+        self._count = 0  # attempts in a row that brought nothing
         self._counted: tuple[Loads, str] | None = None
 
     @property
@@ -224,7 +261,7 @@ class Attempts:
         )
         ring = Ring.from_roster(chosen, roster)
         self._on_ring(ring)
-        attempt = Attempt(question, roster, ring, self.seconds_left)
+        attempt = Attempt(question, roster, ring, self.seconds_left, self._answers)
         loads.sent(ring.id)
         self._counted = loads, ring.id
         return attempt
@@ -238,9 +275,9 @@ class Attempts:
 
     def pause_after(self, error: SealringError, attempt: Attempt) -> float:
         """Seconds to wait before the next attempt. Raises `error` where there must not be another one."""
-        self._count += 1
+        self._count = 1 if attempt.delivered else self._count + 1
         retried = isinstance(error, Unavailable) and error.reason in _RETRIED
-        if not retried or attempt.delivered or self._count >= MAX_ATTEMPTS:
+        if not retried or self._count >= MAX_ATTEMPTS:
             raise error
         if error.reason in ("RING_GONE", "RING_DOWN"):
             self._avoid.add(attempt.ring.id)

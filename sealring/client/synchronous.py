@@ -133,7 +133,9 @@ class Client(ClientCore[Reply]):
                     if delta is not None:
                         yield delta
                 state.completion = attempt.completion()
-                return
+                if state.completion is not None:
+                    return
+                pause = 0.0
             except grpc.RpcError as error:
                 pause = attempts.pause_after(from_rpc_error(error), attempt)
             finally:

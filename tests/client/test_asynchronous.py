@@ -11,6 +11,7 @@ from scriptedgateway import PIECES, ScriptedGateway, Stage
 from sealring.client import AsyncClient
 from sealring.client.choice import Loads
 from sealring.client.core import View
+from sealring.client.types import Usage
 from sealring.mesh.errors import (
     DeadlineExceeded,
     EnvelopeError,
@@ -426,15 +427,15 @@ async def test_an_epoch_that_ends_before_anything_came_is_tried_again_with_a_fre
     assert stage.gateway.fetched == 3
 
 
-async def test_an_answer_that_has_begun_is_not_tried_again(stage: Stage) -> None:
-    stage.gateway.script = failing(EpochEnded("gone"), after=3)
-    texts = []
+async def test_an_answer_that_has_begun_goes_on(stage: Stage) -> None:
+    stage.gateway.script = failing(EpochEnded("gone"), EpochEnded("gone"), after=3)
     async with stage.client() as client:
-        with pytest.raises(Unavailable) as caught:
-            async for delta in client.chat(QUESTION):
-                texts.append(delta.text)
-    assert (caught.value.reason, texts) == ("EPOCH_ENDED", list(PIECES[:2]))
-    assert len(stage.gateway.requests) == 1
+        reply = client.chat(QUESTION)
+        told = [(delta.text, delta.tokens) async for delta in reply]
+    assert told == [(text, number) for number, text in enumerate(PIECES, start=1)]
+    assert reply.completion.text == "".join(PIECES)
+    assert reply.completion.usage == Usage(7, len(PIECES) + 1, 7)
+    assert len(stage.gateway.requests) == 3
 
 
 @pytest.mark.parametrize(

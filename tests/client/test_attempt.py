@@ -277,7 +277,7 @@ def test_what_is_sealed_and_no_delta_is_refused() -> None:
     assert caught.value.reason == "REPLY_OUT_OF_ORDER"
 
 
-def test_four_attempts_and_no_more_and_none_after_something_came() -> None:
+def test_four_attempts_in_a_row_that_bring_nothing_and_no_more() -> None:
     attempts = Attempts(question(timeout=500.0), clock=lambda: 0.0)
     assert not attempts.retrying
     attempt = attempts.next(CLUSTER.roster, Loads())
@@ -289,21 +289,67 @@ def test_four_attempts_and_no_more_and_none_after_something_came() -> None:
     for error in (Unavailable("x", reason="QUEUE"), DeadlineExceeded("x")):
         with pytest.raises(type(error)):
             Attempts(question(), clock=lambda: 0.0).pause_after(error, attempt)
-    attempt.delivered = True
-    with pytest.raises(EpochEnded):
-        Attempts(question(), clock=lambda: 0.0).pause_after(EpochEnded("gone"), attempt)
+    attempts = Attempts(question(timeout=500.0), clock=lambda: 0.0)
+    pauses = []
+    for attempt.delivered in (False, False, True, True, False, False):
+        pauses.append(attempts.pause_after(EpochEnded("gone"), attempt))
+    assert pauses == [0.2, 0.4, 0.2, 0.2, 0.4, 0.8]
+
+
+def test_the_next_attempt_asks_for_what_is_missing_one_answer_after_the_other() -> None:
+    attempts = Attempts(question(choices=3))
+    held = inference.TokenLogprob(id=5, logprob=-1)
+
+    def begun() -> tuple[Attempt, Any, inference.SealedPrompt]:
+        attempt = attempts.next(CLUSTER.roster, Loads())
+        seal, body = begin(attempt)
+        return attempt, seal, body
+
+    attempt, seal, body = begun()
+    assert (body.choices, body.prompt.HasField("resume")) == (3, False)
+    for told, last in (
+        ({"choice": 0, "text": "a", "tokens": 1, "token": 4}, False),
+        ({"choice": 2, "text": "c", "tokens": 1, "token": 6, "finish": STOP}, False),
+        ({"choice": 0, "tokens": 2, "token": 5, "held": [held]}, False),
+    ):
+        attempt.take(seal(told, last=last))
+    attempts.pause_after(EpochEnded("gone"), attempt)
+
+    attempt, seal, body = begun()
+    assert (body.choices, body.max_tokens, attempt.request.choices) == (1, 50, 1)
+    assert body.prompt.text == "hello"
+    assert body.prompt.resume == inference.Resume(tokens=[4, 5], held=[held], choice=0)
+    delta = attempt.take(seal({"text": "b", "tokens": 3, "finish": STOP, "prompt_tokens": 7}, last=True))
+    assert delta is not None
+    assert (delta.choice, delta.tokens) == (0, 3)
+    attempt.take(inference.GenerateResponse(finished=inference.Finished(reason=STOP)))
+    assert attempt.completion() is None
+
+    attempt, seal, body = begun()
+    assert body.prompt.resume == inference.Resume(choice=1)
+    attempt.take(seal({"text": "d", "tokens": 1, "finish": STOP, "prompt_tokens": 7}, last=True))
+    attempt.take(inference.GenerateResponse(finished=inference.Finished(reason=STOP)))
+    whole = attempt.completion()
+    assert whole is not None
+    assert [choice.text for choice in whole.choices] == ["ab", "d", "c"]
+    assert whole.usage == Usage(7, 5)
 
 
 def sealed_attempt(**changes: Any) -> tuple[Attempt, Any]:
     """An attempt that has begun, and what seals its events."""
     attempt = Attempt(question(**changes), CLUSTER.roster, RING, 60.0)
+    return attempt, begin(attempt)[0]
+
+
+def begin(attempt: Attempt) -> tuple[Any, inference.SealedPrompt]:
+    """Begins the stream that answers it: what seals its events, and what was asked."""
     to = attempt.request.envelope.sealed_for
     info = RequestInfo("demo", to.request_id, to.expires, to.roster_hash)
-    reply = CLUSTER.keys["demo-0"].open_request(attempt.request.envelope.sealed, info, ReplayGuard()).reply
-    attempt.take(inference.GenerateResponse(started=inference.Started(ring="demo-0")))
+    opened = CLUSTER.keys[attempt.ring.id].open_request(attempt.request.envelope.sealed, info, ReplayGuard())
+    attempt.take(inference.GenerateResponse(started=inference.Started(ring=attempt.ring.id)))
 
     def seal(body: dict[str, Any], *, last: bool) -> inference.GenerateResponse:
-        sealed = reply.seal(inference.SealedDelta(**body).SerializeToString(), last=last)
+        sealed = opened.reply.seal(inference.SealedDelta(**body).SerializeToString(), last=last)
         return inference.GenerateResponse(delta=inference.Delta(sealed=sealed))
 
-    return attempt, seal
+    return seal, inference.SealedPrompt.FromString(opened.body)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ringtest import LIMIT_SECONDS, Ring, chat
 
+from sealring.client import AsyncClient
 from sealring.v1 import inference_pb2 as inference
 
 TOKENS = 150
@@ -68,17 +69,19 @@ class Told:
 
 
 async def ask_all(
-    ring: Ring, happen: Callable[[], Awaitable[None]] | None = None, after: int = 100
+    ring: Ring, client: AsyncClient, happen: Callable[[], Awaitable[None]] | None = None, after: int = 100
 ) -> dict[str, Answer]:
-    """Every prompt over gRPC and one over HTTP; something happens after so many pieces."""
+    """Every prompt in clear over gRPC and sealed, one over HTTP; something happens after so many pieces."""
     told = Told(after, happen)
     names = list(PROMPTS)
     async with asyncio.timeout(2 * LIMIT_SECONDS):
         clear = asyncio.gather(*(_clear(ring, name, told) for name in names))
+        sealed = asyncio.gather(*(_sealed(client, name, told) for name in names))
         http = _http(ring, told)
-        found = await asyncio.gather(clear, http)
+        found = await asyncio.gather(clear, sealed, http)
     answers = dict(zip(names, found[0], strict=True))
-    return answers | {"http": found[1]}
+    answers |= {f"{name}, sealed": answer for name, answer in zip(names, found[1], strict=True)}
+    return answers | {"http": found[2]}
 
 
 async def _clear(ring: Ring, name: str, told: Told) -> Answer:
@@ -104,6 +107,20 @@ async def _clear(ring: Ring, name: str, told: Told) -> Answer:
             finished = event.finished
             answer.end = (finished.reason, finished.prompt_tokens, finished.completion_tokens)
     assert started == 1
+    return answer
+
+
+async def _sealed(client: AsyncClient, name: str, told: Told) -> Answer:
+    answer = Answer()
+    reply = client.ask(PROMPTS[name], max_tokens=TOKENS, n=CHOICES.get(name, 1))
+    async for delta in reply:
+        answer.texts[delta.choice] = answer.texts.get(delta.choice, "") + delta.text
+        answer.logprobs += [(one.id, *(each.id for each in one.top)) for one in delta.logprobs]
+        await told.piece()
+    whole = reply.completion
+    assert [choice.text for choice in whole.choices] == [answer.texts[each] for each in sorted(answer.texts)]
+    reason = inference.FinishReason.Value(f"FINISH_REASON_{whole.finish_reason.upper()}")
+    answer.end = (reason, whole.usage.prompt_tokens, whole.usage.completion_tokens)
     return answer
 
 

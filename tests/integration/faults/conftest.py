@@ -11,7 +11,13 @@ async def broken(tmp_path_factory):
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def undisturbed(broken):
+async def sealing(broken):
+    async with broken.sealing() as client:
+        yield client
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def undisturbed(broken, sealing):
     """What `ask_all` brings while nothing happens."""
     await broken.serving()
-    return await ask_all(broken)
+    return await ask_all(broken, sealing)
