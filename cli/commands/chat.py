@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import sys
 from dataclasses import asdict, replace
@@ -28,8 +29,8 @@ app = typer.Typer()
 _MAX_LINE = 1 << 20
 _ASK_SECONDS = 3600.0
 
-
-_SAMPLING = "Sampling"
+_sampling = functools.partial(typer.Option, rich_help_panel="Sampling", show_default=False)
+"""An option that the gateway bounds."""
 
 
 @command(
@@ -54,78 +55,28 @@ def chat(
         int, typer.Option(min=0, max=1 << 24, help="longest answer [default: what the context holds]")
     ] = 0,
     min_trust: MinTrust = TrustLevel.NONE,
-    temperature: Annotated[
-        float, typer.Option(min=0, max=2, rich_help_panel=_SAMPLING, help="0 to 2; 0 is greedy [default: 0]")
-    ] = 0.0,
+    temperature: Annotated[float, _sampling(help="0 to 2; 0 is greedy [default: 0]")] = 0.0,
     top_p: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            rich_help_panel=_SAMPLING,
-            help="nucleus sampling: smallest set of tokens with this total probability",
-        ),
+        float | None, _sampling(help="nucleus sampling: smallest set of tokens with this total probability")
     ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(min=0, rich_help_panel=_SAMPLING, help="so many most probable tokens")
-    ] = None,
+    top_k: Annotated[int | None, _sampling(help="so many most probable tokens")] = None,
     min_p: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            rich_help_panel=_SAMPLING,
-            help="tokens with at least this share of the most probable one's probability",
-        ),
+        float | None, _sampling(help="tokens with at least this share of the most probable one's probability")
     ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=(1 << 64) - 1,
-            rich_help_panel=_SAMPLING,
-            help="same seed, same answer [default: drawn anew]",
-        ),
-    ] = None,
+    seed: Annotated[int | None, _sampling(help="same seed, same answer [default: drawn anew]")] = None,
     repetition_penalty: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1, max=10, rich_help_panel=_SAMPLING, help="on the last tokens; 1 is off [default: 1]"
-        ),
+        float | None, _sampling(help="on the last tokens; 1 is off [default: 1]")
     ] = None,
     repetition_context_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=4096,
-            rich_help_panel=_SAMPLING,
-            help="last tokens that the repetition penalty looks at [default: 20]",
-        ),
+        int | None, _sampling(help="last tokens that the repetition penalty looks at [default: 20]")
     ] = None,
-    presence_penalty: Annotated[
-        float,
-        typer.Option(
-            min=-2, max=2, rich_help_panel=_SAMPLING, help="-2 to 2, on tokens that occur in the answer"
-        ),
-    ] = 0.0,
+    presence_penalty: Annotated[float, _sampling(help="-2 to 2, on tokens that occur in the answer")] = 0.0,
     frequency_penalty: Annotated[
-        float,
-        typer.Option(
-            min=-2, max=2, rich_help_panel=_SAMPLING, help="-2 to 2, for each time that a token occurs in it"
-        ),
+        float, _sampling(help="-2 to 2, for each time that a token occurs in it")
     ] = 0.0,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(rich_help_panel=_SAMPLING, help="end before this text; may be repeated"),
-    ] = None,
+    stop: Annotated[list[str] | None, _sampling(help="end before this text; may be repeated")] = None,
     logprobs: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=20,
-            rich_help_panel=_SAMPLING,
-            help="with --json: probabilities of so many tokens in each place",
-        ),
+        int | None, _sampling(help="with --json: probabilities of so many tokens in each place")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

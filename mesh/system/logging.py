@@ -3,17 +3,24 @@
 Nothing that a log call is handed is trusted to be free of content: fields with telling names are dropped,
 bytes become lengths, objects become type names, and an exception is told by its type and its frames; only
 errors of our own tree, whose messages hold no content by rule, are told in words.
+
+Handlers of the standard library write the lines, and never stop or block the process that logs. Their lock
+can be taken again by the thread that holds it: Python runs finalizers at any moment, and what these log
+arrives while another line is being written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import io
 import logging
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -22,7 +29,6 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from sealring.mesh.errors import ConfigError, SealringError
-from sealring.mesh.system.logtargets import FileTarget, StreamTarget
 
 LEVELS = ("debug", "info", "warning", "error")
 SENSITIVE = frozenset(
@@ -49,6 +55,7 @@ _KEPT_OF_LIBRARIES = ("exc_info", "_record", "_from_structlog")
 _MAX_STRING = 500
 _MAX_ITEMS = 8
 _MAX_FRAMES = 20
+_FILE_MODE = 0o600
 
 
 def configure(
@@ -213,3 +220,41 @@ def _frames(error: BaseException) -> list[str]:
         lines.extend(f"  {frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return lines[:_MAX_FRAMES]
+
+
+class StreamTarget(logging.StreamHandler[TextIO]):
+    """Writes lines to a stream as long as it takes them."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the standard library's name
+        """A line that cannot be written is lost; telling so would quote it."""
+
+
+class FileTarget(WatchedFileHandler):
+    """A log file that newsyslog may move away: it is opened again as soon as the name means another file.
+
+    Where that fails, it is tried again with every line. Raises ConfigError (BAD_LOG_FILE).
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            super().__init__(path, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write the log file {path}: {error.strerror}", reason="BAD_LOG_FILE"
+            ) from None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line, to the file that has the name now."""
+        with contextlib.suppress(OSError):
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the standard library's name
+        """A line that cannot be written is lost; telling so would quote it."""
+
+    def _open(self) -> io.TextIOWrapper:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=_create_for_owner)
+
+
+def _create_for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, _FILE_MODE)

@@ -23,8 +23,7 @@ from sealring.mesh.clock import awake_clock
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput
 from sealring.mesh.system.processes import signal_group
 from sealring.node.daemon.childlog import ChildLog
-from sealring.node.ipc.frames import MAX_FRAME
-from sealring.node.ipc.sockets import socket_pair
+from sealring.node.ipc.frames import MAX_FRAME, socket_pair
 
 log = structlog.get_logger()
 

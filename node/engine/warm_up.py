@@ -17,7 +17,7 @@ import structlog
 from sealring.node.engine import device, records
 from sealring.node.engine.staging import Stage, caches
 from sealring.node.engine.staging.caches import Cache
-from sealring.node.engine.staging.spec import TOKENS
+from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.transfer import Transfer, through_record, transfer
 
 log = structlog.get_logger()

@@ -20,7 +20,7 @@ from typing import Self
 
 from sealring.mesh.errors import EpochEnded, InvalidInput
 from sealring.node.ipc.arena import SLOTS, Arena, create_arena
-from sealring.node.ipc.sockets import socket_pair
+from sealring.node.ipc.frames import socket_pair
 from sealring.node.ipc.waiting import wait
 from sealring.node.link.records import MAX_RECORD_BYTES, Kind, RecordHeader, record_spans
 

@@ -1,11 +1,12 @@
 """Length-prefixed protobuf frames on the private pipes between a daemon and its child processes.
 
 A frame is a 4-byte big-endian length and one serialized message. `FrameSocket` is for child processes and
-bare threads; the daemon's end is `sealring.node.daemon.supervisor.Child`.
+bare threads; the daemon's end is `sealring.node.daemon.supervisor.Child`. `socket_pair` makes the pipes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -81,3 +82,20 @@ def _decoded(kind: type[M], body: bytes) -> M:
 
 def _broken() -> InvalidInput:
     return InvalidInput("a pipe ended in the middle of a frame", reason="BROKEN_FRAME")
+
+
+BUFFER_BYTES = 1 << 20
+"""macOS gives an end of a pair 8 KiB, which a hundred announced records or one step's events fill."""
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected stream sockets with buffers of up to BUFFER_BYTES, as far as the system allows.
+
+    Raises OSError.
+    """
+    pair = socket.socketpair()
+    for end in pair:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            with contextlib.suppress(OSError):  # above the system's limit: it works with less, only slower
+                end.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+    return pair

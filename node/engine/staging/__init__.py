@@ -1,8 +1,8 @@
 """Cuts an mlx-lm model into stages and runs them. See `stage` for how, `anatomy` for what is learnt first."""
 
+from .layout import StageSpec, TensorSpec
 from .randomness import random_model, random_stage
 from .skeleton import build_skeleton
-from .spec import StageSpec, TensorSpec
 from .stage import Stage
 
 __all__ = [

@@ -19,8 +19,7 @@ from sealring.mesh.errors import ModelError
 from .adapters import Adapter, adapter_for
 from .caches import is_filled, parts_of
 from .interception import Call, intercept_call, intercept_reads, leaves
-from .layout import PROBES, Arguments, Layout, Place, Unsuitable, find_layout, get_argument
-from .spec import TensorSpec
+from .layout import PROBES, Arguments, Layout, Place, TensorSpec, Unsuitable, find_layout, get_argument
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Places in a layer's arguments, and how a tensor's axes are arranged."""
+"""What a stage receives and hands on: tensors, their places in a layer's arguments, how axes are arranged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,42 @@ from typing import Any
 
 import mlx.core as mx
 
-from .spec import TensorSpec
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of the stage state: an array of shape [rows, tokens, *tail]."""
+
+    name: str
+    dtype: str
+    """The dtype's name in mlx: `float32`, `bfloat16`, `uint32`, ..."""
+    tail: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """The layers [lo, hi) of a model of `layers` layers, and the tensors on either side.
+
+    The head (lo == 0) receives `tokens`, uint32 [rows, tokens]. The tail (hi == layers) hands on `logits`,
+    [rows, tokens, vocabulary].
+    """
+
+    model_type: str
+    layers: int
+    lo: int
+    hi: int
+    receives: tuple[TensorSpec, ...]
+    hands_on: tuple[TensorSpec, ...]
+
+    @property
+    def is_head(self) -> bool:
+        return self.lo == 0
+
+    @property
+    def is_tail(self) -> bool:
+        return self.hi == self.layers
+
+
+TOKENS = TensorSpec("tokens", "uint32", ())
 
 PROBES = ((2, 3), (5, 7))
 """Two batches, rows x tokens: an axis whose length goes from 2 to 5 between them is that of the rows."""

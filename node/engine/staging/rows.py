@@ -3,12 +3,17 @@
 mlx-lm's `BatchKVCache` reads its paddings from the device whenever rows leave or one is copied, in each
 layer: whatever was launched has to be done first, and nothing is launched meanwhile. On an H200 that was most
 of the 17 ms in which one of 32 rows left 16 layers; by numbers, and with rows copied in runs, it takes 2.
+
+mlx-lm 0.32 can quantize the cache of one sequence but cannot batch it. `QuantizedBatchCache` is the same over
+the three arrays that `mx.quantize` makes of keys and of values: words, scales and biases. A model's attention
+finds `bits` on either cache and computes with `quantized_scaled_dot_product_attention`. Keys and values are
+quantized the moment that they are put into a cache (docs/decisions/0004-quantized-from-the-first-token.md).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import mlx.core as mx
@@ -18,7 +23,7 @@ from sealring.node.engine import mlx_lm_import
 
 mlx_lm_import.install()
 
-from mlx_lm.models.cache import BatchKVCache, KVCache  # noqa: E402
+from mlx_lm.models.cache import BatchKVCache, KVCache, QuantizedKVCache  # noqa: E402
 
 
 class RowsCache(BatchKVCache):  # type: ignore[misc]
@@ -95,3 +100,137 @@ def _rows(array: mx.array, keep: Sequence[int]) -> mx.array:
     spans = [[row for _, row in run] for _, run in runs]
     parts = [array[span[0] : span[-1] + 1] for span in spans]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+Quantized = list[mx.array]
+"""Words (uint32), scales and biases of [rows, heads, tokens, width]."""
+
+
+class QuantizedRowCache(QuantizedKVCache):  # type: ignore[misc]
+    """One row. As mlx-lm's, and `merge` makes a batch of several."""
+
+    @classmethod
+    def merge(cls, rows: Sequence[QuantizedRowCache]) -> QuantizedBatchCache:
+        return QuantizedBatchCache.merge(rows)
+
+    def size(self) -> int:
+        return int(self.offset)
+
+    @property
+    def nbytes(self) -> int:
+        return _nbytes(self.keys, self.values)
+
+
+class QuantizedBatchCache(RowsCache):
+    """Several rows, left-padded; `keys` and `values` are `Quantized`, or None while there is nothing."""
+
+    keys: Quantized | None
+    values: Quantized | None
+
+    def __init__(self, left_padding: Sequence[int], group_size: int, bits: int) -> None:
+        super().__init__(list(left_padding))
+        self.group_size = group_size
+        self.bits = bits
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Quantized, Quantized]:
+        """Appends [rows, heads, tokens, width] and returns all that is held, quantized."""
+        added = keys.shape[2]
+        self.keys = self._append(self.keys, keys)
+        self.values = self._append(self.values, values)
+        self._idx += added
+        self.offset = self.offset + added
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Quantized, Quantized]:
+        return self._held(self.keys), self._held(self.values)
+
+    def _held(self, arrays: Quantized | None) -> Quantized:
+        return [array[..., : self._idx, :] for array in arrays or ()]
+
+    def _append(self, held: Quantized | None, new: mx.array) -> Quantized:
+        start, end = self._idx, self._idx + new.shape[2]
+        parts = mx.quantize(new, group_size=self.group_size, bits=self.bits)
+        if held is None or end > held[0].shape[2]:
+            room = (self.step + new.shape[2] - 1) // self.step * self.step
+            held = [
+                _joined(None if held is None else held[number][..., :start, :], part, room)
+                for number, part in enumerate(parts)
+            ]
+        for array, part in zip(held, parts, strict=True):
+            array[..., start:end, :] = part
+        return held
+
+    def prepare(self, **_: Any) -> None:
+        """Rows are prefilled alone and merged, so a batch never has padding of its own to prepare."""
+        raise NotImplementedError("a quantized batch is made by merge")
+
+    def finalize(self) -> None:
+        """Nothing was prepared."""
+
+    def _extend(self, other: Self) -> None:
+        end = max(self._idx, other._idx)
+        if self.keys is not None or other.keys is not None:
+            example = self if self.keys is not None else other
+            mine, theirs = (cache._aligned(end, example) for cache in (self, other))
+            self.keys, self.values = (
+                [mx.concatenate(list(pair)) for pair in zip(*arrays, strict=True)]
+                for arrays in zip(mine, theirs, strict=True)
+            )
+        self.left_padding = mx.concatenate(
+            [self.left_padding + (end - self._idx), other.left_padding + (end - other._idx)]
+        )
+        self.offset = mx.concatenate([self.offset, other.offset])
+        self._idx = end
+
+    def _aligned(self, end: int, example: QuantizedBatchCache) -> tuple[Quantized, Quantized]:
+        """Keys and values that end at `end` and have no room beyond it."""
+        rows, left = self.offset.shape[0], end - self._idx
+
+        def align(own: Quantized | None, like: Quantized | None) -> Quantized:
+            if own is None:
+                return [mx.zeros((rows, one.shape[1], end, one.shape[3]), one.dtype) for one in like or ()]
+            return [mx.pad(one[..., : self._idx, :], [(0, 0), (0, 0), (left, 0), (0, 0)]) for one in own]
+
+        return align(self.keys, example.keys), align(self.values, example.values)
+
+    def _empty_row(self) -> QuantizedRowCache:
+        return QuantizedRowCache(self.group_size, self.bits)
+
+    @classmethod
+    def merge(cls, rows: Sequence[QuantizedRowCache]) -> Self:
+        """A batch of rows that are not to be used on."""
+        longest = max(row.offset for row in rows)
+        batch = cls([longest - row.offset for row in rows], rows[0].group_size, rows[0].bits)
+        filled = [row for row in rows if row.keys is not None]
+        if not longest or not filled:
+            return batch
+
+        def stack(arrays: Callable[[QuantizedRowCache], Quantized]) -> Quantized:
+            stacked = []
+            for number, like in enumerate(arrays(filled[0])):
+                whole = mx.zeros((len(rows), like.shape[1], longest, like.shape[3]), like.dtype)
+                for place, row in enumerate(rows):
+                    if row.offset:
+                        own = arrays(row)[number][..., : row.offset, :]
+                        whole[place : place + 1, :, longest - row.offset :] = own
+                stacked.append(whole)
+            return stacked
+
+        batch.keys, batch.values = stack(lambda row: row.keys), stack(lambda row: row.values)
+        batch.offset = batch.offset + longest
+        batch._idx = longest
+        return batch
+
+    @property
+    def nbytes(self) -> int:
+        return _nbytes(self.keys, self.values)
+
+
+def _joined(held: mx.array | None, like: mx.array, room: int) -> mx.array:
+    """What is held, and room for so many tokens more."""
+    empty = mx.zeros((*like.shape[:2], room, like.shape[3]), like.dtype)
+    return empty if held is None else mx.concatenate([held, empty], axis=2)
+
+
+def _nbytes(*held: Quantized | None) -> int:
+    return sum(int(array.nbytes) for arrays in held for array in arrays or ())

@@ -11,13 +11,11 @@ import mlx.nn as nn
 from sealring.mesh.errors import InvalidInput
 
 from .adapters import Followed
-from .anatomy import Anatomy, Boundary, full_cache, not_stageable, recorded_updates
+from .anatomy import Anatomy, Boundary, full_cache, not_stageable, outer_modules, recorded_updates
 from .caches import Batch, Cache, RowByRow, Slots, for_one_row
-from .interception import Call, intercept_call
-from .layout import Arguments, get_argument, set_argument
-from .pruning import prune
+from .interception import Call, intercept_call, leaves, own_arrays
+from .layout import TOKENS, Arguments, StageSpec, get_argument, set_argument
 from .quantization import CacheQuantization
-from .spec import TOKENS, StageSpec
 
 
 class _HandedOn(BaseException):
@@ -63,7 +61,7 @@ class Stage:
             raise not_stageable(anatomy.model_type, anatomy.indivisible)
         self.model = model
         self.spec = _spec(anatomy, lo, hi)
-        self.kept = prune(model, anatomy, lo, hi)
+        self.kept = _prune(model, anatomy, lo, hi)
         self._anatomy = anatomy
         self._step = _Step([], [])
         self._slots = Slots(full_cache(model), anatomy.owners, anatomy.idle, lo, hi)
@@ -223,3 +221,41 @@ def _spec(anatomy: Anatomy, lo: int, hi: int) -> StageSpec:
     receives = anatomy.boundaries[lo].specs if lo else (TOKENS,)
     hands_on = anatomy.boundaries[hi].specs if hi < count else (anatomy.logits.spec,)
     return StageSpec(anatomy.model_type, count, lo, hi, receives, hands_on)
+
+
+def _prune(model: nn.Module, anatomy: Anatomy, lo: int, hi: int) -> list[mx.array]:
+    """Replaces every parameter that the layers [lo, hi) do not need by NaN without storage.
+
+    Parameters outside the layers stay where the stage's part of the model's call reads them: before layer 0
+    on the head, between and within the stage's layers, after the last layer on the tail. Returns those kept.
+    """
+    kept: dict[int, mx.array] = {}
+    for index, layer in enumerate(anatomy.layers):
+        for module in layer.modules():
+            for key, value in own_arrays(module):
+                _keep_or_drop(module, key, value, lo <= index < hi, kept)
+    for module in outer_modules(model, anatomy.layers):
+        for key, value in own_arrays(module):
+            times = anatomy.uses.get((id(module), key), frozenset())
+            needed = any(lo < time <= hi or (time == 0 and lo == 0) for time in times)
+            _keep_or_drop(module, key, value, needed, kept)
+    return list(kept.values())
+
+
+def _keep_or_drop(module: nn.Module, key: str, value: Any, needed: bool, kept: dict[int, mx.array]) -> None:
+    if needed:
+        kept.update((id(leaf), leaf) for leaf in leaves(value) if isinstance(leaf, mx.array))
+    else:
+        module[key] = _absent(value)
+
+
+def _absent(value: Any) -> Any:
+    """The same containers and shapes with nothing behind them."""
+    if isinstance(value, dict):
+        return {key: _absent(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_absent(item) for item in value)
+    if not isinstance(value, mx.array):
+        return value
+    nothing = float("nan") if mx.issubdtype(value.dtype, mx.floating) else 0
+    return mx.broadcast_to(mx.array(nothing, value.dtype), value.shape)

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import QuantizedKVCache
 from sealring.mesh.errors import ModelError
 from sealring.node.engine.staging import caches, random_model, random_stage
 from sealring.node.engine.staging.quantization import CacheQuantization, cache_quantization
-from sealring.node.engine.staging.quantized import QuantizedBatchCache, QuantizedRowCache
+from sealring.node.engine.staging.rows import QuantizedBatchCache, QuantizedRowCache
 
 HEADS, WIDTH = 2, 64
 

@@ -6,7 +6,7 @@ import pytest
 from sealring.mesh.prompt.composition import Chunk, ResolvedStep
 from sealring.node.engine import records
 from sealring.node.engine.staging import StageSpec, TensorSpec
-from sealring.node.engine.staging.spec import TOKENS
+from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.transfer import SharedDeparture
 from sealring.node.link.records import Kind
 

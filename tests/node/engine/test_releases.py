@@ -37,7 +37,7 @@ USED = {
         "BatchKVCache.extend": "staging/caches",
         "BatchKVCache.extract": "staging/caches",
         "BatchKVCache.filter": "staging/caches",
-        "QuantizedKVCache.update_and_fetch": "staging/quantized",
+        "QuantizedKVCache.update_and_fetch": "staging/rows",
     },
 }
 IN_SOURCE = {  # what an instance has; and to import transformers for it would take a second

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.ipc.frames import MAX_FRAME, FrameSocket, encode_frame
+from sealring.node.ipc.frames import MAX_FRAME, FrameSocket, encode_frame, socket_pair
 from sealring.v1.membership_pb2 import Goodbye
 
 Pair = tuple[FrameSocket, socket.socket]
@@ -108,3 +108,33 @@ def test_a_closed_peer_is_an_oserror(pair: Pair) -> None:
     with pytest.raises(OSError):
         for _ in range(3):
             frames.send(Goodbye(reason="x"))
+
+
+def test_both_ends_have_room_as_far_as_the_system_gives_it() -> None:
+    options = socket.SO_SNDBUF, socket.SO_RCVBUF
+    plain, wide = (
+        [end.getsockopt(socket.SOL_SOCKET, option) for end in closing(pair) for option in options]
+        for pair in (socket.socketpair(), socket_pair())
+    )
+    assert min(wide) > max(plain)
+
+
+def closing(pair: tuple[socket.socket, socket.socket]) -> Iterator[socket.socket]:
+    for end in pair:
+        with end:
+            yield end
+
+
+def test_a_system_that_gives_no_more_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "socketpair", lambda: (Small(), Small()))
+    left, right = socket_pair()
+    assert left.asked == right.asked == 2
+
+
+class Small:
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def setsockopt(self, *_: int) -> None:
+        self.asked += 1
+        raise OSError(55, "No buffer space available")
