@@ -16,6 +16,7 @@ from sealring.coordinator.keys import (
     OPERATOR_ID,
     ROOT_KEY,
     ROOT_METADATA,
+    ROOT_SECONDS,
     ClusterKeys,
     roster_key_files,
 )
@@ -44,7 +45,6 @@ from sealring.mesh.system.files import read_bounded, write_atomic
 
 ROOT_DRAFT = "root.draft"
 _OPERATOR_CSR = "operator_csr"
-_ROOT_SECONDS = 10 * 365 * 24 * 3600
 CA_FILES = ("ca.key", "ca.pem")
 _LATER_FILES = (ROOT_KEY, ROOT_METADATA, OPERATOR_DIR, DATABASE_NAME)
 
@@ -213,7 +213,7 @@ def _make_keys(
         roster_threshold=roster_threshold,
         authorities=(ca.certificate,),
         issued=int(now),
-        expires=int(now) + _ROOT_SECONDS,
+        expires=int(now) + ROOT_SECONDS,
     )
 
 

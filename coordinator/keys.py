@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -12,9 +12,16 @@ from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.errors import ConfigError, SealringError
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
-from sealring.mesh.pki.root import RootMetadata, check_root_times, decode_chain, encode_chain, follow_root
+from sealring.mesh.pki.root import (
+    RootMetadata,
+    check_root_times,
+    decode_chain,
+    encode_chain,
+    follow_root,
+    sign_root,
+)
 from sealring.mesh.rpc.tls import TlsMaterial
-from sealring.mesh.system.files import read_bounded
+from sealring.mesh.system.files import read_bounded, write_atomic
 
 ROOT_KEY = "root.key"
 ROSTER_KEY = "roster.key"
@@ -22,6 +29,7 @@ ROOT_METADATA = "root.dsse"
 OPERATOR_DIR = "operator"
 COORDINATOR_ID = "main"
 OPERATOR_ID = "operator"
+ROOT_SECONDS = 10 * 365 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class ClusterKeys:
         """
         folder = settings.state_dir
         try:
-            ca = ClusterCA.load(folder)
+            made = ClusterCA.load(folder)
             rosters = tuple(Ed25519Signer.load(file) for file in roster_key_files(settings))
             root = _follow(read_bounded(folder / ROOT_METADATA))
         except FileNotFoundError as error:
@@ -51,7 +59,8 @@ class ClusterKeys:
                 reason="STATE_MISSING",
             ) from None
         held = {signer.public_key for signer in rosters}
-        if ca.certificate not in root.authorities or not held <= set(root.roster_keys):
+        ca = made.named_in(root.authorities)
+        if ca is None or not held <= set(root.roster_keys):
             raise ConfigError(
                 f"the keys in {folder} are not those of its root metadata",
                 hint=RESTORE_HINT,
@@ -88,6 +97,34 @@ class ClusterKeys:
             root_chain=self.root_chain,
         )
         return TlsMaterial(leaf.private_pem(), certificate, self.root.authorities)
+
+
+def extend_root(settings: CoordinatorSettings, *, now: float) -> RootMetadata | None:
+    """Root metadata and authority's certificate for ten years from now, once half of their time is over.
+
+    It signs with the root key in the folder: nothing is done where that is not there, or not enough. The
+    authority keeps its key, so that members which do not know the new version yet trust what it issues.
+    Raises ConfigError (STATE_CORRUPT, BAD_CA, BAD_KEY, SECRET_FILE_UNSAFE).
+    """
+    folder = settings.state_dir
+    try:
+        signer = Ed25519Signer.load(folder / ROOT_KEY)
+        root = _follow(read_bounded(folder / ROOT_METADATA))
+        ca = ClusterCA.load(folder).named_in(root.authorities)
+    except FileNotFoundError:
+        return None
+    due = root.ends - min(ROOT_SECONDS, root.ends - root.issued) / 2
+    if ca is None or now < due or root.root_keys != (signer.public_key,):
+        return None
+    following = replace(
+        root,
+        version=root.version + 1,
+        authorities=ca.extended(root.authorities, now=now),
+        expires=int(now) + ROOT_SECONDS,  # and as valid before as it was: the clock may be wrong
+    )
+    signed = sign_root(following, [signer], previous=root)
+    write_atomic(folder / ROOT_METADATA, encode_chain(signed.chain), mode=0o644)
+    return signed
 
 
 def roster_key_files(settings: CoordinatorSettings) -> tuple[Path, ...]:

@@ -10,7 +10,7 @@ from sealring.coordinator.auth.access import Access
 from sealring.coordinator.auth.operators import OperatorAccess
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.init import renew_operator_bundle
-from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.keys import ClusterKeys, extend_root
 from sealring.coordinator.planning.profiles import Profiles
 from sealring.coordinator.planning.survey import Survey
 from sealring.coordinator.rings.deployments import DeploymentService
@@ -68,10 +68,15 @@ class Coordinator:
 
     def _build(self) -> None:
         settings, clock, store = self.settings, self._clock, self.store
+        extended = extend_root(settings, now=clock())
         self.keys = keys = ClusterKeys.load(settings, now=clock())
         cluster = keys.root.cluster
         self.access = access = Access(cluster, store)
         check_stored(store)
+        if extended is not None:
+            log.info("root_extended", version=extended.version, expires=extended.expires)
+            details = {"version": extended.version, "expires": extended.expires}
+            store.audit.append(clock(), "coordinator", "extend_root", cluster, details)
         self.publisher = publisher = RosterPublisher(store, keys, settings, clock=clock)
         self.sessions = sessions = Sessions()
         self.watchers = watchers = Watchers()

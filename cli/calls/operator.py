@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from sealring.cli.settings import CliSettings
     from sealring.mesh.member.state import MachineState
+    from sealring.mesh.pki.root import RootMetadata
 
 T = TypeVar("T")
 
@@ -29,6 +30,8 @@ class Admin:
     stub: Any
     address: str
     seconds: float
+    root: RootMetadata | None = None
+    """As the bundle has it."""
 
     async def call(
         self, method: str, request: Any, *, seconds: float | None = None, wait_for_ready: bool = False
@@ -62,7 +65,7 @@ async def connect(bundle: Path, *, address: str | None = None, seconds: float = 
     options = channel_options(role_server_name(Role.COORDINATOR))
     target = address or state.coordinator
     async with grpc.aio.secure_channel(target, channel_credentials(state.tls), options=options) as channel:
-        yield Admin(admin_pb2_grpc.AdminStub(channel), target, seconds)
+        yield Admin(admin_pb2_grpc.AdminStub(channel), target, seconds, state.root)
 
 
 def read_bundle(folder: Path) -> MachineState:

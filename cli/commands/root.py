@@ -91,13 +91,20 @@ def rotate(
         Seconds, Seconds.option("how long the new version is good for", least=_DAY, most=3650 * _DAY)
     ] = Seconds(3650 * _DAY),
 ) -> None:
-    """Draft the next version: other keys, or the same for longer."""
+    """Draft the next version: other keys, or the same for longer.
+
+    With the coordinator's own CHAIN the draft also has a certificate of ten years for its authority.
+    """
     import dataclasses
 
+    from sealring.mesh.pki.authority import ClusterCA
     from sealring.mesh.pki.root import draft_root, read_root_draft
 
     current = _load_chain(chain)
-    now = int(time.time())
+    now, authorities = int(time.time()), current.authorities
+    if (chain.parent / "ca.key").exists():
+        authority = ClusterCA.load(chain.parent).named_in(authorities)
+        authorities = authority.extended(authorities, now=now) if authority is not None else authorities
     draft = dataclasses.replace(
         current,
         version=current.version + 1,
@@ -105,6 +112,7 @@ def rotate(
         root_threshold=threshold or current.root_threshold,
         roster_keys=public_keys(roster_key or ()) or current.roster_keys,
         roster_threshold=roster_threshold or current.roster_threshold,
+        authorities=authorities,
         issued=now,
         expires=now + int(lifetime),
         chain=(),

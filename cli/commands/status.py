@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from sealring.cli.calls.operator import Admin, run_admin
 from sealring.cli.commands.deployment import print_deployments
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.options import AsJson
-from sealring.cli.terminal.output import clear_screen, plain, print_data, print_json
+from sealring.cli.terminal.output import clear_screen, moment, plain, print_data, print_json, say
 
 app = typer.Typer()
 
@@ -38,6 +39,9 @@ def status(
             if watch and not as_json:
                 clear_screen()
             show(found, as_json=as_json)
+            if admin.root is not None and admin.root.ends_soon(time.time()):
+                ends = moment(int(admin.root.ends))
+                say(f"the cluster ends at {ends}, with its root metadata (hint: sealring doctor on a node)")
             if not watch:
                 return
             await asyncio.sleep(_WATCH_SECONDS)

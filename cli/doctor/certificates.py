@@ -9,7 +9,6 @@ from sealring.cli.doctor.system import System
 from sealring.cli.doctor.view import View
 
 _DAY = 86400
-_ROOT_DAYS = 14
 
 
 def check(system: System, view: View) -> Iterator[Finding]:
@@ -37,21 +36,21 @@ def check(system: System, view: View) -> Iterator[Finding]:
         )
     else:
         yield ok("certificate.life", f"this node's certificate holds for {_duration(left)}")
-    root = view.state.root.expires - now
+    root = view.state.root.ends - now
     if root <= 0:
         yield problem(
             "certificate.root",
             f"the root metadata ended {_duration(-root)} ago",
             "nothing that is signed under it is accepted",
-            "sign it anew with the root key",
+            "restart the coordinator, which signs it anew, or where the root key is elsewhere draft the next",
             "sealring root rotate --help",
         )
-    elif root < _ROOT_DAYS * _DAY:
+    elif view.state.root.ends_soon(now):
         yield warning(
             "certificate.root",
             f"the root metadata ends in {_duration(root)}",
             "from then on nothing that is signed under it is accepted",
-            "sign it anew with the root key",
+            "restart the coordinator, which signs it anew, or where the root key is elsewhere draft the next",
             "sealring root rotate --help",
         )
     else:

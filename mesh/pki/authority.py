@@ -51,7 +51,7 @@ class ClusterCA:
         """
         check_name(cluster, "cluster")
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _self_signed(key, cluster, now)
+        certificate = _self_signed(key, _name(key, cluster), _time(now - SKEW_SECONDS), now)
         if not create_exclusive(folder / "ca.key", private_pem(key)):
             raise AlreadyExists("certificate authority exists already", reason="CA_EXISTS")
         write_atomic(
@@ -70,6 +70,23 @@ class ClusterCA:
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
             raise ConfigError(f"certificate authority in {folder} has another key", reason="BAD_CA")
         return cls(key, certificate)
+
+    def extended(self, authorities: Iterable[bytes], *, now: float) -> tuple[bytes, ...]:
+        """The certificates (DER) with one that ends ten years from now in the place of this authority's.
+
+        It is for the same key and name, so that each of the two vouches for what was issued under the other,
+        and begins when the old one did: what a wrong clock made is good when the clock is right again.
+        """
+        old = self._certificate
+        new = _self_signed(self._key, old.subject, old.not_valid_before_utc, now)
+        der = new.public_bytes(serialization.Encoding.DER)
+        return tuple(der if one == self.certificate else one for one in authorities)
+
+    def named_in(self, authorities: Iterable[bytes]) -> Self | None:
+        """The authority with that one of the certificates (DER) which is for its key; None without one."""
+        found = map(x509.load_der_x509_certificate, authorities)
+        own = self._key.public_key()
+        return next((type(self)(self._key, one) for one in found if one.public_key() == own), None)
 
     @property
     def certificate(self) -> bytes:
@@ -176,21 +193,27 @@ def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _self_signed(key: ec.EllipticCurvePrivateKey, cluster: str, now: float) -> x509.Certificate:
+def _name(key: ec.EllipticCurvePrivateKey, cluster: str) -> x509.Name:
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    name = x509.Name(
+    return x509.Name(
         [
             x509.NameAttribute(NameOID.ORGANIZATION_NAME, f"sealring {cluster}"),
             x509.NameAttribute(NameOID.COMMON_NAME, identifier.digest.hex()[:16]),
         ]
     )
+
+
+def _self_signed(
+    key: ec.EllipticCurvePrivateKey, name: x509.Name, start: datetime.datetime, now: float
+) -> x509.Certificate:
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_time(now - SKEW_SECONDS))
+        .not_valid_before(start)
         .not_valid_after(_time(now + _CA_LIFETIME_SECONDS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(sign_certificates=True), critical=True)

@@ -33,7 +33,7 @@ from sealring.mesh.crypto.encoding import (
 )
 from sealring.mesh.errors import CertificateError, InvalidInput, RosterError
 from sealring.mesh.names import check_name
-from sealring.mesh.pki.certificates import load_certificate
+from sealring.mesh.pki.certificates import expires_at, load_certificate
 
 PAYLOAD_TYPE = "application/vnd.sealring.root+json"
 SPEC_VERSION = 1
@@ -41,6 +41,7 @@ MAX_PAYLOAD_BYTES = 32 << 10
 MAX_CHAIN_LENGTH = 16
 MAX_CHAIN_BYTES = 64 << 10
 _MAX_KEYS = 16
+_SOON_SECONDS = 365 * 24 * 3600
 _MAX_AUTHORITIES = 4
 _MAX_CERTIFICATE_BYTES = 4096
 
@@ -67,6 +68,15 @@ class RootMetadata:
     def fingerprint(self) -> bytes:
         """The pin of this version's root keys."""
         return root_fingerprint(self.root_keys, self.root_threshold)
+
+    @property
+    def ends(self) -> float:
+        """When the cluster ends unless a newer version is signed: with this one or with an authority."""
+        return min(self.expires, *map(expires_at, self.authorities))
+
+    def ends_soon(self, now: float) -> bool:
+        """Whether a newer version should be there by now: a quarter of its life is left, at most a year."""
+        return now > self.ends - min((self.ends - self.issued) / 4, _SOON_SECONDS)
 
 
 _FIELDS = tuple(name for name in field_names(RootMetadata) if name != "chain")

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sealring.coordinator.init import ROOT_DRAFT, complete, init, prepare
-from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.keys import ClusterKeys, extend_root
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer, encode_envelope, key_id, parse_envelope
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput, RosterError, SealringError
 from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.root import (
     PAYLOAD_TYPE,
     check_root_times,
@@ -31,6 +32,7 @@ from sealring.mesh.pki.root import (
     follow_root,
     read_root_draft,
     root_fingerprint,
+    verify_root_chain,
 )
 from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES
 from sealring.mesh.roster.codec import PAYLOAD_TYPE as ROSTER_TYPE
@@ -270,6 +272,36 @@ def test_a_root_lasts_ten_years(tmp_path: Path) -> None:
     init(made, clock=lambda: 1_800_000_000)
     root = ClusterKeys.load(made, now=1_800_000_000).root
     assert (root.version, root.expires - root.issued) == (1, 10 * 365 * 86_400)
+
+
+def test_a_root_and_its_authority_are_extended_at_half_of_their_time(tmp_path: Path) -> None:
+    made, start, year = settings(tmp_path), 1_800_000_000, 365 * 86_400
+    init(made, clock=lambda: start)
+    pin = ClusterKeys.load(made, now=start).pin
+    assert extend_root(made, now=start + 5 * year - 1) is None
+    extended = extend_root(made, now=start + 5 * year)
+    assert extended is not None
+    assert (extended.version, extended.ends) == (2, start + 15 * year)
+    keys = ClusterKeys.load(made, now=start)  # the clock was wrong, and is right again
+    assert (keys.root, keys.pin) == (extended, pin)
+    assert (keys.ca.certificate,) == extended.authorities
+    assert ClusterCA.load(made.state_dir).certificate != keys.ca.certificate
+    assert extend_root(made, now=start + 10 * year - 1) is None
+    third = extend_root(made, now=start + 16 * year)  # also one that has ended
+    assert third is not None
+    assert (third.version, third.ends) == (3, start + 26 * year)
+    assert verify_root_chain(third.chain, pin, now=start + 16 * year) == third
+
+
+@pytest.mark.parametrize("there", ["none", "another"])
+def test_a_root_whose_key_is_elsewhere_is_not_extended(tmp_path: Path, there: str) -> None:
+    made, later = settings(tmp_path), 1_800_000_000 + 9 * 365 * 86_400
+    init(made, clock=lambda: 1_800_000_000)
+    (made.state_dir / "root.key").unlink()
+    if there == "another":
+        Ed25519Signer.create(made.state_dir / "root.key")
+    assert extend_root(made, now=later) is None
+    assert ClusterKeys.load(made, now=later).root.version == 1
 
 
 def test_a_cluster_without_a_name_gets_one(tmp_path: Path) -> None:

@@ -18,8 +18,16 @@ from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import ConfigError, SealringError
 from sealring.mesh.member.proof import CallerProof, Connection, HeldRoster, Purpose
 from sealring.mesh.member.state import IDENTITY_KEY, MachineState, load_machine_state, parse_pem_leaf
-from sealring.mesh.pki.certificates import LeafKey, Role, expires_at, key_hash, load_certificate
+from sealring.mesh.pki.certificates import (
+    LeafKey,
+    Role,
+    check_issued_by,
+    expires_at,
+    key_hash,
+    load_certificate,
+)
 from sealring.mesh.pki.root import (
+    RootMetadata,
     cosign_root,
     decode_chain,
     draft_root,
@@ -198,7 +206,7 @@ async def test_a_node_of_another_release_is_refused_and_told_which(cluster: Clus
         await node.prove(call, release=NEWER)
     error = from_rpc_error(caught.value)
     assert error.reason == "INCOMPATIBLE_VERSION"
-    assert "runs sealring 99.0.0 (protocol 2) and the coordinator runs sealring " in error.message
+    assert f"runs sealring 99.0.0 (protocol {NEWER.protocol}) and the coordinator runs" in error.message
     assert error.hint.startswith("update the coordinator;")
     assert await trouble(cluster) == str(error)
     await node.channel.close()
@@ -587,6 +595,31 @@ async def test_a_rotated_root_is_followed_from_the_old_pin(cluster: Cluster, sta
         current = check_roster(again.coordinator.publisher.current.envelope, root, now=wall_clock())
         assert (current.root_version, current.version > joined.roster.version) == (2, True)
         await again.join("beta")
+    finally:
+        await again.close()
+
+
+async def test_members_follow_a_root_that_was_extended(
+    cluster: Cluster, start_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that know only the first one are let in, and learn the next."""
+    joined = await cluster.join("alpha")
+    await cluster.close()
+    monkeypatch.setattr(RootMetadata, "ends", property(lambda root: float(root.issued)))
+    again = await start_cluster()
+    try:
+        assert again.coordinator.keys.root.version == 2
+        assert again.coordinator.keys.ca.certificate not in joined.state.root.authorities
+        signer = SoftwareSigner.load(cluster.folder / "alpha" / IDENTITY_KEY)
+        csr = LeafKey().csr()
+        answer = await renew(again, "alpha", csr, signer.sign(Label.CSR, csr))
+        chain = decode_chain(answer.root_metadata)
+        root = verify_root_chain(chain, joined.state.root_sha256, now=wall_clock())
+        assert root == again.coordinator.keys.root
+        certificate = load_certificate(parse_pem_leaf(answer.certificate_chain))
+        assert check_issued_by(certificate, root.authorities, now=wall_clock()) == joined.state.peer
+        entries = again.coordinator.store.audit.entries(after=0, limit=100)
+        assert [one.details["version"] for one in entries if one.action == "extend_root"] == ["2"]
     finally:
         await again.close()
 

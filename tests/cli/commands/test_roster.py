@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 from rostertest import PaperCluster
 
+from sealring.coordinator.init import init
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.crypto.dsse import Ed25519Signer, key_id
+from sealring.mesh.pki.certificates import expires_at
 from sealring.mesh.pki.root import decode_chain, encode_chain, verify_root_chain
 
 Sealring = Callable[..., Any]
@@ -153,6 +157,22 @@ def test_a_root_is_rotated_to_offline_keys(offline: Offline) -> None:
     shown = offline.here("root", "show", "root.dsse", "--json").data
     assert (shown["state"], shown["version"], len(shown["signed_by"])) == ("valid chain", 2, 3)
     assert "version 2" in offline.here("root", "show", "root.dsse").out
+
+
+def test_the_next_root_of_a_coordinator_has_a_longer_life_for_its_authority(
+    here: Sealring, home: Path
+) -> None:
+    settings = CoordinatorSettings(state_dir=home / "made", cluster="demo")
+    made = time.time() - 8 * 365 * 86_400
+    init(settings, clock=lambda: made)
+    first = ClusterKeys.load(settings, now=time.time())
+    assert here("root", "rotate", "made/root.dsse", "--out", "draft").status == 0
+    assert here("root", "sign", "draft", "--key", "made/root.key").status == 0
+    assert here("root", "install", "draft", "made/root.dsse").status == 0
+    second = ClusterKeys.load(settings, now=time.time())
+    assert (second.root.version, second.pin) == (2, first.pin)
+    assert expires_at(second.ca.certificate) - expires_at(first.ca.certificate) > 7 * 365 * 86_400
+    assert second.root.ends == pytest.approx(time.time() + 3650 * 86_400, abs=3600)
 
 
 @pytest.mark.parametrize("signers", [(), ("root",), ("root", "a"), ("a", "b")])

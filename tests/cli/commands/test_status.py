@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,8 +60,8 @@ def test_why_a_node_is_in_no_ring(fields: dict[str, Any], spec: dict[str, Any] |
 
 
 class Admin:
-    def __init__(self, looks: int) -> None:
-        self.looks = looks
+    def __init__(self, looks: int, root: Any = None) -> None:
+        self.looks, self.root = looks, root
 
     async def call(self, method: str, request: Any) -> Any:
         if method == "ListDeployments":
@@ -83,6 +84,15 @@ def test_it_shows_nodes_gateways_and_why(here: Any, monkeypatch: pytest.MonkeyPa
     found = here("status", "--json").data
     assert [found[part][0]["name"] for part in ("nodes", "gateways")] == ["mac-1", "edge"]
     assert (found["nodes"][0]["trust"], found["nodes"][0]["idle"]) == ("software", "there is no deployment")
+
+
+@pytest.mark.parametrize("soon", [False, True])
+def test_the_end_of_the_cluster_is_told_long_before(
+    here: Any, monkeypatch: pytest.MonkeyPatch, soon: bool
+) -> None:
+    root = SimpleNamespace(ends=4_000_000_000.5, ends_soon=lambda now: soon)
+    monkeypatch.setattr(status, "run_admin", lambda context, work: asyncio.run(work(Admin(1, root))))
+    assert ("the cluster ends at 2096-" in here("status").err) == soon
 
 
 def test_watching_shows_it_again_until_ctrl_c(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ from sealring.cli.doctor.view import View
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at
+from sealring.mesh.pki.root import RootMetadata
 from sealring.mesh.roster.model import Ring, RingMember, Roster, RosterMember
 from sealring.mesh.trust.levels import TrustLevel
 
@@ -77,7 +78,7 @@ def enrolled(view: View, authority: ClusterCA) -> View:
         peer=peer,
         name="mini",
         join="10.0.0.9:7701",
-        root=SimpleNamespace(expires=NOW + 365 * DAY),
+        root=RootMetadata("testbed", 1, (), 1, (), 1, (authority.certificate,), NOW, NOW + 3600 * DAY),
         tls=SimpleNamespace(certificate=certificate),
     )
     settings = view.settings.model_copy(update={"ring_host": "10.0.0.1"})
@@ -195,12 +196,17 @@ def test_certificate(enrolled: View, after: float, session: bool, severity: Seve
 
 @pytest.mark.parametrize(
     ("left", "severity"),
-    [(365 * DAY, Severity.OK), (5 * DAY, Severity.WARNING), (-DAY, Severity.PROBLEM)],
+    [(400 * DAY, Severity.OK), (300 * DAY, Severity.WARNING), (-DAY, Severity.PROBLEM)],
 )
-def test_root_metadata(enrolled: View, left: int, severity: Severity) -> None:
+@pytest.mark.parametrize("authority_first", [False, True])
+def test_root_metadata(enrolled: View, left: int, severity: Severity, authority_first: bool) -> None:
     assert enrolled.state is not None
-    enrolled.state.root.expires = NOW + left  # type: ignore[misc]
-    assert by_id(certificates.check(mac(), enrolled))["certificate.root"].severity is severity
+    root = enrolled.state.root
+    ends = expires_at(root.authorities[0]) if authority_first else root.expires
+    changed = replace(root, expires=int(ends + DAY if authority_first else ends))
+    state: Any = SimpleNamespace(**vars(enrolled.state) | {"root": changed})
+    found = by_id(certificates.check(FakeSystem(now=ends - left), replace(enrolled, state=state)))
+    assert found["certificate.root"].severity is severity
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from sealring.mesh.pki.certificates import (
     PeerIdentity,
     Role,
     certificate_peer,
+    check_issued_by,
     expires_at,
     load_certificate,
     to_pem,
@@ -148,6 +149,23 @@ def test_the_profile_of_a_leaf(ca: ClusterCA) -> None:
         x509.BasicConstraints.oid,
         x509.SubjectAlternativeName.oid,
     }
+
+
+def test_a_longer_life_is_for_the_same_key_and_begins_as_before(ca: ClusterCA, tmp_path: Path) -> None:
+    """Whoever knows one of the two certificates believes what was issued under the other."""
+    other, later = ClusterCA.create(tmp_path / "other", "demo", now=NOW), NOW + 6 * 365 * 86400
+    both = (other.certificate, ca.certificate)
+    first, new = ca.extended(both, now=later)
+    assert first == other.certificate
+    assert expires_at(new) == later + 10 * 365 * 86400
+    old = load_certificate(ca.certificate)
+    assert load_certificate(new).not_valid_before_utc == old.not_valid_before_utc
+    extended = ca.named_in((first, new))
+    assert extended is not None
+    assert extended.certificate == new
+    assert check_issued_by(load_certificate(issue(ca)), [new], now=NOW) == MEMBER
+    assert check_issued_by(load_certificate(issue(extended)), [ca.certificate], now=NOW) == MEMBER
+    assert ca.named_in((other.certificate,)) is None
 
 
 def test_the_profile_of_an_authority(ca: ClusterCA) -> None:
