@@ -103,6 +103,14 @@ def pin(pid: int, cores: Iterable[int]) -> None:
                 os.sched_setaffinity(thread.id, chosen)
 
 
+def pin_cluster(made: LocalCluster, cores: Sequence[int], rest: Sequence[int]) -> None:
+    """Each node, with its engine and carrier, on a core in turn, a lone one on all; all else on `rest`."""
+    names = made.node_names
+    for name, pid in made.processes.items():
+        own = [cores[names.index(name) % len(cores)]] if name in names else rest
+        pin(pid, cores if names == [name] else own)
+
+
 @asynccontextmanager
 async def rings(
     model: Path, stages: Sequence[int], *, spec: dict[str, Any], gpus: int = 0
@@ -121,10 +129,7 @@ async def rings(
             deployment = Deployment("bench", model, stages=count, spec=spec)
             made[count] = await stack.enter_async_context(cluster([deployment], gpus=gpus))
             if not gpus:
-                for index, name in enumerate(made[count].node_names):
-                    pin(made[count].processes[name], [index % cores])
-                for name in ("gateway", "coordinator"):
-                    pin(made[count].processes[name], rest)
+                pin_cluster(made[count], range(min(count, cores)), rest)
         if can_pin() and not gpus:
             os.sched_setaffinity(0, rest)
         yield made

@@ -16,16 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.frame import MODULES, Benchmark, find, machine, write_json
+from sealring.cli.terminal.exit_codes import CHECK_FAILED
 
 QUICK_TOTAL_SECONDS = 600.0
 LIMIT_SECONDS = 3600.0
 """Of one benchmark without `--quick`."""
 
 _GRACE_SECONDS = 15.0
-CHECK_FAILED = 13
-"""Exit status of a benchmark whose checks failed, as cli.exit_codes has it."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ def run_all(
     *,
     quick: bool,
     out: Path | None,
-    say: Say,
+    say: Callable[[str], None],
     total: float = QUICK_TOTAL_SECONDS,
     chosen: Sequence[Benchmark] | None = None,
     command: Sequence[str] = (sys.executable, "-P", "-m", "sealring.cli", "bench"),

@@ -88,9 +88,7 @@ def numbers(text: str) -> list[int]:
 
 def parse(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:
     """The options of one benchmark; a wrong one ends the process with status 2, as argparse does."""
-    parser = argparse.ArgumentParser(
-        prog=f"sealring bench {benchmark.name}", description=benchmark.summary, add_help=True
-    )
+    parser = argparse.ArgumentParser(f"sealring bench {benchmark.name}", description=benchmark.summary)
     benchmark.options(parser)
     return parser.parse_args(list(arguments))
 

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from statistics import median
 from typing import Any
 
-from bench.clusters import Deployment, can_pin, cluster, pin
+from bench.clusters import Deployment, can_pin, cluster, pin_cluster
 from bench.frame import Result, Table, numbers, progress
 from bench.models import by_name
 from bench.rivals import Baseline, Server, baseline, server
@@ -84,11 +84,7 @@ async def _start(stack: AsyncExitStack, short: str, options: argparse.Namespace)
     deployment = Deployment("bench", model, stages=1 if short == "one" else 2, spec=spec)
     made = await stack.enter_async_context(cluster([deployment], gpus=options.gpus))
     if cores:
-        for pid in made.processes.values():
-            pin(pid, options.gateway_cores or cores)
-        one_each = len(made.node_names) > 1
-        for index, name in enumerate(made.node_names):
-            pin(made.processes[name], [cores[index % len(cores)]] if one_each else cores)
+        pin_cluster(made, cores, options.gateway_cores or cores)
     return made
 
 

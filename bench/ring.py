@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -63,60 +64,39 @@ def run(options: argparse.Namespace) -> Result:
         for ring in rings:
             ring.wait_loaded()
         progress(f"loaded, layers {', '.join(str(ring.split) for ring in rings)}")
-        measured = Measured(options, rings, alone)
+        measured = []
         for number in range(options.rounds):
-            measured.round(number)
-    return {"shape": options.shape, "splits": [ring.split for ring in rings]} | digest(measured.decoded)
+            for found in one_round(options, rings, alone):
+                progress(f"round {number}: {found['name']}: {found['tokens_per_second']:.1f} tokens/s")
+                for rank, stage in enumerate(found.get("stages", [])):
+                    progress(f"    stage {rank}: {stage}")
+                measured.append({"round": number} | found)
+    return {"shape": options.shape, "splits": [ring.split for ring in rings]} | digest(measured)
 
 
-class Measured:
-    """What has been measured so far, round by round."""
+def one_round(
+    options: argparse.Namespace, rings: list[Ring], alone: Baseline | None
+) -> Iterator[dict[str, Any]]:
+    """Everything once."""
+    times = {"warm": options.warm, "steps": options.steps}
 
-    def __init__(self, options: argparse.Namespace, rings: list[Ring], alone: Baseline | None) -> None:
-        self._options, self._rings, self._alone = options, rings, alone
-        self.decoded: list[dict[str, Any]] = []
+    def told(name: str, wanted: Run, found: dict[str, Any]) -> dict[str, Any]:
+        name += f", {wanted.context} tokens" if wanted.context not in (0, options.prompt) else ""
+        return {"name": name, "context": wanted.context or options.prompt} | found
 
-    def round(self, number: int) -> None:
-        options = self._options
-        for wanted in options.baseline:
-            assert self._alone is not None
-            context = wanted.context or options.prompt
-            given = {"rows": wanted.rows, "context": context, "steps": options.steps, "warm": options.warm}
-            self._note(
-                number, f"one process, {wanted.rows} rows", context, self._alone.run(do="decode", **given)
-            )
-        for ring, wanted in itertools.product(self._rings, options.runs):
-            if wanted.stages in (0, ring.size):
-                for sealed in [True, False] if options.unsealed else [True]:
-                    self._decode(number, ring, wanted, sealed)
-        for ring in self._rings if options.varying else []:
-            rows, longest, requests = options.varying
-            work = partial(ring_steps.varying, lanes=ring.size, rows=rows, longest=longest, requests=requests)
-            found, _ = ring.run(work, 2 * ring.size * rows)
-            self._note(number, f"{ring.size} stages, rows that come and go", 0, found)
-
-    def _decode(self, number: int, ring: Ring, wanted: Run, sealed: bool) -> None:
-        context = wanted.context or self._options.prompt
-        work = partial(
-            ring_steps.decode,
-            lanes=wanted.lanes,
-            rows=wanted.rows,
-            context=context,
-            warm=self._options.warm,
-            steps=self._options.steps,
-        )
-        found, left = ring.run(work, wanted.lanes * wanted.rows, sealed)
-        found |= summary(left, found.pop("decode_from"))
-        name = f"{ring.size} stages, {wanted.lanes} x {wanted.rows} rows" + ("" if sealed else ", unsealed")
-        self._note(number, name, context, found)
-
-    def _note(self, number: int, name: str, context: int, found: dict[str, Any]) -> None:
-        if context not in (0, self._options.prompt):
-            name += f", {context} tokens"
-        self.decoded.append({"round": number, "name": name, "context": context} | found)
-        progress(f"round {number}: {name}: {found['tokens_per_second']:.1f} tokens/s")
-        for rank, stage in enumerate(found.get("stages", [])):
-            progress(f"    stage {rank}: {stage}")
+    for wanted in options.baseline:
+        assert alone is not None
+        context = wanted.context or options.prompt
+        found = alone.run(do="decode", rows=wanted.rows, context=context, **times)
+        yield told(f"one process, {wanted.rows} rows", wanted, found)
+    for ring, wanted, sealed in itertools.product(rings, options.runs, (True, False)):
+        if wanted.stages in (0, ring.size) and (sealed or options.unsealed):
+            sizes = {"lanes": wanted.lanes, "rows": wanted.rows, "context": wanted.context or options.prompt}
+            work = partial(ring_steps.decode, **sizes, **times)
+            found, left = ring.run(work, wanted.lanes * wanted.rows, sealed)
+            found |= summary(left, found.pop("decode_from"))
+            name = f"{ring.size} stages, {wanted.lanes} x {wanted.rows} rows"
+            yield told(name if sealed else f"{name}, unsealed", wanted, found)
 
 
 def summary(left: list[dict[str, Any]], decode_from: int) -> dict[str, Any]:
@@ -226,9 +206,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--baseline", type=runs, default=[], help="rows of one process, or ROWS@TOKENS, ...")
     parser.add_argument("--unsealed", action="store_true", help="each ring a second time without sealing")
-    parser.add_argument(
-        "--varying", type=numbers, default=[], help="ROWS,LONGEST,REQUESTS: of a lane, of a prompt, of all"
-    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--warm", type=int, default=8, help="steps of each lane before the measurement")

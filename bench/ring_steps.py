@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bench.models import OWN_PROMPTS
-from bench.summaries import summary
 from sealring.mesh.prompt.composition import MAX_CHOICES
 from sealring.node.engine import params
 from sealring.v1 import control_pb2 as control
@@ -65,10 +63,6 @@ def admit(row: int, lane: int) -> control.Change:
     return control.Change(admit=control.Admit(row=row, lane=lane))
 
 
-def evict(row: int) -> control.Change:
-    return control.Change(evict=control.Evict(row=row))
-
-
 def prefill_rows(gateway: Gateway, rows: int, tokens: int) -> None:
     """Rows 1 to `rows`: each with its own prompt, or with copies of long ones."""
     numbers = range(1, rows + 1)
@@ -113,57 +107,3 @@ def decode(gateway: Gateway, lanes: int, rows: int, context: int, warm: int, ste
     end = min(lane.done[-1] for lane in working)
     made = sum(rows for lane in working for at in lane.done if begin < at <= end)
     return {"tokens_per_second": made / (end - begin), "decode_from": decode_from}
-
-
-@dataclass
-class Request:
-    row: int
-    prompt: int
-    left: int
-    """Tokens that are still to be announced."""
-
-
-def varying(gateway: Gateway, lanes: int, rows: int, longest: int, requests: int) -> dict[str, Any]:
-    """Requests of all lengths come and go: hardly two steps after each other have the same rows.
-
-    A lane has at most `rows` rows; prompts have 1 to `longest` tokens, answers 2 to 40.
-    """
-    drawn = random.Random(0)
-    waiting = [
-        Request(row, drawn.randint(1, longest), drawn.randint(2, 40)) for row in range(1, requests + 1)
-    ]
-    tokens = sum(one.left for one in waiting)
-    members: list[list[Request]] = [[] for _ in range(lanes)]
-    under_way: dict[int, int] = {}
-    gaps: list[float] = []
-    last: dict[int, float] = {}
-    begun = time.perf_counter()
-
-    def next_step(lane: int, prompts: int) -> None:
-        gone = [one for one in members[lane] if not one.left]
-        held = [one for one in members[lane] if one.left]
-        ready = [waiting.pop(0) for _ in range(min(prompts, rows - len(held), len(waiting)))]
-        for one in ready:
-            gateway.prefill_whole([one.row], one.prompt)
-            one.left -= 1
-        changes = [evict(one.row) for one in gone] + [admit(one.row, lane) for one in ready]
-        members[lane] = held + ready
-        if not members[lane]:
-            gateway.announce(changes=changes)
-            return
-        under_way[gateway.announce(changes=changes, decode=control.Decode(lane=lane))] = lane
-        for one in members[lane]:
-            one.left -= 1
-
-    for lane in range(lanes):
-        next_step(lane, 4)
-    while under_way:
-        lane = under_way.pop(gateway.wait(), -1)
-        if lane >= 0:
-            now = time.perf_counter()
-            if lane in last:
-                gaps.append((now - last[lane]) * 1e3)
-            last[lane] = now
-            next_step(lane, 2)
-    gateway.wait_all()
-    return {"tokens_per_second": tokens / (time.perf_counter() - begun), "step_ms": summary(gaps)}

@@ -54,8 +54,7 @@ class Baseline:
     def answer(self) -> dict[str, Any]:
         """The next line: the first one says that the model is loaded."""
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
+        if not (line := self.process.stdout.readline()):
             raise Unavailable("mlx-lm ended", reason="COMPONENT_ENDED")
         found: dict[str, Any] = json.loads(line)
         return found

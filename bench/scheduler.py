@@ -89,9 +89,9 @@ def measure(stages: int, rows: int, waiting: int, steps: int) -> Result:
             request = Request(f"r{count}", f"k{count % 50}", length, inference.Envelope())
             ring.take(scheduler.submit(request, 0.0))
         while ring.opening:
-            row, request = ring.opening.popleft()
-            given = {"prompt_tokens": 20 + row * 7 % 200, "params_bytes": 64}
-            ring.take(scheduler.row_opened(row, max_tokens=request.max_tokens, **given))
+            opened = ring.opening.popleft()
+            given = {"prompt_tokens": 20 + opened.row * 7 % 200, "params_bytes": 64}
+            ring.take(scheduler.row_opened(opened.row, max_tokens=opened.request.max_tokens, **given))
         done, decoded = ring.done()
         now += STEP_SECONDS * decoded
         begun = time.thread_time()

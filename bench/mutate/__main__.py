@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.mutate.run import Drawn, Report, draw, run
-from bench.mutate.suite import TESTS, check_imports, copy_tree
+from bench.mutate.suite import TESTS, copy_tree
 
 
 def main() -> None:
@@ -75,7 +75,6 @@ def _package(work: tuple[str, list[Drawn], list[str]]) -> tuple[str, Report]:
     with tempfile.TemporaryDirectory(prefix="sealring-mutate-") as temporary:
         folder = Path(temporary).resolve() / "tree"
         copy_tree(folder)
-        check_imports(folder)
         return package, run(folder, package, drawn, tests)
 
 

@@ -24,7 +24,7 @@ import time
 import venv
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,10 +111,8 @@ class Suite:
 
         Imports what the tests needed and cannot change, once for all children to come.
         """
-        with self._child(None, watched=self._package) as child:
-            child.wait(_PATIENCE)
-            found = child.told()
-        if found is None or not found["seconds"]:
+        _, found = self._in_child(None, self._package, _PATIENCE)
+        if not found["seconds"]:
             raise RuntimeError(f"no unit test of {self._package} passes without any change")
         for module in found["modules"]:
             with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
@@ -137,52 +135,41 @@ class Suite:
     def _notices(self, tests: list[str], seconds: float) -> str:
         if not tests:
             return ""
-        with self._child(set(tests), watched=None) as child:
-            code = child.wait(seconds)
-            told = child.told() or {"failed": []}
-        if code in (0, 5):
+        status, told = self._in_child(set(tests), None, seconds)
+        if status in (0, 5):
             return ""
         if told["failed"]:
             return str(told["failed"][0])
-        return "time" if code is None else "import" if code == 2 else "crash"
+        return "time" if status is None else "import" if status == 2 else "crash"
 
-    @contextlib.contextmanager
-    def _child(self, chosen: set[str] | None, watched: str | None) -> Iterator[_Child]:
+    def _in_child(
+        self, chosen: set[str] | None, watched: str | None, seconds: float
+    ) -> tuple[int | None, dict[str, Any]]:
+        """Runs the chosen tests, or all: the exit status, None if it had to be killed, and what was told."""
         out = self._folder / ".told.json"
         out.unlink(missing_ok=True)
+        until = time.monotonic() + seconds
         child = os.fork()
         if child == 0:
             files = sorted({test.split("::")[0] for test in chosen}) if chosen else self._files
             _be_child(self._folder, files, _Plugin(self._folder, out, chosen, watched))
+        status = None
         try:
-            yield _Child(child, out)
+            while status is None and time.monotonic() < until:
+                done, waited = os.waitpid(child, os.WNOHANG)
+                if done:
+                    status = os.waitstatus_to_exitcode(waited)
+                else:
+                    time.sleep(0.02)
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child, signal.SIGKILL)
-
-
-class _Child:
-    def __init__(self, process: int, out: Path) -> None:
-        self._process = process
-        self._out = out
-
-    def wait(self, seconds: float) -> int | None:
-        """The exit status; None if it had to be killed."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            done, status = os.waitpid(self._process, os.WNOHANG)
-            if done:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.02)
-        os.killpg(self._process, signal.SIGKILL)
-        os.waitpid(self._process, 0)
-        return None
-
-    def told(self) -> dict[str, Any] | None:
+            if status is None:
+                os.waitpid(child, 0)
         try:
-            return dict(json.loads(self._out.read_text()))
+            return status, json.loads(out.read_text())
         except (OSError, ValueError):
-            return None
+            return status, {"seconds": {}, "failed": []}
 
 
 class _Plugin:
@@ -354,13 +341,3 @@ def _python(folder: Path) -> Path:
 def _beside(folder: Path, name: str) -> Path:
     """Something that belongs to a copy and is no part of it."""
     return folder.parent / name
-
-
-def check_imports(folder: Path) -> None:
-    """Raises RuntimeError unless tests in the copy and their processes import the copy."""
-    command = [_python(folder), "-P", "-c", "import sealring.mesh; print(sealring.mesh.__file__)"]
-    found = subprocess.run(
-        command, cwd=ROOT, env={}, capture_output=True, text=True, check=True, timeout=60
-    ).stdout
-    if not Path(found.strip()).is_relative_to(folder):
-        raise RuntimeError("the copy is not what its tests would import")
