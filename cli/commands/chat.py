@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import socket
 import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +15,7 @@ from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.options import AsJson, MinTrust
 from sealring.cli.terminal.output import print_json, printable, say, write
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.addresses import listens, parse_address
 from sealring.mesh.system.paths import default_state_root
 from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
 
@@ -155,7 +154,7 @@ def _gateway(loaded: Loaded[Any]) -> tuple[str, Access]:
     own = found.get(default_state_root())
     if own is not None:  # at the default address there may be another user's
         return own, gateway_access(loaded.settings)
-    if _listens(address):
+    if listens(*parse_address(address)):
         return address, gateway_access(loaded.settings)
     if len(found) > 1:
         raise InvalidInput(
@@ -167,11 +166,3 @@ def _gateway(loaded: Loaded[Any]) -> tuple[str, Access]:
         say(f"nobody is at {address}; found the local cluster in {folder}")
         return gateway, {"credentials": None, "api_key": None}
     return address, gateway_access(loaded.settings)
-
-
-def _listens(address: str) -> bool:
-    try:
-        with socket.create_connection(parse_address(address), timeout=1):
-            return True
-    except OSError:
-        return False

@@ -18,7 +18,7 @@ from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
     from sealring.cli.local.machines import FirstMachine
-    from sealring.cli.setup.own_address import OwnAddress
+    from sealring.mesh.system.networks import OwnAddress
 
 app = typer.Typer()
 

@@ -15,7 +15,7 @@ from sealring.mesh.errors import DeadlineExceeded, SealringError
 from sealring.mesh.member.state import ROSTER, load_machine_state
 from sealring.mesh.roster.model import Ring
 from sealring.mesh.roster.reader import check_roster
-from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.addresses import listens, parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
 from sealring.node.daemon.doing import DOING, read_doing
 
@@ -104,7 +104,7 @@ class OtherMachine(Machine):
     async def _wait_until_it_listens(self) -> None:
         address = parse_address(self._settings("node")["listen"])
         deadline = time.monotonic() + _START_SECONDS
-        while not await _answers(*address):
+        while not await asyncio.to_thread(listens, *address):
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(
                     f"the node did not start within {_START_SECONDS:g} s",
@@ -125,12 +125,3 @@ def _place(ring: Ring | None, own_id: str, phase: str) -> str:
     if phase in ("", "ended"):
         return f"{ring.deployment} is down: {place} (`sealring status` on the first machine says why)"
     return f"{ring.deployment} is about to be served: {place}"
-
-
-async def _answers(host: str, port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(host, port)
-    except OSError:
-        return False
-    writer.transport.abort()
-    return True

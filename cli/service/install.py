@@ -6,7 +6,6 @@ import contextlib
 import os
 import pwd
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -30,7 +29,7 @@ from sealring.cli.terminal.command import settings_model
 from sealring.mesh.errors import ConfigError, FailedPrecondition, SealringError
 from sealring.mesh.member.state import is_enrolled
 from sealring.mesh.settings.config import load
-from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.addresses import listens, parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
 from sealring.mesh.system.paths import state_root_of
 
@@ -131,7 +130,7 @@ class Installation:
                 reason="NOT_ENROLLED",
             )
         host, port = self._address()
-        if not self._control.status(self.service.label).loaded and _answers((host, port)):
+        if not self._control.status(self.service.label).loaded and listens(host, port):
             raise FailedPrecondition(
                 f"something listens at {host}:{port} already, where the {component} is to",
                 hint="stop what runs in the foreground first",
@@ -246,7 +245,7 @@ def wait_until_up(control: Launchctl, label: str, address: tuple[str, int], log:
         if status.last_exit[:1].isdigit():
             why = f"it ended with status {status.last_exit}"
             break
-        if status.pid is not None and _answers(address):
+        if status.pid is not None and listens(*address):
             return
         time.sleep(_POLL_SECONDS)
     raise FailedPrecondition(
@@ -287,14 +286,6 @@ def users_state(component: str) -> tuple[Path, int] | None:
     home, owner = (Path.home(), os.getuid()) if caller is None else (Path(caller.pw_dir), caller.pw_uid)
     folder = state_root_of(home) / component
     return (folder, owner) if _is_there(component, folder) else None
-
-
-def _answers(address: tuple[str, int]) -> bool:
-    try:
-        with socket.create_connection(address, timeout=1):
-            return True
-    except OSError:
-        return False
 
 
 def _is_there(component: str, state: Path) -> bool:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sealring.cli.setup.own_address import OwnAddress, address_towards, is_free, own_addresses
 from sealring.cli.setup.settings_files import read_settings, settings_file_of
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.member.state import IDENTITY_KEY, is_enrolled
-from sealring.mesh.system.addresses import format_address, free_port, parse_address
+from sealring.mesh.system.addresses import format_address, free_port, is_free, parse_address
+from sealring.mesh.system.networks import OwnAddress, address_towards, own_addresses
 from sealring.mesh.trust.levels import TrustLevel
 
 if TYPE_CHECKING:

@@ -88,6 +88,27 @@ def free_port(host: str = "127.0.0.1") -> int:
             return port
 
 
+def is_free(host: str, port: int) -> bool:
+    """Whether this process could listen there now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return False
+        return True
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
 def _bad(address: str) -> InvalidInput:
     shown = address[:80]
     return InvalidInput(

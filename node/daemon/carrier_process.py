@@ -14,7 +14,7 @@ import structlog
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, SealringError
 from sealring.mesh.rpc.problem import from_problem
-from sealring.node.daemon.networks import network_of
+from sealring.mesh.system.networks import network_of
 from sealring.node.daemon.supervisor import Child, Liveness, child_ended, within
 from sealring.v1 import control_pb2, engine_pb2, trace_pb2
 

@@ -20,7 +20,7 @@ from sealring.mesh.system.paths import default_state_root
 
 @pytest.fixture(autouse=True)
 def nobody_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "_listens", lambda address: False)
+    monkeypatch.setattr(chat, "listens", lambda host, port: False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
@@ -50,7 +50,7 @@ def test_a_running_demo_is_found() -> None:
 def test_the_users_own_cluster_comes_before_whoever_took_the_default_address(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(chat, "_listens", lambda address: True)
+    monkeypatch.setattr(chat, "listens", lambda host, port: True)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_STATE_HOME", "")
     with lock_state(default_state_root()):
@@ -61,7 +61,7 @@ def test_the_users_own_cluster_comes_before_whoever_took_the_default_address(
 
 
 def test_who_is_at_the_default_address_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "_listens", lambda address: address == "127.0.0.1:7780")
+    monkeypatch.setattr(chat, "listens", lambda host, port: port == 7780)
     with ExitStack() as stack:
         demo(stack, 4711)
         assert found() == "127.0.0.1:7780"

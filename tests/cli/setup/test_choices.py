@@ -12,9 +12,9 @@ from sealring.cli.commands import up
 from sealring.cli.local.machines import FirstMachine, OtherMachine
 from sealring.cli.setup import choices
 from sealring.cli.setup.choices import Choices, Wishes, choose_first, choose_other
-from sealring.cli.setup.own_address import OwnAddress, address_towards, is_free, own_addresses
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied
 from sealring.mesh.system.addresses import free_port, parse_address
+from sealring.mesh.system.networks import OwnAddress
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.node.identity.choice import IdentityChoice
 
@@ -207,13 +207,6 @@ def test_a_bad_name_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         first(tmp_path / "root", Wishes(LOOPBACK, name="Not A Name"))
     assert error.value.reason == "BAD_SETTING"
-
-
-def test_own_addresses_are_this_machines() -> None:
-    assert all(is_free(one.host, 0) and one.host != LOOPBACK for one in own_addresses())
-    assert address_towards(LOOPBACK, 1) == LOOPBACK
-    with socket.create_server((LOOPBACK, 0)) as taken:
-        assert not is_free(LOOPBACK, taken.getsockname()[1])
 
 
 def test_people_are_asked_until_they_name_one_and_scripts_never(

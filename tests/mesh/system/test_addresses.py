@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.system.addresses import (
     free_port,
+    is_free,
     is_loopback,
     listen_error,
+    listens,
     parse_address,
     require_loopback,
 )
@@ -105,3 +107,13 @@ def test_an_interface_is_a_short_word(scope: str) -> None:
     assert parse_address("[fe80::1%en0]:7") == ("fe80::1%en0", 7)
     with pytest.raises(InvalidInput):
         parse_address(f"[fe80::1%{scope}]:7")
+
+
+def test_who_listens_is_found_and_takes_the_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = taken.getsockname()
+        assert listens(*address)
+        assert not is_free(*address)
+    assert not listens(*address)
+    assert is_free(*address)
+    assert not is_free("192.0.2.1", 0)

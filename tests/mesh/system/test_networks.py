@@ -1,4 +1,4 @@
-"""To which network an address of this machine belongs."""
+"""Which addresses this machine has, and to which network one belongs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sealring.node.daemon.networks import network_of
+from sealring.mesh.system.networks import address_towards, network_of, own_addresses
 
 
 def address(host: str | None, mask: str | None) -> Any:
@@ -48,3 +48,13 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_narrowest_network_counts(host: str, network: str | None) -> None:
     assert network_of(host) == (IPv4Network(network) if network else None)
+
+
+def test_others_reach_what_is_up_and_a_link_gave_itself_only_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    up = {name: SimpleNamespace(isup=name != "en2") for name in ("lo0", "en0", "en2", "en3")}
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: up)
+    assert [str(one) for one in own_addresses()] == ["192.168.1.20 (en0)", "169.254.7.7 (en3)"]
+
+
+def test_the_way_to_loopback_is_loopback() -> None:
+    assert address_towards("127.0.0.1", 1) == "127.0.0.1"

@@ -1,0 +1,72 @@
+"""This machine's IPv4 addresses, and the networks that they belong to."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv4Address, IPv4Interface, IPv4Network
+
+import psutil  # type: ignore[import-untyped]
+
+_ELSEWHERE = ("192.0.2.1", 9)
+"""An address of documentation (RFC 5737): the way there is the way to everywhere. Nothing is sent."""
+
+
+@dataclass(frozen=True)
+class OwnAddress:
+    """An IPv4 address of this machine and the interface that has it."""
+
+    host: str
+    interface: str
+
+    def __str__(self) -> str:
+        return f"{self.host} ({self.interface})"
+
+
+def own_addresses() -> list[OwnAddress]:
+    """IPv4 addresses that others may reach, the likeliest first: on the default route, then the others, then
+    those that a link gave itself (169.254), which two Macs on one cable have."""
+    states = psutil.net_if_stats()
+    found = [
+        (one.ip.is_link_local, OwnAddress(str(one.ip), interface))
+        for interface, one in _interfaces()
+        if interface in states and states[interface].isup and not one.ip.is_loopback
+    ]
+    preferred = address_towards(*_ELSEWHERE)
+    found.sort(key=lambda one: (one[0], one[1].host != preferred))
+    return [address for _, address in found]
+
+
+def address_towards(host: str, port: int) -> str | None:
+    """This machine's own IPv4 address on the way to `host`; None where no way is known. Sends nothing."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port or 9))
+            own: str = probe.getsockname()[0]
+            return own
+    except OSError:
+        return None
+
+
+def network_of(host: str) -> IPv4Network | None:
+    """The narrowest network of this machine's interfaces that holds `host`, an address of this machine.
+
+    None for a name, for 0.0.0.0, and where no interface has such a network.
+    """
+    try:
+        address = IPv4Address(host)
+    except AddressValueError:
+        return None
+    networks = (one.network for _, one in _interfaces())
+    holding = [network for network in networks if address in network and not address.is_unspecified]
+    return max(holding, key=lambda network: network.prefixlen, default=None)
+
+
+def _interfaces() -> Iterator[tuple[str, IPv4Interface]]:
+    for name, addresses in sorted(psutil.net_if_addrs().items()):
+        for one in addresses:
+            try:
+                yield name, IPv4Interface(f"{one.address}/{one.netmask}")
+            except ValueError:  # an address of another kind, or one without a mask
+                continue
