@@ -151,7 +151,7 @@ def _take_lock(path: Path) -> int:
         os.close(lock)
         raise ConfigError(
             f"another coordinator uses the state in {path.parent}",
-            hint="sealring runs here already, in another terminal or as a service: stop that first",
+            hint="it runs here already, in another terminal or as a service: stop that first",
             reason="STATE_IN_USE",
         ) from None
     return lock

@@ -38,6 +38,6 @@ def state_in_use(folder: Path) -> Conflict:
     """What is said of a folder that another process holds."""
     return Conflict(
         f"another process uses the state folder {folder}",
-        hint="sealring runs here already, in another terminal or as a service: stop that first",
+        hint="it runs here already, in another terminal or as a service: stop that first",
         reason="STATE_IN_USE",
     )
