@@ -7,6 +7,7 @@ are asked for, so that it tells next to nothing of its content.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import struct
@@ -15,36 +16,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt import validate as limits
+from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
-VERSION = 3
 BLOCK = 256
 DEFAULT_CONTEXT_SIZE = 20
 """Tokens that a repetition penalty looks at where the request does not say; mlx-lm's own default."""
 
-_FIELDS = struct.Struct("<BxxxfffIQfIffIiIII")
-"""Version, temperature, top_p, min_p, top_k, seed, repetition penalty and context size, presence and
-frequency penalty, position, logprobs (-1 for none), numbers of biases, of prompt tokens and of answered ones.
-The biases (<If) and the tokens (<I) follow.
-"""
-
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "top_k",
-    "seed",
-    "repetition_penalty",
-    "repetition_context_size",
-    "presence_penalty",
-    "frequency_penalty",
-    "position",
-)
-"""The fields of RowParameters that the record begins with."""
-
-_BIAS = struct.Struct("<If")
+_LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,44 +110,42 @@ def from_sampling(
     )
 
 
+_AS_THEY_ARE = tuple(
+    field.name for field in dataclasses.fields(RowParameters) if field.name not in ("logit_bias", "logprobs")
+)
+
+
 def encode(parameters: RowParameters) -> bytes:
-    """The record, padded with zeros to a multiple of BLOCK bytes."""
-    fields = _FIELDS.pack(
-        VERSION,
-        *(getattr(parameters, name) for name in _NUMBERS),
-        -1 if parameters.logprobs is None else parameters.logprobs,
-        len(parameters.logit_bias),
-        len(parameters.prompt_tail),
-        len(parameters.answered),
-    )
-    biases = b"".join(_BIAS.pack(token, bias) for token, bias in parameters.logit_bias)
-    tokens = parameters.prompt_tail + parameters.answered
-    content = fields + biases + struct.pack(f"<{len(tokens)}I", *tokens)
-    return content.ljust(_padded(len(content)), b"\0")
+    """The record: a message behind its length, padded with zeros to a multiple of BLOCK bytes."""
+    content = engine.RowParameters(
+        bias_tokens=[token for token, _ in parameters.logit_bias],
+        biases=[bias for _, bias in parameters.logit_bias],
+        logprobs=parameters.logprobs,
+        **{name: getattr(parameters, name) for name in _AS_THEY_ARE},
+    ).SerializeToString()
+    record = _LENGTH.pack(len(content)) + content
+    return record.ljust(-(-len(record) // BLOCK) * BLOCK, b"\0")
 
 
 def decode(record: bytes | memoryview) -> RowParameters:
     """Raises InvalidInput (reason BAD_PARAMETERS) for any record that `encode` does not make."""
-    if len(record) < BLOCK:
-        raise _bad("is too short")
-    version, *values, told, biases, tail, answered = _FIELDS.unpack(record[: _FIELDS.size])
-    if version != VERSION or any(record[1:4]):
-        raise _bad("is of an unknown version")
-    if biases > limits.MAX_LOGIT_BIASES or tail > limits.MAX_REPETITION_CONTEXT_SIZE or told < -1:
-        raise _bad("holds values out of range")
-    middle = _FIELDS.size + biases * _BIAS.size
-    end = middle + (tail + answered) * 4
-    if len(record) != _padded(end) or any(record[end:]):
+    try:
+        (length,) = _LENGTH.unpack_from(record)
+        found = engine.RowParameters.FromString(bytes(record[_LENGTH.size :][:length]))
+        as_they_are: dict[str, Any] = {name: getattr(found, name) for name in _AS_THEY_ARE}
+        parameters = RowParameters(
+            **as_they_are
+            | {
+                "prompt_tail": tuple(found.prompt_tail),
+                "answered": tuple(found.answered),
+                "logit_bias": tuple(zip(found.bias_tokens, found.biases, strict=True)),
+                "logprobs": found.logprobs if found.HasField("logprobs") else None,
+            }
+        )
+    except (struct.error, DecodeError, ValueError):
+        raise _bad("is malformed") from None
+    if encode(parameters) != record:
         raise _bad("has a wrong length or padding")
-    named: dict[str, Any] = dict(zip(_NUMBERS, values, strict=True))
-    tokens = struct.unpack(f"<{tail + answered}I", record[middle:end])
-    parameters = RowParameters(
-        **named,
-        logit_bias=tuple(_BIAS.iter_unpack(record[_FIELDS.size : middle])),
-        prompt_tail=tokens[:tail],
-        answered=tokens[tail:],
-        logprobs=None if told < 0 else told,
-    )
     if not all(check(parameters) for check in _CHECKS):
         raise _bad("holds values out of range")
     return parameters
@@ -179,6 +160,7 @@ _CHECKS: tuple[Callable[[RowParameters], bool], ...] = (
     lambda row: row.repetition_context_size <= limits.MAX_REPETITION_CONTEXT_SIZE,
     lambda row: row.repeats == (row.repetition_context_size > 0),
     lambda row: len(row.prompt_tail) <= row.repetition_context_size,
+    lambda row: len(row.logit_bias) <= limits.MAX_LOGIT_BIASES,
     lambda row: max(row.prompt_tail + row.answered, default=0) <= 0x7FFFFFFF,
     lambda row: len(row.answered) == (row.position if row.counts else 0),
     lambda row: abs(row.presence_penalty) <= limits.MAX_PENALTY,
@@ -188,10 +170,6 @@ _CHECKS: tuple[Callable[[RowParameters], bool], ...] = (
     lambda row: all(one < two for (one, _), (two, _) in pairwise(row.logit_bias)),
     lambda row: max((token for token, _ in row.logit_bias), default=0) <= 0x7FFFFFFF,
 )
-
-
-def _padded(length: int) -> int:
-    return -(-length // BLOCK) * BLOCK
 
 
 def _bad(why: str) -> InvalidInput:

@@ -5,8 +5,10 @@ Inside one machine: daemon to engine and daemon to carrier, over private pipes. 
 big-endian length and one message.
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from sealring.v1 import control_pb2 as _control_pb2
 from sealring.v1 import inference_pb2 as _inference_pb2
 from sealring.v1 import membership_pb2 as _membership_pb2
@@ -905,3 +907,79 @@ class CarrierPong(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CarrierPong: _TypeAlias = CarrierPong  # noqa: Y015
+
+@_typing.final
+class RowParameters(_message.Message):
+    """How the tail samples one row: the record that travels ahead of its first chunk, sealed, and is read by the
+    tail only. Token ids are of fixed length, for the record's own must tell nothing of them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_CONTEXT_SIZE_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    BIAS_TOKENS_FIELD_NUMBER: _builtins.int
+    BIASES_FIELD_NUMBER: _builtins.int
+    PROMPT_TAIL_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
+    top_p: _builtins.float
+    min_p: _builtins.float
+    top_k: _builtins.int
+    seed: _builtins.int
+    repetition_penalty: _builtins.float
+    repetition_context_size: _builtins.int
+    presence_penalty: _builtins.float
+    frequency_penalty: _builtins.float
+    position: _builtins.int
+    """tokens of the answer that an earlier epoch has generated"""
+    logprobs: _builtins.int
+    @_builtins.property
+    def bias_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rising"""
+
+    @_builtins.property
+    def biases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """of each of these"""
+
+    @_builtins.property
+    def prompt_tail(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def answered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        temperature: _builtins.float = ...,
+        top_p: _builtins.float = ...,
+        min_p: _builtins.float = ...,
+        top_k: _builtins.int = ...,
+        seed: _builtins.int = ...,
+        repetition_penalty: _builtins.float = ...,
+        repetition_context_size: _builtins.int = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        position: _builtins.int = ...,
+        logprobs: _builtins.int | None = ...,
+        bias_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        biases: _abc.Iterable[_builtins.float] | None = ...,
+        prompt_tail: _abc.Iterable[_builtins.int] | None = ...,
+        answered: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "position", b"position", "presence_penalty", b"presence_penalty", "prompt_tail", b"prompt_tail", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+
+Global___RowParameters: _TypeAlias = RowParameters  # noqa: Y015
