@@ -139,6 +139,10 @@ def _delta(delta: Delta) -> inference.Delta:
         token = told.logprobs.add(id=one.id, spelling=one.spelling, logprob=one.logprob)
         for each in one.top:
             token.top.add(id=each.id, spelling=each.spelling, logprob=each.logprob)
+    if delta.reasoning or delta.tool_calls:
+        told.parsed.reasoning = delta.reasoning
+        for call in delta.tool_calls:
+            told.parsed.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
     return told
 
 

@@ -3,7 +3,7 @@
 Every error says what happened, to what, and (in `hint`) what to do about it. `reason` is a stable
 UPPER_SNAKE word for programs; `code` is the canonical gRPC status name. Messages never hold prompt
 text, token ids or generated text. `mesh/rpc/status.py` maps the tree to gRPC status with ErrorInfo, and
-`gateway/http/errors.py` maps it to OpenAI's form; nothing else translates errors.
+`sealring/api/errors.py` maps it to the forms of the HTTP APIs; nothing else translates errors.
 """
 
 # ruff: noqa: N818 - errors are named for the situation

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from sealring.gateway.http.errors import error_event
-from sealring.gateway.http.render import Choice, Renderer
+from sealring.api.answers import Choice, Renderer
 from sealring.mesh.errors import Cancelled, Internal, SealringError
 from sealring.v1 import inference_pb2 as inference
 
@@ -52,17 +51,14 @@ async def started(events: Events) -> inference.Started:
 
 
 async def collect(events: Events, choices: int) -> tuple[inference.Started, list[Choice], inference.Finished]:
-    """The whole answer: its start, each choice's text and its tokens where they were asked for, its end."""
+    """The whole answer: its start, each choice, its end."""
     async with contextlib.aclosing(events):
         begin = await started(events)
-        texts: list[list[str]] = [[] for _ in range(choices)]
-        tokens: list[list[inference.TokenLogprob]] = [[] for _ in range(choices)]
+        told = [Choice() for _ in range(choices)]
         async for event in events:
             if event.WhichOneof("event") == "finished":
-                told = zip(texts, tokens, strict=True)
-                return begin, [("".join(parts), logged) for parts, logged in told], event.finished
-            texts[event.delta.choice].append(event.delta.text)
-            tokens[event.delta.choice].extend(event.delta.logprobs)
+                return begin, told, event.finished
+            told[event.delta.choice].add(event.delta)
     raise Internal("the answer does not end")
 
 
@@ -96,7 +92,7 @@ class EventStream(Response):
             except SealringError as error:
                 if isinstance(error, Cancelled):
                     raise
-                await writer.write(error_event(error))
+                await writer.write(self._renderer.error(error))
             await writer.write(b"", more=False)
 
 

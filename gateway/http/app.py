@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,24 +14,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from sealring.api.answers import Renderer, model_object
+from sealring.api.chat import ChatRenderer, chat_request, parse_chat
+from sealring.api.completions import CompletionRenderer, completion_request, parse_completion
+from sealring.api.sampling import CommonBody
 from sealring.gateway.access.gate import Gate
 from sealring.gateway.http.answers import EventStream, collect, started, unless_disconnected
 from sealring.gateway.http.body import read_json
 from sealring.gateway.http.guard import Guard
-from sealring.gateway.http.parse import (
-    ChatBody,
-    CommonBody,
-    CompletionBody,
-    chat_request,
-    completion_request,
-    parse_body,
-)
-from sealring.gateway.http.render import Renderer, model_object
 from sealring.gateway.inference.service import InferenceBackend, model_not_found
 from sealring.gateway.inference.timings import CURRENT, HEADER
 from sealring.v1 import inference_pb2 as inference
-
-B = TypeVar("B", bound=CommonBody)
 
 
 def create_app(
@@ -65,32 +58,34 @@ class _Edge:
         self._exposition = exposition
 
     async def chat(self, request: Request) -> Response:
-        body = parse_body(await read_json(request), ChatBody)
-        return await self._answer(request, body, chat_request(body, request.state.request_id), chat=True)
+        body = parse_chat(await read_json(request))
+        return await self._answer(request, body, chat_request(body, request.state.request_id), ChatRenderer)
 
     async def completion(self, request: Request) -> Response:
-        body = parse_body(await read_json(request), CompletionBody)
+        body = parse_completion(await read_json(request))
         work = completion_request(body, request.state.request_id)
-        return await self._answer(request, body, work, chat=False)
+        return await self._answer(request, body, work, CompletionRenderer)
 
     async def _answer(
-        self, request: Request, body: B, work: inference.GenerateRequest, *, chat: bool
+        self,
+        request: Request,
+        body: CommonBody,
+        work: inference.GenerateRequest,
+        form: Callable[..., Renderer],
     ) -> Response:
         key_id = request.state.caller.key_id or ""
         events = self._backend.generate(work, key=key_id or body.user or "", tenant=key_id)
+        told = {"include_usage": body.include_usage, "likeliest": body.likeliest}
         if not body.stream:
             collected = collect(events, work.choices)
             begin, answers, finished = await unless_disconnected(request.receive, collected)
-            renderer = Renderer(begin, work.choices, chat=chat, include_usage=False, likeliest=body.likeliest)
-            answer = renderer.whole(answers, finished)
+            answer = form(begin, work.choices, **told).whole(answers, finished)
             return Response(answer, headers=_headers(begin), media_type="application/json")
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(events.aclose)
             begin = await unless_disconnected(request.receive, started(events))
             stack.pop_all()
-        usage, likeliest = body.include_usage, body.likeliest
-        renderer = Renderer(begin, work.choices, chat=chat, include_usage=usage, likeliest=likeliest)
-        return EventStream(events, renderer, _headers(begin))
+        return EventStream(events, form(begin, work.choices, **told), _headers(begin))
 
     async def models(self, request: Request) -> Response:
         models = [model_object(model) for model in await self._backend.list_models()]

@@ -1,60 +1,21 @@
-"""The exception tree in OpenAI's form. Nothing else in the HTTP edge makes error bodies."""
+"""The exception tree as HTTP responses."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from starlette.responses import Response
 
+from sealring.api.errors import error_body, error_status
 from sealring.mesh.errors import SealringError
-
-_STATUS = {
-    "INVALID_ARGUMENT": (400, "invalid_request_error"),
-    "UNAUTHENTICATED": (401, "authentication_error"),
-    "PERMISSION_DENIED": (403, "permission_error"),
-    "NOT_FOUND": (404, "invalid_request_error"),
-    "ALREADY_EXISTS": (409, "invalid_request_error"),
-    "ABORTED": (409, "conflict_error"),
-    "FAILED_PRECONDITION": (422, "invalid_request_error"),
-    "RESOURCE_EXHAUSTED": (429, "rate_limit_error"),
-    "CANCELLED": (499, "cancelled_error"),
-    "UNAVAILABLE": (503, "server_error"),
-    "DEADLINE_EXCEEDED": (504, "server_error"),
-}
-_BY_REASON = {
-    "BODY_TOO_LARGE": 413,
-    "BAD_CONTENT_TYPE": 415,
-    "METHOD_NOT_ALLOWED": 405,
-    "BODY_TOO_SLOW": 408,
-    "HOST_NOT_ALLOWED": 403,
-}
-_CODES = {"CONTEXT_TOO_LONG": "context_length_exceeded", "TOO_LARGE_FOR_RING": "context_length_exceeded"}
-"""Codes that OpenAI's clients know under another name than ours."""
-
-
-def error_body(error: SealringError) -> dict[str, Any]:
-    """`{"error": {message, type, param, code}}`."""
-    _, kind = _STATUS.get(error.code, (500, "server_error"))
-    return {
-        "error": {
-            "message": str(error),
-            "type": kind,
-            "param": error.metadata.get("param"),
-            "code": _CODES.get(error.reason, error.reason.lower()),
-        }
-    }
-
-
-def error_status(error: SealringError) -> int:
-    """The HTTP status of an error (RFC 9110)."""
-    return _BY_REASON.get(error.reason) or _STATUS.get(error.code, (500, ""))[0]
 
 
 def error_response(error: SealringError) -> Response:
     headers = {}
     if "retry_after" in error.metadata:
         headers["retry-after"] = error.metadata["retry_after"]
+    elif error_status(error) == 503:
+        headers["retry-after"] = "1"
     if error.code == "UNAUTHENTICATED":
         headers["www-authenticate"] = "Bearer"
     if "allow" in error.metadata:
@@ -62,8 +23,3 @@ def error_response(error: SealringError) -> Response:
     return Response(
         json.dumps(error_body(error)), error_status(error), headers, media_type="application/json"
     )
-
-
-def error_event(error: SealringError) -> bytes:
-    """The error as the last event of a stream; OpenAI's clients raise on it."""
-    return b"data: " + json.dumps(error_body(error)).encode() + b"\n\n"

@@ -8,7 +8,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sealring.gateway.http.errors import error_response, error_status
+from sealring.api.errors import error_status
+from sealring.gateway.http.errors import error_response
 from sealring.mesh.errors import InvalidInput
 
 HEADER_SECONDS = 10.0

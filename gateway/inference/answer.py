@@ -27,6 +27,7 @@ class Answer:
         self._text: list[str] = []
         self._text_tokens = 0
         self._choice = 0
+        self._parsed: inference.Parsed | None = None
         self._logprobs: list[inference.TokenLogprob] = []
         self._error: SealringError | None = None
         self._over = False
@@ -42,20 +43,29 @@ class Answer:
         tokens: int,
         logprobs: Sequence[inference.TokenLogprob] = (),
         choice: int = 0,
+        parsed: inference.Parsed | None = None,
     ) -> None:
-        """Adds text (or a sealed chunk of it) of one choice, whose tokens so far `tokens` counts."""
+        """Adds text (or a sealed chunk of it) of one choice, whose tokens so far `tokens` counts.
+
+        What was `parsed` beside the text is not joined with what comes before it or after it.
+        """
         if sealed:
             self._put(inference.GenerateResponse(delta=inference.Delta(sealed=sealed, tokens=tokens)))
             return
         if choice != self._choice:
             self._flush()
             self._choice = choice
+        if parsed is not None:
+            self._flush()
+            self._parsed = parsed
         self._text.append(text)
         self._text_tokens = tokens
         if logprobs:
             self._logprobs.extend(logprobs)
             if len(self._logprobs) >= MOST_LOGPROBS:
                 self._flush()
+        if parsed is not None:
+            self._flush()
         self._wake()
 
     def finished(self, event: inference.Finished) -> None:
@@ -103,10 +113,12 @@ class Answer:
                 tokens=self._text_tokens,
                 logprobs=self._logprobs,
                 choice=self._choice,
+                parsed=self._parsed,
             )
             self._events.append(inference.GenerateResponse(delta=delta))
             self._text.clear()
             self._logprobs.clear()
+            self._parsed = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

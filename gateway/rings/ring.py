@@ -274,8 +274,8 @@ class Ring:
                 case AnnounceStep(step):
                     self._announce(step)
                 case Deliver(pieces):
-                    for request, text, sealed, tokens, logprobs, choice in pieces:
-                        self._answers[request.id].answer.delta(text, sealed, tokens, logprobs, choice)
+                    for piece in pieces:
+                        self._answers[piece[0].id].answer.delta(*piece[1:])
                 case OpenRow():
                     todo.extend(self._open(action))
                 case DiscardRow(row):

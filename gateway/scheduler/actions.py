@@ -148,7 +148,9 @@ class Begin(NamedTuple):
     prompt_tokens: int
 
 
-Piece: TypeAlias = tuple[Request, str, bytes, int, Sequence[inference.TokenLogprob], int]
+Piece: TypeAlias = tuple[
+    Request, str, bytes, int, Sequence[inference.TokenLogprob], int, inference.Parsed | None
+]
 """Of one request: text, sealed, tokens, log-probabilities, choice.
 
 Either sealed is not empty, or text or the log-probabilities are not; tokens counts all generated so far.

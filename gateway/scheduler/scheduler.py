@@ -258,12 +258,13 @@ class Scheduler:
             logprobs: Sequence[inference.TokenLogprob] = ()
             if row.request.tells:
                 logprobs, row.told.held = output.logprobs, output.held
-            if text or logprobs:
-                add((row.request, text, b"", output.tokens, logprobs, row.choice))
+            parsed = output.parsed if output.HasField("parsed") else None
+            if text or logprobs or parsed is not None:
+                add((row.request, text, b"", output.tokens, logprobs, row.choice, parsed))
             else:
                 sealed = output.sealed
                 if sealed:
-                    add((row.request, "", sealed, output.tokens, (), row.choice))
+                    add((row.request, "", sealed, output.tokens, (), row.choice, None))
             finish = output.finish
             if finish:
                 generated = output.tokens - row.answered

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import MAX_CHOICES
+from sealring.mesh.prompt.tools import check_calls, check_tools
 from sealring.v1 import inference_pb2 as inference
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 4096
 MAX_CONTENT_BYTES = 4 << 20
 """UTF-8 bytes of all contents of one prompt together."""
@@ -45,7 +46,7 @@ def validate_prompt(prompt: inference.Prompt) -> None:
     """Checks everything that can be checked without the model.
 
     Raises InvalidInput with `param` in its metadata: EMPTY_PROMPT, TOO_MANY_MESSAGES, BAD_ROLE,
-    CONTENT_TOO_LONG, BAD_SAMPLING, BAD_STOP.
+    CONTENT_TOO_LONG, BAD_SAMPLING, BAD_STOP, and those of mesh.prompt.tools.
     """
     kind = prompt.WhichOneof("input")
     if kind == "chat":
@@ -151,7 +152,8 @@ def _check_messages(chat: inference.Chat) -> None:
             param="messages",
             limit=MAX_MESSAGES,
         )
-    total = 0
+    said = False
+    total = check_tools(chat)
     for index, message in enumerate(chat.messages):
         if message.role not in ROLES:
             raise InvalidInput(
@@ -160,9 +162,14 @@ def _check_messages(chat: inference.Chat) -> None:
                 reason="BAD_ROLE",
                 param=f"messages[{index}].role",
             )
-        total += len(message.content.encode())
+        said = said or bool(message.content or message.tool_calls)
+        total += sum(
+            len(text.encode())
+            for text in (message.content, message.reasoning, message.name, message.tool_call_id)
+        )
+        total += check_calls(message, f"messages[{index}]")
         _check_length(total, f"messages[{index}].content")
-    if not total:
+    if not said:
         raise InvalidInput("every message is empty", reason="EMPTY_PROMPT", param="messages")
 
 

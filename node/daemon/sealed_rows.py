@@ -133,6 +133,7 @@ class SealedReply:
             choice=output.row - self._row,
             token=output.token,
             held=output.held,
+            parsed=output.parsed if output.HasField("parsed") else None,
         )
         _clear(output)
         if output.finish:
@@ -224,7 +225,7 @@ class SealedRows:
 
 
 def _clear(output: control_pb2.RowOutput) -> None:
-    for field in ("content", "logprobs", "token", "held"):
+    for field in ("content", "logprobs", "token", "held", "parsed"):
         output.ClearField(field)
 
 

@@ -19,6 +19,7 @@ from sealring.client.types import (
     Model,
     Ring,
     TokenLogprob,
+    ToolCall,
     TopLogprob,
     Usage,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Ring",
     "SamplingOptions",
     "TokenLogprob",
+    "ToolCall",
     "TopLogprob",
     "Usage",
 ]

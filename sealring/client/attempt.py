@@ -23,6 +23,7 @@ from sealring.client.types import (
     FinishReason,
     Ring,
     TokenLogprob,
+    ToolCall,
     TopLogprob,
     Usage,
 )
@@ -48,13 +49,19 @@ class Answered:
     token_ids: list[int] = dataclasses.field(default_factory=list)
     held: list[inference.TokenLogprob] = dataclasses.field(default_factory=list)
     tokens: int = 0
-    texts: list[str] = dataclasses.field(default_factory=list)
-    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    pieces: list[Delta] = dataclasses.field(default_factory=list)
     reason: FinishReason | None = None
 
     def told(self) -> Choice:
         assert self.reason is not None  # usage is told once all have one
-        return Choice("".join(self.texts), self.reason, self.tokens, tuple(self.logprobs))
+        return Choice(
+            "".join(piece.text for piece in self.pieces),
+            self.reason,
+            self.tokens,
+            tuple(one for piece in self.pieces for one in piece.logprobs),
+            "".join(piece.reasoning for piece in self.pieces),
+            tuple(call for piece in self.pieces for call in piece.tool_calls),
+        )
 
 
 class Attempt:
@@ -153,6 +160,8 @@ class Attempt:
             ring=self.ring,
             logprobs=choices[0].logprobs,
             choices=choices,
+            reasoning=choices[0].reasoning,
+            tool_calls=choices[0].tool_calls,
         )
 
     def _take_start(self, started: inference.Started) -> None:
@@ -186,12 +195,18 @@ class Attempt:
             raise _out_of_order()
         if last:
             self._usage = self._used(delta.prompt_tokens)
-        if not delta.text and not delta.logprobs:
+        told = Delta(
+            delta.text,
+            delta.tokens,
+            tuple(map(_logprob, delta.logprobs)),
+            number,
+            delta.parsed.reasoning,
+            tuple(ToolCall(call.name, call.arguments, call.id) for call in delta.parsed.tool_calls),
+        )
+        if not (told.text or told.logprobs or told.reasoning or told.tool_calls):
             return None
-        choice.texts.append(delta.text)
-        logprobs = tuple(map(_logprob, delta.logprobs))
-        choice.logprobs += logprobs
-        return Delta(delta.text, delta.tokens, logprobs, number)
+        choice.pieces.append(told)
+        return told
 
     def _take_end(self, finished: inference.Finished) -> None:
         self._finished = True

@@ -72,16 +72,28 @@ class TokenLogprob(TopLogprob):
 
 
 @dataclass(frozen=True, repr=False)
+class ToolCall:
+    """A call of a function; `arguments` is a JSON object. `id` is empty where the model gives none."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, repr=False)
 class Delta:
     """The next piece of an answer; `tokens` counts all that were generated so far of its `choice`, from 0.
 
-    `logprobs` has the tokens that spell `text`, where the question asked for them.
+    `logprobs` has the tokens that were generated, where the question asked for them. `reasoning` comes before
+    the text, `tool_calls` after it.
     """
 
     text: str
     tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
     choice: int = 0
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,8 @@ class Choice:
     finish_reason: FinishReason
     completion_tokens: int
     logprobs: tuple[TokenLogprob, ...]
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,6 +137,8 @@ class Completion:
     ring: Ring
     logprobs: tuple[TokenLogprob, ...] = ()
     choices: tuple[Choice, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -689,6 +689,7 @@ class RowOutput(_message.Message):
     PREFIXES_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    PARSED_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     text: _builtins.str
     """what became printable with this step; may be empty"""
@@ -709,6 +710,10 @@ class RowOutput(_message.Message):
     def held(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprob]:
         """with log-probabilities: all tokens that are not told yet"""
 
+    @_builtins.property
+    def parsed(self) -> _inference_pb2.Parsed:
+        """never beside sealed, which has it inside"""
+
     def __init__(
         self,
         *,
@@ -721,10 +726,11 @@ class RowOutput(_message.Message):
         prefixes: _builtins.bytes = ...,
         token: _builtins.int = ...,
         held: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
+        parsed: _inference_pb2.Parsed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "sealed", b"sealed", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "parsed", b"parsed", "sealed", b"sealed", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "prefixes", b"prefixes", "row", b"row", "sealed", b"sealed", "text", b"text", "token", b"token", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "parsed", b"parsed", "prefixes", b"prefixes", "row", b"row", "sealed", b"sealed", "text", b"text", "token", b"token", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "sealed"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015

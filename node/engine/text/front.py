@@ -31,7 +31,9 @@ from sealring.mesh.prompt.validate import validate_prompt
 from sealring.mesh.rpc.problem import to_problem
 from sealring.node.engine import params
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
+from sealring.node.engine.text.chat import encode_chat, sections_of
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
+from sealring.node.engine.text.sections import Sections
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.v1 import control_pb2 as control
@@ -64,12 +66,14 @@ class Answer:
         end_tokens: frozenset[int],
         max_tokens: int,
         log: TokenLog | None = None,
+        sections: Sections | None = None,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._end_tokens = end_tokens
         self._max_tokens = max_tokens
         self._log = log
+        self._sections = sections
         self._certain = self._told = 0  # characters
         self.tokens = 0
         self.finish: inference.FinishReason.ValueType = inference.FINISH_REASON_UNSPECIFIED
@@ -104,6 +108,15 @@ class Answer:
             return text, self._log.rest(self._told, stopped=self._stops.stopped)
         return text, self._log.take(self._told)
 
+    def divide(self, text: str) -> tuple[str, inference.Parsed | None]:
+        """What of the text of `add` is text, and what the model's parsers found beside it."""
+        if self._sections is None:
+            return text, None
+        told = self._sections.take(text, self.finish)
+        if self._sections.over:
+            self.finish = inference.FINISH_REASON_STOP
+        return told
+
     def resume(self, resume: inference.Resume) -> None:
         """Goes to where the answer was when its ring broke; whatever was told then is not told again.
 
@@ -112,7 +125,9 @@ class Answer:
         told = len(resume.tokens) - len(resume.held)
         for index, token in enumerate(resume.tokens):
             start = self._certain
-            self._told += len(self.add(token))
+            text = self.add(token)
+            self._told += len(text)
+            self.divide(text)
             if self._log is not None and index >= told:
                 self._log.restore(resume.held[index - told], start, self._certain)
         if self.finish:
@@ -284,10 +299,7 @@ class Front:
         if len(numbers) > MAX_CHOICES or any(number in self._rows for number in numbers):
             raise FailedPrecondition("a row of this number is open already", reason="ROW_EXISTS")
         if prompt.WhichOneof("input") == "chat":
-            messages = [
-                {"role": message.role, "content": message.content} for message in prompt.chat.messages
-            ]
-            ids, param = tokenizer.encode_chat(messages), "messages"
+            ids, param = encode_chat(tokenizer, prompt.chat), "messages"
         else:
             ids, param = tokenizer.encode_text(prompt.text), "prompt"
         room = self._room(len(ids), param)
@@ -310,7 +322,9 @@ class Front:
         def answer() -> Answer:
             log = TokenLog(tokenizer.spelling) if prompt.sampling.HasField("logprobs") else None
             stops = StopStrings(prompt.stop)
-            return Answer(tokenizer.detokenizer(), stops, tokenizer.end_tokens, max_tokens, log)
+            sections = sections_of(tokenizer, prompt, ids)
+            detokenizer = tokenizer.detokenizer(spelt=sections is not None)
+            return Answer(detokenizer, stops, tokenizer.end_tokens, max_tokens, log, sections)
 
         row = OpenRow(tokens, record, answer(), names, list(numbers[1:]))
         row.answer.resume(resume)
@@ -395,11 +409,14 @@ class Front:
             answer = opened.answer
             output = control.RowOutput(row=row)
             if index in logprobs:
-                output.text, told = answer.add_logged(token, logprobs[index])
+                text, told = answer.add_logged(token, logprobs[index])
                 output.logprobs.extend(told)
                 output.held.extend(answer.held)
             else:
-                output.text = answer.add(token)
+                text = answer.add(token)
+            output.text, parsed = answer.divide(text)
+            if parsed is not None:
+                output.parsed.CopyFrom(parsed)
             output.token = token
             output.tokens, output.finish = answer.tokens, answer.finish
             if opened.names is not None:

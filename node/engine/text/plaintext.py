@@ -10,7 +10,7 @@ them, whole or in parts that would join; then the second counts, cut into pieces
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -18,6 +18,9 @@ from sealring.mesh.errors import InvalidInput
 
 _MARKS = range(0xE000, 0xF900)
 """Characters for private use."""
+
+_LAST_TURN = 16
+"""Tokens with which a template opens an answer, at most."""
 
 Write = Callable[[str], str]
 """Changes what the author wrote, wherever it stands in the prompt."""
@@ -69,6 +72,12 @@ class PlainText:
         if self._controls(ids) != wanted:
             raise _unusable()
         return ids
+
+    def after_controls(self, ids: Sequence[int]) -> Sequence[int]:
+        """The tokens after the last control token, a few at most."""
+        last = ids[-_LAST_TURN:]
+        controls = [place for place, token in enumerate(last, 1) if token in self._ids]
+        return last[max(controls, default=0) :]
 
     def _is_plain(self, written: str) -> bool:
         return not self._controls(self._encode(written, add_special_tokens=False))

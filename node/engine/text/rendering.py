@@ -16,7 +16,9 @@ from typing import Any
 
 from sealring.mesh.errors import InvalidInput, ModelError
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+"""As OpenAI's, but that a call's arguments are an object."""
 
 SECONDS = 5
 """Of a processor, for each chat."""
@@ -41,16 +43,18 @@ class RenderingProcess:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(InvalidInput):
-            if self._ask([{"role": "user", "content": "x"}]) is None:
+            if self._ask({"messages": [{"role": "user", "content": "x"}]}) is None:
                 raise ModelError(
                     f"the chat template does not come to an end in {SECONDS} s, or takes too much memory",
                     reason="CHAT_TEMPLATE_ENDLESS",
                     hint="look at the chat template in the model's folder",
                 )
 
-    def render(self, messages: Messages) -> str:
+    def render(
+        self, messages: Messages, tools: Tools = (), arguments: Mapping[str, Any] | None = None
+    ) -> str:
         """Raises InvalidInput (CHAT_TEMPLATE_REFUSED), without the template's own words, which may quote."""
-        text = self._ask([dict(message) for message in messages])
+        text = self._ask({"messages": messages, "tools": tools, "arguments": arguments})
         if text is None:
             raise refused(f"it has {SECONDS} s for them")
         return text
@@ -60,12 +64,12 @@ class RenderingProcess:
         with self._lock:
             self._end()
 
-    def _ask(self, messages: list[dict[str, str]]) -> str | None:
+    def _ask(self, chat: Mapping[str, Any]) -> str | None:
         """None where the child came to its limits."""
         with self._lock:
             try:
                 child = self._child or self._start()
-                answer = _exchange(child, messages)
+                answer = _exchange(child, chat)
             except (OSError, ValueError):
                 self._end()
                 return None

@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sealring.mesh.errors import ModelError, SealringError
 from sealring.mesh.system.coredumps import forbid_core_files
-from sealring.node.engine.text.rendering import Messages, refused
+from sealring.node.engine.text.rendering import Messages, Tools, refused
 
 
 class ChatTemplate:
@@ -45,15 +45,20 @@ class ChatTemplate:
             ) from None
         self._variables = dict(variables)
 
-    def render(self, messages: Messages) -> str:
-        """Raises InvalidInput (CHAT_TEMPLATE_REFUSED) without the template's own words, which may quote."""
+    def render(
+        self, messages: Messages, tools: Tools = (), arguments: Mapping[str, Any] | None = None
+    ) -> str:
+        """`arguments` are more variables.
+
+        Raises InvalidInput (CHAT_TEMPLATE_REFUSED) without the template's own words, which may quote.
+        """
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=True,
-                **self._variables,
+                **{**self._variables, **(arguments or {})},
             )
         except Exception:
             raise refused() from None
@@ -119,7 +124,7 @@ def main() -> None:
             if template is None:
                 template = ChatTemplate(told["source"], told["variables"])
             else:
-                answer["text"] = template.render(told)
+                answer["text"] = template.render(**told)
         except ModelError as error:
             answer["corrupt"] = error.message
         except SealringError:

@@ -25,13 +25,14 @@ from sealring.node.engine.text.detokenizer import (
 )
 from sealring.node.engine.text.plaintext import PlainText, Write
 from sealring.node.engine.text.rendering import refused
+from sealring.node.engine.text.sections import THINKING, Format, SpeltDetokenizer, format_of
 
 if TYPE_CHECKING:
-    from sealring.node.engine.text.rendering import Messages, RenderingProcess
+    from sealring.node.engine.text.rendering import Messages, RenderingProcess, Tools
 
 _FILE_LIMIT = 256 << 20
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_THINKING = (("<think>", "</think>"), ("<longcat_think>", "</longcat_think>"))
+_WORD = re.compile(r"[A-Za-z0-9_.$-]*")
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer", None)
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -45,12 +46,27 @@ class Tokenizer(Protocol):
     size: int
     """Token ids are below this."""
 
-    def encode_chat(self, messages: Messages) -> list[int]:
+    format: Format
+    """How the model marks reasoning and tool calls."""
+
+    special: Mapping[int, str]
+    """Tokens without a text, by id, and their names."""
+
+    def encode_chat(
+        self, messages: Messages, tools: Tools = (), arguments: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Tokens of the messages in the model's chat template, ready for the assistant's answer.
 
-        Contents are text, whatever they spell. Raises InvalidInput: CHAT_TEMPLATE_REFUSED, NO_CHAT_TEMPLATE,
+        Contents are text, whatever they spell, in messages, tools and `arguments`, which are more variables
+        of the template. Raises InvalidInput: CHAT_TEMPLATE_REFUSED, NO_CHAT_TEMPLATE,
         PROMPT_UNUSABLE.
         """
+
+    def encode_markers(self, text: str) -> list[int]:
+        """Tokens of what the server itself writes, the names of special ones included."""
+
+    def last_turn(self, tokens: Sequence[int]) -> str:
+        """The end of a chat that was encoded, from its last control token on, which no content can hold."""
 
     def encode_text(self, text: str) -> list[int]:
         """Tokens of a text that the model shall continue, and that is text, too. Raises PROMPT_UNUSABLE."""
@@ -58,8 +74,8 @@ class Tokenizer(Protocol):
     def close(self) -> None:
         """No chat is to be encoded any more."""
 
-    def detokenizer(self) -> Detokenizer:
-        """A new one, for one answer."""
+    def detokenizer(self, *, spelt: bool = False) -> Detokenizer:
+        """A new one, for one answer; `spelt` for one that names special tokens to Sections."""
 
     def spelling(self, token: int) -> bytes:
         """A token as it is spelt by itself, special ones by their name; may be a part of a character."""
@@ -85,19 +101,31 @@ class FileTokenizer:
         special = _special_tokens(path, settings)
         end = self._backend.token_to_id(special.get("eos_token", ""))
         self.end_tokens = frozenset(_end_tokens(path) | ({end} if end is not None else set()))
-        thinks = any(self._has(first) and self._has(last) for first, last in _THINKING)
+        thinks = any(self._has(first) and self._has(last) for first, last in THINKING)
         source = _template_source(path, settings)
         self._template = _template(source, special | {"enable_thinking": thinks}) if source else None
         controls = _controls(backend.get_added_tokens_decoder(), source, special)
         self._plain = PlainText(self._encode, controls, _normalizer(backend))
+        parser = settings.get("tool_parser_type")
+        names = backend.get_vocab(with_added_tokens=True)
+        self.format = format_of(source, names, parser if isinstance(parser, str) else "")
+        self.special: Mapping[int, str] = self._spelling.special
 
     def _has(self, token: str) -> bool:
         return self._backend.token_to_id(token) is not None
 
-    def encode_chat(self, messages: Messages) -> list[int]:
+    def encode_chat(
+        self, messages: Messages, tools: Tools = (), arguments: Mapping[str, Any] | None = None
+    ) -> list[int]:
         if not self._template:
             raise no_chat_template()
-        return _chat(self._plain, messages, self._template.render)
+        return _chat(self._plain, (messages, tools, arguments or {}), self._template.render)
+
+    def encode_markers(self, text: str) -> list[int]:
+        return self._encode(text, add_special_tokens=False)
+
+    def last_turn(self, tokens: Sequence[int]) -> str:
+        return b"".join(map(self.spelling, self._plain.after_controls(tokens))).decode("utf-8", "replace")
 
     def encode_text(self, text: str) -> list[int]:
         return self._plain.encode(text, lambda write: write(text), add_special_tokens=True)
@@ -110,8 +138,8 @@ class FileTokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def detokenizer(self) -> Detokenizer:
-        return self._spelling.detokenizer()
+    def detokenizer(self, *, spelt: bool = False) -> Detokenizer:
+        return self._spelling.detokenizer(spelt=spelt)
 
     def spelling(self, token: int) -> bytes:
         return self._spelling.of(token)
@@ -140,6 +168,16 @@ class LoadedTokenizer:
         )
         self._plain = PlainText(self._encode, controls, None if backend is None else _normalizer(backend))
 
+        thinking = (
+            (self._wrapper.think_start, self._wrapper.think_end) if self._wrapper.has_thinking else None
+        )
+        call = (self._wrapper.tool_call_start, self._wrapper.tool_call_end)
+        calls = self._wrapper.has_tool_calling
+        self.format = Format(thinking, call if calls else None, self._wrapper.tool_parser)
+        self.special: Mapping[int, str] = {
+            token: self._wrapper.decode([token]) for token in self._wrapper.all_special_ids
+        }
+
         own = self._wrapper._chat_template is not None  # code of mlx-lm's
         variables = {self._wrapper._thinking_kwarg: self._wrapper.has_thinking}
         named = {
@@ -147,10 +185,19 @@ class LoadedTokenizer:
         }
         self._template = _template(source, named | variables) if isinstance(source, str) and not own else None
 
-    def encode_chat(self, messages: Messages) -> list[int]:
+    def encode_chat(
+        self, messages: Messages, tools: Tools = (), arguments: Mapping[str, Any] | None = None
+    ) -> list[int]:
         if not self._wrapper.has_chat_template:
             raise no_chat_template()
-        return _chat(self._plain, messages, self._template.render if self._template else self._render)
+        render = self._template.render if self._template else self._render
+        return _chat(self._plain, (messages, tools, arguments or {}), render)
+
+    def encode_markers(self, text: str) -> list[int]:
+        return self._encode(text, add_special_tokens=False)
+
+    def last_turn(self, tokens: Sequence[int]) -> str:
+        return b"".join(map(self.spelling, self._plain.after_controls(tokens))).decode("utf-8", "replace")
 
     def close(self) -> None:
         if self._template is not None:
@@ -162,10 +209,14 @@ class LoadedTokenizer:
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(self._wrapper.encode(text, add_special_tokens=add_special_tokens))
 
-    def _render(self, messages: Messages) -> str:
+    def _render(self, messages: Messages, tools: Tools, arguments: Mapping[str, Any]) -> str:
         try:
             rendered = self._wrapper.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+                [dict(message) for message in messages],
+                tools=list(tools) or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **arguments,
             )
             if not isinstance(rendered, str):
                 raise TypeError
@@ -173,13 +224,13 @@ class LoadedTokenizer:
             raise refused() from None
         return rendered
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, *, spelt: bool = False) -> Detokenizer:
         if self._spelling is not None:
-            return self._spelling.detokenizer()
+            return self._spelling.detokenizer(spelt=spelt)
         window = WindowDetokenizer(
             lambda tokens: self._wrapper.decode(list(tokens), skip_special_tokens=True)
         )
-        return ApartDetokenizer(window, frozenset(self._wrapper.all_special_ids))
+        return SpeltDetokenizer(window, self.special) if spelt else ApartDetokenizer(window, self.special)
 
     def spelling(self, token: int) -> bytes:
         if self._spelling is not None:
@@ -198,12 +249,13 @@ class Spelling:
         self.kind = _decoder_kind(backend)
         self._backend = backend
         self._added = backend.get_added_tokens_decoder()
-        self._special = frozenset(number for number, token in self._added.items() if token.special)
+        self.special = {number: str(token.content) for number, token in self._added.items() if token.special}
         self._spell = _spell_byte_level if self.kind == "byte level" else _spell_sentencepiece
         self._token_bytes = lru_cache(maxsize=None)(self._uncached_bytes)
 
-    def detokenizer(self) -> Detokenizer:
-        return ApartDetokenizer(self._texts(), self._special)
+    def detokenizer(self, *, spelt: bool) -> Detokenizer:
+        texts = self._texts()
+        return SpeltDetokenizer(texts, self.special) if spelt else ApartDetokenizer(texts, self.special)
 
     def _texts(self) -> Detokenizer:
         if self.kind is None:
@@ -227,18 +279,43 @@ class Spelling:
         return b"" if name is None else self._spell(name)
 
 
-def _chat(plain: PlainText, messages: Messages, render: Callable[[Messages], str]) -> list[int]:
-    def rendered(write: Write) -> str:
-        return render([{**message, "content": write(message["content"])} for message in messages])
+def _chat(
+    plain: PlainText,
+    chat: tuple[Messages, Tools, Mapping[str, Any]],
+    render: Callable[[Messages, Tools, Mapping[str, Any]], str],
+) -> list[int]:
+    """`chat` is all that comes from outside: what anybody wrote in it stays text."""
+    written: list[str] = []
 
-    written = "".join(message["content"] for message in messages)
-    return plain.encode(written, rendered, add_special_tokens=False)
+    def collect(text: str) -> str:
+        written.append(text)
+        return text
+
+    _mapped(chat, collect)
+    return plain.encode(
+        "".join(written), lambda write: render(*_mapped(chat, write)), add_special_tokens=False
+    )
+
+
+def _mapped(value: Any, write: Write, name: str = "") -> Any:
+    """A JSON value with `write` applied to its strings. Words by which a template finds its way are no harm:
+    roles, types and names of fields that consist of letters."""
+    if isinstance(value, str):
+        return value if name in ("role", "type") and _WORD.fullmatch(value) else write(value)
+    if isinstance(value, Mapping):
+        return {
+            (key if _WORD.fullmatch(key) else write(key)): _mapped(inner, write, key)
+            for key, inner in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_mapped(inner, write) for inner in value]
+    return value
 
 
 def _controls(added: Mapping[int, Any], source: str, named: Mapping[str, Any]) -> dict[str, int]:
     """Tokens, by name, that belong to templates and not to contents: the special ones, and others that the
     template writes. Templates look for thinking in contents, and an unknown character is no harm."""
-    free = {name for pair in _THINKING for name in pair} | {named.get("unk_token")}
+    free = {name for pair in THINKING for name in pair} | {named.get("unk_token")}
     return {
         token.content: number
         for number, token in added.items()

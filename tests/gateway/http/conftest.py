@@ -27,6 +27,7 @@ class ScriptedBackend:
     error: SealringError | None = None
     error_after: int | None = None
     pause: float = 0.0
+    parsed: list[inference.Parsed | None] = field(default_factory=list)
     logprobs: list[list[inference.TokenLogprob]] = field(default_factory=list)
     reason: inference.FinishReason.ValueType = inference.FINISH_REASON_STOP
     requests: list[inference.GenerateRequest] = field(default_factory=list)
@@ -62,8 +63,9 @@ class ScriptedBackend:
                 if self.error is not None and number > (self.error_after or 0):
                     raise self.error
                 told = self.logprobs[number - 1] if self.logprobs else []
+                beside = self.parsed[number - 1] if self.parsed else None
                 yield inference.GenerateResponse(
-                    delta=inference.Delta(text=text, tokens=number, logprobs=told)
+                    delta=inference.Delta(text=text, tokens=number, logprobs=told, parsed=beside)
                 )
             yield inference.GenerateResponse(
                 finished=inference.Finished(

@@ -31,7 +31,10 @@ async def test_a_whole_answer_is_put_together_by_choice() -> None:
     told = events(STARTED, delta("a", 0, 1), delta("x", 1), delta("b", 0, 2, 3), FINISHED)
     begin, choices, end = await collect(told, 2)
     assert (begin.model, end.completion_tokens) == ("demo", 3)
-    assert [(text, [one.id for one in logged]) for text, logged in choices] == [("ab", [1, 2, 3]), ("x", [])]
+    assert [(one.text, [token.id for token in one.logprobs]) for one in choices] == [
+        ("ab", [1, 2, 3]),
+        ("x", []),
+    ]
 
 
 @pytest.mark.parametrize("given", [(FINISHED,), (STARTED, delta("a"))])

@@ -68,6 +68,52 @@ async def test_chat_stream_with_usage(client: openai.AsyncOpenAI) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture
+def calling(backend: Any) -> Any:
+    """Thinks, says something, and calls two tools at once."""
+    calls = [inference.ToolCall(name="look", arguments='{"at": 1}'), inference.ToolCall(name="look")]
+    backend.texts = ["", "Let me see.", ""]
+    backend.parsed = [inference.Parsed(reasoning="hm"), None, inference.Parsed(tool_calls=calls)]
+    return backend
+
+
+async def test_tools_are_called_and_answered(client: openai.AsyncOpenAI, calling: Any) -> None:
+    answer = await client.chat.completions.create(model="demo", messages=MESSAGES, tools=TOOLS)
+    message = answer.choices[0].message
+    assert (answer.choices[0].finish_reason, message.content) == ("tool_calls", "Let me see.")
+    assert message.model_extra == {"reasoning_content": "hm"}
+    assert message.tool_calls is not None
+    told = [(call.function.name, call.function.arguments) for call in message.tool_calls]  # type: ignore[union-attr]
+    assert told == [("look", '{"at": 1}'), ("look", "{}")]
+    ids = {call.id for call in message.tool_calls}
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+    assert len(ids) == 2
+    passed_back = [*MESSAGES, message.model_dump()]
+    passed_back += [{"role": "tool", "tool_call_id": one, "content": "ok"} for one in ids]
+    await client.chat.completions.create(model="demo", messages=passed_back, tools=TOOLS)
+    chat = calling.requests[-1].envelope.clear.chat
+    assert [one.role for one in chat.messages] == ["user", "assistant", "tool", "tool"]
+    assert chat.messages[1].reasoning == "hm"
+    assert {call.id for call in chat.messages[1].tool_calls} == ids
+
+
+async def test_calls_are_streamed(client: openai.AsyncOpenAI, calling: Any) -> None:
+    async with client.chat.completions.stream(model="demo", messages=MESSAGES, tools=TOOLS) as stream:
+        answer = await stream.get_final_completion()
+    message = answer.choices[0].message
+    assert (answer.choices[0].finish_reason, message.content) == ("tool_calls", "Let me see.")
+    assert [call.function.arguments for call in message.tool_calls or ()] == ['{"at": 1}', "{}"]
+    calling.reason = inference.FINISH_REASON_LENGTH
+    stream2 = await client.chat.completions.create(model="demo", messages=MESSAGES, tools=TOOLS, stream=True)
+    chunks = [chunk async for chunk in stream2]
+    assert chunks[1].choices[0].delta.model_extra == {"reasoning_content": "hm"}
+    assert [call.index for call in chunks[3].choices[0].delta.tool_calls or ()] == [0, 1]
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
 async def test_completion(client: openai.AsyncOpenAI, backend: Any) -> None:
     answer = await client.completions.create(model="demo", prompt="once", max_tokens=7, stop="\n")
     assert answer.id.startswith("cmpl-")

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from sealring.gateway.http.errors import error_body, error_event, error_response, error_status
+from sealring.api.answers import Renderer
+from sealring.api.errors import error_body, error_status
+from sealring.gateway.http.errors import error_response
 from sealring.mesh import errors
 from sealring.mesh.errors import SealringError
 
@@ -37,7 +39,7 @@ from sealring.mesh.errors import SealringError
 def test_an_error_has_its_status_and_kind(error: SealringError, status: int, kind: str) -> None:
     assert error_status(error) == error_response(error).status_code == status
     assert error_body(error)["error"]["type"] == kind
-    assert error_event(error) == b"data: " + json.dumps(error_body(error)).encode() + b"\n\n"
+    assert Renderer.error(error) == b"data: " + json.dumps(error_body(error)).encode() + b"\n\n"
 
 
 def test_what_an_error_names_is_told() -> None:

@@ -48,7 +48,7 @@ def test_empty_prompts() -> None:
 
 
 def test_roles() -> None:
-    for role in ("", "tool", "User", "SECRET"):
+    for role in ("", "function", "User", "SECRET"):
         assert refused(chat(("user", "x"), (role, "x"))) == ("BAD_ROLE", "messages[1].role")
 
 

@@ -40,7 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_each_line_is_answered_within_its_limits(run: Any) -> None:
     first = {"source": "{{ start }}{{ messages[0].content }}", "variables": {"start": "<"}}
-    answers, done = run(first, CHAT, CHAT)
+    answers, done = run(first, {"messages": CHAT}, {"messages": CHAT})
     assert answers == [{}, {"text": "<" + CHAT[0]["content"]}, {"text": "<" + CHAT[0]["content"]}]
     timer = signal.ITIMER_PROF
     assert done == [
@@ -53,7 +53,7 @@ def test_each_line_is_answered_within_its_limits(run: Any) -> None:
 def test_a_template_that_is_none_or_refuses_is_told(run: Any) -> None:
     (answer,), _ = run({"source": "{% if %}", "variables": {}})
     assert "cannot be compiled" in answer["corrupt"]
-    answers, _ = run({"source": "{{ raise_exception('secret') }}", "variables": {}}, CHAT)
+    answers, _ = run({"source": "{{ raise_exception('secret') }}", "variables": {}}, {"messages": CHAT})
     assert answers == [{}, {"refused": True}]
 
 

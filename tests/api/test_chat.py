@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from sealring.api.chat import ChatBody, chat_request, parse_chat
+from sealring.api.completions import CompletionBody, completion_request, parse_completion
 from sealring.gateway.http.body import MAX_DIGITS, parse_object
-from sealring.gateway.http.parse import ChatBody, CompletionBody, chat_request, completion_request, parse_body
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.validate import validate_request
 from sealring.v1 import inference_pb2 as inference
@@ -21,7 +22,7 @@ GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content"
 
 def parse(body: dict[str, Any]) -> inference.GenerateRequest:
     """What the edge and the backend do with a chat's body."""
-    request = chat_request(parse_body(body, ChatBody), "id")
+    request = chat_request(parse_chat(body), "id")
     validate_request(request)
     return request
 
@@ -40,10 +41,9 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "robot", "content": "SECRET"}]}, "bad_field", "messages[0].role"),
     ({"messages": [{"role": "user", "content": ""}]}, "empty_prompt", "messages"),
     ({"messages": [{"role": "user", "content": None}]}, "bad_field", "messages[0].content"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "bad_field", "messages[0].role"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "bad_field",
+        "unsupported_content",
         "messages[0].content[0]",
     ),
     ({"messages": [{"role": "user", "content": "x", "SECRET": 1}]}, "unknown_field", "messages[0].SECRET"),
@@ -104,7 +104,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"min_tokens": 3}, "unsupported_field", "min_tokens"),
     ({"xtc_probability": 0.5}, "unsupported_field", "xtc_probability"),
     ({"stop_token_ids": [2]}, "unsupported_field", "stop_token_ids"),
-    ({"tools": [{"type": "function"}]}, "unsupported_field", "tools"),
+    ({"tools": [{"type": "function"}]}, "missing_field", "tools[0].function"),
+    ({"tools": [{"type": "web_search"}]}, "bad_field", "tools[0].type"),
     ({"response_format": {"type": "json_object"}}, "unsupported_field", "response_format"),
     ({"model": 3}, "bad_field", "model"),
     ({"user": "x" * 300}, "bad_field", "user"),
@@ -144,11 +145,11 @@ LIMITS: list[tuple[str, list[Any], list[Any]]] = [
 @pytest.mark.parametrize(("field", "taken", "refused"), LIMITS)
 def test_a_field_is_taken_up_to_its_limits(field: str, taken: list[Any], refused: list[Any]) -> None:
     for value in taken:
-        parse_body({**GOOD, field: value}, ChatBody)
-        chat_request(parse_body({**GOOD, field: value}, ChatBody), "id")
+        parse_chat({**GOOD, field: value})
+        chat_request(parse_chat({**GOOD, field: value}), "id")
     for value in refused:
         with pytest.raises(InvalidInput) as caught:
-            chat_request(parse_body({**GOOD, field: value}, ChatBody), "id")
+            chat_request(parse_chat({**GOOD, field: value}), "id")
         assert caught.value.metadata["param"].startswith(field)
 
 
@@ -174,26 +175,17 @@ NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
     "echo": ([False], [True, 0]),
     "suffix": ([""], ["x"]),
     "response_format": ([{"type": "text"}], [{}, {"type": "json_object"}]),
-    "tools": ([[]], [[{}]]),
-    "tool_choice": (["none", "auto"], ["required"]),
-    "parallel_tool_calls": ([True, False], [1]),
     "functions": ([[]], [[{}]]),
     "function_call": (["none", "auto"], [{}]),
     "modalities": ([["text"]], [["audio"], []]),
-    "store": ([False], [True]),
-    "service_tier": (["auto", "default"], ["flex"]),
-    "metadata": ([{}], [{"a": "b"}]),
     "audio": ([], [{}]),
-    "prediction": ([], [{}]),
     "web_search_options": ([], [{}]),
-    "reasoning_effort": ([], ["low"]),
     "verbosity": ([], ["low"]),
     "add_generation_prompt": ([True], [False]),
     "add_special_tokens": ([], [True, False]),
     "allowed_token_ids": ([], [[]]),
     "bad_words": ([[]], [["x"]]),
     "chat_template": ([], ["x"]),
-    "chat_template_kwargs": ([{}], [{"a": 1}]),
     "continue_final_message": ([False], [True]),
     "guided_choice": ([], [[]]),
     "ignore_eos": ([False], [True]),
@@ -228,17 +220,17 @@ def test_what_is_not_served_is_taken_where_it_asks_for_nothing(field: str) -> No
 def test_a_completion_takes_no_chats_log_probabilities() -> None:
     base = {"model": "demo", "prompt": "x"}
     for value in (None, 0):
-        assert parse_body({**base, "top_logprobs": value}, CompletionBody)
+        assert parse_completion({**base, "top_logprobs": value})
     for value in (1, False):
         with pytest.raises(InvalidInput):
-            parse_body({**base, "top_logprobs": value}, CompletionBody)
-    body = parse_body({**base, "prompt": ["y"], "logprobs": 0, "max_tokens": 3}, CompletionBody)
+            parse_completion({**base, "top_logprobs": value})
+    body = parse_completion({**base, "prompt": ["y"], "logprobs": 0, "max_tokens": 3})
     request = completion_request(body, "id")
     assert (request.envelope.clear.text, request.max_tokens, request.request_id) == ("y", 3, "id")
     assert request.envelope.clear.sampling.HasField("logprobs")
     for prompt in ([], ["a", "b"]):
         with pytest.raises(InvalidInput):
-            parse_body({**base, "prompt": prompt}, CompletionBody)
+            parse_completion({**base, "prompt": prompt})
 
 
 def test_what_is_left_out_or_means_off_is_as_documented() -> None:
@@ -256,18 +248,18 @@ def test_what_is_left_out_or_means_off_is_as_documented() -> None:
 def test_what_is_told_of_a_fault_is_short() -> None:
     for name, told in (("x" * 65, "x" * 64), ("x" * 64, "x" * 64)):
         with pytest.raises(InvalidInput) as caught:
-            parse_body({**GOOD, name: 1}, ChatBody)
+            parse_chat({**GOOD, name: 1})
         assert caught.value.metadata["param"] == told
     with pytest.raises(InvalidInput) as caught:
         parse({**GOOD, "messages": [{"role": "user", "content": "x", "y" * 200: 1}]})
     assert caught.value.metadata["param"] == f"messages[0].{'y' * 64}"
     with pytest.raises(InvalidInput, match="model is refused: input should be a valid string"):
-        parse_body({**GOOD, "model": 3}, ChatBody)
+        parse_chat({**GOOD, "model": 3})
 
 
 def test_whether_usage_is_told() -> None:
     for options, told in ((None, False), ({}, False), ({"include_usage": True}, True)):
-        body = parse_body({**GOOD, "stream": True, "stream_options": options}, ChatBody)
+        body = parse_chat({**GOOD, "stream": True, "stream_options": options})
         assert body.include_usage is told
 
 
@@ -293,8 +285,8 @@ def test_neutral_fields_pass() -> None:
         "tool_choice": "auto",
         "parallel_tool_calls": True,
         "store": False,
-        "metadata": None,
         "service_tier": "auto",
+        "metadata": {"a": "b"},
         "reasoning_effort": None,
         "repetition_penalty": 0,
         "ignore_eos": False,
@@ -365,22 +357,22 @@ def test_what_a_chat_asks_of_log_probabilities(fields: dict[str, Any], expected:
 @pytest.mark.parametrize("logprobs", [6, -1, True, "1"])
 def test_a_completion_is_told_at_most_five(logprobs: Any) -> None:
     base = {"model": "demo", "prompt": "x"}
-    body = parse_body({**base, "logprobs": 5}, CompletionBody)
+    body = parse_completion({**base, "logprobs": 5})
     assert completion_request(body, "id").envelope.clear.sampling.logprobs == 5
     with pytest.raises(InvalidInput) as caught:
-        parse_body({**base, "logprobs": logprobs}, CompletionBody)
+        parse_completion({**base, "logprobs": logprobs})
     assert caught.value.metadata["param"] == "logprobs"
 
 
 def test_completion_defaults() -> None:
-    request = completion_request(parse_body({"model": "demo", "prompt": "x"}, CompletionBody), "id")
+    request = completion_request(parse_completion({"model": "demo", "prompt": "x"}), "id")
     assert request.max_tokens == 16
     assert request.envelope.clear.sampling.temperature == 1.0
     assert not request.envelope.clear.sampling.HasField("seed")
     with pytest.raises(InvalidInput):
-        parse_body({"model": "demo", "prompt": ["a", "b"]}, CompletionBody)
+        parse_completion({"model": "demo", "prompt": ["a", "b"]})
     with pytest.raises(InvalidInput):
-        parse_body({"model": "demo", "prompt": [1, 2]}, CompletionBody)
+        parse_completion({"model": "demo", "prompt": [1, 2]})
 
 
 @pytest.mark.parametrize(
@@ -413,9 +405,9 @@ bodies = st.dictionaries(names | st.text(max_size=8), json_values, max_size=8)
 @given(changes=bodies)
 def test_any_object_parses_or_is_refused(changes: dict[str, Any]) -> None:
     for base in (GOOD, {}):
-        for model, make in ((ChatBody, chat_request), (CompletionBody, completion_request)):
+        for read, make in ((parse_chat, chat_request), (parse_completion, completion_request)):
             try:
-                request = make(parse_body({**base, **changes}, model), "id")  # type: ignore[operator]
+                request = make(read({**base, **changes}), "id")  # type: ignore[operator,arg-type]
                 validate_request(request)
             except InvalidInput:
                 continue
@@ -440,3 +432,114 @@ def test_any_bytes_parse_or_are_refused(body: bytes) -> None:
     except InvalidInput:
         return
     assert parsed == json.loads(body)
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "looks", "parameters": {"type": "object"}, "strict": True},
+}
+
+
+def test_what_sdks_pass_back_is_taken() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}, "index": 0}
+    dumped = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "provider_specific_fields": {"a": 1},
+        "reasoning_content": "hm",
+        "tool_calls": [call],
+    }
+    result = {
+        "role": "tool",
+        "tool_call_id": "c1",
+        "name": "look",
+        "content": [{"type": "text", "text": "ok"}],
+    }
+    body = {**GOOD, "messages": [*GOOD["messages"], dumped, result], "tools": [TOOL]}
+    chat = parse(body).envelope.clear.chat
+    assert chat.messages[1] == inference.ChatMessage(
+        role="assistant",
+        reasoning="hm",
+        tool_calls=[inference.ToolCall(id="c1", name="look", arguments="{}")],
+    )
+    assert chat.messages[2] == inference.ChatMessage(
+        role="tool", content="ok", tool_call_id="c1", name="look"
+    )
+    assert list(chat.tools) == [
+        inference.Tool(name="look", description="looks", parameters='{"type": "object"}')
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "required", "one"),
+    [
+        (None, 2, False, False),
+        ("auto", 2, False, False),
+        ("none", 0, False, False),
+        ("required", 2, True, False),
+        ({"type": "function", "function": {"name": "look"}}, 1, True, True),
+    ],
+)
+def test_a_tool_is_chosen_as_asked(choice: Any, tools: int, required: bool, one: bool) -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    chat = parse({**GOOD, "tools": [other, TOOL], "tool_choice": choice}).envelope.clear.chat
+    assert (len(chat.tools), chat.call_required, chat.one_call) == (tools, required, one)
+    assert parse({**GOOD, "tools": [TOOL], "parallel_tool_calls": False}).envelope.clear.chat.one_call
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "param"),
+    [
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "BAD_FIELD",
+            "tool",
+        ),
+        ({"tool_choice": "required"}, "NO_TOOLS", "tools"),
+        ({"tools": [TOOL] * 129}, "BAD_FIELD", "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "BAD_TOOL_NAME", "tools[0].name"),
+        ({"chat_template_kwargs": {"messages": []}}, "BAD_JSON_FIELD", "chat_template_kwargs"),
+        ({"messages": [{"role": "user", "content": None}]}, "BAD_FIELD", "messages[0].content"),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "function_call": {}}]},
+            "BAD_FIELD",
+            "messages[0]",
+        ),
+    ],
+)
+def test_what_is_refused_of_tools(change: dict[str, Any], reason: str, param: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse({**GOOD, **change})
+    assert caught.value.reason == reason
+    assert caught.value.metadata["param"].startswith(param)
+
+
+def test_a_schema_that_is_nested_too_deep_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(40):
+        schema = {"a": schema}
+    with pytest.raises(InvalidInput) as caught:
+        parse({**GOOD, "tools": [{"type": "function", "function": {"name": "a", "parameters": schema}}]})
+    assert caught.value.metadata["param"].startswith("tools")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high", "enable_thinking": True}),
+        ({"enable_thinking": False}, {"enable_thinking": False}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False, "x": [1]}},
+            {"reasoning_effort": "low", "enable_thinking": False, "x": [1]},
+        ),
+    ],
+)
+def test_how_much_to_think_reaches_the_template(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    told = parse({**GOOD, **fields}).envelope.clear.chat.template_arguments
+    assert json.loads(told or "{}") == expected

@@ -1,0 +1,96 @@
+"""Functions that a model may call, calls of them, and the JSON in both: their bounds."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from sealring.mesh.errors import InvalidInput
+from sealring.v1 import inference_pb2 as inference
+
+MAX_TOOLS = 128
+MAX_CALLS = 128
+"""Of one message."""
+
+MAX_JSON_BYTES = 1 << 20
+MAX_JSON_DEPTH = 32
+
+_OWN = {"messages", "tools", "documents", "add_generation_prompt"}
+"""Variables of a template that no request sets, nor any special token."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+
+
+def parse_json_object(text: str, param: str) -> dict[str, Any]:
+    """The object in a JSON text; an empty text is an empty one. Raises InvalidInput (BAD_JSON_FIELD)."""
+    value: Any = {}
+    if len(text) > MAX_JSON_BYTES:
+        raise _bad_json(param, f"it is longer than {MAX_JSON_BYTES} characters")
+    try:
+        value = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        raise _bad_json(param, "it is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise _bad_json(param, "it is not a JSON object")
+    if too_deep(value):
+        raise _bad_json(param, f"it is nested deeper than {MAX_JSON_DEPTH} levels")
+    return value
+
+
+def too_deep(value: Any, levels: int = MAX_JSON_DEPTH) -> bool:
+    """Whether JSON is nested deeper than so many levels."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(too_deep(one, levels - 1) for one in inner)
+
+
+def check_tool_name(name: str, param: str) -> None:
+    """Raises InvalidInput (BAD_TOOL_NAME)."""
+    if _NAME.match(name) is None:
+        raise InvalidInput(
+            "the name of a tool is malformed",
+            hint="use 1 to 128 of A-Z, a-z, 0-9, _, . and -",
+            reason="BAD_TOOL_NAME",
+            param=param,
+        )
+
+
+def check_tools(chat: inference.Chat) -> int:
+    """Checks the tools of a chat and the variables of its template; returns their length in bytes.
+
+    Raises InvalidInput: TOO_MANY_TOOLS, BAD_TOOL_NAME, BAD_JSON_FIELD.
+    """
+    if len(chat.tools) > MAX_TOOLS:
+        raise InvalidInput(
+            f"there are more than {MAX_TOOLS} tools", reason="TOO_MANY_TOOLS", param="tools", limit=MAX_TOOLS
+        )
+    for index, tool in enumerate(chat.tools):
+        check_tool_name(tool.name, f"tools[{index}].name")
+        parse_json_object(tool.parameters, f"tools[{index}].parameters")
+    if chat.call_required and not chat.tools:
+        raise InvalidInput("a tool must be called and there is none", reason="NO_TOOLS", param="tools")
+    for name in parse_json_object(chat.template_arguments, "chat_template_kwargs"):
+        if name in _OWN or name.endswith("_token") or not name.isidentifier():
+            raise _bad_json("chat_template_kwargs", "it sets a variable that is the server's own")
+    return sum(tool.ByteSize() for tool in chat.tools) + len(chat.template_arguments)
+
+
+def check_calls(message: inference.ChatMessage, param: str) -> int:
+    """Checks the tool calls of a message; returns their length in bytes.
+
+    Raises InvalidInput: BAD_TOOL_CALL, BAD_TOOL_NAME, BAD_JSON_FIELD.
+    """
+    if (message.tool_calls and message.role != "assistant") or len(message.tool_calls) > MAX_CALLS:
+        raise InvalidInput(
+            f"an assistant may call tools, at most {MAX_CALLS} in a message, and nobody else",
+            reason="BAD_TOOL_CALL",
+            param=f"{param}.tool_calls",
+        )
+    for index, call in enumerate(message.tool_calls):
+        check_tool_name(call.name, f"{param}.tool_calls[{index}].name")
+        parse_json_object(call.arguments, f"{param}.tool_calls[{index}].arguments")
+    return sum(call.ByteSize() for call in message.tool_calls)
+
+
+def _bad_json(param: str, why: str) -> InvalidInput:
+    return InvalidInput(f"{param} is refused: {why}", reason="BAD_JSON_FIELD", param=param)

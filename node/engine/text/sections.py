@@ -1,0 +1,238 @@
+"""What a model's answer consists of: reasoning, text and tool calls, told apart while it comes.
+
+mlx-lm's parsers read the calls. Its state machine needs transformers, and knows markers as text; here a
+marker that is a special token in the vocabulary counts only as that token, so that no text can forge it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.tools import check_tool_name, parse_json_object
+from sealring.node.engine import mlx_lm_import
+from sealring.node.engine.text.detokenizer import Detokenizer
+from sealring.v1 import inference_pb2 as inference
+
+THINKING = (
+    ("<think>", "</think>"),
+    ("<longcat_think>", "</longcat_think>"),
+    ("<|think:start|>", "<|think:end|>"),
+)
+_CHANNEL = ("<|channel>", "thought", "<channel|>")
+
+_PARSERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("gemma4", ("<|tool_call>", "<tool_call|>")),
+    ("function_gemma", ("<start_function_call>",)),
+    ("longcat", ("<longcat_tool_call>",)),
+    ("glm47", ("<arg_key>",)),
+    ("pythonic", ("<|tool_list_start|>",)),
+    ("pythonic", ("<|tool_call_start|>",)),
+    ("qwen3_coder", ("<tool_call>\\n<function=",)),
+    ("qwen3_coder", ("<tool_call>\n<function=",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("minicpm5", ('<function name="', '<param name="')),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("muse_spark", ("<atem:function_calls>",)),
+    ("json_tools", ("<tool_call>", "tool_call.name")),
+)
+"""mlx-lm's parsers by what the chat template says, as in mlx_lm.tokenizer_utils._infer_tool_parser."""
+
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+"""Around the name of a special token on its way to the parser; no characters of a text."""
+
+_NAMED = re.compile(f"{_OPEN}[^{_CLOSE}]*{_CLOSE}")
+_MARKS = re.compile(f"[{_OPEN}{_CLOSE}]")
+
+Parse = Callable[[str, Any], Any]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How one model marks reasoning and calls: the beginning and the end of each. A call may have no end."""
+
+    thinking: tuple[str, str] | None = None
+    call: tuple[str, str] | None = None
+    parse: Parse | None = None
+
+    def __bool__(self) -> bool:
+        return self.thinking is not None or self.call is not None
+
+
+def format_of(source: str, vocabulary: Collection[str], parser: str = "") -> Format:
+    """By a model's chat template and its tokens; `parser` where the folder names mlx-lm's."""
+    thinking = next((pair for pair in THINKING if vocabulary_has(vocabulary, *pair)), None)
+    if thinking is None and vocabulary_has(vocabulary, _CHANNEL[0], _CHANNEL[2]):
+        thinking = (_CHANNEL[0] + _CHANNEL[1], _CHANNEL[2])
+    found = (name for name, told in _PARSERS if all(each in source for each in told))
+    name = parser or next(found, "")
+    if not name and vocabulary_has(vocabulary, "<|tool_call_start|>", "<|tool_call_end|>"):
+        name = "pythonic"
+    if not name:
+        return Format(thinking)
+    mlx_lm_import.install()
+    module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
+    return Format(thinking, (module.tool_call_start, module.tool_call_end), module.parse_tool_call)
+
+
+def vocabulary_has(vocabulary: Collection[str], *tokens: str) -> bool:
+    return all(token in vocabulary for token in tokens)
+
+
+class SpeltDetokenizer:
+    """Names special tokens, between marks, for the parser."""
+
+    def __init__(self, detokenizer: Detokenizer, special: Mapping[int, str]) -> None:
+        self._detokenizer = detokenizer
+        self._special = special
+
+    def add(self, token: int) -> str:
+        name = self._special.get(token)
+        text = self._detokenizer.add(token)
+        return text if name is None else f"{text}{_OPEN}{name}{_CLOSE}"
+
+    def flush(self) -> str:
+        return self._detokenizer.flush()
+
+
+class Sections:
+    """Of one answer. `special` are the names of the special tokens, with `prompt_end` the prompt ends."""
+
+    def __init__(
+        self, form: Format, special: Collection[str], chat: inference.Chat, prompt_end: str = ""
+    ) -> None:
+        self._parse = form.parse
+        self._tools = [
+            {"type": "function", "function": {"name": one.name, "parameters": parameters(one)}}
+            for one in chat.tools
+        ]
+        self._one_call = chat.one_call
+        self._state, self._held, self._call = "text", "", ""
+        self._begins = False
+        self.over = False
+        """Whether the answer has had its one call."""
+        begin, end = form.thinking or ("", "")
+        if begin and prompt_end.rfind(begin) > prompt_end.rfind(end):
+            self._state, self._begins = "reasoning", True
+        edges = {"text": [(begin, "reasoning")], "reasoning": [(end, "text")], "call": []}
+        if form.call is not None and chat.tools:
+            edges["text"].append((form.call[0], "call"))
+            edges["reasoning"].append((form.call[0], "call"))
+            edges["call"].append((form.call[1], "text"))
+            if chat.call_required:
+                self._state = "call"
+        self._edges = {
+            state: {_spelt(marker, special): after for marker, after in found if marker}
+            for state, found in edges.items()
+        }
+        self._call_begin = form.call[0] if form.call is not None else ""
+
+    def take(
+        self, text: str, finish: inference.FinishReason.ValueType
+    ) -> tuple[str, inference.Parsed | None]:
+        """The text that may be told now, and what else there is. `finish` is set with the last piece."""
+        parsed = inference.Parsed()
+        told = ""
+        self._held += text
+        while not self.over:
+            start, marker = self._next(final=bool(finish))
+            piece, self._held = self._held[:start], self._held[start + len(marker) :]
+            told += self._tell(piece, parsed)
+            if not marker:
+                break
+            after = self._edges[self._state][marker]
+            if self._state == "call":
+                told += self._close(parsed)
+            self._state, self._begins = after, True
+        if finish and self._state == "call":
+            cut = finish == inference.FINISH_REASON_LENGTH
+            told += self._raw() if cut else self._close(parsed)
+        return told, parsed if parsed.reasoning or parsed.tool_calls else None
+
+    def _next(self, *, final: bool) -> tuple[int, str]:
+        """Where what may be told ends, and the marker there, if a whole one is."""
+        held, edges = self._held, self._edges[self._state]
+        found = [(start, marker) for marker in edges if (start := held.find(marker)) >= 0]
+        if found:
+            return min(found)
+        if final:
+            return len(held), ""
+        opened = held.rfind(_OPEN)
+        end = len(held) if held.find(_CLOSE, opened) >= opened else opened
+        longest = max(map(len, edges), default=0)
+        for start in range(max(0, len(held) - longest + 1), end):
+            if any(marker.startswith(held[start:]) for marker in edges):
+                return start, ""
+        return end, ""
+
+    def _tell(self, piece: str, parsed: inference.Parsed) -> str:
+        if self._state == "call":
+            self._call += _MARKS.sub("", piece)
+            return ""
+        text = _MARKS.sub("", _NAMED.sub("", piece))
+        if self._begins:  # models set markers on lines of their own
+            text = text.lstrip("\n")
+            self._begins = not text
+        if self._state == "reasoning":
+            parsed.reasoning += text
+            return ""
+        return text
+
+    def _close(self, parsed: inference.Parsed) -> str:
+        """The call has ended; what cannot be read is told as text."""
+        try:
+            assert self._parse is not None
+            found = self._parse(self._call, self._tools)
+            calls = [_call(one) for one in (found if isinstance(found, list) else [found])]
+        except Exception:  # whatever a parser raises on what a model has made up
+            return self._raw()
+        self._call = ""
+        parsed.tool_calls.extend(calls[:1] if self._one_call else calls)
+        self.over = self._one_call and bool(calls)
+        return ""
+
+    def _raw(self) -> str:
+        call, self._call = self._call_begin + self._call, ""
+        return call
+
+
+def parameters(tool: inference.Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments; empty where it takes none."""
+    return parse_json_object(tool.parameters, "tools")
+
+
+def _spelt(marker: str, special: Collection[str]) -> str:
+    """A marker as it comes from SpeltDetokenizer."""
+    for name in sorted(special, key=len, reverse=True):
+        if name in marker:
+            return marker.replace(name, f"{_OPEN}{name}{_CLOSE}")
+    return marker
+
+
+def _call(found: Any) -> inference.ToolCall:
+    """Raises what anything but a call with a name and an object of arguments leads to."""
+    arguments = found["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    parse_json_object(arguments, "arguments")
+    check_tool_name(found["name"], "name")
+    name = found.get("id")
+    return inference.ToolCall(
+        id=name if isinstance(name, str) else "", name=found["name"], arguments=arguments
+    )
+
+
+def no_tool_calls() -> InvalidInput:
+    """The error for who demands a call of a model whose calls nobody can read."""
+    return InvalidInput(
+        "this model cannot be made to call a tool",
+        hint='leave tool_choice at "auto"',
+        reason="NO_TOOL_CALLS",
+        param="tool_choice",
+    )

@@ -1,0 +1,126 @@
+"""What the forms of answers have in common."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from sealring.api.errors import error_body
+from sealring.mesh.errors import SealringError
+from sealring.v1 import inference_pb2 as inference
+
+Logprobs: TypeAlias = Sequence[inference.TokenLogprob] | None
+
+_REASONS = {inference.FINISH_REASON_STOP: "stop", inference.FINISH_REASON_LENGTH: "length"}
+_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass
+class Choice:
+    """One whole answer."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[inference.ToolCall] = field(default_factory=list)
+    logprobs: list[inference.TokenLogprob] = field(default_factory=list)
+
+    def add(self, delta: inference.Delta) -> None:
+        """Takes the next piece in."""
+        self.text += delta.text
+        self.logprobs.extend(delta.logprobs)
+        if delta.HasField("parsed"):
+            self.reasoning += delta.parsed.reasoning
+            self.calls.extend(delta.parsed.tool_calls)
+
+
+class Renderer:
+    """The answers to one request as the bytes of one API: `whole`, or as a stream of events."""
+
+    media_type = "text/event-stream"
+
+    ping = b": keep-alive\n\n"
+    """Sent while there is nothing to tell."""
+
+    def __init__(self, started: inference.Started, prefix: str, kind: str) -> None:
+        self.request_id = started.request_id
+        self._common: dict[str, Any] = {
+            "id": f"{prefix}-{started.request_id}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": started.model,
+            "system_fingerprint": _fingerprint(started),
+        }
+
+    def first(self) -> bytes:
+        """What opens the stream."""
+        return b""
+
+    def delta(self, delta: inference.Delta) -> bytes:
+        raise NotImplementedError
+
+    def last(self, finished: inference.Finished) -> bytes:
+        """What ends the stream."""
+        raise NotImplementedError
+
+    def whole(self, answers: list[Choice], finished: inference.Finished) -> bytes:
+        """All answers in one piece."""
+        raise NotImplementedError
+
+    @staticmethod
+    def error(error: SealringError) -> bytes:
+        """What ends the stream where the answer breaks off; clients raise on it."""
+        return event(error_body(error))
+
+    @staticmethod
+    def reasons(finished: inference.Finished) -> list[str]:
+        """`stop` or `length`, of each answer; an end without a list of them is that of one."""
+        ends = [end.reason for end in finished.choices] or [finished.reason]
+        return [_REASONS.get(reason, "stop") for reason in ends]
+
+
+def event(data: Any, name: str = "") -> bytes:
+    """One server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data)}\n\n".encode()
+
+
+def call_id(request_id: str, choice: int, number: int, call: inference.ToolCall) -> str:
+    """The model's own name for a call, or one of nine letters and digits: some templates take no others."""
+    if call.id:
+        return call.id
+    digest = hashlib.blake2b(f"{request_id} {choice} {number}".encode(), digest_size=9).digest()
+    return "".join(_LETTERS[byte % len(_LETTERS)] for byte in digest)
+
+
+def usage_of(finished: inference.Finished) -> dict[str, object]:
+    """In OpenAI's form."""
+    return {
+        "prompt_tokens": finished.prompt_tokens,
+        "completion_tokens": finished.completion_tokens,
+        "total_tokens": finished.prompt_tokens + finished.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": finished.cached_tokens},
+    }
+
+
+def model_object(model: inference.Model) -> dict[str, Any]:
+    """A model in OpenAI's form, with what is particular to this cluster beside it."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "sealring",
+        "model_type": model.model_type,
+        "context_length": model.context,
+        "min_trust": model.min_trust,
+        "rings": model.rings,
+        "rows": model.rows,
+    }
+
+
+def _fingerprint(started: inference.Started) -> str:
+    """Changes when another ring or model answers."""
+    return "fp_" + hashlib.sha256(f"{started.model}\x00{started.ring}".encode()).hexdigest()[:12]

@@ -1,0 +1,302 @@
+"""`POST /v1/chat/completions`: OpenAI's, with what vLLM, mlx_lm.server and DeepSeek have beside it.
+
+The other APIs' conversations are translated to this one's body first, so that there is one way to a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from sealring.api.answers import Choice, Logprobs, Renderer, call_id, event, usage_of
+from sealring.api.fields import DUMPED, MAX_STRING, Body, check_body
+from sealring.api.logprobs import chat_logprobs
+from sealring.api.sampling import CommonBody, clean, make_request
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.tools import MAX_CALLS, MAX_JSON_DEPTH, MAX_TOOLS, too_deep
+from sealring.mesh.prompt.validate import MAX_LOGPROBS, MAX_MESSAGES, MAX_TOKENS
+from sealring.v1 import inference_pb2 as inference
+
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Kinds of content parts that are text, and the field that holds it."""
+
+_Part = dict[str, Any]
+_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    id: Annotated[str, Field(max_length=MAX_STRING)] | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[_Part], Field(fail_fast=True, min_length=1, max_length=1024)] | None = None
+    name: Annotated[str, Field(max_length=64)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=MAX_STRING)] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    function_call: None = None
+    audio: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_dumped(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or DUMPED.isdisjoint(value):
+            return value
+        return {name: item for name, item in value.items() if name not in DUMPED}
+
+
+class Function(Body):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # not enforced: docs/clients.md
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class Reasoning(Body):
+    """OpenRouter's and the Responses API's."""
+
+    effort: _Effort | None = None
+    enabled: bool | None = None
+    summary: str | None = None  # the reasoning is told as it is
+
+
+class ChatBody(CommonBody):
+    """docs/sampling.md tells which fields are not OpenAI's."""
+
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: _Effort | None = None
+    reasoning: Reasoning | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+
+    @property
+    def likeliest(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def parse_chat(value: dict[str, Any]) -> ChatBody:
+    """Raises InvalidInput with `param`: as check_body, BAD_FIELD."""
+    for name in ("tools", "chat_template_kwargs"):
+        if too_deep(value.get(name), MAX_JSON_DEPTH + 4):
+            raise InvalidInput(f"{name} is nested too deep", reason="BAD_FIELD", param=name)
+    body = check_body(value, ChatBody)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidInput("stream_options needs stream", reason="BAD_FIELD", param="stream_options")
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidInput("top_logprobs needs logprobs", reason="BAD_FIELD", param="top_logprobs")
+    return body
+
+
+def chat_request(body: ChatBody, request_id: str) -> inference.GenerateRequest:
+    """A developer message counts as a system message. Raises InvalidInput: BAD_FIELD, UNSUPPORTED_CONTENT."""
+    limits = {limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None}
+    if len(limits) > 1:
+        raise InvalidInput(
+            "max_tokens and max_completion_tokens differ",
+            hint="send one of them",
+            reason="BAD_FIELD",
+            param="max_completion_tokens",
+        )
+    prompt = inference.Prompt()
+    for index, message in enumerate(body.messages):
+        _add_message(prompt.chat, message, f"messages[{index}]")
+    _add_tools(prompt.chat, body)
+    if arguments := _template_arguments(body):
+        prompt.chat.template_arguments = json.dumps(arguments)
+    return make_request(body, prompt, max(limits, default=0), request_id)
+
+
+def text_of(content: str | list[_Part], param: str) -> str:
+    """The content as one string; parts are joined by a line break, as chat templates do.
+
+    Raises InvalidInput: UNSUPPORTED_CONTENT for parts that are no text, BAD_FIELD, BAD_UTF8.
+    """
+    if isinstance(content, str):
+        return clean(content, param)
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type")
+        if not isinstance(kind, str) or kind not in _TEXTS:
+            raise InvalidInput(
+                "a part of the content is no text; images, sounds and files are not supported",
+                hint='send parts as {"type": "text", "text": "..."}',
+                reason="UNSUPPORTED_CONTENT",
+                param=f"{param}[{index}]",
+            )
+        text = part.get(_TEXTS[kind])
+        if not isinstance(text, str):
+            raise InvalidInput("a part has no text", reason="BAD_FIELD", param=f"{param}[{index}].text")
+        texts.append(clean(text, param))
+    return "\n".join(texts)
+
+
+def _add_message(chat: inference.Chat, message: Message, param: str) -> None:
+    if message.content is None and message.role != "assistant":
+        raise InvalidInput(f"{param}.content is missing", reason="BAD_FIELD", param=f"{param}.content")
+    reasoning = message.reasoning_content or message.reasoning or ""
+    added = chat.messages.add(
+        role="system" if message.role == "developer" else message.role,
+        content=text_of(message.content or message.refusal or "", f"{param}.content"),
+        tool_call_id=clean(message.tool_call_id or "", f"{param}.tool_call_id"),
+        reasoning=clean(reasoning, f"{param}.reasoning"),
+        name=clean(message.name or "", f"{param}.name") if message.role == "tool" else "",
+    )
+    for call in message.tool_calls or ():
+        added.tool_calls.add(
+            id=clean(call.id or "", f"{param}.tool_calls"),
+            name=clean(call.function.name, f"{param}.tool_calls"),
+            arguments=clean(call.function.arguments, f"{param}.tool_calls"),
+        )
+
+
+def _add_tools(chat: inference.Chat, body: ChatBody) -> None:
+    chosen = body.tool_choice
+    if chosen == "none":
+        return
+    for index, tool in enumerate(body.tools or ()):
+        function = tool.function
+        if isinstance(chosen, NamedTool) and function.name != chosen.function.name:
+            continue
+        chat.tools.add(
+            name=clean(function.name, f"tools[{index}].function.name"),
+            description=clean(function.description or "", f"tools[{index}].function.description"),
+            parameters=json.dumps(function.parameters) if function.parameters else "",
+        )
+    if isinstance(chosen, NamedTool) and not chat.tools:
+        raise InvalidInput("tool_choice names none of the tools", reason="BAD_FIELD", param="tool_choice")
+    chat.call_required = chosen not in (None, "auto")
+    chat.one_call = isinstance(chosen, NamedTool) or body.parallel_tool_calls is False
+
+
+def _template_arguments(body: ChatBody) -> dict[str, Any]:
+    """Templates know `enable_thinking` (Qwen's) or `reasoning_effort` (gpt-oss's), or neither."""
+    asked = body.reasoning or Reasoning()
+    effort = body.reasoning_effort or asked.effort
+    arguments: dict[str, Any] = {}
+    if effort is not None:
+        arguments = {"reasoning_effort": effort, "enable_thinking": effort not in ("none", "minimal")}
+    for thinking in (asked.enabled, body.enable_thinking):
+        if thinking is not None:
+            arguments["enable_thinking"] = thinking
+    return {**arguments, **(body.chat_template_kwargs or {})}
+
+
+class ChatRenderer(Renderer):
+    """Answers in OpenAI's form. A delta of text is rendered without building a dictionary for it."""
+
+    def __init__(
+        self, started: inference.Started, choices: int, *, include_usage: bool, likeliest: int | None
+    ) -> None:
+        super().__init__(started, "chatcmpl", "chat.completion")
+        self._usage = include_usage
+        self._logged = likeliest is not None
+        self._calls = [0] * choices
+        self._around = [self._template(index) for index in range(choices)]
+
+    def _template(self, index: int) -> tuple[str, str]:
+        """What stands before and after the text of a delta."""
+        whole = event(self._chunk(index, {"content": "\x00"}, None))
+        before, after = whole.decode().split(json.dumps("\x00"))
+        return before, after
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], reason: str | None, tokens: Logprobs = ()
+    ) -> dict[str, Any]:
+        logprobs = chat_logprobs(tokens) if self._logged and tokens else None
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        usage = {"usage": None} if self._usage else {}
+        return {**self._common, "object": "chat.completion.chunk", "choices": [choice], **usage}
+
+    def first(self) -> bytes:
+        opening = {"role": "assistant", "content": ""}
+        return b"".join(event(self._chunk(index, opening, None)) for index in range(len(self._calls)))
+
+    def delta(self, delta: inference.Delta) -> bytes:
+        index = delta.choice
+        if not delta.logprobs and not delta.HasField("parsed"):
+            before, after = self._around[index]
+            return f"{before}{json.dumps(delta.text)}{after}".encode()
+        told: dict[str, Any] = {}
+        if delta.parsed.reasoning:
+            told["reasoning_content"] = delta.parsed.reasoning
+        if delta.text or not told:
+            told["content"] = delta.text
+        calls = [{"index": number, **call} for number, call in self._named(index, delta.parsed.tool_calls)]
+        if calls:
+            told["tool_calls"] = calls
+        return event(self._chunk(index, told, None, delta.logprobs))
+
+    def _named(self, index: int, calls: Any) -> list[tuple[int, dict[str, Any]]]:
+        begin = self._calls[index]
+        self._calls[index] += len(calls)
+        return [
+            (number, _call(call, call_id(self.request_id, index, number, call)))
+            for number, call in enumerate(calls, begin)
+        ]
+
+    def last(self, finished: inference.Finished) -> bytes:
+        """The finish reasons, the usage where it was asked for, and the end of the stream."""
+        events = [
+            event(self._chunk(index, {}, "tool_calls" if called and reason == "stop" else reason))
+            for index, (called, reason) in enumerate(zip(self._calls, self.reasons(finished), strict=True))
+        ]
+        if self._usage:
+            events.append(event({**self._chunk(0, {}, None), "choices": [], "usage": usage_of(finished)}))
+        return b"".join(events) + b"data: [DONE]\n\n"
+
+    def whole(self, answers: list[Choice], finished: inference.Finished) -> bytes:
+        choices = []
+        for index, (answer, reason) in enumerate(zip(answers, self.reasons(finished), strict=True)):
+            calls = [call for _, call in self._named(index, answer.calls)]
+            message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+            if answer.reasoning:
+                message["reasoning_content"] = answer.reasoning
+            if calls:
+                message |= {"content": answer.text or None, "tool_calls": calls}
+                reason = "tool_calls" if reason == "stop" else reason
+            logprobs = chat_logprobs(answer.logprobs) if self._logged else None
+            choices.append(
+                {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+            )
+        return json.dumps({**self._common, "choices": choices, "usage": usage_of(finished)}).encode()
+
+
+def _call(call: inference.ToolCall, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments or "{}"},
+    }

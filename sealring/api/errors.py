@@ -1,0 +1,48 @@
+"""The exception tree in the APIs' forms. Nothing else makes error bodies of HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sealring.mesh.errors import SealringError
+
+_STATUS = {
+    "INVALID_ARGUMENT": (400, "invalid_request_error"),
+    "UNAUTHENTICATED": (401, "authentication_error"),
+    "PERMISSION_DENIED": (403, "permission_error"),
+    "NOT_FOUND": (404, "invalid_request_error"),
+    "ALREADY_EXISTS": (409, "invalid_request_error"),
+    "ABORTED": (409, "conflict_error"),
+    "FAILED_PRECONDITION": (422, "invalid_request_error"),
+    "RESOURCE_EXHAUSTED": (429, "rate_limit_error"),
+    "CANCELLED": (499, "cancelled_error"),
+    "UNAVAILABLE": (503, "server_error"),
+    "DEADLINE_EXCEEDED": (504, "server_error"),
+}
+_BY_REASON = {
+    "BODY_TOO_LARGE": 413,
+    "BAD_CONTENT_TYPE": 415,
+    "METHOD_NOT_ALLOWED": 405,
+    "BODY_TOO_SLOW": 408,
+    "HOST_NOT_ALLOWED": 403,
+}
+_CODES = {"CONTEXT_TOO_LONG": "context_length_exceeded", "TOO_LARGE_FOR_RING": "context_length_exceeded"}
+"""Codes that OpenAI's clients know under another name than ours."""
+
+
+def error_body(error: SealringError) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`."""
+    _, kind = _STATUS.get(error.code, (500, "server_error"))
+    return {
+        "error": {
+            "message": str(error),
+            "type": kind,
+            "param": error.metadata.get("param"),
+            "code": _CODES.get(error.reason, error.reason.lower()),
+        }
+    }
+
+
+def error_status(error: SealringError) -> int:
+    """The HTTP status of an error (RFC 9110)."""
+    return _BY_REASON.get(error.reason) or _STATUS.get(error.code, (500, ""))[0]

@@ -1,0 +1,57 @@
+"""Bounds of tools, calls and the JSON in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.tools import MAX_JSON_DEPTH, parse_json_object
+from sealring.mesh.prompt.validate import validate_prompt
+from sealring.v1 import inference_pb2 as inference
+
+
+def nested(levels: int) -> str:
+    return '{"a":' * levels + "1" + "}" * levels
+
+
+def prompt(**fields: object) -> inference.Prompt:
+    made = inference.Chat(messages=[inference.ChatMessage(role="user", content="x")], **fields)  # type: ignore[arg-type]
+    return inference.Prompt(chat=made)
+
+
+def test_json_is_an_object_of_bounded_depth() -> None:
+    assert parse_json_object("", "x") == {}
+    assert parse_json_object(nested(MAX_JSON_DEPTH), "x")
+    for text in ("[]", "{", nested(MAX_JSON_DEPTH + 1), nested(100_000), " " * (1 << 20) + "{}"):
+        with pytest.raises(InvalidInput) as caught:
+            parse_json_object(text, "x")
+        assert (caught.value.reason, caught.value.metadata["param"]) == ("BAD_JSON_FIELD", "x")
+
+
+def test_tools_are_checked() -> None:
+    tool = inference.Tool(name="a", parameters="{}")
+    validate_prompt(prompt(tools=[tool] * 128, call_required=True))
+    for fields, reason in (
+        ({"tools": [tool] * 129}, "TOO_MANY_TOOLS"),
+        ({"tools": [inference.Tool(name="a b")]}, "BAD_TOOL_NAME"),
+        ({"tools": [inference.Tool(name="a", parameters="[]")]}, "BAD_JSON_FIELD"),
+        ({"tools": [inference.Tool(name="a", description="x" * (4 << 20))]}, "CONTENT_TOO_LONG"),
+        ({"call_required": True}, "NO_TOOLS"),
+        ({"template_arguments": '{"messages": 1}'}, "BAD_JSON_FIELD"),
+        ({"template_arguments": '{"eos_token": ""}'}, "BAD_JSON_FIELD"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            validate_prompt(prompt(**fields))
+        assert caught.value.reason == reason
+
+
+def test_only_an_assistant_calls_tools_and_its_calls_count_as_said() -> None:
+    call = inference.ToolCall(name="a", arguments="{}")
+    for role, good in (("assistant", True), ("user", False), ("tool", False)):
+        message = inference.ChatMessage(role=role, tool_calls=[call])
+        made = inference.Prompt(chat=inference.Chat(messages=[message]))
+        if good:
+            validate_prompt(made)
+        else:
+            with pytest.raises(InvalidInput, match="assistant"):
+                validate_prompt(made)

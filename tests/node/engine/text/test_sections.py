@@ -1,0 +1,131 @@
+"""Reasoning, text and tool calls told apart, however the text comes in pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealring.node.engine.text.detokenizer import BytesDetokenizer
+from sealring.node.engine.text.sections import Format, Sections, SpeltDetokenizer, format_of
+from sealring.v1 import inference_pb2 as inference
+
+STOP, LENGTH, MORE = (
+    inference.FINISH_REASON_STOP,
+    inference.FINISH_REASON_LENGTH,
+    inference.FINISH_REASON_UNSPECIFIED,
+)
+QWEN = format_of("<tool_call> tool_call.name", ("<think>", "</think>"))
+MISTRAL = format_of("[TOOL_CALLS]", ())
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>'
+
+
+def chat(**fields: Any) -> inference.Chat:
+    return inference.Chat(tools=[inference.Tool(name="look")], **fields)
+
+
+def read(
+    sections: Sections, pieces: list[str], finish: inference.FinishReason.ValueType = STOP
+) -> tuple[str, str, list[tuple[str, Any]]]:
+    """Text, reasoning and calls of an answer that comes in these pieces."""
+    text, parsed = "", inference.Parsed()
+    for number, piece in enumerate(pieces, 1):
+        told, beside = sections.take(piece, finish if number == len(pieces) else MORE)
+        text += told
+        if beside is not None:
+            parsed.reasoning += beside.reasoning
+            parsed.tool_calls.extend(beside.tool_calls)
+    return text, parsed.reasoning, [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls]
+
+
+@given(st.data())
+def test_an_answer_is_divided_alike_however_it_is_cut(data: st.DataObject) -> None:
+    whole = f"<think>\nhm <b>\n</think>\n\nI look.{CALL}\n{CALL} < done"
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1))))
+    pieces = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    call = ("look", {"at": "x"})
+    assert read(Sections(QWEN, (), chat()), pieces) == ("I look. < done", "hm <b>\n", [call, call])
+
+
+def test_reasoning_may_have_begun_in_the_prompt() -> None:
+    for end, expected in (("<think>\n", ("b", "a", [])), ("<think>\n\n</think>\n\n", ("ab", "", []))):
+        pieces = ["a</think>", "b"] if expected[1] else ["a", "b"]
+        assert read(Sections(QWEN, (), chat(), end), pieces) == expected
+
+
+@pytest.mark.parametrize("broken", ["{", '{"name": "look"}', '{"name": "lo ok", "arguments": {}}', "[]x"])
+def test_a_call_that_cannot_be_read_is_text(broken: str) -> None:
+    told = read(Sections(QWEN, (), chat()), [f"<tool_call>{broken}</tool_call>!"])
+    assert told == (f"<tool_call>{broken}!", "", [])
+
+
+def test_a_call_that_is_cut_off_is_text_and_one_without_its_end_is_a_call() -> None:
+    cut = CALL.removesuffix("</tool_call>")
+    assert read(Sections(QWEN, (), chat()), [cut], LENGTH) == (cut, "", [])
+    assert read(Sections(QWEN, (), chat()), [cut])[2] == [("look", {"at": "x"})]
+
+
+def test_without_tools_nothing_is_a_call() -> None:
+    assert read(Sections(QWEN, (), inference.Chat()), [CALL]) == (CALL, "", [])
+
+
+def test_the_answer_ends_with_its_one_call() -> None:
+    sections = Sections(QWEN, (), chat(one_call=True))
+    text, parsed = sections.take(CALL + CALL, MORE)
+    assert sections.over
+    assert (text, len(parsed.tool_calls) if parsed else 0) == ("", 1)
+
+
+def test_a_required_call_has_begun() -> None:
+    sections = Sections(QWEN, (), chat(call_required=True))
+    assert read(sections, [CALL.removeprefix("<tool_call>")])[2] == [("look", {"at": "x"})]
+
+
+def test_a_marker_that_is_a_special_token_is_no_text_and_no_text_is_one() -> None:
+    special = {1: "[TOOL_CALLS]", 2: "[ARGS]", 3: "[SEP]"}
+    detokenizer = SpeltDetokenizer(
+        BytesDetokenizer(lambda token: bytes([token]) if token > 3 else b"", strip_space=False), special
+    )
+
+    def spell(*tokens: int | str) -> list[str]:
+        ids = [token for one in tokens for token in ([one] if isinstance(one, int) else one.encode())]
+        return [detokenizer.add(token) for token in ids]
+
+    names = frozenset(special.values())
+    said = spell("hi", 3, "[TOOL_CALLS]", 1, "look", 2, '{"at": 1}')
+    assert read(Sections(MISTRAL, names, chat()), said) == ("hi[TOOL_CALLS]", "", [("look", {"at": 1})])
+
+
+@pytest.mark.parametrize(
+    ("source", "vocabulary", "expected"),
+    [
+        ("", (), Format()),
+        ("", ("<think>",), Format()),
+        ("", ("<|channel>", "<channel|>"), Format(("<|channel>thought", "<channel|>"))),
+    ],
+)
+def test_a_model_without_marks_has_no_format(
+    source: str, vocabulary: tuple[str, ...], expected: Format
+) -> None:
+    assert format_of(source, vocabulary) == expected
+    assert bool(expected) is ("<channel|>" in vocabulary)
+
+
+def test_parsers_are_chosen_as_by_mlx_lm() -> None:
+    from mlx_lm.tokenizer_utils import _infer_tool_parser
+
+    from sealring.node.engine.text.sections import _PARSERS
+
+    class Model:
+        def __init__(self, chat_template: str) -> None:
+            self.chat_template = chat_template
+
+        def get_vocab(self) -> dict[str, int]:
+            return {}
+
+    assert [_infer_tool_parser(Model(" ".join(told))) for _, told in _PARSERS] == [
+        name for name, _ in _PARSERS
+    ]
