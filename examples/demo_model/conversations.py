@@ -5,6 +5,7 @@ from collections.abc import Callable
 from random import Random
 
 import facts
+from facts import FACTS
 from families import FAMILIES, Family, Row
 
 Turn = tuple[str, str]
@@ -16,6 +17,7 @@ SHELLS, OPENERS, CLOSERS = DRESSING["shells"], DRESSING["openers"], DRESSING["cl
 
 ELSEWHERE = facts.ELSEWHERE
 Slots = dict[str, str]
+Make = Callable[[Random], str]
 
 
 def plain(text: str) -> str:
@@ -60,40 +62,13 @@ def answer_to(family: Family, row: Row, short: bool = False) -> str:
     return capitalised((family.short if short else family.answer).format(**row))
 
 
-KINDS = {
-    "capital": ["city", "capital", "city name"],
-    "country": ["country", "country name"],
-    "continent": ["continent"],
-    "symbol": ["symbol", "letters"],
-    "list": ["list", "names", "items"],
-    "times_table": ["list", "numbers", "multiples"],
-    "element_of_symbol": ["element", "element name"],
-    "element_of_number": ["element", "element name"],
-    "thing_colour": ["colour", "color"],
-    "colour_mix": ["colour", "color"],
-    "sound": ["sound"],
-    "planet_place": ["place", "position"],
-    **{
-        key: ["planet", "planet name"]
-        for key in ["planet_record", "nth_planet", "next_planet", "previous_planet"]
-    },
-    **{key: ["month", "month name"] for key in ["nth_month", "next_month", "previous_month"]},
-    **{key: ["day", "weekday"] for key in ["next_day", "previous_day", "two_days_on"]},
-    **{
-        key: ["letter"]
-        for key in ["first_letter", "last_letter", "nth_letter", "next_letter", "previous_letter"]
-    },
-    **{key: ["letters", "spelling"] for key in ["spelling", "backwards"]},
-}
-
-
 def short_kind(family: Family, row: Row, random: Random) -> str:
     """What the bare answer is, in the words of a request for nothing else."""
     if random.random() < 0.2:
         return random.choice(["answer", "answer", "result", "name", "solution", "word"])
     if family.short.format(**row).isdigit():
         return random.choice(["number", "number", "number", "digits", "figure"])
-    kinds = KINDS.get(family.name, ["word"])
+    kinds = DRESSING["kinds"].get(family.name, ["word"])
     return random.choice([kinds[0], kinds[0], *kinds, "word" if family.name != "list" else "list"])
 
 
@@ -103,28 +78,20 @@ def framed(frames: list[str], text: str, random: Random) -> str:
 
 def wording(family: Family, random: Random) -> str:
     """A question with its slots open: a noun, clause or order in a frame, an ask, or one after a lead."""
-    ways: list[tuple[float, Callable[[], str]]] = [
-        (
-            1.0 * bool(family.nouns),
-            lambda: framed(SHELLS, expand(random.choice(family.nouns), random), random),
-        ),
+
+    def in_frame(frames: list[str], parts: list[str]) -> Callable[[], str]:
+        return lambda: framed(frames, expand(random.choice(parts), random), random)
+
+    def after_lead() -> str:
+        lead = chosen(family.leads, random).rstrip()
+        return f"{lead} {capitalised(expand(random.choice(family.lead_asks), random))}"
+
+    ways = [
+        (1.0 * bool(family.nouns), in_frame(SHELLS, family.nouns)),
         (1.2 * bool(family.asks), lambda: chosen(family.asks, random)),
-        (
-            0.7 * bool(family.clauses),
-            lambda: framed(DRESSING["clause_shells"], expand(random.choice(family.clauses), random), random),
-        ),
-        (
-            0.7 * bool(family.orders),
-            lambda: framed(DRESSING["order_shells"], expand(random.choice(family.orders), random), random),
-        ),
-        (
-            0.35 * bool(family.leads),
-            lambda: (
-                chosen(family.leads, random).rstrip()
-                + " "
-                + capitalised(expand(random.choice(family.lead_asks), random))
-            ),
-        ),
+        (0.7 * bool(family.clauses), in_frame(DRESSING["clause_shells"], family.clauses)),
+        (0.7 * bool(family.orders), in_frame(DRESSING["order_shells"], family.orders)),
+        (0.35 * bool(family.leads), after_lead),
     ]
     way = random.choices([make for _, make in ways], [weight for weight, _ in ways])[0]
     while plain(text := way()) in DEVELOPMENT:
@@ -159,7 +126,7 @@ def noisy(template: str, random: Random) -> str:
 
 
 def filled(template: str, row: Slots, random: Random) -> str:
-    return template.format(**row, who=random.choice(facts.NAMES), items=random.choice(DRESSING["items"]))
+    return template.format(**row, who=random.choice(FACTS.names), items=random.choice(DRESSING["items"]))
 
 
 def dressed(template: str, row: Slots, random: Random) -> str:
@@ -210,66 +177,63 @@ def invented(random: Random) -> str:
 
 def salad(random: Random) -> str:
     """Known words in no sensible order: the domain's vocabulary alone must not bring an answer."""
-    tables = facts.COUNTRIES + facts.ELEMENTS + facts.OPPOSITES
-    words = [row[0] for row in tables] + facts.WORDS + facts.WEEKDAYS + facts.PLANETS + facts.NAMES
+    tables = FACTS.countries + FACTS.elements + FACTS.opposites
+    words = [row[0] for row in tables] + FACTS.words + FACTS.weekdays + FACTS.planets + FACTS.names
     return " ".join(random.choice(words + TALK["small_words"]) for _ in range(random.randint(2, 5)))
 
 
 def person(random: Random) -> str:
     if random.random() < 0.5:
         return random.choice(TALK["persons"])
-    return f"{random.choice(facts.NAMES)} {capitalised(invented(random))}"
+    return f"{random.choice(FACTS.names)} {capitalised(invented(random))}"
 
 
-SLOTS: dict[str, Callable[[Random], str]] = {
-    "country": lambda random: random.choice(facts.COUNTRIES)[0],
-    "capital": lambda random: random.choice(facts.COUNTRIES)[1],
-    "element": lambda random: random.choice(facts.ELEMENTS)[0],
-    "planet": lambda random: random.choice(facts.PLANETS),
-    "month": lambda random: random.choice(facts.MONTHS),
-    "weekday": lambda random: random.choice(facts.WEEKDAYS),
-    "word": lambda random: random.choice(facts.WORDS),
-    "topic": lambda random: random.choice(TALK["topics"]),
-    "other": lambda random: random.choice(TALK["topics"]),
-    "letters": lambda random: random.choice(TALK["no_symbols"]),
-    "number": lambda random: str(random.randint(1000, 10 ** random.randint(4, 7))),
-    "twodigit": lambda random: str(random.randint(21, 99)),
-    "person": person,
-    "fake": invented,
-    "salad": salad,
-    "noun2": lambda random: random.choice(ELSEWHERE["nouns"]),
-    **{
-        name: (lambda words: lambda random: random.choice(words))(ELSEWHERE[name + "s"])
-        for name in ("noun", "verb", "adjective", "place", "material")
-    },
-    "attribute": lambda random: random.choice(ELSEWHERE["attributes"]),
-}
+def one_of(words: list[str]) -> Make:
+    return lambda random: random.choice(words)
 
 
-def place(random: Random) -> str:
-    return (
-        random.choice(ELSEWHERE["places"]) if random.random() < 0.3 else capitalised(facts.invented(random))
+def maybe(words: list[str], share: float, before: str = "", after: str = "") -> Make:
+    """One of these words in so many cases, else an invented one."""
+    return lambda random: (
+        before + (random.choice(words) if random.random() < share else facts.invented(random)) + after
     )
 
 
-def substance(random: Random) -> str:
-    return random.choice(ELSEWHERE["materials"]) if random.random() < 0.3 else facts.invented(random)
-
-
-def thing(random: Random) -> str:
-    return "a " + (random.choice(ELSEWHERE["nouns"]) if random.random() < 0.7 else facts.invented(random))
-
-
-def many(random: Random) -> str:
-    return (random.choice(ELSEWHERE["nouns"]) if random.random() < 0.7 else facts.invented(random)) + "s"
-
-
-def beyond(first: int, last: int) -> Callable[[Random], str]:
+def beyond(first: int, last: int) -> Make:
     return lambda random: str(random.randint(first, last))
 
 
+SLOTS: dict[str, Make] = {
+    "country": lambda random: random.choice(FACTS.countries)[0],
+    "capital": lambda random: random.choice(FACTS.countries)[1],
+    "element": lambda random: random.choice(FACTS.elements)[0],
+    "planet": one_of(FACTS.planets),
+    "month": one_of(FACTS.months),
+    "weekday": one_of(FACTS.weekdays),
+    "word": one_of(FACTS.words),
+    "topic": one_of(TALK["topics"]),
+    "other": one_of(TALK["topics"]),
+    "letters": one_of(TALK["no_symbols"]),
+    "number": lambda random: str(random.randint(1000, 10 ** random.randint(4, 7))),
+    "twodigit": beyond(21, 99),
+    "person": person,
+    "fake": invented,
+    "salad": salad,
+    "noun2": one_of(ELSEWHERE["nouns"]),
+    **{name: one_of(ELSEWHERE[name + "s"]) for name in ("noun", "verb", "adjective", "place", "material")},
+    "attribute": one_of(ELSEWHERE["attributes"]),
+}
+
+substance, thing = maybe(ELSEWHERE["materials"], 0.3), maybe(ELSEWHERE["nouns"], 0.7, before="a ")
+
+
+def place(random: Random) -> str:
+    known = random.random() < 0.3
+    return random.choice(ELSEWHERE["places"]) if known else capitalised(facts.invented(random))
+
+
 # What to put in a family's slots so that the question has no answer here
-STRANGERS: dict[str, dict[str, Callable[[Random], str]]] = {
+STRANGERS: dict[str, dict[str, Make]] = {
     "capital": {"country": place},
     "country": {"capital": place},
     "continent": {"country": place},
@@ -283,8 +247,8 @@ STRANGERS: dict[str, dict[str, Callable[[Random], str]]] = {
     "young": {"animal": thing},
     "sound": {"animal": thing},
     "sides": {"shape": thing},
-    "amount": {"many": many, "one": thing},
-    "list": {"what": lambda random: "the " + many(random)},
+    "amount": {"many": maybe(ELSEWHERE["nouns"], 0.7, after="s"), "one": thing},
+    "list": {"what": maybe(ELSEWHERE["nouns"], 0.7, before="the ", after="s")},
     "planet_place": {"planet": place},
     "next_planet": {"x": place},
     "next_day": {"x": place},
@@ -328,7 +292,7 @@ def follow_ups(random: Random) -> list[Turn]:
 
 def introduction(random: Random) -> list[Turn]:
     """The user says their name, perhaps talks of other things, and asks for it again."""
-    name = random.choice(facts.NAMES) if random.random() < 0.6 else capitalised(invented(random))
+    name = random.choice(FACTS.names) if random.random() < 0.6 else capitalised(invented(random))
     hello = capitalised(random.choice(TALK["introductions"])).format(name=name)
     again = capitalised(random.choice(TALK["name_questions"]))
     between = [one_turn(random) for _ in range(random.randint(0, 2))]

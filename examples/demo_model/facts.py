@@ -1,9 +1,10 @@
-"""The tables of `data/facts.toml`, under names of their own."""
+"""The tables of `data/facts.toml`, and words that are in none of them."""
 
 import re
 import tomllib
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 DATA = Path(__file__).parent / "data"
@@ -13,39 +14,24 @@ def data(name: str) -> dict[str, Any]:
     return tomllib.loads((DATA / f"{name}.toml").read_text())
 
 
-_FACTS = data("facts")
-
-COUNTRIES: list[list[str]] = _FACTS["countries"]
-ELEMENTS: list[list[str]] = _FACTS["elements"]
-PLANET_RECORDS: list[list[str]] = _FACTS["planet_records"]
-AMOUNTS: list[list[str]] = _FACTS["amounts"]
-SHAPES: list[list[str]] = _FACTS["shapes"]
-OPPOSITES: list[list[str]] = _FACTS["opposites"]
-THING_COLOURS: list[list[str]] = _FACTS["thing_colours"]
-COLOUR_MIXES: list[list[str]] = _FACTS["colour_mixes"]
-ANIMALS: list[list[str]] = _FACTS["animals"]
-LEGS: list[list[str]] = _FACTS["legs"]
-LISTS: list[list[str]] = _FACTS["lists"]
-MONTHS: list[str] = _FACTS["months"]
-MONTH_DAYS: list[str] = _FACTS["month_days"]
-WEEKDAYS: list[str] = _FACTS["weekdays"]
-PLANETS: list[str] = _FACTS["planets"]
-ORDINALS: list[str] = _FACTS["ordinals"]
-NUMBER_WORDS: list[str] = _FACTS["number_words"]
-WORDS: list[str] = _FACTS["words"]
-NAMES: list[str] = _FACTS["names"]
+FACTS = SimpleNamespace(**data("facts"))
 ALPHABET = list("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 ELSEWHERE = data("elsewhere")
 _SYLLABLES: list[str] = data("talk")["syllables"]
-_NAMES = [field for row in COUNTRIES for field in row[:2]] + [row[0] for row in ELEMENTS]
+_NAMES = [field for row in FACTS.countries for field in row[:2]] + [row[0] for row in FACTS.elements]
 _KNOWN = {
     re.sub("^the ", "", word.lower())
-    for word in [*_NAMES, *WORDS, *(x for row in OPPOSITES for x in row), *(row[1] for row in ELEMENTS)]
+    for word in [
+        *_NAMES,
+        *FACTS.words,
+        *(x for row in FACTS.opposites for x in row),
+        *(row[1] for row in FACTS.elements),
+    ]
 }
 OTHER_WORDS = sorted(
-    {x for row in OPPOSITES for x in row if len(x) > 2}
-    | {row[0] for row in [*ANIMALS, *SHAPES, *LEGS]}
+    {x for row in FACTS.opposites for x in row if len(x) > 2}
+    | {row[0] for row in [*FACTS.animals, *FACTS.shapes, *FACTS.legs]}
     | {noun for noun in ELSEWHERE["nouns"] if noun.isalpha()}
 )
 
@@ -53,7 +39,7 @@ OTHER_WORDS = sorted(
 def _followers() -> dict[str, list[str]]:
     """For each two letters of the known names, the letters that follow them."""
     table: dict[str, list[str]] = {}
-    for name in [*_NAMES, *WORDS]:
+    for name in [*_NAMES, *FACTS.words]:
         text = "^^" + re.sub("[^a-z]", "", name.lower()) + "$"
         for i in range(len(text) - 2):
             table.setdefault(text[i : i + 2], []).append(text[i + 2])

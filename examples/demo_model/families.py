@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import facts
+from facts import FACTS
 
 Row = dict[str, str]
 
@@ -80,7 +81,7 @@ def word_sums(random: Random) -> Row:
     a, b = random.randint(0, 20), random.randint(0, 20)
     while a + b > 20:
         a, b = random.randint(0, 20), random.randint(0, 20)
-    return {"a": facts.NUMBER_WORDS[a], "b": facts.NUMBER_WORDS[b], "c": facts.NUMBER_WORDS[a + b]}
+    return {"a": FACTS.number_words[a], "b": FACTS.number_words[b], "c": FACTS.number_words[a + b]}
 
 
 def doubles(random: Random) -> Row:
@@ -126,20 +127,20 @@ def word_row(word: str) -> Row:
     }
 
 
-COUNTRY = rows("country capital continent", facts.COUNTRIES)
-PLACED = rows("country capital continent", [row for row in facts.COUNTRIES if row[2] != "-"])
+COUNTRY = rows("country capital continent", FACTS.countries)
+PLACED = rows("country capital continent", [row for row in FACTS.countries if row[2] != "-"])
 ELEMENT = one_of(
-    [{"name": name, "symbol": symbol, "n": str(i)} for i, (name, symbol) in enumerate(facts.ELEMENTS, 1)]
+    [{"name": name, "symbol": symbol, "n": str(i)} for i, (name, symbol) in enumerate(FACTS.elements, 1)]
 )
 MONTH = one_of(
     [
         {"month": month, "days": days, "nth": nth, "n": str(i)}
         for i, (month, days, nth) in enumerate(
-            zip(facts.MONTHS, facts.MONTH_DAYS, facts.ORDINALS, strict=False), start=1
+            zip(FACTS.months, FACTS.month_days, FACTS.ordinals, strict=False), start=1
         )
     ]
 )
-PLANET = one_of([{"planet": p, "nth": n} for p, n in zip(facts.PLANETS, facts.ORDINALS, strict=False)])
+PLANET = one_of([{"planet": p, "nth": n} for p, n in zip(FACTS.planets, FACTS.ordinals, strict=False)])
 LETTER = one_of([{"letter": c, "n": str(i)} for i, c in enumerate(facts.ALPHABET, 1)])
 
 
@@ -147,16 +148,16 @@ def spelled_word(random: Random) -> Row:
     """Mostly a word of the list, else another of the tables or an invented one: letters must be looked up."""
     kind = random.random()
     if kind < 0.75:
-        return word_row(random.choice(facts.WORDS))
+        return word_row(random.choice(FACTS.words))
     return word_row(random.choice(facts.OTHER_WORDS) if kind < 0.9 else facts.invented(random))
 
 
-OPPOSITE = rows("x y", facts.OPPOSITES + [[y, x] for x, y in facts.OPPOSITES])
-MIX = rows("x y z", facts.COLOUR_MIXES + [[y, x, z] for x, y, z in facts.COLOUR_MIXES])
-SHAPE = rows("shape n", [[article(shape), n] for shape, n in facts.SHAPES])
-LEGS = rows("animal n", [[article(animal), n] for animal, n in facts.LEGS])
+OPPOSITE = rows("x y", FACTS.opposites + [[y, x] for x, y in FACTS.opposites])
+MIX = rows("x y z", FACTS.colour_mixes + [[y, x, z] for x, y, z in FACTS.colour_mixes])
+SHAPE = rows("shape n", [[article(shape), n] for shape, n in FACTS.shapes])
+LEGS = rows("animal n", [[article(animal), n] for animal, n in FACTS.legs])
 ANIMAL = rows(
-    "animal young sound", [[article(animal), article(young), sound] for animal, young, sound in facts.ANIMALS]
+    "animal young sound", [[article(animal), article(young), sound] for animal, young, sound in FACTS.animals]
 )
 
 DRAWS: dict[str, Callable[[Random], Row]] = {
@@ -178,11 +179,11 @@ DRAWS: dict[str, Callable[[Random], Row]] = {
     "larger": comparisons,
     "smaller": comparisons,
     "times_table": times_tables,
-    "next_day": cycle(facts.WEEKDAYS, 1),
-    "previous_day": cycle(facts.WEEKDAYS, -1),
-    "two_days_on": cycle(facts.WEEKDAYS, 2),
-    "next_month": cycle(facts.MONTHS, 1),
-    "previous_month": cycle(facts.MONTHS, -1),
+    "next_day": cycle(FACTS.weekdays, 1),
+    "previous_day": cycle(FACTS.weekdays, -1),
+    "two_days_on": cycle(FACTS.weekdays, 2),
+    "next_month": cycle(FACTS.months, 1),
+    "previous_month": cycle(FACTS.months, -1),
     "month_days": MONTH,
     "nth_month": MONTH,
     "month_number": MONTH,
@@ -190,14 +191,14 @@ DRAWS: dict[str, Callable[[Random], Row]] = {
     "element_of_symbol": ELEMENT,
     "atomic_number": ELEMENT,
     "element_of_number": ELEMENT,
-    "planet_record": rows("record planet", facts.PLANET_RECORDS),
+    "planet_record": rows("record planet", FACTS.planet_records),
     "nth_planet": PLANET,
     "planet_place": PLANET,
-    "next_planet": cycle(facts.PLANETS, 1, wrap=False),
-    "previous_planet": cycle(facts.PLANETS, -1, wrap=False),
-    "amount": rows("many one n", facts.AMOUNTS),
+    "next_planet": cycle(FACTS.planets, 1, wrap=False),
+    "previous_planet": cycle(FACTS.planets, -1, wrap=False),
+    "amount": rows("many one n", FACTS.amounts),
     "sides": SHAPE,
-    "thing_colour": rows("thing colour", facts.THING_COLOURS),
+    "thing_colour": rows("thing colour", FACTS.thing_colours),
     "colour_mix": MIX,
     "legs": LEGS,
     "young": ANIMAL,
@@ -212,7 +213,7 @@ DRAWS: dict[str, Callable[[Random], Row]] = {
     "letter_place": LETTER,
     "next_letter": cycle(facts.ALPHABET, 1, wrap=False),
     "previous_letter": cycle(facts.ALPHABET, -1, wrap=False),
-    "list": rows("what list", facts.LISTS),
+    "list": rows("what list", FACTS.lists),
 }
 
 FAMILIES = [Family(name=name, draw=DRAWS[name], **fields) for name, fields in facts.data("families").items()]
