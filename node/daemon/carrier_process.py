@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import socket
 from collections.abc import Callable
@@ -25,12 +26,13 @@ CARRIER_MODULE = "sealring.node.carrier.main"
 _TIMEOUT = "CARRIER_TIMEOUT"
 _START_SECONDS = 30.0
 _UP_GRACE_SECONDS = 2.0
-_PING_INTERVAL = 2.0
+_PING_INTERVAL = 1.0
 _PING_DEADLINE = 8.0
 _INSTALL_SECONDS = 5.0
 _KNOCK_SECONDS = 10.0
 _KNOCK_PAUSE = 0.005
 _TRACE_SECONDS = 5.0
+_REAP_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 _OWN_NUMBERS = 1 << 32
 """Above every number that liveness gives its pings."""
@@ -92,6 +94,8 @@ class CarrierProcess:
                 descriptors=(*channel, listener.fileno()),
                 environment={"TMPDIR": str(folder)},
             )
+            carrier._liveness = Liveness(carrier._child, _ping, carrier._frozen)
+            carrier._liveness.look()
             await within(carrier._ready, _START_SECONDS, "the start of a carrier", _TIMEOUT)
         except BaseException:
             await carrier.stop()
@@ -120,8 +124,7 @@ class CarrierProcess:
         finally:
             if self._knocking is not None:
                 self._knocking.cancel()
-        assert self._child is not None
-        self._liveness = Liveness(self._child, _ping, self._frozen)
+        assert self._liveness is not None
         self._liveness.watch(interval=_PING_INTERVAL, deadline=_PING_DEADLINE)
 
     def rekey_wanted(self, *, outgoing: bool) -> asyncio.Event:
@@ -168,7 +171,11 @@ class CarrierProcess:
             del self._answers[number]
 
     async def stop(self) -> None:
-        """Kills the process, whatever it does, and reaps it; safe to call again."""
+        """Kills the process, whatever it does, and reaps it; safe to call again.
+
+        One that cannot die (its control group is frozen) is left behind, because the next epoch needs nothing
+        of it.
+        """
         self._on_fault = None
         if self._liveness is not None:
             self._liveness.stop()
@@ -179,7 +186,9 @@ class CarrierProcess:
                 future.cancel()
         if self._child is not None:
             self._child.kill()
-            await self._child.stop()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REAP_SECONDS):
+                    await self._child.stop()
 
     def _send(self, command: engine_pb2.CarrierCommand) -> None:
         self._send_raw(command.SerializeToString())

@@ -114,11 +114,12 @@ class EngineProcess:
                     descriptors=(theirs.fileno(),),
                     environment=environment,
                 )
+            engine._liveness = Liveness(engine._child, _ping, engine._frozen)
+            engine._liveness.look()
             await within(engine._ready, _START_SECONDS, "the start of an engine", _TIMEOUT)
         except BaseException:
             await engine.stop()
             raise
-        engine._liveness = Liveness(engine._child, _ping, engine._frozen)
         log.info("engine_ready", pid=engine._child.pid, memory_limit=engine.memory_limit)
         return engine
 
@@ -172,7 +173,7 @@ class EngineProcess:
         self._sink = None
         self._busy = False
         if self._liveness is not None:
-            self._liveness.stop()
+            self._liveness.look()
         number = self._number()
         command = engine_pb2.EngineCommand(close_epoch=engine_pb2.CloseEngineEpoch(id=number))
         await self._ask(number, command, _CLOSE_SECONDS, "the close of an epoch")
@@ -245,7 +246,7 @@ class EngineProcess:
         finally:
             self._progress = None
             if self._liveness is not None:
-                self._liveness.stop()
+                self._liveness.look()
         self.loaded = event.loaded
         return event.loaded
 

@@ -36,6 +36,10 @@ LOOK_SECONDS = 1.0
 STOPPED_LOOKS = 2
 """A child that is stopped and has not worked since the look before, so many times in a row, is frozen."""
 
+IDLE_SHARE = 3 / 8
+"""After this share of its deadline a silent child is frozen if it has not worked meanwhile. One that is only
+slow has worked, or waits for a processor."""
+
 _PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "HF_HOME", "HF_HUB_CACHE")
 _PASSED_ON_FOR_DEVICES = ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 
@@ -307,8 +311,8 @@ class Liveness:
     """Pings a child and tells when it hangs or is frozen.
 
     Hanging is judged by silence: any frame counts as a sign of life. `ping` makes the body of a ping from a
-    rising number. A process that is stopped (SIGSTOP, a debugger) is found much sooner, by its state, which
-    a machine that is merely slow does not bring about.
+    rising number. Two kinds are found sooner, which a machine that is merely slow does not bring about: a
+    process that is stopped (SIGSTOP, a debugger), and one that is silent and uses no processor time.
     """
 
     def __init__(self, child: Child, ping: Callable[[int], bytes], on_frozen: Callable[[], None]) -> None:
@@ -324,6 +328,11 @@ class Liveness:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run(interval, deadline)), loop.create_task(self._look())]
 
+    def look(self) -> None:
+        """From now on finds only that it is stopped: it cannot answer pings, or takes long for them."""
+        self.stop()
+        self._tasks = [asyncio.get_running_loop().create_task(self._look())]
+
     def stop(self) -> None:
         for task in self._tasks:
             if task is not asyncio.current_task():
@@ -336,8 +345,13 @@ class Liveness:
             self._sequence += 1
             self._child.send(self._ping(self._sequence))
             due, end = sent + min(interval, deadline), sent + deadline
+            seconds, worked_at = cpu_seconds(self._child.pid), sent
             while (now := awake_clock()) < due or (self._child.last_heard < sent and not self._child.ended):
-                if now >= end:
+                before, seconds = seconds, cpu_seconds(self._child.pid)
+                if seconds is None or seconds != before:
+                    worked_at = now
+                idle = self._child.last_heard < sent and now >= worked_at + deadline * IDLE_SHARE
+                if idle or now >= end:
                     self._frozen("silent")
                     return
                 await asyncio.sleep(min(1.0, due - now) if now < due else min(0.25, end - now))
@@ -358,6 +372,18 @@ class Liveness:
         log.error("child_frozen", how=how, child=self._child.name, pid=self._child.pid)
         self.stop()
         self._on_frozen()
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """How many seconds a process has ever worked; None if it waits for a processor just now, or if it is not
+    known. macOS does not tell the waiting from the others."""
+    try:
+        process = psutil.Process(pid)
+        if sys.platform == "darwin" or process.status() != psutil.STATUS_RUNNING:
+            return float(sum(process.cpu_times()[:2]))
+    except psutil.Error:
+        pass
+    return None
 
 
 def stopped_at(pid: int) -> float | None:

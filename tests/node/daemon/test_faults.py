@@ -63,6 +63,35 @@ async def test_a_frozen_child_is_found(
     assert await faults(ring) & {"ENGINE_FROZEN", "CARRIER_FROZEN"}
 
 
+@pytest.mark.parametrize(
+    ("process", "method", "found"),
+    [
+        (daemon_engine.EngineProcess, "open_epoch", "ENGINE_FROZEN"),
+        (daemon_carrier.CarrierProcess, "form", "CARRIER_FROZEN"),
+    ],
+)
+async def test_what_is_frozen_while_a_ring_forms_is_found(
+    make_bed: Any, monkeypatch: pytest.MonkeyPatch, process: Any, method: str, found: str
+) -> None:
+    genuine = getattr(process, method)
+
+    async def held(self: Any, *arguments: Any) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        await genuine(self, *arguments)
+
+    monkeypatch.setattr(process, method, held)
+    ring = await make_bed(2)
+    await ring.deploy()
+    ring.prepare()
+    if method == "form":
+        for node in ring.nodes:
+            await ring.coordinator.hears(node.id, "prepared")
+        for node in ring.nodes:
+            commit = membership_pb2.CommitEpoch(ring="demo-0", epoch=ring.epoch)
+            ring.coordinator.send(node.id, commit=commit)
+    assert found in await faults(ring)
+
+
 async def test_a_node_that_stops_says_so(make_bed: Any) -> None:
     ring = await make_bed(2)
     await ring.deploy()

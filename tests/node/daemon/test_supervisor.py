@@ -137,6 +137,46 @@ async def test_a_frozen_child_is_found(family: Family, monkeypatch: pytest.Monke
     liveness.stop()
 
 
+@pytest.mark.parametrize("works", [False, True])
+async def test_a_silent_child_that_does_not_work_is_found_sooner(
+    family: Family, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    """However it is held: nothing is known of it but its processor time."""
+    monkeypatch.setattr(supervisor, "stopped_at", lambda pid: None)
+    monkeypatch.setattr(supervisor, "IDLE_SHARE", 1e-9)
+    looks: list[int] = []
+    monkeypatch.setattr(supervisor, "cpu_seconds", lambda pid: looks.append(pid) or len(looks) * works)
+    child = await family.spawn()
+    await family.events.get()
+    os.kill(child.pid, signal.SIGSTOP)
+    frozen = asyncio.Event()
+    liveness = Liveness(child, ping, frozen.set)
+    liveness.watch(interval=0.02, deadline=1000.0)
+    if works:
+        await until(lambda: len(looks) > 5)
+        assert not frozen.is_set()
+        liveness.stop()
+    else:
+        await asyncio.wait_for(frozen.wait(), PATIENCE_SECONDS)
+
+
+async def test_the_processor_time_of_a_child_is_known_unless_it_waits_for_a_processor(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = await family.spawn()
+    await family.events.get()
+    os.kill(child.pid, signal.SIGSTOP)
+    await until(lambda: supervisor.stopped_at(child.pid) is not None)
+    assert supervisor.cpu_seconds(child.pid) == supervisor.stopped_at(child.pid) != 0
+    monkeypatch.setattr(supervisor.psutil.Process, "status", lambda self: psutil.STATUS_RUNNING)
+    for system, known in (("linux", False), ("darwin", True)):  # where every process has this state
+        monkeypatch.setattr(supervisor.sys, "platform", system)
+        assert (supervisor.cpu_seconds(child.pid) is not None) == known
+    monkeypatch.undo()
+    await child.stop()
+    assert supervisor.cpu_seconds(child.pid) is None
+
+
 async def test_a_stopped_child_is_found_by_its_state(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.02)
     looks: list[int] = []
