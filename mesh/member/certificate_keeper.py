@@ -9,7 +9,6 @@ from pathlib import Path
 
 import grpc
 import structlog
-from cryptography import x509
 
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.identity import Signer
@@ -18,8 +17,8 @@ from sealring.mesh.errors import CertificateError, SealringError
 from sealring.mesh.member.proof import check_proof, of_coordinator, refusal, renewal
 from sealring.mesh.member.renewal import renew_by_identity
 from sealring.mesh.member.roster_keeper import removed
-from sealring.mesh.member.state import MachineState, parse_pem_leaf, save_root, save_tls
-from sealring.mesh.pki.certificates import LeafKey, check_issued_by, expires_at, load_certificate, renewal_due
+from sealring.mesh.member.state import MachineState, own_material, save_root, save_tls
+from sealring.mesh.pki.certificates import LeafKey, expires_at, renewal_due
 from sealring.mesh.pki.root import RootMetadata, decode_chain, verify_root_chain
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore
@@ -135,15 +134,8 @@ class CertificateKeeper:
         check_proof(said, answer.proof, of_coordinator(root, Label.RENEWAL))
         if refused:
             raise removed()
-        try:
-            der = parse_pem_leaf(answer.certificate_chain)
-        except ValueError:
-            raise CertificateError("certificate is malformed", reason="BAD_CERTIFICATE") from None
-        certificate = load_certificate(der)
-        same_key = certificate.public_key() == x509.load_der_x509_csr(csr).public_key()
-        if check_issued_by(certificate, root.authorities, now=now) != self._state.peer or not same_key:
-            raise CertificateError("certificate is not for this machine", reason="BAD_CERTIFICATE")
-        return root, TlsMaterial(leaf.private_pem(), der, root.authorities)
+        peer, chain = self._state.peer, answer.certificate_chain
+        return root, own_material(chain, leaf, peer, root.authorities, now=now)
 
     def _keep(self, root: RootMetadata, material: TlsMaterial) -> None:
         try:

@@ -12,25 +12,24 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-from cryptography import x509
 
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.encoding import encode_base32, pack_fields
 from sealring.mesh.crypto.identity import Signer, member_id
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.labels import Label
-from sealring.mesh.errors import CertificateError, PermissionDenied
+from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member.bootstrap import JoinToken, find_coordinator
-from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState, parse_pem_leaf, save_machine_state
+from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState, own_material, save_machine_state
 from sealring.mesh.names import check_name
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, check_issued_by, load_certificate
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
 from sealring.mesh.pki.roles import PROTO_ROLES, ROLES
 from sealring.mesh.pki.root import RootMetadata, decode_chain, verify_root_chain
 from sealring.mesh.roster.memory import RosterStateFile
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.roster.reader import RosterReader, check_roster
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import TlsMaterial, joining_channel
+from sealring.mesh.rpc.tls import joining_channel
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.files import write_atomic
 from sealring.mesh.trust.attestation import NONCE_BYTES, UNKNOWN_POSTURE, Posture, Statement, sign_statement
@@ -173,7 +172,7 @@ def _keep(
     if (answer.member_id, answer.cluster) != (peer.id, peer.cluster):
         raise _bad_answer("it names another member or cluster")
     parse_address(answer.coordinator_address)
-    material = TlsMaterial(leaf.private_pem(), _own_leaf(answer, peer, leaf, root, now), root.authorities)
+    material = own_material(answer.certificate_chain, leaf, peer, root.authorities, now=now)
     check_roster(answer.roster, root, now=now)
     name = check_name(answer.name, "name")
     state = MachineState(peer, name, answer.coordinator_address, token.root_sha256, root, material, join)
@@ -183,20 +182,6 @@ def _keep(
     write_atomic(state_dir / ROSTER, answer.roster)
     save_machine_state(state_dir, state)
     return Enrolled(state, roster)
-
-
-def _own_leaf(
-    answer: membership_pb2.EnrolResponse, peer: PeerIdentity, leaf: LeafKey, root: RootMetadata, now: float
-) -> bytes:
-    try:
-        der = parse_pem_leaf(answer.certificate_chain)
-    except ValueError:
-        raise CertificateError("coordinator sent a malformed certificate", reason="BAD_CERTIFICATE") from None
-    certificate = load_certificate(der)
-    asked = x509.load_der_x509_csr(leaf.csr()).public_key()
-    if check_issued_by(certificate, root.authorities, now=now) != peer or certificate.public_key() != asked:
-        raise CertificateError("coordinator's certificate is not for us", reason="BAD_CERTIFICATE")
-    return der
 
 
 def _bad_answer(what: str) -> PermissionDenied:

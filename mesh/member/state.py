@@ -15,8 +15,15 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from sealring.mesh.crypto.encoding import Fields, FormatError, canonical_json, parse_json_object
-from sealring.mesh.errors import AlreadyExists, ConfigError, SealringError
-from sealring.mesh.pki.certificates import PeerIdentity, Role, to_pem
+from sealring.mesh.errors import AlreadyExists, CertificateError, ConfigError, SealringError
+from sealring.mesh.pki.certificates import (
+    LeafKey,
+    PeerIdentity,
+    Role,
+    check_issued_by,
+    load_certificate,
+    to_pem,
+)
 from sealring.mesh.pki.root import RootMetadata, decode_chain, encode_chain, follow_chain
 from sealring.mesh.rpc.tls import TlsMaterial
 from sealring.mesh.system.addresses import parse_address
@@ -166,6 +173,23 @@ def parse_pem_leaf(pem: bytes) -> bytes:
         return x509.load_pem_x509_certificates(pem)[0].public_bytes(Encoding.DER)
     except x509.InvalidVersion as error:
         raise FormatError("certificate has an unknown version") from error
+
+
+def own_material(
+    chain: bytes, key: LeafKey, peer: PeerIdentity, authorities: tuple[bytes, ...], *, now: float
+) -> TlsMaterial:
+    """What the coordinator has issued (PEM), if it is for this machine and its key.
+
+    Raises CertificateError (BAD_CERTIFICATE, and as `check_issued_by`).
+    """
+    try:
+        der = parse_pem_leaf(chain)
+    except ValueError:
+        raise CertificateError("certificate is malformed", reason="BAD_CERTIFICATE") from None
+    certificate = load_certificate(der)
+    if check_issued_by(certificate, authorities, now=now) != peer or not key.is_in(certificate):
+        raise CertificateError("certificate is not for this machine", reason="BAD_CERTIFICATE")
+    return TlsMaterial(key.private_pem(), der, authorities)
 
 
 def _load_pair(folder: Path) -> tuple[bytes, bytes]:

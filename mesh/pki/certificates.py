@@ -94,6 +94,10 @@ class LeafKey:
         """The key as PKCS#8 PEM, for a TLS library."""
         return private_pem(self._key)
 
+    def is_in(self, certificate: x509.Certificate) -> bool:
+        """Whether the certificate is for this key."""
+        return certificate.public_key() == self._key.public_key()
+
 
 def load_certificate(der: bytes) -> x509.Certificate:
     """Parse one DER certificate of bounded size. Raises CertificateError (BAD_CERTIFICATE)."""
