@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import shutil
 import socket
@@ -165,12 +166,11 @@ class Daemon:
         )
 
     def heartbeat(self) -> membership_pb2.Heartbeat:
-        report = self._meter.measure()
         return membership_pb2.Heartbeat(
-            memory_total=report.total,
-            memory_usable=report.usable,
+            memory_total=self._meter.total,
+            memory_usable=self._meter.usable,
             memory_used=self._engines.memory_used,
-            load=report.load,
+            load=os.getloadavg()[0] / (os.cpu_count() or 1),
             rings=self._ring_health(),
         )
 

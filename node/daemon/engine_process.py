@@ -227,16 +227,7 @@ class EngineProcess:
 
     async def _do_load(self, stage: StageKey) -> engine_pb2.StageLoaded:
         number = self._number()
-        load = engine_pb2.LoadStage(
-            id=number,
-            path=stage.path,
-            lo=stage.lo,
-            hi=stage.hi,
-            context=stage.context,
-            digest=stage.digest,
-            kv_bits=stage.kv_bits,
-            prefill_chunk=stage.prefill_chunk,
-        )
+        load = engine_pb2.LoadStage(id=number, **vars(stage))
         if self._liveness is not None:
             self._liveness.watch(interval=_LOADING[0], deadline=_LOADING[1])
         try:

@@ -282,7 +282,7 @@ class Links(links_pb2_grpc.LinksServicer):
         except BaseException as error:
             view = _own_view(error)
             if not (expected.repeatable and is_broken_off(view)):
-                self._forget(_hello_key(hello), expected)
+                self._forget(_key(hello, hello.session), expected)
                 expected.failed(view)
             raise
         if expected.limit is not limit:
@@ -291,7 +291,7 @@ class Links(links_pb2_grpc.LinksServicer):
 
     async def _claim(self, hello: links_pb2.LinkHello, caller: str) -> _Expected:
         """The expected link that a hello is for; unless it is repeatable nobody can claim it afterwards."""
-        key = _hello_key(hello)
+        key = _key(hello, hello.session)
         try:
             async with asyncio.timeout(EARLY_SECONDS), self._arrived:
                 await self._arrived.wait_for(lambda: key in self._expected)
@@ -405,12 +405,8 @@ async def _check_release(hello: links_pb2.LinkHello, frames: Frames, caller: str
         raise
 
 
-def _key(params: LinkParams, session: int) -> LinkKey:
-    return (params.ring, params.epoch, params.from_rank, params.to_rank, session > 0)
-
-
-def _hello_key(hello: links_pb2.LinkHello) -> LinkKey:
-    return (hello.ring, hello.epoch, hello.from_rank, hello.to_rank, hello.session > 0)
+def _key(link: LinkParams | links_pb2.LinkHello, session: int) -> LinkKey:
+    return (link.ring, link.epoch, link.from_rank, link.to_rank, session > 0)
 
 
 def _hello(params: LinkParams, session: int) -> links_pb2.LinkHello:
