@@ -20,13 +20,14 @@ class SealringError(Exception):
     """
 
     code = "UNKNOWN"
-    default_reason = "UNKNOWN"
+    default_reason = ""
+    """The code, where it says enough."""
 
     def __init__(self, message: str, *, hint: str = "", reason: str | None = None, **metadata: object):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.reason = reason or self.default_reason
+        self.reason = reason or self.default_reason or self.code
         self.metadata = {key: str(value) for key, value in metadata.items()}
 
     def __str__(self) -> str:
@@ -44,35 +45,30 @@ class NotFound(SealringError):
     """The named thing does not exist."""
 
     code = "NOT_FOUND"
-    default_reason = "NOT_FOUND"
 
 
 class AlreadyExists(SealringError):
     """The named thing exists already."""
 
     code = "ALREADY_EXISTS"
-    default_reason = "ALREADY_EXISTS"
 
 
 class Unauthenticated(SealringError):
     """No valid credential was presented."""
 
     code = "UNAUTHENTICATED"
-    default_reason = "UNAUTHENTICATED"
 
 
 class PermissionDenied(SealringError):
     """The caller is known and may not do this."""
 
     code = "PERMISSION_DENIED"
-    default_reason = "PERMISSION_DENIED"
 
 
 class FailedPrecondition(SealringError):
     """The system is not in the state that the call needs; retrying alone does not help."""
 
     code = "FAILED_PRECONDITION"
-    default_reason = "FAILED_PRECONDITION"
 
 
 class ConfigError(FailedPrecondition):
@@ -98,35 +94,30 @@ class ResourceExhausted(SealringError):
     """A limit, a quota or memory is used up."""
 
     code = "RESOURCE_EXHAUSTED"
-    default_reason = "RESOURCE_EXHAUSTED"
 
 
 class Unavailable(SealringError):
     """Not served just now; the same call may succeed later."""
 
     code = "UNAVAILABLE"
-    default_reason = "UNAVAILABLE"
 
 
 class DeadlineExceeded(SealringError):
     """It took longer than the caller or a limit allowed."""
 
     code = "DEADLINE_EXCEEDED"
-    default_reason = "DEADLINE_EXCEEDED"
 
 
 class Cancelled(SealringError):
     """The caller went away or cancelled."""
 
     code = "CANCELLED"
-    default_reason = "CANCELLED"
 
 
 class Internal(SealringError):
     """A fault of sealring's own; the details are in its log, not in the message."""
 
     code = "INTERNAL"
-    default_reason = "INTERNAL"
 
 
 class StageFailed(Internal):

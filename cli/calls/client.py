@@ -125,7 +125,7 @@ def _metadata(api_key: str | None) -> tuple[tuple[str, str], ...] | None:
 
 def named(error: SealringError, who: str, address: str) -> SealringError:
     """The error; where no connection was made, one that says to whom."""
-    if not isinstance(error, Unavailable) or error.reason != Unavailable.default_reason:
+    if not isinstance(error, Unavailable) or error.reason != Unavailable.code:
         return error
     return Unavailable(
         f"{who} at {address} cannot be reached",

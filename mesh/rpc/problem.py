@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-from sealring.mesh import errors
 from sealring.mesh.errors import Internal, SealringError
 from sealring.v1 import membership_pb2
 
@@ -29,19 +28,7 @@ def to_problem(error: BaseException) -> membership_pb2.Problem:
     )
 
 
-_BY_CODE: dict[str, type[SealringError]] = {
-    "INVALID_ARGUMENT": errors.InvalidInput,
-    "NOT_FOUND": errors.NotFound,
-    "ALREADY_EXISTS": errors.AlreadyExists,
-    "UNAUTHENTICATED": errors.Unauthenticated,
-    "PERMISSION_DENIED": errors.PermissionDenied,
-    "FAILED_PRECONDITION": errors.FailedPrecondition,
-    "ABORTED": errors.Conflict,
-    "RESOURCE_EXHAUSTED": errors.ResourceExhausted,
-    "UNAVAILABLE": errors.Unavailable,
-    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
-    "CANCELLED": errors.Cancelled,
-}
+_BY_CODE = {kind.code: kind for kind in SealringError.__subclasses__()}
 
 
 def from_parts(
