@@ -18,7 +18,7 @@ from sealring.cli.calls.client import inference
 from sealring.cli.calls.waiting import wait_until_serving
 from sealring.cli.local.cluster import LocalCluster
 from sealring.mesh.errors import DeadlineExceeded
-from sealring.v1 import admin_pb2, inference_pb2
+from sealring.v1 import inference_pb2
 
 _SECONDS = 300.0
 
@@ -56,11 +56,8 @@ async def cluster(
             for one in deployments:
                 progress(f"deploying {one.name}: {one.replicas} rings of {one.stages}")
                 sizes = {"stages": one.stages, "replicas": one.replicas, **one.spec}
-                spec = admin_pb2.DeploymentSpec(
-                    name=one.name, model=str(one.model), strategy="pipeline", **sizes
-                )
-                request = admin_pb2.CreateDeploymentRequest(spec=spec)
-                await made.admin.call("CreateDeployment", request, seconds=_SECONDS)
+                spec = {"name": one.name, "model": str(one.model), "strategy": "pipeline", **sizes}
+                await made.admin.call("CreateDeployment", spec=spec, seconds=_SECONDS)
                 await wait_until_serving(made.admin, one.name, seconds=_SECONDS)
             await _wait_for_gateway(made, {one.name: one.replicas for one in deployments})
             yield made

@@ -20,7 +20,6 @@ from bench.models import SHAPES, random_model
 from bench.openai_client import Reply, ask
 from bench.verdict import Check
 from sealring.cli.local.cluster import LocalCluster
-from sealring.v1 import admin_pb2
 
 TOKENS = 8000
 CONNECTIONS = 3
@@ -95,7 +94,7 @@ async def _call(made: LocalCluster, calls: list[tuple[float, float]]) -> None:
         begun = time.perf_counter()
         calls.append((begun, 1e9))
         try:
-            await made.admin.call("ListNodes", admin_pb2.ListNodesRequest())
+            await made.admin.call("ListNodes")
         finally:
             calls[-1] = (begun, time.perf_counter() - begun)
         await asyncio.sleep(1 / _CALLS_PER_SECOND)

@@ -40,28 +40,20 @@ def revoked(role: str) -> Find:
 
 def evict_member(context: typer.Context, name: str, *among: Find) -> None:
     """Takes a member out of the roster. Raises as `find_member`."""
-    from sealring.v1 import admin_pb2
-
-    found = change_member(
-        context, name, "EvictNode", lambda found: admin_pb2.EvictNodeRequest(id=found), *among
-    )
-    say(f"evicted {found}{_TOKENS_GONE}")
+    say(f"evicted {change_member(context, name, 'EvictNode', *among)}{_TOKENS_GONE}")
 
 
 def ban_member(context: typer.Context, name: str, *among: Find) -> None:
     """Takes a member out of the roster for good. Raises as `find_member`."""
-    from sealring.v1 import admin_pb2
-
-    found = change_member(context, name, "BanNode", lambda found: admin_pb2.BanNodeRequest(id=found), *among)
-    say(f"banned {found}{_TOKENS_GONE}")
+    say(f"banned {change_member(context, name, 'BanNode', *among)}{_TOKENS_GONE}")
 
 
-def change_member(context: typer.Context, name: str, method: str, request: Any, *among: Find) -> str:
+def change_member(context: typer.Context, name: str, method: str, *among: Find, **fields: Any) -> str:
     """Calls a method of the Admin service with the id of the one called `name`, and gives the id back."""
 
     async def work(admin: Admin) -> str:
         found = await find_member(admin, name, *among)
-        await admin.call(method, request(found))
+        await admin.call(method, id=found, **fields)
         return found
 
     return run_admin(context, work)
@@ -81,9 +73,7 @@ async def find_member(admin: Admin, name: str, *among: Find) -> str:
 
     Raises NotFound (UNKNOWN_NODE), InvalidInput (AMBIGUOUS_NODE).
     """
-    from sealring.v1 import admin_pb2
-
-    known = await admin.call("ListNodes", admin_pb2.ListNodesRequest())
+    known = await admin.call("ListNodes")
     groups = [list(those(known)) for those in among]
     by_id = {one.id for those in groups for one in those if len(name) >= SHOWN_ID and one.id.startswith(name)}
     for found in (sorted(by_id), *([one.id for one in those if one.name == name] for those in groups)):

@@ -34,13 +34,17 @@ class Admin:
     """As the bundle has it."""
 
     async def call(
-        self, method: str, request: Any, *, seconds: float | None = None, wait_for_ready: bool = False
+        self, method: str, *, seconds: float | None = None, wait_for_ready: bool = False, **fields: Any
     ) -> Any:
-        """One call, within `seconds`. Raises the error of the tree that the coordinator answered with."""
+        """One call with these fields of its request. Raises the error that the coordinator answered with."""
         import grpc
+        from google.protobuf.message_factory import GetMessageClass
 
         from sealring.mesh.rpc.status import from_rpc_error
+        from sealring.v1 import admin_pb2
 
+        described = admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name[method]
+        request = GetMessageClass(described.input_type)(**fields)
         try:
             return await getattr(self.stub, method)(
                 request, timeout=seconds or self.seconds, wait_for_ready=wait_for_ready
@@ -121,6 +125,6 @@ def run_admin(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> 
     return asyncio.run(run())
 
 
-def call_admin(context: typer.Context, method: str, request: Any, *, seconds: float | None = None) -> Any:
-    """One call of the Admin service."""
-    return run_admin(context, lambda admin: admin.call(method, request, seconds=seconds))
+def call_admin(context: typer.Context, method: str, **request: Any) -> Any:
+    """One call of the Admin service, with the arguments of `Admin.call`."""
+    return run_admin(context, lambda admin: admin.call(method, **request))

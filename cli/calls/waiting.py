@@ -17,9 +17,7 @@ _MAX_FAILURES = 4
 
 async def find_deployment(admin: Admin, name: str) -> Any:
     """The deployment of that name. Raises NotFound (DEPLOYMENT_NOT_FOUND)."""
-    from sealring.v1 import admin_pb2
-
-    answer = await admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+    answer = await admin.call("ListDeployments")
     for one in answer.deployments:
         if one.plan.spec.name == name:
             return one

@@ -29,14 +29,12 @@ async def _verify_audit(admin: Admin, pin: bytes) -> tuple[int, bytes, AuditHead
     from sealring.coordinator.store import verify_chain
     from sealring.coordinator.store.audit import FIRST_PREVIOUS
     from sealring.mesh.pki.root import decode_chain, verify_root_chain
-    from sealring.v1 import admin_pb2
 
-    answer = await admin.call("GetRoster", admin_pb2.GetAdminRosterRequest())
+    answer = await admin.call("GetRoster")
     root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=time.time())
     last, head, found = (0, FIRST_PREVIOUS), None, None
     while True:
-        request = admin_pb2.ListAuditLogRequest(after=last[0], limit=_AUDIT_PAGE)
-        page = await admin.call("ListAuditLog", request)
+        page = await admin.call("ListAuditLog", after=last[0], limit=_AUDIT_PAGE)
         head = head or read_head(page.signed_head, root)
         last = verify_chain(page.entries, after=last)
         found = next((one.hash for one in page.entries if one.sequence == head.sequence), found)
@@ -55,10 +53,8 @@ def list_entries(
     as_json: AsJson = False,
 ) -> None:
     """Show who did what to the cluster."""
-    from sealring.v1 import admin_pb2
-
-    request = admin_pb2.ListAuditLogRequest(after=after or 0, limit=limit, newest=after is None)
-    entries = plain(call_admin(context, "ListAuditLog", request))["entries"]
+    found = call_admin(context, "ListAuditLog", after=after or 0, limit=limit, newest=after is None)
+    entries = plain(found)["entries"]
     if as_json:
         print_json(entries)
         return

@@ -186,8 +186,6 @@ def create(
 
     Plans it over the nodes, forms its rings and waits until they serve.
     """
-    from sealring.v1 import admin_pb2
-
     asked = False
 
     async def work(admin: Admin) -> tuple[Any, int]:
@@ -195,8 +193,7 @@ def create(
         await name_members(admin, spec)
         with progress(f"planning {spec.name}") as shown:
             asked = True
-            request = admin_pb2.CreateDeploymentRequest(spec=spec)
-            answer = await admin.call("CreateDeployment", request, seconds=PLAN_SECONDS)
+            answer = await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS)
             if wait:
                 await wait_until_serving(admin, spec.name, seconds=wait_timeout, say=shown.update)
         return answer.plan, await count_idle(admin, answer.plan)
@@ -228,12 +225,10 @@ command(
 @describes_deployment
 def plan(context: typer.Context, spec: Any, as_json: AsJson = False) -> None:
     """Show what `deploy` would do, and do nothing."""
-    from sealring.v1 import admin_pb2
 
     async def work(admin: Admin) -> Any:
         await name_members(admin, spec)
-        request = admin_pb2.PlanDeploymentRequest(spec=spec)
-        return await admin.call("PlanDeployment", request, seconds=PLAN_SECONDS)
+        return await admin.call("PlanDeployment", spec=spec, seconds=PLAN_SECONDS)
 
     answer = run_admin(context, work)
     if as_json:
@@ -245,10 +240,7 @@ def plan(context: typer.Context, spec: Any, as_json: AsJson = False) -> None:
 @command(app, "list", example="sealring deployment list", section="cli", fields=ADMIN)
 def list_deployments(context: typer.Context, as_json: AsJson = False) -> None:
     """List deployments and the state of their rings."""
-    from sealring.v1 import admin_pb2
-
-    answer = call_admin(context, "ListDeployments", admin_pb2.ListDeploymentsRequest())
-    found = plain(answer)["deployments"]
+    found = plain(call_admin(context, "ListDeployments"))["deployments"]
     if as_json:
         print_json(found)
         return
@@ -260,9 +252,7 @@ def delete(
     context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="what clients call it")]
 ) -> None:
     """End a deployment's rings and forget it."""
-    from sealring.v1 import admin_pb2
-
-    call_admin(context, "DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name=name))
+    call_admin(context, "DeleteDeployment", name=name)
     say(f"deleted {name}")
 
 
@@ -270,7 +260,7 @@ async def count_idle(admin: Admin, plan: Any) -> int:
     """How many nodes are online and hold nothing, of this plan or another ring."""
     from sealring.v1 import admin_pb2
 
-    answer = await admin.call("ListNodes", admin_pb2.ListNodesRequest())
+    answer = await admin.call("ListNodes")
     used = {stage.member for ring in plan.rings for stage in ring.stages}
     free = [node for node in answer.nodes if node.id not in used and not node.ring]
     return sum(node.state == admin_pb2.NODE_STATE_ONLINE for node in free)

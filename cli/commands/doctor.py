@@ -139,8 +139,8 @@ async def _nodes(admin: Admin) -> list[Node]:
     from sealring.cli.doctor.cluster import Node, Stage
     from sealring.v1 import admin_pb2
 
-    listed = await admin.call("ListNodes", admin_pb2.ListNodesRequest())
-    deployed = await admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+    listed = await admin.call("ListNodes")
+    deployed = await admin.call("ListDeployments")
     stages: dict[str, list[Stage]] = {}
     for deployment in deployed.deployments:
         for ring in deployment.plan.rings:
@@ -172,11 +172,9 @@ async def _ask(admin: Admin, member: str) -> dict[str, Any]:
     from sealring.cli.doctor.cluster import without_commands
     from sealring.cli.doctor.report import decode
     from sealring.mesh.errors import SealringError
-    from sealring.v1 import admin_pb2
 
     try:
-        request = admin_pb2.DiagnoseNodeRequest(id=member)
-        answer = await admin.call("DiagnoseNode", request, seconds=_NODE_SECONDS)
+        answer = await admin.call("DiagnoseNode", id=member, seconds=_NODE_SECONDS)
         report: Report = without_commands(decode(answer.report))
     except SealringError as error:
         return {"failure": str(error)}

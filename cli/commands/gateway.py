@@ -66,9 +66,7 @@ add_run_command(app, "gateway", RUN, summary="Run the gateway until SIGTERM.")
 @command(app, "list", example="sealring gateway list", section="cli", fields=ADMIN)
 def list_gateways(context: typer.Context, as_json: AsJson = False) -> None:
     """List the gateways, and whether they are connected."""
-    from sealring.v1 import admin_pb2
-
-    known = plain(call_admin(context, "ListNodes", admin_pb2.ListNodesRequest()))
+    known = plain(call_admin(context, "ListNodes"))
     if as_json:
         print_json(known["gateways"])
         return

@@ -63,9 +63,7 @@ add_run_command(app, "node", RUN, summary="Run the node daemon until SIGTERM.")
 @command(app, "list", example="sealring node list", section="cli", fields=ADMIN)
 def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
     """List the nodes with their state, trust level, memory and layers."""
-    from sealring.v1 import admin_pb2
-
-    known = plain(call_admin(context, "ListNodes", admin_pb2.ListNodesRequest()))
+    known = plain(call_admin(context, "ListNodes"))
     if as_json:
         print_json(known["nodes"])
         return
@@ -80,15 +78,7 @@ def drain(
     undo: Annotated[bool, typer.Option("--undo", help="let it serve again")] = False,
 ) -> None:
     """Let a node finish what it runs and give it nothing new."""
-    from sealring.v1 import admin_pb2
-
-    found = change_member(
-        context,
-        node,
-        "DrainNode",
-        lambda found: admin_pb2.DrainNodeRequest(id=found, undo=undo),
-        enrolled_nodes,
-    )
+    found = change_member(context, node, "DrainNode", enrolled_nodes, undo=undo)
     say(f"{'no longer draining' if undo else 'draining'} {found}")
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,9 +16,6 @@ from sealring.cli.terminal.command import ADMIN, command, load_settings
 from sealring.cli.terminal.options import AsJson, Seconds, cannot_write
 from sealring.cli.terminal.output import moment, plain, print_data, print_json, print_table, say
 from sealring.mesh.errors import AlreadyExists
-
-if TYPE_CHECKING:
-    from sealring.mesh.pki.certificates import LeafKey
 
 app = typer.Typer(
     name="operator", help="Operators, who may look at the cluster or change it.", no_args_is_help=True
@@ -53,13 +50,8 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Make a bundle for another operator; hand it over by a way that nobody else reads."""
-    from sealring.mesh.pki.certificates import LeafKey
-    from sealring.v1 import admin_pb2
-
-    leaf = LeafKey()
-    number = admin_pb2.OperatorRole.Value(f"OPERATOR_ROLE_{role.name}")
-    request = admin_pb2.AddOperatorRequest(name=name, role=number, csr=leaf.csr(), ttl_seconds=int(lifetime))
-    _make_bundle(context, "AddOperator", request, leaf, out, as_json=as_json)
+    fields = {"name": name, "role": f"OPERATOR_ROLE_{role.name}", "ttl_seconds": int(lifetime)}
+    _make_bundle(context, "AddOperator", fields, out, as_json=as_json)
     say(f"operator {name} may {role} for {lifetime}; use the bundle with --operator {out}")
 
 
@@ -72,21 +64,15 @@ def rotate(
     as_json: AsJson = False,
 ) -> None:
     """Make a new bundle for an operator; the old one is refused from then on."""
-    from sealring.mesh.pki.certificates import LeafKey
-    from sealring.v1 import admin_pb2
-
-    leaf = LeafKey()
-    request = admin_pb2.RotateOperatorRequest(name=name, csr=leaf.csr(), ttl_seconds=int(lifetime))
-    _make_bundle(context, "RotateOperator", request, leaf, out, as_json=as_json)
+    fields = {"name": name, "ttl_seconds": int(lifetime)}
+    _make_bundle(context, "RotateOperator", fields, out, as_json=as_json)
     say(f"operator {name} has a new bundle in {out}")
 
 
 @command(app, example="sealring operator revoke alice", section="cli", fields=ADMIN)
 def revoke(context: typer.Context, name: Name) -> None:
     """Refuse an operator from now on and end what it has running."""
-    from sealring.v1 import admin_pb2
-
-    call_admin(context, "RevokeOperator", admin_pb2.RevokeOperatorRequest(name=name))
+    call_admin(context, "RevokeOperator", name=name)
     say(f"revoked {name}")
 
 
@@ -95,7 +81,7 @@ def list_operators(context: typer.Context, as_json: AsJson = False) -> None:
     """List the operators; those who were revoked are in the audit log only."""
     from sealring.v1 import admin_pb2
 
-    found = call_admin(context, "ListOperators", admin_pb2.ListOperatorsRequest()).operators
+    found = call_admin(context, "ListOperators").operators
     if as_json:
         print_json([{**plain(one), "key_hash": one.key_hash.hex()} for one in found])
         return
@@ -107,7 +93,7 @@ def list_operators(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def _make_bundle(
-    context: typer.Context, method: str, request: Any, leaf: LeafKey, folder: Path, *, as_json: bool
+    context: typer.Context, method: str, fields: dict[str, Any], folder: Path, *, as_json: bool
 ) -> None:
     """Asks for a certificate and writes it with its key, which never leaves this machine.
 
@@ -120,7 +106,7 @@ def _make_bundle(
         parse_pem_leaf,
         save_machine_state,
     )
-    from sealring.mesh.pki.certificates import PeerIdentity, Role
+    from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
     from sealring.mesh.pki.root import decode_chain, verify_root_chain
     from sealring.mesh.rpc.tls import TlsMaterial
 
@@ -131,19 +117,20 @@ def _make_bundle(
             reason="BUNDLE_EXISTS",
         )
     own = read_bundle(load_settings(context).settings.operator)
+    leaf = LeafKey()
 
     async def work(admin: Admin) -> tuple[Any, str]:
-        return await admin.call(method, request), admin.address
+        return await admin.call(method, csr=leaf.csr(), **fields), admin.address
 
     with _folder_for(folder):
         answer, address = run_admin(context, work)
     root = verify_root_chain(decode_chain(answer.root_metadata), own.root_sha256, now=time.time())
     material = TlsMaterial(leaf.private_pem(), parse_pem_leaf(answer.certificate_chain), root.authorities)
-    peer = PeerIdentity(own.peer.cluster, Role.OPERATOR, request.name)
-    save_machine_state(folder, MachineState(peer, request.name, address, own.root_sha256, root, material))
+    peer = PeerIdentity(own.peer.cluster, Role.OPERATOR, fields["name"])
+    save_machine_state(folder, MachineState(peer, fields["name"], address, own.root_sha256, root, material))
     load_machine_state(folder)
     if as_json:
-        print_json({"name": request.name, "bundle": str(folder)})
+        print_json({"name": fields["name"], "bundle": str(folder)})
     else:
         print_data(str(folder))
 

@@ -129,10 +129,9 @@ def show(
     """Show the roster, after checking its signatures against the pinned root key."""
     from sealring.mesh.pki.root import decode_chain, verify_root_chain
     from sealring.mesh.roster.reader import check_roster
-    from sealring.v1 import admin_pb2
 
     pin = read_bundle(load_settings(context).settings.operator).root_sha256
-    answer = call_admin(context, "GetRoster", admin_pb2.GetAdminRosterRequest())
+    answer = call_admin(context, "GetRoster")
     now = time.time()
     root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=now)
     found = check_roster(answer.roster, root, now=now)

@@ -51,10 +51,8 @@ def status(
 
 async def look(admin: Admin) -> dict[str, Any]:
     """Nodes, each with why it is `idle`, gateways, and deployments with their rings, as JSON data."""
-    from sealring.v1 import admin_pb2
-
-    known = plain(await admin.call("ListNodes", admin_pb2.ListNodesRequest()))
-    listed = plain(await admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest()))
+    known = plain(await admin.call("ListNodes"))
+    listed = plain(await admin.call("ListDeployments"))
     deployments = listed["deployments"]
     nodes = [{**node, "idle": why_idle(node, deployments)} for node in known["nodes"]]
     return {"nodes": nodes, "gateways": known["gateways"], "deployments": deployments}

@@ -39,14 +39,8 @@ def create(
 
     It has a new join token in it, which is shown this once.
     """
-    from sealring.v1 import admin_pb2, membership_pb2
-
-    number = membership_pb2.Role.Value(f"ROLE_{role.name}")
-    answer = call_admin(
-        context,
-        "CreateJoinToken",
-        admin_pb2.CreateJoinTokenRequest(role=number, ttl_seconds=int(ttl), note=note, uses=uses),
-    )
+    wanted = {"role": f"ROLE_{role.name}", "ttl_seconds": int(ttl), "note": note, "uses": uses}
+    answer = call_admin(context, "CreateJoinToken", **wanted)
     if as_json:
         print_json(plain(answer))
         return
@@ -58,9 +52,7 @@ def create(
 @command(app, "list", example="sealring token list", section="cli", fields=ADMIN)
 def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
     """List the tokens that are not used up, without their secrets."""
-    from sealring.v1 import admin_pb2
-
-    answer = plain(call_admin(context, "ListJoinTokens", admin_pb2.ListJoinTokensRequest()))
+    answer = plain(call_admin(context, "ListJoinTokens"))
     if as_json:
         print_json(answer["tokens"])
         return
@@ -77,7 +69,5 @@ def revoke(
     token_id: Annotated[str, typer.Argument(metavar="ID", help="as `token list` shows it")],
 ) -> None:
     """Revoke a join token."""
-    from sealring.v1 import admin_pb2
-
-    call_admin(context, "RevokeJoinToken", admin_pb2.RevokeJoinTokenRequest(token_id=token_id))
+    call_admin(context, "RevokeJoinToken", token_id=token_id)
     say(f"revoked {token_id}")

@@ -11,7 +11,7 @@ import typer
 
 from sealring.cli.calls.operator import call_admin
 from sealring.cli.terminal.command import ADMIN, command
-from sealring.cli.terminal.options import AsJson, Seconds, cannot_write
+from sealring.cli.terminal.options import AsJson, Seconds, write_file
 from sealring.cli.terminal.output import print_json, print_table, progress, say
 
 app = typer.Typer()
@@ -44,11 +44,10 @@ def trace(
     """
     from sealring.cli.tracing import chrome_trace, member_shares
     from sealring.mesh.rpc.problem import from_problem
-    from sealring.v1 import admin_pb2
 
-    request = admin_pb2.TraceRingRequest(ring=ring, milliseconds=max(1, round(seconds * 1000)))
+    wanted = {"ring": ring, "milliseconds": max(1, round(seconds * 1000))}
     with progress(f"watching for {seconds}"):
-        found = call_admin(context, "TraceRing", request, seconds=seconds + _MARGIN_SECONDS)
+        found = call_admin(context, "TraceRing", **wanted, seconds=seconds + _MARGIN_SECONDS)
     shares = member_shares(found)
     for member in found.members:
         if member.HasField("problem"):
@@ -56,7 +55,7 @@ def trace(
     if not shares:
         raise from_problem(found.members[0].problem)
     if out is not None:
-        _write(out, chrome_trace(found))
+        write_file(out, json.dumps(chrome_trace(found)).encode())
     if as_json:
         print_json({"ring": found.ring, "epoch": found.epoch, "members": [asdict(one) for one in shares]})
     else:
@@ -84,10 +83,3 @@ def _print_shares(ring: str, shares: list[Any]) -> None:
     print_table(
         columns, rows, title=f"ring {ring}: percent of the time; what runs beside each other overlaps"
     )
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(content), encoding="utf-8")
-    except OSError as error:
-        raise cannot_write(path, error) from None

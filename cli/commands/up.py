@@ -133,14 +133,13 @@ async def _watch(machine: FirstMachine) -> None:
     """Says what happens in the cluster, for as long as it runs."""
     from sealring.cli.calls.happenings import deployment_lines, deployment_states, node_lines
     from sealring.mesh.errors import SealringError
-    from sealring.v1 import admin_pb2
 
     nodes: dict[str, Any] | None = None
     deployments: dict[str, str] = {}
     while True:
         try:
-            listed = await machine.admin.call("ListNodes", admin_pb2.ListNodesRequest())
-            answer = await machine.admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+            listed = await machine.admin.call("ListNodes")
+            answer = await machine.admin.call("ListDeployments")
         except SealringError:
             pass  # it is busy, or ends, which is told elsewhere
         else:

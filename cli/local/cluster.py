@@ -191,9 +191,7 @@ class Cluster:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _wait_for_coordinator(self) -> None:
-        from sealring.v1 import admin_pb2
-
-        await self.admin.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest(), wait_for_ready=True)
+        await self.admin.call("ListJoinTokens", wait_for_ready=True)
 
     async def _enrol_all(self) -> None:
         """Those that are not, or that look for the coordinator where it was before."""
@@ -224,10 +222,7 @@ class Cluster:
         await join(settings, await self._token("ROLE_GATEWAY"))
 
     async def _token(self, role: str) -> str:
-        from sealring.v1 import admin_pb2, membership_pb2
-
-        request = admin_pb2.CreateJoinTokenRequest(role=membership_pb2.Role.Value(role), note="this machine")
-        return str((await self.admin.call("CreateJoinToken", request)).token)
+        return str((await self.admin.call("CreateJoinToken", role=role, note="this machine")).token)
 
     async def _wait_for_nodes(self) -> None:
         from sealring.mesh.member.state import load_machine_state
@@ -236,7 +231,7 @@ class Cluster:
         wanted = {load_machine_state(self._state_dir(name)).peer.id: name for name in self.node_names}
         deadline = time.monotonic() + _START_SECONDS
         while True:
-            answer = await self.admin.call("ListNodes", admin_pb2.ListNodesRequest())
+            answer = await self.admin.call("ListNodes")
             online = {one.id for one in answer.nodes if one.state == admin_pb2.NODE_STATE_ONLINE}
             if online >= set(wanted):
                 return
@@ -333,14 +328,13 @@ class LocalCluster(Cluster):
 
         `spec` are further fields of DeploymentSpec.
         """
-        from sealring.v1 import admin_pb2
-
         found = await self._or_failure(self._deployment())
         if found is None:
             self._say(f"planning {self.name} over {self._count_nodes()}")
             wanted: dict[str, Any] = {"name": self.name, "model": self.model, "strategy": "pipeline"}
-            request = admin_pb2.CreateDeploymentRequest(spec=admin_pb2.DeploymentSpec(**(wanted | spec)))
-            await self._or_failure(self.admin.call("CreateDeployment", request, seconds=_PLAN_SECONDS))
+            await self._or_failure(
+                self.admin.call("CreateDeployment", spec=wanted | spec, seconds=_PLAN_SECONDS)
+            )
         serving = await self._or_failure(
             wait_until_serving(self.admin, self.name, seconds=_START_SECONDS * 10, say=self._say)
         )
@@ -349,9 +343,7 @@ class LocalCluster(Cluster):
         return serving
 
     async def _deployment(self) -> Any:
-        from sealring.v1 import admin_pb2
-
-        answer = await self.admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+        answer = await self.admin.call("ListDeployments")
         return next((one for one in answer.deployments if one.plan.spec.name == self.name), None)
 
     async def _wait_for_gateway(self) -> None:

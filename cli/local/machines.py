@@ -60,17 +60,17 @@ class FirstMachine(Machine):
 
     async def token(self, *, uses: int, seconds: int) -> Any:
         """A token with which nodes join, as Admin describes it; those of earlier starts end with it."""
-        from sealring.v1 import admin_pb2, membership_pb2
-
-        listed = await self.admin.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest())
+        listed = await self.admin.call("ListJoinTokens")
         for one in listed.tokens:
             if one.note == _OWN_NOTE:
-                earlier = admin_pb2.RevokeJoinTokenRequest(token_id=one.token_id)
-                await self.admin.call("RevokeJoinToken", earlier)
-        request = admin_pb2.CreateJoinTokenRequest(
-            role=membership_pb2.ROLE_NODE, uses=uses, ttl_seconds=seconds, note=_OWN_NOTE
-        )
-        return await self.admin.call("CreateJoinToken", request)
+                await self.admin.call("RevokeJoinToken", token_id=one.token_id)
+        wanted: dict[str, Any] = {
+            "role": "ROLE_NODE",
+            "uses": uses,
+            "ttl_seconds": seconds,
+            "note": _OWN_NOTE,
+        }
+        return await self.admin.call("CreateJoinToken", **wanted)
 
 
 class OtherMachine(Machine):

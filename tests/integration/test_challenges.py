@@ -8,7 +8,6 @@ import sqlite3
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, share_kernels
 
 from sealring.cli.local.cluster import LocalCluster
-from sealring.v1 import admin_pb2
 
 pytestmark = CLUSTER
 
@@ -40,7 +39,7 @@ async def test_a_serving_node_answers_and_a_changed_model_is_found(tmp_path):
                 await asyncio.sleep(0.2)
         assert not await log_of(cluster, "challenge_failed")
         assert not await log_of(cluster, "member_failed_challenge")
-        answer = await cluster.admin.call("ListNodes", admin_pb2.ListNodesRequest())
+        answer = await cluster.admin.call("ListNodes")
         assert {(node.level, node.trust) for node in answer.nodes} == {("software", 10)}
 
         config = model / "config.json"

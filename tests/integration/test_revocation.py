@@ -11,7 +11,6 @@ import psutil
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, chat, serving
 
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.v1 import admin_pb2
 
 pytestmark = CLUSTER
 END = [json.loads((MODEL / "generation_config.json").read_text())["eos_token_id"]]
@@ -66,12 +65,12 @@ async def generating(ring):
 
 
 async def evict(ring, identifier: str) -> None:
-    await ring.cluster.admin.call("EvictNode", admin_pb2.EvictNodeRequest(id=identifier))
+    await ring.cluster.admin.call("EvictNode", id=identifier)
 
 
 async def members(ring) -> list[tuple[str, str]]:
     """Name and id of the ring's members, by rank."""
-    answer = await ring.cluster.admin.call("ListNodes", admin_pb2.ListNodesRequest())
+    answer = await ring.cluster.admin.call("ListNodes")
     return [(node.name, node.id) for node in sorted(answer.nodes, key=lambda node: node.rank) if node.ring]
 
 
@@ -113,7 +112,7 @@ async def evicted_gateway(ring) -> None:
         own = {address for address, _ in established(gateway)}
         nodes = [pid for name, _ in await members(ring) for pid in family(pids[name])]
         assert between(nodes, own)
-        answer = await ring.cluster.admin.call("GetRoster", admin_pb2.GetAdminRosterRequest())
+        answer = await ring.cluster.admin.call("GetRoster")
         await evict(ring, gateway_of(answer))
         await until(lambda: not between(nodes, own))
 

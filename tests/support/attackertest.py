@@ -15,7 +15,6 @@ from ringtest import LIMIT_SECONDS, Ring, chat
 
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import PeerIdentity, Role, role_server_name
-from sealring.v1 import admin_pb2
 
 ATTACKER = Path(__file__).parents[1] / "trust" / "attacker.py"
 
@@ -75,7 +74,7 @@ async def told(**arguments: Any) -> list[dict[str, Any]]:
 
 
 async def nodes(ring: Ring) -> dict[str, Any]:
-    answer = await ring.cluster.admin.call("ListNodes", admin_pb2.ListNodesRequest())
+    answer = await ring.cluster.admin.call("ListNodes")
     return {node.name: node for node in answer.nodes}
 
 

@@ -23,7 +23,7 @@ from sealring.cli.calls.operator import read_bundle
 from sealring.cli.local.cluster import LocalCluster
 from sealring.client import AsyncClient
 from sealring.node import scratch
-from sealring.v1 import admin_pb2, inference_pb2, inference_pb2_grpc, membership_pb2
+from sealring.v1 import inference_pb2, inference_pb2_grpc, membership_pb2
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
 LIMIT_SECONDS = 120.0
@@ -105,7 +105,7 @@ class Ring:
 
     async def status(self) -> Any:
         """The first ring, as the coordinator sees it."""
-        answer = await self.cluster.admin.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+        answer = await self.cluster.admin.call("ListDeployments")
         (found,) = (one for one in answer.deployments if one.plan.spec.name == self.model)
         return found.rings[0]
 
@@ -234,9 +234,8 @@ class Arrangements:
     async def clear(self) -> None:
         """Gives all nodes back."""
         if self._ring is not None:
-            request = admin_pb2.DeleteDeploymentRequest(name=self._ring.model)
-            self._ring = None
-            await self.cluster.admin.call("DeleteDeployment", request)
+            name, self._ring = self._ring.model, None
+            await self.cluster.admin.call("DeleteDeployment", name=name)
             await self._stack.aclose()
 
 

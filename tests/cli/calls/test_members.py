@@ -20,7 +20,7 @@ class Admin:
         role = membership_pb2.ROLE_NODE
         self.revoked = [admin_pb2.RevokedIdentity(id=one, name=name, role=role) for one, name in gone.items()]
 
-    async def call(self, method: str, request: Any) -> Any:
+    async def call(self, method: str) -> Any:
         return admin_pb2.ListNodesResponse(nodes=self.nodes, revoked=self.revoked)
 
 

@@ -19,7 +19,7 @@ class Admin:
     def __init__(self, *states: admin_pb2.RingStatus) -> None:
         self.states = list(states)
 
-    async def call(self, method: str, request: Any) -> Any:
+    async def call(self, method: str) -> Any:
         assert method == "ListDeployments"
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         plan = admin_pb2.DeploymentPlan(spec=admin_pb2.DeploymentSpec(name="demo"))

@@ -26,9 +26,8 @@ class Admin:
     def __init__(self, *, serves: bool) -> None:
         self.serves = serves
 
-    async def call(self, method: str, request: Any, **_: Any) -> Any:
+    async def call(self, method: str, *, spec: Any = None, **_: Any) -> Any:
         stage = admin_pb2.StagePlan(member="a", member_name="a", end_layer=4)
-        spec = getattr(request, "spec", None)
         plan = admin_pb2.DeploymentPlan(spec=spec, rings=[admin_pb2.RingPlan(ring="m-0", stages=[stage])])
         if method == "CreateDeployment":
             return admin_pb2.CreateDeploymentResponse(plan=plan)

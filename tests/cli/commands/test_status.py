@@ -63,7 +63,7 @@ class Admin:
     def __init__(self, looks: int, root: Any = None) -> None:
         self.looks, self.root = looks, root
 
-    async def call(self, method: str, request: Any) -> Any:
+    async def call(self, method: str) -> Any:
         if method == "ListDeployments":
             return admin_pb2.ListDeploymentsResponse()
         if not self.looks:

@@ -25,12 +25,12 @@ class FakeAdmin:
     def __init__(self) -> None:
         self.tokens = [admin_pb2.JoinTokenInfo(token_id="somebody's", note="for the attic")]
 
-    async def call(self, method: str, request: Any) -> Any:
+    async def call(self, method: str, **request: Any) -> Any:
         if method == "CreateJoinToken":
-            made = admin_pb2.JoinTokenInfo(token_id=f"id-{len(self.tokens)}", note=request.note)
+            made = admin_pb2.JoinTokenInfo(token_id=f"id-{len(self.tokens)}", note=request["note"])
             self.tokens.append(made)
         elif method == "RevokeJoinToken":
-            self.tokens = [one for one in self.tokens if one.token_id != request.token_id]
+            self.tokens = [one for one in self.tokens if one.token_id != request["token_id"]]
         else:
             return admin_pb2.ListJoinTokensResponse(tokens=self.tokens)
         return admin_pb2.CreateJoinTokenResponse(token_id=self.tokens[-1].token_id)

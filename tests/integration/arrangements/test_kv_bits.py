@@ -8,7 +8,6 @@ import pytest
 from ringtest import CLUSTER, MODEL
 
 from sealring.mesh.errors import SealringError
-from sealring.v1 import admin_pb2
 
 pytestmark = CLUSTER
 
@@ -35,9 +34,8 @@ async def test_a_plan_counts_the_bits_and_refuses_what_cannot_be_quantized(arran
     narrow = narrow_model(tmp_path / "narrow")
 
     async def plan(model, bits):
-        spec = admin_pb2.DeploymentSpec(name="x", model=str(model), context=512, kv_bits=bits)
-        request = admin_pb2.PlanDeploymentRequest(spec=spec)
-        return (await arrangements.cluster.admin.call("PlanDeployment", request, seconds=60)).plan
+        spec = {"name": "x", "model": str(model), "context": 512, "kv_bits": bits}
+        return (await arrangements.cluster.admin.call("PlanDeployment", spec=spec, seconds=60)).plan
 
     sizes = [(await plan(MODEL, bits)).rings[0].stages[0].kv_bytes for bits in (0, 8, 4)]
     assert sizes == [9 * size * 512 for size in (1024, 320, 192)]

@@ -16,7 +16,7 @@ QUESTION = chat("What is the capital of France?")
 async def online(ring: Ring) -> int:
     """How many nodes are connected; none while there is no coordinator."""
     try:
-        answer = await ring.cluster.admin.call("ListNodes", admin_pb2.ListNodesRequest())
+        answer = await ring.cluster.admin.call("ListNodes")
     except SealringError:
         return 0
     return sum(one.state == admin_pb2.NODE_STATE_ONLINE and one.memory_usable > 0 for one in answer.nodes)

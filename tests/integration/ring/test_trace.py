@@ -12,7 +12,7 @@ from ringtest import CLUSTER, chat
 
 from sealring.cli.tracing import chrome_trace, member_shares
 from sealring.mesh.errors import SealringError
-from sealring.v1 import admin_pb2, trace_pb2
+from sealring.v1 import trace_pb2
 
 pytestmark = CLUSTER
 
@@ -52,19 +52,18 @@ async def working(ring, text, *, rows=3, pause=0.0):
 async def test_a_ring_tells_where_its_time_went(ring):
     await ring.idle()
     admin = ring.cluster.admin
-    idle = await admin.call("TraceRing", admin_pb2.TraceRingRequest(milliseconds=50))
+    idle = await admin.call("TraceRing", milliseconds=50)
     assert [list(member.spans) for member in idle.members] == [[], [], []]
     assert all(one.idle > 99 for one in member_shares(idle))
-    request = admin_pb2.TraceRingRequest(milliseconds=2000)
     async with working(ring, f"Name the planets. {MARK}"):
-        both = [admin.call("TraceRing", request, seconds=60) for _ in range(2)]
+        both = [admin.call("TraceRing", milliseconds=2000, seconds=60) for _ in range(2)]
         told = await asyncio.gather(*both, return_exceptions=True)
     (trace,) = (one for one in told if not isinstance(one, BaseException))
     (second,) = (one for one in told if isinstance(one, SealringError))
     assert second.reason == "TRACE_BUSY"
     assert MARK.encode() not in trace.SerializeToString()
     with pytest.raises(SealringError) as unknown:
-        await admin.call("TraceRing", admin_pb2.TraceRingRequest(ring="x", milliseconds=1))
+        await admin.call("TraceRing", ring="x", milliseconds=1)
     assert unknown.value.reason == "NO_SUCH_RING"
     check_members(trace)
     check_chrome(trace)
