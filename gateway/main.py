@@ -67,7 +67,8 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     gate = _gate(settings, metrics)
     http_tls = _tls(settings.http_tls_certificate, settings.http_tls_key)
     grpc_tls = _tls(settings.grpc_tls_certificate, settings.grpc_tls_key)
-    edge = HttpServer(create_app(backend, exposition=metrics.exposition, gate=gate), tls=http_tls)
+    app = create_app(backend, exposition=metrics.exposition, gate=gate, cors_origins=settings.cors_origins)
+    edge = HttpServer(app, tls=http_tls)
     server = Server(
         [(inference_grpc.add_InferenceServicer_to_server, InferenceService(backend), SERVICE)],
         port=INFERENCE,

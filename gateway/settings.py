@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.settings.types import Address, Name, Seconds
 from sealring.mesh.system.addresses import is_loopback, parse_address
 from sealring.mesh.system.paths import default_state_root
+
+Origin = Annotated[str, StringConstraints(pattern=r"^https?://[A-Za-z0-9.:\[\]-]+$", max_length=256)]
+"""Scheme, host and port: exactly what a browser sends, and no wildcard."""
 
 
 def _default_state_dir() -> Path:
@@ -51,6 +55,9 @@ class GatewaySettings(BaseModel):
     )
     peer_requests_per_second: float = Field(
         default=200.0, gt=0, le=1e6, description="requests per second that each network address may make"
+    )
+    cors_origins: list[Origin] = Field(
+        default=[], max_length=64, description="pages of a browser that may use the HTTP API, as https://host"
     )
     queue_limit: int = Field(
         default=256, ge=1, le=100_000, description="requests that may wait for each ring"

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from sealring.api.answers import Choice, Renderer
+from sealring.api.answers import Asked, Choice
 from sealring.mesh.errors import Cancelled, Internal, SealringError
 from sealring.v1 import inference_pb2 as inference
 
 SEND_SECONDS = 60.0
 """How long a client may leave its connection's buffers full."""
 
+PING_SECONDS = 8.0
+"""How long a stream tells nothing, at most; also before the answer's start, so that errors have a status."""
+
 T = TypeVar("T")
 Events = AsyncGenerator[inference.GenerateResponse, None]
 
 
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled when the client goes away. Raises Cancelled then."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
@@ -63,47 +66,73 @@ async def collect(events: Events, choices: int) -> tuple[inference.Started, list
 
 
 class EventStream(Response):
-    """Server-sent events of one answer whose start has been read. Slow clients slow the reading, no more."""
+    """The events of one answer as they come. Slow clients slow the reading, no more."""
 
-    def __init__(self, events: Events, renderer: Renderer, headers: dict[str, str]) -> None:
-        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store", **headers})
+    def __init__(self, events: Events, asked: Asked, headers: Callable[[inference.Started], Any]) -> None:
+        """`headers` tells those of an answer that has begun when the response does."""
+        super().__init__(media_type=asked.form.media_type, headers={"cache-control": "no-store"})
         del self.headers["content-length"]
         self._events = events
-        self._renderer = renderer
+        self._asked = asked
+        self._told = headers
+        self._start = asyncio.ensure_future(started(events))
+
+    async def begin(self, receive: Receive) -> None:
+        """Waits for the answer's start, for a while. Raises what the request failed with, or Cancelled."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PING_SECONDS):
+                    await unless_disconnected(receive, asyncio.shield(self._start))
+                    self.headers.update(self._told(self._start.result()))
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _close(self) -> None:
+        self._start.cancel()
+        await asyncio.wait((self._start,))
+        if not self._start.cancelled():
+            self._start.exception()
+        await self._events.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self._events):
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._close)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             # what lies between here and the connection only cares for the start
-            writer = _Writer(scope["state"]["send"])
+            writer = _Writer(scope["state"]["send"], self._asked.form.ping)
             with contextlib.suppress(Cancelled):
                 await unless_disconnected(receive, self._stream(writer))
 
     async def _stream(self, writer: _Writer) -> None:
-        render = self._renderer.delta
         with writer:
             try:
-                await writer.write(self._renderer.first())
+                renderer = self._asked.render(await self._start)
+                render = renderer.delta
+                await writer.write(renderer.first())
                 async for event in self._events:
                     if event.HasField("delta"):
                         await writer.write(render(event.delta))
                     else:
-                        await writer.write(self._renderer.last(event.finished))
+                        await writer.write(renderer.last(event.finished))
             except SealringError as error:
                 if isinstance(error, Cancelled):
                     raise
-                await writer.write(self._renderer.error(error))
+                await writer.write(self._asked.form.error(error))
             await writer.write(b"", more=False)
 
 
 class _Writer:
     """Sends parts of a body; raises Cancelled where the client does not take one for `SEND_SECONDS`.
 
-    One timer watches all of a stream's sends: nearly all of them end at once.
+    One timer watches all of a stream's sends: nearly all of them end at once. Another one sends `ping`, if
+    there is any, whenever nothing was sent for `PING_SECONDS`.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, ping: bytes = b"") -> None:
         self._send = send
+        self._ping = ping
+        self._pinging: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._since = 0.0
         self._stuck = False
@@ -111,12 +140,17 @@ class _Writer:
     def __enter__(self) -> None:
         self._task = asyncio.current_task()
         self._timer = self._loop.call_later(SEND_SECONDS, self._look)
+        self._last = self._loop.time()
+        self._beat = self._loop.call_later(PING_SECONDS, self._keep_alive)
 
     def __exit__(self, *error: object) -> None:
         self._timer.cancel()
+        self._beat.cancel()
+        if self._pinging is not None:
+            self._pinging.cancel()
 
     async def write(self, part: bytes, *, more: bool = True) -> None:
-        self._since = self._loop.time()
+        self._since = self._last = self._loop.time()
         try:
             await self._send({"type": "http.response.body", "body": part, "more_body": more})
         except OSError:
@@ -126,6 +160,19 @@ class _Writer:
                 raise
             raise Cancelled("the client does not read") from None
         self._since = 0.0
+
+    def _keep_alive(self) -> None:
+        now = self._loop.time()
+        left = self._last + PING_SECONDS - now
+        if left <= 0:
+            left, self._last = PING_SECONDS, now
+            if self._ping and not self._since:
+                self._pinging = self._loop.create_task(self._send_ping())
+        self._beat = self._loop.call_later(left, self._keep_alive)
+
+    async def _send_ping(self) -> None:
+        with contextlib.suppress(OSError):  # the next part will tell
+            await self._send({"type": "http.response.body", "body": self._ping, "more_body": True})
 
     def _look(self) -> None:
         """Cancels the task, once, when its send began too long ago."""

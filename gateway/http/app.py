@@ -1,23 +1,24 @@
-"""The OpenAI-compatible edge over any InferenceBackend."""
+"""The HTTP edge over any InferenceBackend."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sealring.api.answers import Renderer, model_object
-from sealring.api.chat import ChatRenderer, chat_request, parse_chat
-from sealring.api.completions import CompletionRenderer, completion_request, parse_completion
-from sealring.api.sampling import CommonBody
+from sealring.api.answers import Asked, model_object
+from sealring.api.anthropic import ask_count, ask_messages
+from sealring.api.chat import ask_chat
+from sealring.api.completions import ask_completion
 from sealring.gateway.access.gate import Gate
 from sealring.gateway.http.answers import EventStream, collect, started, unless_disconnected
 from sealring.gateway.http.body import read_json
@@ -26,23 +27,46 @@ from sealring.gateway.inference.service import InferenceBackend, model_not_found
 from sealring.gateway.inference.timings import CURRENT, HEADER
 from sealring.v1 import inference_pb2 as inference
 
+Ask = Callable[[dict[str, Any], str], Asked]
+
+_ASKED: dict[str, Ask] = {
+    "/v1/chat/completions": ask_chat,
+    "/v1/completions": ask_completion,
+    "/v1/messages": ask_messages,
+}
+
 
 def create_app(
-    backend: InferenceBackend, *, exposition: Callable[[], bytes], gate: Gate | None = None
+    backend: InferenceBackend,
+    *,
+    exposition: Callable[[], bytes],
+    gate: Gate | None = None,
+    cors_origins: Sequence[str] = (),
 ) -> Starlette:
-    """The ASGI application. `exposition` makes the body of /metrics; without a gate nobody needs a key."""
+    """The ASGI application. `exposition` makes the body of /metrics; without a gate nobody needs a key.
+
+    Pages of `cors_origins` may use it from a browser.
+    """
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=cors_origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
     edge = _Edge(backend, exposition)
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", edge.chat, methods=["POST"]),
-            Route("/v1/completions", edge.completion, methods=["POST"]),
+            Route("/", edge.page, methods=["GET"]),
+            *(Route(path, edge.answers(ask), methods=["POST"]) for path, ask in _ASKED.items()),
+            Route("/v1/messages/count_tokens", edge.count, methods=["POST"]),
             Route("/v1/models", edge.models, methods=["GET"]),
             Route("/v1/models/{name:path}", edge.model, methods=["GET"]),
             Route("/health", edge.health, methods=["GET"]),
             Route("/health/live", edge.live, methods=["GET"]),
             Route("/metrics", edge.metrics, methods=["GET"]),
         ],
-        middleware=[Middleware(Guard, gate=gate or Gate())],
+        middleware=[*([cors] if cors_origins else []), Middleware(Guard, gate=gate or Gate())],
         exception_handlers={HTTPException: _pass_on},
     )
 
@@ -52,44 +76,62 @@ def _pass_on(request: Request, error: Exception) -> Response:
     raise error
 
 
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>sealring</title>
+<body style="font: 1rem/1.5 system-ui; max-width: 40rem; margin: 2rem auto; padding: 0 1rem">
+<h1>sealring</h1>
+<p>A language model for programs. A client's base URL is this address with <code>/v1</code>.</p>
+<ul>
+<li><a href="/v1/models">/v1/models</a>: what is served</li>
+<li>/v1/chat/completions, /v1/completions: OpenAI</li>
+<li>/v1/messages: Anthropic</li>
+<li><a href="/health">/health</a>, <a href="/metrics">/metrics</a></li>
+</ul>
+"""
+
+
 class _Edge:
     def __init__(self, backend: InferenceBackend, exposition: Callable[[], bytes]) -> None:
         self._backend = backend
         self._exposition = exposition
 
-    async def chat(self, request: Request) -> Response:
-        body = parse_chat(await read_json(request))
-        return await self._answer(request, body, chat_request(body, request.state.request_id), ChatRenderer)
+    def answers(self, ask: Ask) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint of one API's questions."""
 
-    async def completion(self, request: Request) -> Response:
-        body = parse_completion(await read_json(request))
-        work = completion_request(body, request.state.request_id)
-        return await self._answer(request, body, work, CompletionRenderer)
-
-    async def _answer(
-        self,
-        request: Request,
-        body: CommonBody,
-        work: inference.GenerateRequest,
-        form: Callable[..., Renderer],
-    ) -> Response:
-        key_id = request.state.caller.key_id or ""
-        events = self._backend.generate(work, key=key_id or body.user or "", tenant=key_id)
-        told = {"include_usage": body.include_usage, "likeliest": body.likeliest}
-        if not body.stream:
-            collected = collect(events, work.choices)
-            begin, answers, finished = await unless_disconnected(request.receive, collected)
-            answer = form(begin, work.choices, **told).whole(answers, finished)
+        async def endpoint(request: Request) -> Response:
+            asked = ask(await read_json(request), request.state.request_id)
+            events = self._events(request, asked)
+            if asked.stream:
+                stream = EventStream(events, asked, _headers)
+                await stream.begin(request.receive)
+                return stream
+            collected = collect(events, asked.request.choices)
+            begin, choices, finished = await unless_disconnected(request.receive, collected)
+            answer = asked.render(begin).whole(choices, finished)
             return Response(answer, headers=_headers(begin), media_type="application/json")
-        async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(events.aclose)
+
+        return endpoint
+
+    def _events(self, request: Request, asked: Asked) -> AsyncGenerator[inference.GenerateResponse, None]:
+        key_id = request.state.caller.key_id or ""
+        return self._backend.generate(asked.request, key=key_id or asked.user, tenant=key_id)
+
+    async def count(self, request: Request) -> Response:
+        """How many tokens the prompt has: by the answer's start, or where that does not tell by its end."""
+        asked = ask_count(await read_json(request), request.state.request_id)
+        async with contextlib.aclosing(self._events(request, asked)) as events:
             begin = await unless_disconnected(request.receive, started(events))
-            stack.pop_all()
-        return EventStream(events, form(begin, work.choices, **told), _headers(begin))
+            tokens = begin.prompt_tokens
+            while not tokens:
+                tokens = (await anext(events)).finished.prompt_tokens
+        return _json({"input_tokens": tokens})
+
+    async def page(self, request: Request) -> Response:
+        return Response(PAGE, media_type="text/html; charset=utf-8")
 
     async def models(self, request: Request) -> Response:
         models = [model_object(model) for model in await self._backend.list_models()]
-        return _json({"object": "list", "data": models})
+        return _json({"object": "list", "data": models, "models": []})  # Codex wants both
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]

@@ -6,11 +6,12 @@ import json
 
 from starlette.responses import Response
 
-from sealring.api.errors import error_body, error_status
+from sealring.api.errors import error_of, error_status
 from sealring.mesh.errors import SealringError
 
 
-def error_response(error: SealringError) -> Response:
+def error_response(error: SealringError, path: str = "") -> Response:
+    """In the form of the API whose path was asked for."""
     headers = {}
     if "retry_after" in error.metadata:
         headers["retry-after"] = error.metadata["retry_after"]
@@ -21,5 +22,5 @@ def error_response(error: SealringError) -> Response:
     if "allow" in error.metadata:
         headers["allow"] = error.metadata["allow"]
     return Response(
-        json.dumps(error_body(error)), error_status(error), headers, media_type="application/json"
+        json.dumps(error_of(path, error)), error_status(error), headers, media_type="application/json"
     )

@@ -51,6 +51,9 @@ _SCOPES: dict[str, Collection[ApiScope] | None] = {
     "/v1/models": LOOK,
     "/v1/chat/completions": USE,
     "/v1/completions": USE,
+    "/v1/messages": USE,
+    "/v1/messages/count_tokens": USE,
+    "/": None,
 }
 """What a path needs. One that is not listed needs a key of any scope."""
 
@@ -88,6 +91,7 @@ class Guard:
                 message["headers"] = [
                     *message["headers"],
                     (b"x-request-id", request_id.encode()),
+                    (b"request-id", request_id.encode()),
                     (b"x-content-type-options", b"nosniff"),
                     *_parting(scope),
                 ]
@@ -120,7 +124,7 @@ class Guard:
 
 
 async def _answer(error: SealringError, scope: Scope, receive: Receive, send: Send, *, unread: bool) -> None:
-    response = error_response(error)
+    response = error_response(error, scope["path"])
     if unread:
         # closing a connection with unread input resets it, and the client would never see the answer
         response.headers["connection"] = "close"
@@ -156,7 +160,8 @@ def _known(error: Exception) -> SealringError:
     if isinstance(error, SealringError):
         return error
     if isinstance(error, HTTPException) and error.status_code == 404:
-        return NotFound("there is nothing at this path", hint="see /v1/models", reason="NO_SUCH_PATH")
+        served = ", ".join(path for path, scopes in _SCOPES.items() if scopes in (USE, LOOK))
+        return NotFound("there is nothing at this path", hint=f"there is {served}", reason="NO_SUCH_PATH")
     if isinstance(error, HTTPException) and error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
         return InvalidInput("this path has no such method", reason="METHOD_NOT_ALLOWED", allow=allow)
@@ -169,8 +174,9 @@ def _scopes(request: Request) -> Collection[ApiScope] | None:
 
 
 def _authorization(request: Request) -> str | None:
-    """The one header; two of them are none."""
+    """The one header, or Anthropic's instead of it; two of them are none."""
     found = request.headers.getlist("authorization")
+    found += [f"Bearer {key}" for key in request.headers.getlist("x-api-key")]
     return found[0] if len(found) == 1 else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -37,6 +37,18 @@ class Choice:
             self.calls.extend(delta.parsed.tool_calls)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a client has asked, and the form in which it wants its answer."""
+
+    request: inference.GenerateRequest
+    render: Callable[[inference.Started], Renderer]
+    form: type[Renderer]
+    stream: bool = False
+    user: str = ""
+    """Who asks, by the client's own word."""
+
+
 class Renderer:
     """The answers to one request as the bytes of one API: `whole`, or as a stream of events."""
 
@@ -45,9 +57,12 @@ class Renderer:
     ping = b": keep-alive\n\n"
     """Sent while there is nothing to tell."""
 
-    def __init__(self, started: inference.Started, prefix: str, kind: str) -> None:
+    def __init__(self, started: inference.Started) -> None:
         self.request_id = started.request_id
-        self._common: dict[str, Any] = {
+
+    def common(self, started: inference.Started, prefix: str, kind: str) -> dict[str, Any]:
+        """What all of OpenAI's events of one answer have in common."""
+        return {
             "id": f"{prefix}-{started.request_id}",
             "object": kind,
             "created": int(time.time()),
@@ -80,6 +95,16 @@ class Renderer:
         """`stop` or `length`, of each answer; an end without a list of them is that of one."""
         ends = [end.reason for end in finished.choices] or [finished.reason]
         return [_REASONS.get(reason, "stop") for reason in ends]
+
+
+def pieces(delta: inference.Delta) -> Iterator[tuple[str, str | inference.ToolCall]]:
+    """What a delta tells, in order: each a kind (reasoning, text, call) and the thing itself."""
+    if delta.parsed.reasoning:
+        yield "reasoning", delta.parsed.reasoning
+    if delta.text:
+        yield "text", delta.text
+    for call in delta.parsed.tool_calls:
+        yield "call", call
 
 
 def event(data: Any, name: str = "") -> bytes:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from sealring.api.answers import Choice, Logprobs, Renderer, call_id, event, usage_of
+from sealring.api.answers import Asked, Choice, Logprobs, Renderer, call_id, event, usage_of
 from sealring.api.fields import DUMPED, MAX_STRING, Body, check_body
 from sealring.api.logprobs import chat_logprobs
 from sealring.api.sampling import CommonBody, clean, make_request
@@ -214,13 +214,27 @@ def _template_arguments(body: ChatBody) -> dict[str, Any]:
     return {**arguments, **(body.chat_template_kwargs or {})}
 
 
+def ask_chat(value: dict[str, Any], request_id: str) -> Asked:
+    """Raises InvalidInput with `param`, which names the field."""
+    body = parse_chat(value)
+    request = chat_request(body, request_id)
+
+    def render(started: inference.Started) -> Renderer:
+        return ChatRenderer(
+            started, request.choices, include_usage=body.include_usage, likeliest=body.likeliest
+        )
+
+    return Asked(request, render, ChatRenderer, bool(body.stream), body.user or "")
+
+
 class ChatRenderer(Renderer):
     """Answers in OpenAI's form. A delta of text is rendered without building a dictionary for it."""
 
     def __init__(
         self, started: inference.Started, choices: int, *, include_usage: bool, likeliest: int | None
     ) -> None:
-        super().__init__(started, "chatcmpl", "chat.completion")
+        super().__init__(started)
+        self._common = self.common(started, "chatcmpl", "chat.completion")
         self._usage = include_usage
         self._logged = likeliest is not None
         self._calls = [0] * choices

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from sealring.api.answers import Choice, Logprobs, Renderer, event, usage_of
+from sealring.api.answers import Asked, Choice, Logprobs, Renderer, event, usage_of
 from sealring.api.fields import check_body
 from sealring.api.logprobs import CompletionLogprobs
 from sealring.api.sampling import CommonBody, clean, make_request
@@ -39,13 +39,27 @@ def completion_request(body: CompletionBody, request_id: str) -> inference.Gener
     return make_request(body, prompt, body.max_tokens or 16, request_id)
 
 
+def ask_completion(value: dict[str, Any], request_id: str) -> Asked:
+    """Raises InvalidInput with `param`, which names the field."""
+    body = parse_completion(value)
+    request = completion_request(body, request_id)
+
+    def render(started: inference.Started) -> Renderer:
+        return CompletionRenderer(
+            started, request.choices, include_usage=body.include_usage, likeliest=body.likeliest
+        )
+
+    return Asked(request, render, CompletionRenderer, bool(body.stream), body.user or "")
+
+
 class CompletionRenderer(Renderer):
     """Answers in OpenAI's form."""
 
     def __init__(
         self, started: inference.Started, choices: int, *, include_usage: bool, likeliest: int | None
     ) -> None:
-        super().__init__(started, "cmpl", "text_completion")
+        super().__init__(started)
+        self._common = self.common(started, "cmpl", "text_completion")
         self._usage = include_usage
         self._logprobs: list[CompletionLogprobs] = []
         if likeliest is not None:

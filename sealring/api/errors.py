@@ -30,6 +30,17 @@ _CODES = {"CONTEXT_TOO_LONG": "context_length_exceeded", "TOO_LARGE_FOR_RING": "
 """Codes that OpenAI's clients know under another name than ours."""
 
 
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
 def error_body(error: SealringError) -> dict[str, Any]:
     """`{"error": {message, type, param, code}}`."""
     _, kind = _STATUS.get(error.code, (500, "server_error"))
@@ -41,6 +52,26 @@ def error_body(error: SealringError) -> dict[str, Any]:
             "code": _CODES.get(error.reason, error.reason.lower()),
         }
     }
+
+
+def anthropic_error(error: SealringError) -> dict[str, Any]:
+    """`{"type": "error", "error": {type, message}}`."""
+    kind = _ANTHROPIC.get(
+        error_status(error), "invalid_request_error" if error_status(error) < 500 else "api_error"
+    )
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+def ollama_error(error: SealringError) -> dict[str, Any]:
+    """`{"error": message}`."""
+    return {"error": str(error)}
+
+
+def error_of(path: str, error: SealringError) -> dict[str, Any]:
+    """The body in the form of the API whose path was asked for."""
+    if path.startswith("/v1/messages"):
+        return anthropic_error(error)
+    return ollama_error(error) if path.startswith("/api/") else error_body(error)
 
 
 def error_status(error: SealringError) -> int:

@@ -101,6 +101,11 @@ def check_body(value: dict[str, Any], model: type[B]) -> B:
         raise _first_error(error) from None
 
 
+def bad(param: str, why: str) -> InvalidInput:
+    """The refusal of a field that is malformed."""
+    return InvalidInput(f"{param} is refused: {why}", reason="BAD_FIELD", param=param)
+
+
 def unsupported(name: str, hint: str = "") -> InvalidInput:
     """The refusal of what would change the answer."""
     return InvalidInput(

@@ -500,7 +500,7 @@ async def test_another_try_avoids_the_ring_that_was_down(stage: Stage) -> None:
         ({"messages": [{"role": "user"}]}, "BAD_MESSAGE"),
         ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "BAD_MESSAGE"),
         ({"messages": [{"role": "user", "content": 5}]}, "BAD_MESSAGE"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "BAD_ROLE"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "BAD_ROLE"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "BAD_UTF8"),
         ({"temperature": 3.0}, "BAD_SAMPLING"),
         ({"temperature": float("nan")}, "BAD_SAMPLING"),

@@ -11,7 +11,8 @@ import httpx
 import openai
 import pytest
 
-from sealring.gateway.http.app import _headers
+from sealring.gateway.http.app import _headers, create_app
+from sealring.gateway.http.server import HttpServer
 from sealring.gateway.inference.timings import CURRENT, HEADER, Timings
 from sealring.mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, Unavailable
 from sealring.v1 import inference_pb2 as inference
@@ -69,15 +70,6 @@ async def test_chat_stream_with_usage(client: openai.AsyncOpenAI) -> None:
 
 
 TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-
-
-@pytest.fixture
-def calling(backend: Any) -> Any:
-    """Thinks, says something, and calls two tools at once."""
-    calls = [inference.ToolCall(name="look", arguments='{"at": 1}'), inference.ToolCall(name="look")]
-    backend.texts = ["", "Let me see.", ""]
-    backend.parsed = [inference.Parsed(reasoning="hm"), None, inference.Parsed(tool_calls=calls)]
-    return backend
 
 
 async def test_tools_are_called_and_answered(client: openai.AsyncOpenAI, calling: Any) -> None:
@@ -365,3 +357,79 @@ def test_an_answer_tells_where_it_comes_from_and_what_took_how_long(
         CURRENT.reset(before)
     where = {"x-sealring-ring": "ring-0", "x-sealring-min-trust": "20", "x-sealring-roster-version": "7"}
     assert found == where | ({HEADER: told} if told else {})
+
+
+@pytest.mark.parametrize(
+    ("path", "ping"), [("/v1/chat/completions", ": keep-alive"), ("/v1/messages", "event: ping")]
+)
+async def test_a_stream_is_kept_alive_before_its_answer_begins(
+    port: int, backend: Any, monkeypatch: pytest.MonkeyPatch, path: str, ping: str
+) -> None:
+    monkeypatch.setattr("sealring.gateway.http.answers.PING_SECONDS", 0.01)
+    backend.held = asyncio.Event()
+    body = {"model": "demo", "messages": MESSAGES, "stream": True, "max_tokens": 5}
+    async with (
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as http,
+        http.stream("POST", path, json=body) as answer,
+    ):
+        lines = answer.aiter_lines()
+        assert await anext(lines) == ping
+        backend.held.set()
+        assert "Hel" in "".join([line async for line in lines])
+
+
+async def test_an_error_after_the_first_sign_of_life_ends_the_stream(
+    port: int, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealring.gateway.http.answers.PING_SECONDS", 0.01)
+    backend.held, backend.error, backend.error_after = asyncio.Event(), EpochEnded("lost"), 0
+    body = {"model": "demo", "messages": MESSAGES, "stream": True}
+    async with (
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as http,
+        http.stream("POST", "/v1/chat/completions", json=body) as answer,
+    ):
+        assert answer.status_code == 200
+        lines = answer.aiter_lines()
+        await anext(lines)
+        backend.held.set()
+        assert '"error"' in "".join([line async for line in lines])
+
+
+async def test_a_client_that_leaves_before_the_start_cancels(port: int, backend: Any) -> None:
+    backend.held = asyncio.Event()
+    body = {"model": "demo", "messages": MESSAGES, "stream": True}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as http:
+        task = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+        while not backend.requests:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    while not backend.closed:
+        await asyncio.sleep(0.001)
+
+
+async def test_what_is_served_is_told_where_nothing_is(port: int) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        page = await http.get("/")
+        lost = await http.post("/v1/embeddings", json={})
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert lost.status_code == 404
+    assert "/v1/chat/completions" in lost.json()["error"]["message"]
+
+
+async def test_pages_of_named_origins_and_no_others_may_ask(backend: Any) -> None:
+    app = create_app(backend, exposition=lambda: b"", cors_origins=["https://a.example"])
+    server = HttpServer(app)
+    port = server.listen("127.0.0.1:0")
+    await server.start()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
+                asks = {"origin": origin, "access-control-request-method": "POST"}
+                preflight = await http.options("/v1/chat/completions", headers=asks)
+                answer = await http.get("/v1/models", headers={"origin": origin})
+                for each in (preflight, answer):
+                    assert (each.headers.get("access-control-allow-origin") == origin) is allowed
+    finally:
+        await server.stop()

@@ -1,0 +1,3 @@
+from httpedge import backend, calling, port
+
+__all__ = ["backend", "calling", "port"]

@@ -1,0 +1,109 @@
+"""The real app on the real server, over a backend that answers what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from sealring.gateway.http.app import create_app
+from sealring.gateway.http.server import HttpServer
+from sealring.mesh.errors import NotFound, SealringError
+from sealring.mesh.prompt.validate import validate_request
+from sealring.v1 import inference_pb2 as inference
+
+MODEL = inference.Model(
+    name="demo", model_type="llama", context=256, min_trust=10, rings=1, created=1_700_000_000, rows=8
+)
+
+
+@dataclass
+class ScriptedBackend:
+    """Answers every prompt with `texts`; fails with `error` after `error_after` of them."""
+
+    texts: list[str] = field(default_factory=lambda: ["Hel", "lo", " – ☃"])
+    error: SealringError | None = None
+    error_after: int | None = None
+    pause: float = 0.0
+    begins_with: int = 5
+    held: asyncio.Event | None = None
+    parsed: list[inference.Parsed | None] = field(default_factory=list)
+    logprobs: list[list[inference.TokenLogprob]] = field(default_factory=list)
+    reason: inference.FinishReason.ValueType = inference.FINISH_REASON_STOP
+    requests: list[inference.GenerateRequest] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    models: list[inference.Model] = field(default_factory=lambda: [MODEL])
+
+    async def generate(
+        self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
+    ) -> AsyncGenerator[inference.GenerateResponse, None]:
+        validate_request(request)
+        if request.model != "demo":
+            raise NotFound(
+                "there is no model", hint="the models here are: demo", reason="MODEL_NOT_FOUND", param="model"
+            )
+        self.requests.append(request)
+        self.keys.append(key)
+        try:
+            if self.error is not None and self.error_after is None:
+                raise self.error
+            if self.held is not None:
+                await self.held.wait()
+            yield inference.GenerateResponse(
+                started=inference.Started(
+                    request_id=request.request_id,
+                    model="demo",
+                    ring="ring-0",
+                    prompt_tokens=self.begins_with,
+                    min_trust=10,
+                    roster_version=3,
+                )
+            )
+            for number, text in enumerate(self.texts, 1):
+                await asyncio.sleep(self.pause)
+                if self.error is not None and number > (self.error_after or 0):
+                    raise self.error
+                told = self.logprobs[number - 1] if self.logprobs else []
+                beside = self.parsed[number - 1] if self.parsed else None
+                yield inference.GenerateResponse(
+                    delta=inference.Delta(text=text, tokens=number, logprobs=told, parsed=beside)
+                )
+            yield inference.GenerateResponse(
+                finished=inference.Finished(
+                    reason=self.reason, prompt_tokens=5, completion_tokens=len(self.texts)
+                )
+            )
+        finally:
+            self.closed.append(request.request_id)
+
+    async def list_models(self) -> list[inference.Model]:
+        return self.models
+
+    async def get_roster(self) -> inference.GetRosterResponse:
+        return inference.GetRosterResponse()
+
+
+@pytest.fixture
+def backend() -> ScriptedBackend:
+    return ScriptedBackend()
+
+
+@pytest.fixture
+def calling(backend: ScriptedBackend) -> ScriptedBackend:
+    """Thinks, says something, and calls two tools at once."""
+    calls = [inference.ToolCall(name="look", arguments='{"at": 1}'), inference.ToolCall(name="look")]
+    backend.texts = ["", "Let me see.", ""]
+    backend.parsed = [inference.Parsed(reasoning="hm"), None, inference.Parsed(tool_calls=calls)]
+    return backend
+
+
+@pytest.fixture
+async def port(backend: ScriptedBackend) -> AsyncIterator[int]:
+    server = HttpServer(create_app(backend, exposition=lambda: b"# none\n"))
+    port = server.listen("127.0.0.1:0")
+    await server.start()
+    yield port
+    await server.stop()
