@@ -118,18 +118,23 @@ async def rings(
     process are on the other cores (Linux only), so that other load on the machine hits all rings alike. With
     `gpus` nothing is tied to cores.
     """
-    cores = os.cpu_count() or 1
-    rest = list(range(max(stages), cores)) or [cores - 1]
+    rest = cores_after(max(stages))
     async with AsyncExitStack() as stack:
         made = {}
         for count in stages:
             deployment = Deployment("bench", model, stages=count, spec=spec)
             made[count] = await stack.enter_async_context(cluster([deployment], gpus=gpus))
             if not gpus:
-                pin_cluster(made[count], range(min(count, cores)), rest)
+                pin_cluster(made[count], range(min(count, os.cpu_count() or 1)), rest)
         if can_pin() and not gpus:
             os.sched_setaffinity(0, rest)
         yield made
+
+
+def cores_after(taken: int) -> list[int]:
+    """The cores after the first so many, or the last one if there are no more."""
+    cores = os.cpu_count() or 1
+    return list(range(taken, cores)) or [cores - 1]
 
 
 def can_pin() -> bool:

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from statistics import median
 from typing import Any
 
-from bench.clusters import Deployment, can_pin, cluster, pin_cluster
+from bench.clusters import Deployment, can_pin, cluster, cores_after, pin_cluster
 from bench.frame import Result, Table, numbers, progress
 from bench.models import by_name
 from bench.rivals import Baseline, Server, baseline, server
@@ -222,4 +222,4 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cores", type=numbers, default=[0, 1], help="of every server")
     parser.add_argument("--gateway-cores", type=numbers, default=[], help="if not the same")
     parser.add_argument("--round-seconds", type=float, default=90.0, help="what takes longer has failed")
-    parser.add_argument("--client-cores", type=numbers, default=[2, 3])
+    parser.add_argument("--client-cores", type=numbers, default=cores_after(2))

@@ -12,6 +12,7 @@ import argparse
 import os
 
 from bench import peers
+from bench.clusters import cores_after
 from bench.frame import Result
 from bench.verdict import Check, ratios
 
@@ -32,7 +33,7 @@ def checks(result: Result) -> list[Check]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     peers.options(parser)
-    others = list(range(1, os.cpu_count() or 1)) or [0]
+    others = cores_after(1)
     systems = ["alone", *(["batched"] if hasattr(os, "SCHED_BATCH") else []), "one"]
     one = {"requests": 1, "tokens": 96, "rounds": 12, "systems": systems, "cores": [0]}
     parser.set_defaults(model="12x256", gateway_cores=others, client_cores=others, **one)

@@ -79,25 +79,16 @@ def validate_request(request: inference.GenerateRequest) -> None:
     """
     if request.request_id:
         validate_request_id(request.request_id)
-    if request.max_tokens > MAX_TOKENS:
-        raise InvalidInput(
-            f"max_tokens is above {MAX_TOKENS}", reason="BAD_MAX_TOKENS", param="max_tokens", limit=MAX_TOKENS
-        )
+    _at_most(
+        MAX_TOKENS, request.max_tokens, f"max_tokens is above {MAX_TOKENS}", "BAD_MAX_TOKENS", "max_tokens"
+    )
     if abs(request.priority) > MAX_PRIORITY:
         raise InvalidInput(
             f"priority is not in [-{MAX_PRIORITY}, {MAX_PRIORITY}]", reason="BAD_PRIORITY", param="priority"
         )
-    if request.deadline_ms > MAX_DEADLINE_MS:
-        raise InvalidInput(
-            f"deadline_ms is above {MAX_DEADLINE_MS}", reason="BAD_DEADLINE", param="deadline_ms"
-        )
-    if request.choices > MAX_CHOICES:
-        raise InvalidInput(
-            f"more than {MAX_CHOICES} answers",
-            reason="BAD_CHOICES",
-            param="n",
-            limit=MAX_CHOICES,
-        )
+    late = f"deadline_ms is above {MAX_DEADLINE_MS}"
+    _at_most(MAX_DEADLINE_MS, request.deadline_ms, late, "BAD_DEADLINE", "deadline_ms")
+    _at_most(MAX_CHOICES, request.choices, f"more than {MAX_CHOICES} answers", "BAD_CHOICES", "n")
     kind = request.envelope.WhichOneof("content")
     validate_prompt_cache_key(request.prompt_cache_key, sealed=kind == "sealed")
     if kind == "clear":
@@ -110,13 +101,8 @@ def validate_request(request: inference.GenerateRequest) -> None:
             )
     elif not request.envelope.sealed:
         raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE", param="envelope")
-    elif len(request.envelope.sealed) > MAX_ENVELOPE_BYTES:
-        raise InvalidInput(
-            f"the envelope is longer than {MAX_ENVELOPE_BYTES} bytes",
-            reason="ENVELOPE_TOO_LONG",
-            param="envelope",
-            limit=MAX_ENVELOPE_BYTES,
-        )
+    long = f"the envelope is longer than {MAX_ENVELOPE_BYTES} bytes"
+    _at_most(MAX_ENVELOPE_BYTES, len(request.envelope.sealed), long, "ENVELOPE_TOO_LONG", "envelope")
 
 
 def validate_prompt_cache_key(key: str, *, sealed: bool = False) -> None:
@@ -128,13 +114,14 @@ def validate_prompt_cache_key(key: str, *, sealed: bool = False) -> None:
             reason="BAD_PROMPT_CACHE_KEY",
             param="prompt_cache_key",
         )
-    if len(key) > MAX_PROMPT_CACHE_KEY:
-        raise InvalidInput(
-            f"prompt_cache_key is longer than {MAX_PROMPT_CACHE_KEY} characters",
-            reason="BAD_PROMPT_CACHE_KEY",
-            param="prompt_cache_key",
-            limit=MAX_PROMPT_CACHE_KEY,
-        )
+    long = f"prompt_cache_key is longer than {MAX_PROMPT_CACHE_KEY} characters"
+    _at_most(MAX_PROMPT_CACHE_KEY, len(key), long, "BAD_PROMPT_CACHE_KEY", "prompt_cache_key")
+
+
+def _at_most(limit: int, found: int, said: str, reason: str, param: str, hint: str = "") -> None:
+    """Raises InvalidInput where it is more."""
+    if found > limit:
+        raise InvalidInput(said, hint=hint, reason=reason, param=param, limit=limit)
 
 
 def _check_messages(chat: inference.Chat) -> None:
@@ -145,13 +132,8 @@ def _check_messages(chat: inference.Chat) -> None:
             reason="EMPTY_PROMPT",
             param="messages",
         )
-    if len(chat.messages) > MAX_MESSAGES:
-        raise InvalidInput(
-            f"there are more than {MAX_MESSAGES} messages",
-            reason="TOO_MANY_MESSAGES",
-            param="messages",
-            limit=MAX_MESSAGES,
-        )
+    many = f"there are more than {MAX_MESSAGES} messages"
+    _at_most(MAX_MESSAGES, len(chat.messages), many, "TOO_MANY_MESSAGES", "messages")
     said = False
     total = check_tools(chat)
     for index, message in enumerate(chat.messages):
@@ -174,14 +156,8 @@ def _check_messages(chat: inference.Chat) -> None:
 
 
 def _check_length(total: int, param: str) -> None:
-    if total > MAX_CONTENT_BYTES:
-        raise InvalidInput(
-            f"the prompt is longer than {MAX_CONTENT_BYTES} bytes",
-            hint="send a shorter prompt",
-            reason="CONTENT_TOO_LONG",
-            param=param,
-            limit=MAX_CONTENT_BYTES,
-        )
+    long = f"the prompt is longer than {MAX_CONTENT_BYTES} bytes"
+    _at_most(MAX_CONTENT_BYTES, total, long, "CONTENT_TOO_LONG", param, "send a shorter prompt")
 
 
 def _check_sampling(sampling: inference.Sampling) -> None:
@@ -216,13 +192,8 @@ def _check_penalties(sampling: inference.Sampling) -> None:
 
 def _check_biases(sampling: inference.Sampling) -> None:
     biases = sampling.logit_bias
-    if len(biases) > MAX_LOGIT_BIASES:
-        raise InvalidInput(
-            f"logit_bias has more than {MAX_LOGIT_BIASES} entries",
-            reason="BAD_SAMPLING",
-            param="logit_bias",
-            limit=MAX_LOGIT_BIASES,
-        )
+    many = f"logit_bias has more than {MAX_LOGIT_BIASES} entries"
+    _at_most(MAX_LOGIT_BIASES, len(biases), many, "BAD_SAMPLING", "logit_bias")
     if not all(abs(bias) <= MAX_BIAS for bias in biases.values()):
         raise _bad_sampling("logit_bias", f"from -{MAX_BIAS:g} to {MAX_BIAS:g} for each token")
     if max(biases, default=0) > MAX_TOKEN_ID:
@@ -236,10 +207,7 @@ def _bad_sampling(param: str, allowed: str) -> InvalidInput:
 
 
 def _check_stops(stops: Sequence[str]) -> None:
-    if len(stops) > MAX_STOPS:
-        raise InvalidInput(
-            f"there are more than {MAX_STOPS} stop strings", reason="BAD_STOP", param="stop", limit=MAX_STOPS
-        )
+    _at_most(MAX_STOPS, len(stops), f"there are more than {MAX_STOPS} stop strings", "BAD_STOP", "stop")
     for index, stop in enumerate(stops):
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
             raise InvalidInput(
