@@ -129,7 +129,7 @@ def named(error: SealringError, who: str, address: str) -> SealringError:
         return error
     return Unavailable(
         f"{who} at {address} cannot be reached",
-        hint="check the address and that it runs",
+        hint="check that it runs (`sealring up` on the first machine) and the address",
         reason="UNREACHABLE",
     )
 

@@ -52,6 +52,7 @@ def join(
     dry_run: DryRun = False,
     as_json: AsJson = False,
     prefix: Root = Path("/"),
+    begun: Annotated[bool, typer.Option("--begun", hidden=True)] = False,
 ) -> None:
     """Join a cluster with this machine, and run its node until Ctrl-C or, with --service, from now on.
 
@@ -74,7 +75,7 @@ def join(
     os.umask(0o077)
     with lock_state(root):
         if token is None and is_enrolled(Path(said.get("state_dir", root / "node"))):
-            _run(root, said, wishes)
+            _run(root, said, wishes, tell=not begun)
             return
         from sealring.cli.setup.enrol import enrol
 
@@ -167,17 +168,17 @@ def _begin_anew(file: Path | None) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     settings = [] if file is None else ["--config", str(file)]
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "sealring.cli", *settings, "join"])  # noqa: S606 - itself
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "sealring.cli", *settings, "join", "--begun"])  # noqa: S606 - itself
 
 
-def _run(root: Path, said: dict[str, Any], wishes: Wishes) -> None:
+def _run(root: Path, said: dict[str, Any], wishes: Wishes, *, tell: bool) -> None:
     from sealring.cli.local.foreground import run_cluster
     from sealring.cli.setup.choices import choose_other
     from sealring.mesh.member.state import load_machine_state
 
     joined = load_machine_state(Path(said.get("state_dir", root / "node")))
     choices = choose_other(root, said, wishes, [joined.coordinator], joined=True)
-    for line in choices.said:
+    for line in choices.said if tell else ():
         say(line)
 
     def make(told: Callable[[str], None]) -> OtherMachine:

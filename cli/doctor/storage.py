@@ -27,7 +27,7 @@ def check(system: System, view: View) -> Iterator[Finding]:
             "models.folders",
             "no model folder is set",
             "models are then found by an absolute path, or in the Hugging Face cache",
-            "name the folder that holds them",
+            "name the folder that holds them (on the first machine: sealring up --models FOLDER)",
             "sealring join --models FOLDER",
         )
     for folder in view.settings.models:

@@ -14,11 +14,15 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from sealring.mesh.errors import Unavailable
+from sealring.mesh.member.roster_keeper import removed
 from sealring.mesh.system.processes import signal_group
 
 TERM_SECONDS = 6.0
 REAP_SECONDS = 3.0
 MAX_LOG_BYTES = 10 << 20
+_REMOVED = "removed_from_cluster"
+"""What a component logs last that ends because its machine was thrown out (`run_enrolled`)."""
+
 _TAIL_LINES = 12
 _TAIL_BYTES = 1 << 14
 
@@ -104,7 +108,8 @@ class Children:
         await child.process.wait()
 
     async def failed(self) -> None:
-        """Raises Unavailable (COMPONENT_ENDED) with its log's last lines once a component ends by itself."""
+        """Raises Unavailable (COMPONENT_ENDED) with its log's last lines once a component ends by itself, or
+        PermissionDenied (REMOVED) where that is because the cluster has thrown it out."""
         await asyncio.shield(self._future())
 
     async def stop(self) -> None:
@@ -144,6 +149,9 @@ class Children:
         if self._stopping or future.done() or child.process.pid in self._expected:
             return
         said = tail(child.log, child.begins)
+        if status == 0 and _REMOVED in said:
+            future.set_exception(removed())
+            return
         how = f"signal {-status}" if status < 0 else f"status {status}"
         future.set_exception(
             Unavailable(

@@ -123,5 +123,7 @@ def _place(ring: Ring | None, own_id: str, phase: str) -> str:
     if phase == "up":
         return f"serves {ring.deployment}: {place}"
     if phase in ("", "ended"):
-        return f"{ring.deployment} is down: {place} (`sealring status` on the first machine says why)"
+        return (
+            f"{ring.deployment} is not served now: {place} (`sealring status` on the first machine says why)"
+        )
     return f"{ring.deployment} is about to be served: {place}"

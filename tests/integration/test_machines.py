@@ -62,6 +62,7 @@ def test_the_three_answer(three: Three) -> None:
     for running in three.others:
         running.wait_for("serves demo: layers ")
         assert any("the coordinator at" in line and line.endswith(" answers") for line in running.lines)
+        assert len([line for line in running.lines if line.startswith("identity: ")]) == 1, "told once"
 
 
 def test_no_process_that_stays_has_the_token_in_its_arguments(three: Three) -> None:

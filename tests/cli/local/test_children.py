@@ -10,7 +10,7 @@ import pytest
 
 from sealring.cli.local.children import Children, tail
 from sealring.cli.local.cluster import LocalCluster
-from sealring.mesh.errors import Unavailable
+from sealring.mesh.errors import PermissionDenied, Unavailable
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -43,6 +43,14 @@ async def test_a_component_that_ends_is_reported_with_its_last_words(children: C
     assert "the gateway ended by itself with status 1" in caught.value.message
     assert "  the port is in use" in caught.value.message
     assert set(children.pids) == {"node-0", "gateway"}
+
+
+async def test_who_was_thrown_out_is_told_so_and_not_shown_a_log(children: Children) -> None:
+    await children.start("node", ["print('removed_from_cluster')"])
+    with pytest.raises(PermissionDenied) as caught:
+        await children.failed()
+    assert caught.value.reason == "REMOVED"
+    assert "join again with a new token" in caught.value.hint
 
 
 async def test_what_a_component_said_before_is_not_told_as_why_it_ended(

@@ -58,11 +58,11 @@ def test_a_joined_machine_says_what_it_does(tmp_path: Path, monkeypatch: pytest.
     assert machine.looks() == ("", NOTHING), "nothing is known yet"
     where = "layers 4 to 7 of 8, 2 of 1 nodes"
     for doing, said in (
-        (Doing(True, ""), ("answers", f"demo is down: {where} (")),
+        (Doing(True, ""), ("answers", f"demo is not served now: {where} (")),
         (Doing(True, "forming"), ("answers", f"demo is about to be served: {where}")),
         (Doing(True, "up"), ("answers", f"serves demo: {where}")),
         (Doing(False, "up"), ("does not answer; ", f"serves demo: {where}")),
-        (Doing(False, "ended"), ("does not answer; ", f"demo is down: {where} (")),
+        (Doing(False, "ended"), ("does not answer; ", f"demo is not served now: {where} (")),
     ):
         note_doing(tmp_path, doing)
         coordinator, place = machine.looks()
