@@ -74,7 +74,7 @@ class SoftwareSigner:
         try:
             return cls.load(path)
         except FileNotFoundError:
-            create_exclusive(path, _encode_private_key(ec.generate_private_key(ec.SECP256R1())))
+            create_exclusive(path, private_pem(ec.generate_private_key(ec.SECP256R1())))
             return cls.load(path)
 
     @classmethod
@@ -155,7 +155,8 @@ def _is_strict_der(signature: bytes) -> bool:
     return encode_dss_signature(*decode_dss_signature(signature)) == signature
 
 
-def _encode_private_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """The key as PKCS#8 PEM."""
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,

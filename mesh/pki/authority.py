@@ -19,13 +19,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sealring.mesh.clock import SKEW_SECONDS
+from sealring.mesh.crypto.identity import private_pem
 from sealring.mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput
 from sealring.mesh.names import check_name, is_label
 from sealring.mesh.pki.certificates import (
     ROOT_EXTENSION,
     PeerIdentity,
     Role,
-    private_pem,
     role_server_name,
     to_pem,
 )

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealring.mesh.clock import SKEW_SECONDS
+from sealring.mesh.crypto.identity import private_pem
 from sealring.mesh.errors import CertificateError, InvalidInput
 from sealring.mesh.names import check_name
 
@@ -164,13 +165,6 @@ def key_hash(certificate: bytes) -> bytes:
 def to_pem(*certificates: bytes) -> bytes:
     """DER certificates as one PEM bundle."""
     return b"".join(load_certificate(der).public_bytes(serialization.Encoding.PEM) for der in certificates)
-
-
-def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as PKCS#8 PEM."""
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
 
 
 def _valid_at(certificate: x509.Certificate, now: float) -> bool:

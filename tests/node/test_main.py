@@ -12,7 +12,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from sealring.mesh.crypto.identity import SoftwareSigner, _encode_private_key
+from sealring.mesh.crypto.identity import SoftwareSigner, private_pem
 from sealring.mesh.errors import PermissionDenied, SealringError
 from sealring.mesh.member.roster_keeper import removed
 from sealring.mesh.member.state import IDENTITY_KEY
@@ -28,7 +28,7 @@ def enrolled(cluster: Any, folder: Path, coordinator: str = "127.0.0.1:1") -> An
     party = cluster.party()
     envelope, _ = cluster.roster(members=[party])
     cluster.enrol(party, folder, coordinator, envelope)
-    write_atomic(folder / IDENTITY_KEY, _encode_private_key(party.signer._key))
+    write_atomic(folder / IDENTITY_KEY, private_pem(party.signer._key))
     return party
 
 
@@ -67,7 +67,7 @@ async def test_another_identity_is_refused(cluster, tmp_path: Path) -> None:
     folder = tmp_path / "node"
     enrolled(cluster, folder)
     other = SoftwareSigner.generate()
-    write_atomic(folder / IDENTITY_KEY, _encode_private_key(other._key))
+    write_atomic(folder / IDENTITY_KEY, private_pem(other._key))
     assert await reason(settings(folder)) == "MEMBER_STATE_CORRUPT"
     (folder / IDENTITY_KEY).unlink()
     assert await reason(settings(folder)) == "MEMBER_STATE_CORRUPT"

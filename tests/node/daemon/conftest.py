@@ -15,7 +15,7 @@ import psutil
 import pytest
 from prooftest import answer_offer, identity, introduce
 
-from sealring.mesh.crypto.identity import _encode_private_key
+from sealring.mesh.crypto.identity import private_pem
 from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import PermissionDenied, SealringError
 from sealring.mesh.member.proof import Purpose, by_roster_keys, renewal
@@ -143,7 +143,7 @@ class Node:
 
     def enrol(self, coordinator: Coordinator, envelope: bytes) -> None:
         self.cluster.enrol(self.party, self.folder, coordinator.address, envelope)
-        write_atomic(self.folder / IDENTITY_KEY, _encode_private_key(self.party.signer._key))
+        write_atomic(self.folder / IDENTITY_KEY, private_pem(self.party.signer._key))
 
     def choose(self, **settings: Any) -> NodeSettings:
         return NodeSettings(

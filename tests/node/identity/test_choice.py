@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.mesh.crypto.identity import _encode_private_key
+from sealring.mesh.crypto.identity import private_pem
 from sealring.mesh.errors import Unavailable
 from sealring.mesh.trust.apple import verify_device
 from sealring.mesh.trust.attestation import Posture
@@ -50,7 +50,7 @@ def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSettings:
     folder = tmp_path / "node"
     folder.mkdir(mode=0o700)
     key = ec.generate_private_key(ec.SECP256R1())
-    (folder / ENCLAVE_KEY).write_bytes(b"well\n" + _encode_private_key(key))
+    (folder / ENCLAVE_KEY).write_bytes(b"well\n" + private_pem(key))
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(commands))
     monkeypatch.setattr(choice, "measure_posture", lambda *, serial: GOOD)
     return NodeSettings(state_dir=folder)

@@ -14,8 +14,8 @@ from sealring.mesh.crypto.identity import (
     Label,
     Signer,
     SoftwareSigner,
-    _encode_private_key,
     encode_public_key,
+    private_pem,
     verify,
 )
 from sealring.mesh.errors import Unavailable
@@ -51,7 +51,7 @@ def make(tmp_path: Path, helper: Path) -> Iterator[Make]:
 
 
 def behave(folder: Path, how: str, key: ec.EllipticCurvePrivateKey = KEY) -> None:
-    (folder / "key").write_bytes(how.encode() + b"\n" + _encode_private_key(key))
+    (folder / "key").write_bytes(how.encode() + b"\n" + private_pem(key))
 
 
 def refused(action: Callable[[], object]) -> str:

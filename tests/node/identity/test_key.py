@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.mesh.crypto.identity import SoftwareSigner, _encode_private_key, verify
+from sealring.mesh.crypto.identity import SoftwareSigner, private_pem, verify
 from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import ConfigError
 from sealring.node.identity.key import ENCLAVE_KEY, load_signer, make_signer, read_device_chain
@@ -39,7 +39,7 @@ def test_with_a_helper_the_key_is_in_the_enclave(tmp_path: Path) -> None:
         load_signer(settings)
     (tmp_path / "node").mkdir()
     key = ec.generate_private_key(ec.SECP256R1())
-    (tmp_path / "node" / ENCLAVE_KEY).write_bytes(b"well\n" + _encode_private_key(key))
+    (tmp_path / "node" / ENCLAVE_KEY).write_bytes(b"well\n" + private_pem(key))
     for open_signer in (make_signer, load_signer):
         signer = open_signer(settings)
         assert signer.key_type == "secure_enclave"
