@@ -97,20 +97,18 @@ def read_config(path: Path) -> dict[str, Any]:
             reason="CONFIG_MISSING",
             hint="a model folder holds config.json, safetensors files and a tokenizer",
         )
-    if file.stat().st_size > _CONFIG_LIMIT:
-        raise ModelError(
-            f"config.json of {path.name} is too large", reason="BAD_MODEL_CONFIG", hint=_REDOWNLOAD
-        )
     try:
+        if file.stat().st_size > _CONFIG_LIMIT:
+            raise ValueError
         config = mlx_lm_import.import_utils().load_config(path)
+        if not isinstance(config, dict):
+            raise ValueError
     except (ValueError, RecursionError) as error:
         raise ModelError(
-            f"config.json of {path.name} is not JSON", reason="BAD_MODEL_CONFIG", hint=_REDOWNLOAD
+            f"config.json of {path.name} is not a JSON object of at most {_CONFIG_LIMIT >> 20} MiB",
+            reason="BAD_MODEL_CONFIG",
+            hint=_REDOWNLOAD,
         ) from error
-    if not isinstance(config, dict):
-        raise ModelError(
-            f"config.json of {path.name} is not a JSON object", reason="BAD_MODEL_CONFIG", hint=_REDOWNLOAD
-        )
     return config
 
 

@@ -77,7 +77,7 @@ class Conversation:
 
     async def hear(self, label: bytes) -> bytes:
         """Raises RecordError (NOTE_REFUSED), HandshakeError."""
-        return self.session.open_note(label, await self._frames.sealed())
+        return self.session.open_note(label, await self._frames.next("sealed"))
 
 
 @dataclass
@@ -268,7 +268,7 @@ class Links(links_pb2_grpc.LinksServicer):
 
     async def _answer_caller(self, caller: str, frames: Frames, context: Any) -> None:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            hello = await frames.hello()
+            hello = await frames.next("hello")
         expected = await self._claim(hello, caller)
         try:
             async with asyncio.timeout(DEADLINE_SECONDS) as limit:
@@ -351,20 +351,12 @@ class Frames:
     def __init__(self, frames: AsyncIterator[links_pb2.HandshakeFrame]) -> None:
         self._frames = frames
 
-    async def hello(self) -> links_pb2.LinkHello:
-        return (await self._next("hello")).hello
-
-    async def sigma(self) -> bytes:
-        return (await self._next("sigma")).sigma
-
-    async def sealed(self) -> bytes:
-        return (await self._next("sealed")).sealed
-
     async def end(self) -> None:
         async for _ in self._frames:
             raise HandshakeError("a frame follows the last one", reason="OUT_OF_ORDER")
 
-    async def _next(self, kind: str) -> links_pb2.HandshakeFrame:
+    async def next(self, kind: str) -> Any:
+        """What the next frame holds. Raises HandshakeError (BROKEN_OFF, OUT_OF_ORDER, FRAME_TOO_LARGE)."""
         try:
             frame = await anext(self._frames)
         except StopAsyncIteration:
@@ -373,7 +365,7 @@ class Frames:
             raise HandshakeError("a frame is out of order", reason="OUT_OF_ORDER")
         if frame.ByteSize() > MAX_FRAME_BYTES + 8:
             raise HandshakeError("a frame is too large", reason="FRAME_TOO_LARGE")
-        return frame
+        return getattr(frame, kind)
 
 
 async def _responses(call: Any) -> AsyncIterator[links_pb2.HandshakeFrame]:
@@ -389,7 +381,7 @@ async def _agree(machine: Initiator | Responder, frames: Frames, send: Send) -> 
     Key agreement and signing take milliseconds, with an enclave tens of them: not on the event loop.
     """
     while True:
-        outcome = await asyncio.to_thread(machine.on_message, await frames.sigma())
+        outcome = await asyncio.to_thread(machine.on_message, await frames.next("sigma"))
         if outcome.message is not None:
             await send(links_pb2.HandshakeFrame(sigma=outcome.message))
         if outcome.session is not None:
@@ -401,7 +393,7 @@ async def _check_release(hello: links_pb2.LinkHello, frames: Frames, caller: str
     try:
         check_release(hello.release, f"node {caller}", f"node {own}")
     except FailedPrecondition:
-        await frames.sigma()  # whose write meets the end of its stream reads INTERNAL and not why it ended
+        await frames.next("sigma")  # who meets the end of its stream while it writes reads INTERNAL
         raise
 
 
