@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sealring.cli.terminal.output import enum_word
 from sealring.v1 import admin_pb2, trace_pb2
 
 SHOWN = ("wait", "copy_in", "build", "launch", "compute", "copy_out", "seal", "send", "receive", "open")
@@ -44,10 +45,9 @@ class MemberShares:
     """Milliseconds by which its times may be wrong against those of others."""
 
 
-def activity_word(number: int) -> str:
-    """`ACTIVITY_COPY_IN` as `copy_in`; a number that this release does not know as itself."""
-    known = trace_pb2.Activity.DESCRIPTOR.values_by_number.get(number)
-    return known.name.removeprefix("ACTIVITY_").lower() if known is not None else str(number)
+def _word(number: int) -> str:
+    """`ACTIVITY_COPY_IN` as `copy_in`."""
+    return enum_word(trace_pb2.Activity.DESCRIPTOR, number)
 
 
 def member_shares(trace: admin_pb2.TraceRingResponse) -> list[MemberShares]:
@@ -64,7 +64,7 @@ def _shares(member: admin_pb2.MemberTrace, trace: admin_pb2.TraceRingResponse) -
     for span in member.spans:
         first, last = max(begin, span.start), min(end, span.start + span.duration)
         if last > first or begin <= span.start < end:
-            spans.setdefault(activity_word(span.activity), []).append((first, last))
+            spans.setdefault(_word(span.activity), []).append((first, last))
             steps.add(span.step)
     busy = _covered([one for several in spans.values() for one in several])
     return MemberShares(
@@ -117,7 +117,7 @@ def _names(member: admin_pb2.MemberTrace) -> Iterator[dict[str, Any]]:
 
 
 def _complete(rank: int, span: trace_pb2.Span, start: int) -> dict[str, Any]:
-    name = activity_word(span.activity)
+    name = _word(span.activity)
     details = {"step": span.step} | ({"record": span.record} if span.record else {})
     return {
         "ph": "X",
@@ -149,7 +149,7 @@ def _arrows(member: admin_pb2.MemberTrace, trace: admin_pb2.TraceRingResponse) -
                 "cat": "record",
                 "id": f"{member.rank}.{record}",
                 "pid": rank,
-                "tid": _THREAD_OF[activity_word(span.activity)],
+                "tid": _THREAD_OF[_word(span.activity)],
                 "ts": (span.start - trace.start) / _MICROSECOND,
             }
             yield arrow | ({"bp": "e"} if phase == "f" else {})

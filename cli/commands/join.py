@@ -126,14 +126,15 @@ def _serve(
     as_json: bool,
 ) -> None:
     """Joins as the account that the service runs as, so that the key is that account's, and installs it."""
-    from sealring.cli.commands.service import launch_control, program
+    from sealring.cli.commands.service import program
     from sealring.cli.service.install import Installation, account_id
+    from sealring.cli.service.launchctl import Launchctl
     from sealring.cli.service.launchd import PLIST_FOLDER, Service
     from sealring.cli.service.places import make_places, require_of_root, under
     from sealring.cli.setup.enrol import enrol_as
     from sealring.mesh.member.state import is_enrolled
 
-    control = launch_control()
+    control = Launchctl()
     made = Service("node", program=program(), user=user)
     owner = account_id(user, prefix)
     state = under(prefix, made.folder)

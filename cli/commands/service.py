@@ -6,19 +6,17 @@ import enum
 import os
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from sealring.cli.service.launchctl import Launchctl
+from sealring.cli.service.launchd import NEWSYSLOG_FOLDER, PLIST_FOLDER, Service
 from sealring.cli.service.places import needs_root, under
 from sealring.cli.terminal.command import command
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import print_json, print_table, say
 from sealring.mesh.errors import ConfigError, NotFound
-
-if TYPE_CHECKING:
-    from sealring.cli.service.launchctl import Launchctl
-    from sealring.cli.service.launchd import Service
 
 app = typer.Typer(name="service", help="Run components under launchd (macOS).", no_args_is_help=True)
 
@@ -59,10 +57,9 @@ def install(
     """
     from sealring.cli.local.foreground import signals_as_exceptions
     from sealring.cli.service.install import Installation, users_state
-    from sealring.cli.service.launchd import Service
 
     signals_as_exceptions()  # a closed terminal undoes what was begun, as Ctrl-C does
-    control = launch_control()
+    control = Launchctl()
     service = Service(
         component.value,
         program=program(),
@@ -76,12 +73,10 @@ def install(
 @command(app, example="sealring service uninstall node")
 def uninstall(component: Which, root: Root = Path("/")) -> None:
     """Stop a service and remove it; its state and logs stay."""
-    from sealring.cli.service.launchd import Service
-
     service = Service(component.value)
-    control = launch_control()
-    control.bootout(service.label)
-    for file in (_plist(service, root), _rules(service, root)):
+    Launchctl().bootout(service.label)
+    for file in (PLIST_FOLDER / service.file_name, NEWSYSLOG_FOLDER / service.rules_name):
+        file = under(root, file)
         try:
             file.unlink(missing_ok=True)
         except PermissionError:
@@ -92,36 +87,30 @@ def uninstall(component: Which, root: Root = Path("/")) -> None:
 @command(app, example="sealring service start node")
 def start(component: Which, root: Root = Path("/")) -> None:
     """Load an installed service and start it."""
-    from sealring.cli.service.launchd import Service
-
     service = Service(component.value)
-    control = launch_control()
+    control = Launchctl()
     control.bootstrap(service.label, _installed(service, root))
-    control.kickstart(service.label, kill=False)
+    control.kickstart(service.label)
     say(f"started {service.label}")
 
 
 @command(app, example="sealring service stop node")
 def stop(component: Which) -> None:
     """Stop a service until `start` or the next boot."""
-    from sealring.cli.service.launchd import Service
-
     service = Service(component.value)
-    launch_control().bootout(service.label)
+    Launchctl().bootout(service.label)
     say(f"stopped {service.label}")
 
 
 @command(app, example="sealring service restart node")
 def restart(component: Which, root: Root = Path("/")) -> None:
     """Stop a service and start it again, with its property list read anew."""
-    from sealring.cli.service.launchd import Service
-
     service = Service(component.value)
-    control = launch_control()
+    control = Launchctl()
     plist = _installed(service, root)
     control.bootout(service.label)
     control.bootstrap(service.label, plist)
-    control.kickstart(service.label, kill=False)
+    control.kickstart(service.label)
     say(f"restarted {service.label}")
 
 
@@ -136,9 +125,7 @@ def status(
     """Show what launchd says of the services."""
     from dataclasses import asdict
 
-    from sealring.cli.service.launchd import Service
-
-    control = launch_control()
+    control = Launchctl()
     wanted = [component] if component is not None else list(Component)
     found = [control.status(Service(one.value).label) for one in wanted]
     if as_json:
@@ -146,13 +133,6 @@ def status(
         return
     rows = [[one.label, one.state if one.loaded else "not loaded", one.pid, one.last_exit] for one in found]
     print_table(["service", "state", "pid", "last exit"], rows)
-
-
-def launch_control() -> Launchctl:
-    """Raises FailedPrecondition (NOT_MACOS)."""
-    from sealring.cli.service.launchctl import Launchctl
-
-    return Launchctl()
 
 
 def program() -> str:
@@ -167,20 +147,8 @@ def program() -> str:
     return str(path)
 
 
-def _plist(service: Service, root: Path) -> Path:
-    from sealring.cli.service.launchd import PLIST_FOLDER
-
-    return under(root, PLIST_FOLDER) / service.file_name
-
-
-def _rules(service: Service, root: Path) -> Path:
-    from sealring.cli.service.launchd import NEWSYSLOG_FOLDER
-
-    return under(root, NEWSYSLOG_FOLDER) / service.rules_name
-
-
 def _installed(service: Service, root: Path) -> Path:
-    plist = _plist(service, root)
+    plist = under(root, PLIST_FOLDER / service.file_name)
     if not plist.exists():
         raise NotFound(
             f"{service.label} is not installed",

@@ -15,6 +15,7 @@ from sealring.cli.doctor import cabling, clocks
 from sealring.cli.doctor.memory import SYSTEM_NEEDS, raise_command
 from sealring.cli.doctor.reach import ALLOW, AS_SERVICE, DENIED, LOCAL_NETWORK, denied
 from sealring.cli.doctor.report import Facts, Finding, Report, ok, problem, warning
+from sealring.cli.terminal.output import size
 
 _SHOWN = 8
 
@@ -170,20 +171,16 @@ def _memory(nodes: Sequence[Node]) -> Iterator[Finding]:
         if not need or not limit:
             continue
         if need <= limit:
-            yield ok("memory.plan", f"{one.name} may hold {_gib(limit)}, and its plan needs {_gib(need)}")
+            yield ok("memory.plan", f"{one.name} may hold {size(limit)}, and its plan needs {size(need)}")
             continue
         wanted = need + (1 << 30)
         fits = facts.system == "darwin" and wanted <= facts.memory - SYSTEM_NEEDS
         yield problem(
             "memory.plan",
-            f"{one.name} may hold {_gib(limit)} for the GPU, and its plan needs {_gib(need)}",
+            f"{one.name} may hold {size(limit)} for the GPU, and its plan needs {size(need)}",
             "the limit is forgotten at every restart; beyond it memory cannot be wired and loading fails",
             f"raise the limit on {one.name}"
             if fits
             else "deploy again: the plan is too large for this machine",
             raise_command(wanted) if fits else "",
         )
-
-
-def _gib(count: int) -> str:
-    return f"{count / (1 << 30):.1f} GiB"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from sealring.cli.doctor.report import Finding, note, ok, unknown, warning
 from sealring.cli.doctor.system import System
 from sealring.cli.doctor.view import View
+from sealring.cli.terminal.output import size
 
 SYSCTL = "/usr/sbin/sysctl"
 WIRED_LIMIT = "iogpu.wired_limit_mb"
@@ -45,7 +46,7 @@ def check(system: System, view: View) -> Iterator[Finding]:
     elif limit > total - SYSTEM_NEEDS:
         yield warning(
             "memory.wired_limit",
-            f"the GPU may hold {_gib(limit)} of {_gib(total)} of memory",
+            f"the GPU may hold {size(limit)} of {size(total)} of memory",
             "with little left for itself macOS swaps or freezes",
             "leave it at least 4 GiB",
             raise_command(max(total - SYSTEM_NEEDS, total // 2)),
@@ -53,19 +54,15 @@ def check(system: System, view: View) -> Iterator[Finding]:
     else:
         yield note(
             "memory.wired_limit",
-            f"the GPU may hold {_gib(limit)} of {_gib(total)} of memory, set by hand",
+            f"the GPU may hold {size(limit)} of {size(total)} of memory, set by hand",
             "macOS forgets this limit at every restart",
         )
     own = view.settings.memory_limit
     if limit and own is not None and own > limit:
         yield warning(
             "memory.setting",
-            f"memory_limit is {_gib(own)}, more than the {_gib(limit)} that the GPU may hold",
+            f"memory_limit is {size(own)}, more than the {size(limit)} that the GPU may hold",
             "the smaller of the two counts",
             "raise the GPU's limit, or lower memory_limit",
             raise_command(own),
         )
-
-
-def _gib(count: int) -> str:
-    return f"{count / (1 << 30):.1f} GiB"

@@ -6,6 +6,7 @@ A report crosses the network from a node to its operator, so everything in it is
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -36,8 +37,11 @@ class Severity(enum.StrEnum):
 
     OK = "ok"
     NOTE = "note"
+    """Good to know; nothing is wrong."""
     WARNING = "warning"
+    """Works now, and will hurt in a case that is named."""
     PROBLEM = "problem"
+    """Keeps this machine from serving, or is sure to break it."""
 
 
 class Finding(_Frozen):
@@ -51,24 +55,16 @@ class Finding(_Frozen):
     command: Text = ""
 
 
-def ok(identifier: str, what: str) -> Finding:
-    """As it should be."""
-    return Finding(id=identifier, severity=Severity.OK, what=what)
+def _finding(
+    severity: Severity, identifier: str, what: str, why: str = "", fix: str = "", command: str = ""
+) -> Finding:
+    return Finding(id=identifier, severity=severity, what=what, why=why, fix=fix, command=command)
 
 
-def note(identifier: str, what: str, why: str = "", fix: str = "", command: str = "") -> Finding:
-    """Good to know; nothing is wrong."""
-    return Finding(id=identifier, severity=Severity.NOTE, what=what, why=why, fix=fix, command=command)
-
-
-def warning(identifier: str, what: str, why: str = "", fix: str = "", command: str = "") -> Finding:
-    """Works now, and will hurt in a case that is named."""
-    return Finding(id=identifier, severity=Severity.WARNING, what=what, why=why, fix=fix, command=command)
-
-
-def problem(identifier: str, what: str, why: str = "", fix: str = "", command: str = "") -> Finding:
-    """Keeps this machine from serving, or is sure to break it."""
-    return Finding(id=identifier, severity=Severity.PROBLEM, what=what, why=why, fix=fix, command=command)
+ok = functools.partial(_finding, Severity.OK)
+note = functools.partial(_finding, Severity.NOTE)
+warning = functools.partial(_finding, Severity.WARNING)
+problem = functools.partial(_finding, Severity.PROBLEM)
 
 
 def unknown(identifier: str, subject: str, why: str, command: str = "") -> Finding:

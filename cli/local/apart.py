@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sealring.mesh.errors import Internal, ModelError
+from sealring.mesh.errors import ModelError
+from sealring.node.engine.apart import result_of
 
 
 def ask_apart(module: str, arguments: Sequence[str]) -> dict[str, Any]:
@@ -25,13 +25,4 @@ def ask_apart(module: str, arguments: Sequence[str]) -> dict[str, Any]:
             reason="MODEL_CRASHES",
             hint="see whether mlx_lm.generate runs this model on this machine",
         )
-    try:
-        told: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        raise Internal(done.stderr.decode(errors="replace").strip().rpartition("\n")[2]) from None
-    if "problem" in told:
-        from sealring.mesh.rpc.problem import from_parts  # protobuf, which `--help` does without
-
-        raise from_parts(**told["problem"])
-    result: dict[str, Any] = told["result"]
-    return result
+    return result_of(done.stdout, done.stderr.decode(errors="replace").strip().rpartition("\n")[2])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition, PermissionDenied
 
+_DOMAIN = "system"
 _SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _NOT_FOUND = frozenset({113, 3})
@@ -38,7 +39,6 @@ class Launchctl:
     def __init__(
         self,
         *,
-        domain: str = "system",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -50,15 +50,14 @@ class Launchctl:
                 reason="NOT_MACOS",
             )
         self._program = program
-        self._domain = domain
         self._clock = clock
         self._sleep = sleep
 
     def bootstrap(self, label: str, plist: Path) -> None:
         """Loads a service, enabled from now on and over reboots; a loaded one is left as it is."""
-        self._run("enable", f"{self._domain}/{label}")
+        self._run("enable", f"{_DOMAIN}/{label}")
         if not self.status(label).loaded:
-            self._run("bootstrap", self._domain, str(plist))
+            self._run("bootstrap", _DOMAIN, str(plist))
 
     def bootout(self, label: str) -> None:
         """Unloads a service and waits until it is gone: launchctl itself returns before that.
@@ -67,7 +66,7 @@ class Launchctl:
         """
         if not self.status(label).loaded:
             return
-        self._run("bootout", f"{self._domain}/{label}", also=_NOT_FOUND | {36})
+        self._run("bootout", f"{_DOMAIN}/{label}", also=_NOT_FOUND | {36})
         deadline = self._clock() + _SECONDS + 30
         while self.status(label).loaded:
             if self._clock() > deadline:
@@ -76,13 +75,13 @@ class Launchctl:
                 )
             self._sleep(_POLL_SECONDS)
 
-    def kickstart(self, label: str, *, kill: bool) -> None:
-        """Starts a loaded service now; with `kill` ends the running one first."""
-        self._run("kickstart", *(["-k"] if kill else []), f"{self._domain}/{label}")
+    def kickstart(self, label: str) -> None:
+        """Starts a loaded service now."""
+        self._run("kickstart", f"{_DOMAIN}/{label}")
 
     def status(self, label: str) -> ServiceStatus:
         """What launchd knows of a service."""
-        done = self._call("print", f"{self._domain}/{label}")
+        done = self._call("print", f"{_DOMAIN}/{label}")
         if done.returncode in _NOT_FOUND:
             return ServiceStatus(label, loaded=False)
         self._check(done, "print")

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from sealring.cli.setup.choices import Wishes, choose_other
-from sealring.mesh.errors import ConfigError, Internal
+from sealring.mesh.errors import ConfigError
 from sealring.mesh.system.coredumps import forbid_core_files
-from sealring.node.engine.apart import answer
+from sealring.node.engine.apart import answer, result_of
 
 _MAX_BYTES = 1 << 20
 
@@ -63,16 +63,7 @@ def enrol_as(
             hint="install sealring where that account can read it, see deploy/launchd/README.md",
             reason="NO_PROGRAM",
         ) from None
-    try:
-        told: dict[str, Any] = json.loads(said_back)
-    except ValueError:
-        raise Internal("the process that was to join said nothing of use") from None
-    if "problem" in told:
-        from sealring.mesh.rpc.problem import from_parts
-
-        raise from_parts(**told["problem"])
-    result: dict[str, Any] = told["result"]
-    return result
+    return result_of(said_back, "the process that was to join said nothing of use")
 
 
 def _run(user: str | None, given: bytes, home: Path) -> bytes:

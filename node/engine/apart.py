@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import Internal, SealringError
 
 
 def answer(work: Callable[[], dict[str, Any]]) -> int:
@@ -26,3 +26,17 @@ def answer(work: Callable[[], dict[str, Any]]) -> int:
     with own:
         own.write(json.dumps(told) + "\n")
     return 0 if "result" in told else 1
+
+
+def result_of(said: bytes, otherwise: str) -> dict[str, Any]:
+    """What `answer` printed in another process. Raises the error that it told, Internal with `otherwise`."""
+    try:
+        told: dict[str, Any] = json.loads(said)
+    except ValueError:
+        raise Internal(otherwise) from None
+    if "problem" in told:
+        from sealring.mesh.rpc.problem import from_parts  # protobuf, which `--help` does without
+
+        raise from_parts(**told["problem"])
+    result: dict[str, Any] = told["result"]
+    return result

@@ -364,10 +364,7 @@ def test_a_service_that_does_not_end_is_reported(launchctl: Any, monkeypatch: py
     assert caught.value.reason == "SERVICE_STILL_THERE"
 
 
-def test_kickstart_can_kill(launchctl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_loaded_cannot_be_started(launchctl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", launchctl.path)
-    (launchctl.folder / "loaded" / LABEL).write_text("0")
-    Launchctl().kickstart(LABEL, kill=True)
-    assert launchctl.calls[-1] == ["kickstart", "-k", TARGET]
     with pytest.raises(FailedPrecondition):
-        Launchctl().kickstart("org.sealring.gateway", kill=False)
+        Launchctl().kickstart("org.sealring.gateway")
