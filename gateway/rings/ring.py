@@ -38,8 +38,9 @@ from sealring.v1 import inference_pb2 as inference
 
 log = structlog.get_logger()
 
-PATIENCE_SECONDS = 30.0
-"""How long requests wait for a ring that is down before they fail."""
+PATIENCE_SECONDS = 60.0
+"""How long requests wait for a ring that is down before they fail: longer than the coordinator waits until it
+replaces a member (`replace_after`)."""
 
 RETRY_SECONDS = 5
 """After which a client may ask again for a model that no ring serves."""

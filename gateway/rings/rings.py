@@ -52,6 +52,7 @@ class Rings:
         self._signed = signed_roster
         self._roster: rosters.Roster | None = None
         self._states: dict[str, membership.RingState] = {}
+        self._told: set[str] = set()  # of which the coordinator has spoken since it was last connected to
         self._rings: dict[str, Ring] = {}
         self._of_model: dict[str, list[Ring]] = {}
         self._trust_of: dict[str, int] = {}
@@ -64,12 +65,18 @@ class Rings:
     # What the coordinator says
 
     def use_roster(self, roster: rosters.Roster | None) -> None:
-        """A new roster, or None once the last one has expired: then nothing is served any more."""
+        """A new roster, or None once the last one has expired: then nothing is served any more.
+
+        A ring that it does not hold is planned anew, unless the coordinator says that it is gone.
+        """
         self._roster = roster
         self._trust_of = {ring.id: ring.min_trust for ring in roster.rings} if roster else {}
         names = set(self._trust_of)
         for name in set(self._rings) - names:
-            self._close(name)
+            if roster is not None and name in self._states:
+                self._rings[name].leave()
+            else:
+                self._close(name)
         self._close_channels()
         for ring in roster.rings if roster else ():
             self._created.setdefault(ring.deployment, int(time.time()))
@@ -80,12 +87,14 @@ class Rings:
         if state.ring not in self._states and len(self._states) >= MAX_RINGS:
             return
         self._states[state.ring] = state
+        self._told.add(state.ring)
         for ring in self._roster.rings if self._roster else ():
             if ring.id == state.ring:
                 self._follow(ring)
 
     def begin_watch(self) -> None:
         """All that stands in no roster is told anew."""
+        self._told.clear()
         for name in set(self._states) - set(self._rings):
             del self._states[name]
 
@@ -96,6 +105,8 @@ class Rings:
 
     def tick(self) -> None:
         """Must be called about every second."""
+        for name in set(self._rings) - set(self._trust_of) - self._told:
+            self.ring_gone(name)
         for ring in self._rings.values():
             ring.tick()
 
@@ -246,7 +257,8 @@ class Rings:
 
     def _search(self, model: str, rings: Sequence[Ring], min_trust: int) -> Ring:
         """The least busy of all that may have a request, or the error that tells why there is none."""
-        trusted = [ring for ring in rings if self._trust(ring) >= min_trust]
+        # Of a ring that is planned anew it is not known yet; what waits for it is checked when it serves.
+        trusted = [ring for ring in rings if self._trust_of.get(ring.name, min_trust) >= min_trust]
         if not trusted:
             raise below_floor(min_trust, max(map(self._trust, rings)))
         ready = [ring for ring in trusted if ring.attached] or [ring for ring in trusted if ring.patient]

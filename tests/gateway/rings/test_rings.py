@@ -373,6 +373,33 @@ async def test_rings_and_members_that_are_gone_are_closed(monkeypatch: pytest.Mo
     assert rings.deployments() == []
 
 
+async def test_a_ring_that_is_planned_anew_keeps_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its member was evicted: no roster holds it for a while. They wait, whatever trust they demand."""
+    rings, ring = watched(monkeypatch)
+    rings.ring_state(membership.RingState(ring="ring-0", **SERVES))  # type: ignore[arg-type]
+    rings.use_roster(roster_of())
+    assert (ring.events[-1], "close" in ring.events) == ("leave", False)
+    ring.attached = False
+    ask(rings, 1, min_trust=20)
+    assert ring.requests == ["r1"]
+    rings.tick()
+    assert ring.events[-1] == "tick"
+    rings.use_roster(roster_of("ring-0"))
+    assert ring.events[-1].epoch == SERVES.get("epoch", 0)
+    await settle(rings)
+
+
+async def test_a_ring_that_went_while_nobody_watched_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, ring = watched(monkeypatch)
+    rings.ring_state(membership.RingState(ring="ring-0", **SERVES))  # type: ignore[arg-type]
+    rings.begin_watch()
+    rings.use_roster(roster_of())
+    rings.tick()
+    await settle(rings)
+    assert ring.events[-1] == "close"
+    assert rings.deployments() == []
+
+
 async def test_a_ring_that_the_coordinator_takes_away_is_closed_and_others_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
