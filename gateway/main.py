@@ -91,9 +91,9 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         await server.set_serving(False)
         await backend.drain(settings.drain_timeout)
     finally:
+        await rings.close()  # whoever is still answered is told why that ends
         await edge.stop()
         await server.stop(1.0)
-        await rings.close()
         await gate.flush()
         await channel.close()
         log.info("gateway_stopped", gateway=state.peer.id)

@@ -99,7 +99,7 @@ class ActedRing:
 
     def _output(self, row: int, output: control.RowOutput) -> None:
         words = self.answers[row]
-        self.given[row] = self.given.get(row, 0) + 1
+        self.given[row] += 1
         output.tokens = self.given[row]
         if words:
             output.text = words.pop(0) + " "
@@ -108,7 +108,7 @@ class ActedRing:
             del self.answers[row]
 
     def open(self, request: control.OpenRow) -> None:
-        words = request.envelope.clear.text.split()
+        words, answered = request.envelope.clear.text.split(), request.envelope.clear.resume.tokens
         response = control.ScheduleResponse()
         if len(words) > CONTEXT:
             problem = membership.Problem(
@@ -116,11 +116,13 @@ class ActedRing:
             )
             response.refused.CopyFrom(control.RowRefused(row=request.row, problem=problem))
         else:
-            self.answers[request.row] = words
+            self.answers[request.row] = words[len(answered) :]
+            self.given[request.row] = len(answered)
             response.opened.row = request.row
-            response.opened.prompt_tokens = len(words)
+            response.opened.prompt_tokens = len(words) + len(answered)
+            response.opened.answered = len(answered)
             response.opened.params_bytes = 64
-            response.opened.max_tokens = min(request.max_tokens or CONTEXT, CONTEXT)
+            response.opened.max_tokens = min(request.max_tokens or CONTEXT, CONTEXT) - len(answered)
         self.streams[0].put_nowait(response)
 
 
