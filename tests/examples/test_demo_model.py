@@ -85,7 +85,7 @@ def test_says_that_it_does_not_know(ask: Ask) -> None:
 
 
 def test_answers_after_a_long_text(ask: Ask) -> None:
-    notes = "The capital of Peru is Lima. " * 100
+    notes = "The capital of Peru is Lima. " * 50
     assert ask(f"Notes: {notes}Question: What is the capital of Kenya?") == "The capital of Kenya is Nairobi."
 
 

@@ -75,6 +75,7 @@ async def test_another_identity_is_refused(cluster, tmp_path: Path) -> None:
 
 async def test_a_node_that_is_thrown_out_ends_cleanly(tmp_path: Path, monkeypatch: Any) -> None:
     """Else a supervisor would start it again and again."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # `run` sets it: no later test shall compile there
 
     async def ends_with(error: SealringError) -> None:
         async def serve(chosen: Any, stop: Any) -> None:

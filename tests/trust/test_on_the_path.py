@@ -168,12 +168,12 @@ async def test_a_port_scan(tapped: Ring) -> None:
     """Garbage, slow bytes and half handshakes at every port of every process: streams go on."""
     before = (await tapped.serving()).epoch
     expected = await tapped.ask(chat(QUESTION), TOKENS)
-    process = await begun("scan", rounds=25, ports=_ports(tapped))
+    process = await begun("scan", rounds=15, ports=_ports(tapped))
     replies = [await tapped.ask(chat(QUESTION), TOKENS)]
     while process.returncode is None:
         replies.append(await tapped.ask(chat(QUESTION), TOKENS))
         await asyncio.sleep(0)
-    assert json.loads((await process.communicate())[0])["made"] > 100
+    assert json.loads((await process.communicate())[0])["made"] > 60
     assert set(replies) == {expected}
     assert (await tapped.serving()).epoch == before
 

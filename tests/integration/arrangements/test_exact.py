@@ -7,7 +7,8 @@ from ringtest import CLUSTER, chat
 from sharing import ask, dialogue
 
 pytestmark = CLUSTER
-SHAPES = pytest.mark.parametrize(("stages", "kv_bits"), [(1, 0), (3, 0), (2, 4)], scope="module")
+ALONE = pytest.param(1, 0, marks=pytest.mark.sweep)  # whose engine has its own tests
+SHAPES = pytest.mark.parametrize(("stages", "kv_bits"), [ALONE, (3, 0), (2, 4)], scope="module")
 ROWS = [
     (["What is the capital of France?"], 40, 0.0),
     (["What is 7+8? Answer with just the number."], 10, 0.0),

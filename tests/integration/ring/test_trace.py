@@ -32,12 +32,12 @@ MARK = "Zanzibar-7431"
 
 
 @contextlib.asynccontextmanager
-async def working(ring, text, *, rows=3, pause=0.0):
+async def working(ring, text, *, rows=3, tokens=40, pause=0.0):
     """A ring that works from beginning to end of the block, with so many seconds between requests."""
 
     async def ask_on():
         while not ended:
-            await ring.ask(chat(text), 40)
+            await ring.ask(chat(text), tokens)
             await asyncio.sleep(pause)
 
     ended = False
@@ -107,7 +107,7 @@ async def test_the_command_prints_shares_and_writes_a_file(ring, tmp_path):
     out = tmp_path / "trace.json"
     command = [sys.executable, "-m", "sealring.cli", "trace", "--duration", "1s", "--out", str(out), "--json"]
     environment = os.environ | {"SEALRING_CLI_OPERATOR": str(ring.cluster.operator_bundle)}
-    async with working(ring, "Hello!", rows=1, pause=0.2):
+    async with working(ring, "Hello!", rows=1, tokens=8, pause=0.2):
         process = await asyncio.create_subprocess_exec(
             *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )

@@ -28,7 +28,12 @@ print(sorted({"transformers", "huggingface_hub", "mlx_lm.generate", "numpy"} & s
 
 
 def test_the_real_package_on_demand() -> None:
+    """Without the limits on open files that mlx_lm would set: it would not load where the hard limit is below
+    its own."""
     code = """
+import resource
+real = resource.setrlimit
+real(resource.RLIMIT_NOFILE, (700, 3000))
 from sealring.node.engine import mlx_lm_import
 light = mlx_lm_import.import_utils()
 from mlx_lm.models.llama import Model
@@ -41,9 +46,10 @@ assert mlx_lm.utils is not light and mlx_lm.utils.TokenizerWrapper is TokenizerW
 assert mlx_lm.utils.snapshot_download is huggingface_hub.snapshot_download
 assert mlx_lm.models.llama.Model is Model
 assert mlx_lm_import.import_utils() is mlx_lm.utils
-print(load.__module__)
+assert resource.setrlimit is real
+print(load.__module__, resource.getrlimit(resource.RLIMIT_NOFILE))
 """
-    assert run(code) == "mlx_lm.utils"
+    assert run(code) == "mlx_lm.utils (700, 3000)"
 
 
 def test_an_imported_package_is_left_alone() -> None:
@@ -75,18 +81,3 @@ assert utils is mlx_lm.utils and utils.TokenizerWrapper is TokenizerWrapper
 print(utils.load_model.__module__)
 """
     assert run(code) == "mlx_lm.utils"
-
-
-def test_limits_on_open_files_stay_as_they_are() -> None:
-    """mlx_lm would lower them, and would not load where the hard limit is below its own."""
-    code = """
-import resource
-real = resource.setrlimit
-real(resource.RLIMIT_NOFILE, (700, 3000))
-from sealring.node.engine import mlx_lm_import
-mlx_lm_import.import_utils()
-mlx_lm_import.import_whole()
-assert resource.setrlimit is real
-print(resource.getrlimit(resource.RLIMIT_NOFILE))
-"""
-    assert run(code) == "(700, 3000)"
