@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -23,7 +23,7 @@ from patience import PATIENCE_SECONDS
 
 from sealring.mesh.errors import EpochEnded
 from sealring.mesh.prompt.composition import Chunk, Composition, Keeping, ResolvedStep
-from sealring.node.engine import params
+from sealring.node.engine import device, params
 from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.params import RowParameters
@@ -109,7 +109,12 @@ def combinations(
 @cache
 def compute_thread(rank: int) -> ThreadPoolExecutor:
     """Of one member, for all tests: mlx's streams, and what is built on them, belong to the thread."""
-    return ThreadPoolExecutor(1, f"compute-{rank}", initializer=partial(mx.set_default_device, mx.cpu))
+    return ThreadPoolExecutor(1, f"compute-{rank}", initializer=_as_in_an_engine)
+
+
+def _as_in_an_engine() -> None:
+    device.compute_in_batches()
+    mx.set_default_device(mx.cpu)
 
 
 class Link:

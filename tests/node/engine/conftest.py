@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,20 @@ import pytest
 import stagering
 from mlx.utils import tree_flatten
 
+from sealring.node.engine import device
 from sealring.node.engine.staging import random_model
 from sealring.node.engine.text import rendering
 
 ARCHS = Path(__file__).parents[2] / "data" / "archs.json"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _as_in_an_engine() -> None:
+    """This thread and MLX's for it do not interrupt each other: an eighth of what these tests cost."""
+    device.compute_in_batches()
+    mx.eval(mx.zeros((3,), stream=mx.cpu) + 1)
+    if hasattr(os, "SCHED_RESET_ON_FORK"):  # processes that tests start are as others
+        os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
 @pytest.fixture(autouse=True)
