@@ -173,7 +173,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     name=gateway.name,
                     watching=self._watchers.watches(gateway.id),
                     enrolled=gateway.enrolled_at,
-                    trouble=self._sessions.trouble(gateway.id),
+                    trouble=self._watchers.trouble(gateway.id) or self._sessions.trouble(gateway.id),
                 )
                 for gateway in sorted(self._store.members.all(Role.GATEWAY), key=lambda one: one.name)
             ],

@@ -16,6 +16,7 @@ from sealring.mesh.errors import Internal, InvalidInput, SealringError
 from sealring.mesh.member.proof import PROOF_SECONDS, Purpose, no_proof
 from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import membership_pb2_grpc
 from sealring.v1.membership_pb2 import FollowRequest, RosterUpdate, WatchResponse
 
@@ -27,6 +28,7 @@ class Watchers:
 
     def __init__(self) -> None:
         self._open: dict[Outbox[WatchResponse], str] = {}
+        self._troubles: dict[Outbox[WatchResponse], str] = {}
 
     def add(self, gateway: str) -> Outbox[WatchResponse]:
         """A new watch."""
@@ -37,6 +39,16 @@ class Watchers:
     def remove(self, outbox: Outbox[WatchResponse]) -> None:
         """A watch has ended."""
         self._open.pop(outbox, None)
+        self._troubles.pop(outbox, None)
+
+    def troubled(self, outbox: Outbox[WatchResponse], what: str) -> None:
+        """A gateway says what keeps it from its work; nothing when that is over."""
+        self._troubles[outbox] = what
+
+    def trouble(self, gateway: str) -> str:
+        """What a gateway that is there says keeps it from its work."""
+        said = (what for outbox, what in self._troubles.items() if self._open.get(outbox) == gateway)
+        return next(filter(None, said), "")
 
     def watches(self, gateway: str) -> bool:
         """Whether a gateway is there."""
@@ -107,7 +119,7 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
         tenure = self._proofs.check(proof, peer, finish.proof)
         outbox = self._watchers.add(peer.id)
         log.info("gateway_watching", gateway=peer.id)
-        reading = asyncio.create_task(_read(tenure, requests, outbox))
+        reading = asyncio.create_task(self._read(tenure, requests, outbox))
         try:
             for event in self._snapshot():
                 tell(outbox, event)
@@ -118,21 +130,24 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
             self._watchers.remove(outbox)
             log.info("gateway_gone", gateway=peer.id)
 
-
-async def _read(
-    tenure: Tenure, requests: AsyncIterator[FollowRequest], outbox: Outbox[WatchResponse]
-) -> None:
-    """Takes renewed certificates until the stream ends, which anything else is the end of."""
-    try:
-        async for request in requests:
-            if not request.HasField("renewal"):
-                raise InvalidInput("a watch holds a message that is not known here", reason="BAD_MESSAGE")
-            tenure.renew(request.renewal)
-    except SealringError as error:
-        outbox.close(error)
-    except Exception:
-        log.exception("watch_failed")
-        outbox.close(Internal("an internal error", hint="see the coordinator's log"))
+    async def _read(
+        self, tenure: Tenure, requests: AsyncIterator[FollowRequest], outbox: Outbox[WatchResponse]
+    ) -> None:
+        """Takes renewed certificates and troubles until the stream ends; anything else ends it."""
+        try:
+            async for request in requests:
+                if request.HasField("renewal"):
+                    tenure.renew(request.renewal)
+                elif request.HasField("trouble"):
+                    said = request.trouble
+                    self._watchers.troubled(outbox, str(from_problem(said)) if said.message else "")
+                else:
+                    raise InvalidInput("a watch holds a message that is not known here", reason="BAD_MESSAGE")
+        except SealringError as error:
+            outbox.close(error)
+        except Exception:
+            log.exception("watch_failed")
+            outbox.close(Internal("an internal error", hint="see the coordinator's log"))
 
 
 async def _message(requests: AsyncIterator[FollowRequest]) -> FollowRequest:

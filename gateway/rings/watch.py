@@ -14,7 +14,7 @@ import grpc.aio
 import structlog
 
 from sealring.gateway.rings.rings import Rings
-from sealring.mesh.errors import PermissionDenied, SealringError
+from sealring.mesh.errors import SealringError
 from sealring.mesh.member.introduction import (
     Introduced,
     Introduction,
@@ -25,6 +25,7 @@ from sealring.mesh.member.introduction import (
 )
 from sealring.mesh.member.roster_keeper import RosterKeeper, removed
 from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
 from sealring.mesh.system.processes import first_of
 from sealring.v1 import membership_pb2 as membership
@@ -33,6 +34,7 @@ from sealring.v1 import membership_pb2_grpc as membership_grpc
 log = structlog.get_logger()
 
 _TICK_SECONDS = 1.0
+_UNWRITABLE = "ROSTER_STATE_UNWRITABLE"
 
 
 class Watch:
@@ -51,6 +53,10 @@ class Watch:
         self._keeper = keeper
         self._rings = rings
         self._newer_root = newer_root
+        self._unsaved = b""  # the newest roster, while it cannot be remembered
+        self._call: Any = None
+        self._taking = asyncio.Lock()
+        self._writing = asyncio.Lock()  # gRPC takes one write at a time
 
     async def run(self) -> None:
         """Watches for ever. Raises PermissionDenied (REMOVED) once this gateway is out of the roster."""
@@ -73,8 +79,9 @@ class Watch:
             call = membership_grpc.SchedulingStub(self._channel.get()).Follow()
             introduced = await self._introduction.exchange(call, membership.FollowRequest)
             believed = True
+            self._call, self._unsaved = call, b""  # the coordinator begins with its newest roster
             self._rings.begin_watch()
-            renewing = asyncio.create_task(_renew(call, introduced))
+            renewing = asyncio.create_task(self._renew(introduced))
             while (event := await call.read()) is not grpc.aio.EOF:
                 await self._hear(event)
             log.info("coordinator_ended_watch")
@@ -95,34 +102,57 @@ class Watch:
                 await asyncio.wait((renewing,))
                 if not renewing.cancelled() and (failure := renewing.exception()) is not None:
                     log.error("watch_ends_with_certificate", exc_info=failure)
+            self._call = None
             if call is not None:
                 call.cancel()
 
     async def _hear(self, event: membership.WatchResponse) -> None:
         kind = event.WhichOneof("event")
         if kind == "roster":
-            try:
-                self._rings.use_roster(await self._keeper.accept(event.roster.envelope, self._newer_root))
-            except PermissionDenied as error:
-                if error.reason == "REMOVED":
-                    raise
-                log.error("roster_refused", reason=error.reason)
-            except SealringError as error:
-                log.error("roster_refused", reason=error.reason)
+            await self._take_roster(event.roster.envelope)
         elif kind == "ring":
             self._rings.ring_state(event.ring)
         elif kind == "gone":
             self._rings.ring_gone(event.gone.ring)
 
+    async def _use(self, envelope: bytes) -> membership.Problem:
+        """Why a roster is not used, or an empty problem. Raises PermissionDenied (REMOVED)."""
+        try:
+            self._rings.use_roster(await self._keeper.accept(envelope, self._newer_root))
+        except SealringError as error:
+            if error.reason == "REMOVED":
+                raise
+            if not self._unsaved:
+                log.error("roster_refused", reason=error.reason)
+            return to_problem(error)
+        return membership.Problem()
+
+    async def _take_roster(self, envelope: bytes = b"") -> None:
+        """Uses a roster, or the one that could not be remembered yet. The coordinator is told of that."""
+        async with self._taking:
+            envelope, before = envelope or self._unsaved, self._unsaved
+            problem = await self._use(envelope) if envelope else membership.Problem()
+            self._unsaved = envelope if problem.reason == _UNWRITABLE else b""
+            if self._unsaved and not before:
+                await self._say(membership.FollowRequest(trouble=problem))
+            elif before and not self._unsaved:
+                await self._say(membership.FollowRequest(trouble=membership.Problem()))
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             self._rings.tick()
+            if self._unsaved:  # the disk may have room by now
+                await self._take_roster()
             if self._keeper.valid is None:
                 self._rings.use_roster(None)
 
+    async def _renew(self, introduced: Introduced) -> None:
+        """Lets the stream outlive every certificate that this gateway renews."""
+        async for renewal in introduced.renewals():
+            await self._say(membership.FollowRequest(renewal=renewal))
 
-async def _renew(call: Any, introduced: Introduced) -> None:
-    """Lets the stream outlive every certificate that this gateway renews."""
-    async for renewal in introduced.renewals():
-        await write_first(call, membership.FollowRequest(renewal=renewal))
+    async def _say(self, message: membership.FollowRequest) -> None:
+        async with self._writing:
+            if self._call is not None:
+                await write_first(self._call, message)

@@ -1146,6 +1146,7 @@ class FollowRequest(_message.Message):
     OFFER_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
     RENEWAL_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> _proof_pb2.ProofOffer:
         """first"""
@@ -1158,18 +1159,23 @@ class FollowRequest(_message.Message):
     def renewal(self) -> _proof_pb2.ProofRenewal:
         """any later one"""
 
+    @_builtins.property
+    def trouble(self) -> Global___Problem:
+        """or this: what keeps the gateway from doing its work; empty when nothing does any more"""
+
     def __init__(
         self,
         *,
         offer: _proof_pb2.ProofOffer | None = ...,
         proof: _proof_pb2.ProofFinish | None = ...,
         renewal: _proof_pb2.ProofRenewal | None = ...,
+        trouble: Global___Problem | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["offer", "proof", "renewal"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["offer", "proof", "renewal", "trouble"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

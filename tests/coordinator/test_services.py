@@ -669,6 +669,22 @@ async def test_a_session_ends_with_a_proof_that_does_not_hold(
     assert (error.reason if error else None, lease_ends[-1]) == ("BAD_PROOF", before)
 
 
+async def test_a_gateway_says_what_keeps_it_from_its_work(cluster: Cluster) -> None:
+    joined = await cluster.join("gateway", role=Role.GATEWAY)
+    signer = SoftwareSigner.load(cluster.folder / "gateway" / IDENTITY_KEY)
+    watcher = await Watcher(cluster, joined.state.tls, signer).start()
+    for problem in (membership_pb2.Problem(message="no space", reason="FULL"), membership_pb2.Problem()):
+        await watcher.call.write(membership_pb2.FollowRequest(trouble=problem))
+        async with asyncio.timeout(200):
+            while True:
+                (gateway,) = (await cluster.call("ListNodes", admin_pb2.ListNodesRequest())).gateways
+                if gateway.watching and bool(gateway.trouble) == bool(problem.message):
+                    break
+        assert gateway.trouble == problem.message
+    watcher.call.cancel()
+    await watcher.channel.close()
+
+
 @pytest.mark.parametrize("honest", [True, False])
 async def test_a_watch_outlives_its_certificate_by_a_proof_alone(
     cluster: Cluster, lease_ends: list[float], honest: bool

@@ -71,3 +71,16 @@ async def test_every_watch_of_who_is_thrown_out_ends_and_no_other() -> None:
             await heard(outbox)
     watchers.close_all()
     assert [event async for event in other.messages()] == [ring("a-0", 1)]
+
+
+async def test_what_keeps_a_gateway_from_its_work_is_known_while_it_lasts() -> None:
+    watchers = Watchers()
+    first, second = watchers.add("gate"), watchers.add("gate")
+    watchers.troubled(first, "the disk is full")
+    watchers.troubled(second, "")
+    assert (watchers.trouble("gate"), watchers.trouble("other")) == ("the disk is full", "")
+    watchers.troubled(first, "")
+    assert watchers.trouble("gate") == ""
+    watchers.troubled(second, "again")
+    watchers.remove(second)
+    assert watchers.trouble("gate") == ""

@@ -13,7 +13,7 @@ import pytest
 
 from sealring.gateway.rings import watch as watch_module
 from sealring.gateway.rings.watch import Watch
-from sealring.mesh.errors import HandshakeError, PermissionDenied, SealringError, Unavailable
+from sealring.mesh.errors import HandshakeError, PermissionDenied, RosterError, SealringError, Unavailable
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import to_status
@@ -26,6 +26,7 @@ class Coordinator(membership_grpc.SchedulingServicer):
     def __init__(self) -> None:
         self.watched: asyncio.Queue[None] = asyncio.Queue()
         self.renewed: asyncio.Queue[bytes] = asyncio.Queue()
+        self.troubles: asyncio.Queue[str] = asyncio.Queue()
         self.refusal: Exception | None = None
         self.events: asyncio.Queue[membership.WatchResponse | None] = asyncio.Queue()
         """What it says next; None ends the stream."""
@@ -44,7 +45,10 @@ class Coordinator(membership_grpc.SchedulingServicer):
 
     async def _read(self, requests: Any) -> None:
         async for request in requests:
-            self.renewed.put_nowait(request.renewal.certificate)
+            if request.HasField("trouble"):
+                self.troubles.put_nowait(request.trouble.reason)
+            else:
+                self.renewed.put_nowait(request.renewal.certificate)
 
 
 class Rings:
@@ -241,6 +245,22 @@ async def test_rosters_and_rings_are_passed_on_and_refused_rosters_are_not(
         assert await watching.rings.states.get() == "without ring-0"
     assert watching.rings.rosters == ["roster", b"good", b"better"]
     assert watching.coordinator.watched.qsize() == 1
+
+
+async def test_a_roster_for_which_there_is_no_room_is_used_when_there_is(watching: Watching) -> None:
+    """The coordinator is told of both; a newer one takes the place of an older."""
+    await serving(watching)
+    for envelope in (b"late", b"later"):
+        watching.keeper.refused[envelope] = RosterError("no space", reason="ROSTER_STATE_UNWRITABLE")
+        watching.coordinator.events.put_nowait(roster(envelope))
+    watching.coordinator.events.put_nowait(GONE)
+    async with asyncio.timeout(200):
+        assert await watching.coordinator.troubles.get() == "ROSTER_STATE_UNWRITABLE"
+        assert await watching.rings.states.get() == "without ring-0"
+        assert watching.rings.rosters == ["roster"]
+        watching.keeper.refused.clear()
+        assert await watching.coordinator.troubles.get() == ""
+    assert watching.rings.rosters == ["roster", b"later"]
 
 
 async def test_a_gateway_that_the_roster_no_longer_names_ends(watching: Watching) -> None:
