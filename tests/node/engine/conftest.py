@@ -18,13 +18,22 @@ from sealring.node.engine.text import rendering
 ARCHS = Path(__file__).parents[2] / "data" / "archs.json"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _as_in_an_engine() -> None:
-    """This thread and MLX's for it do not interrupt each other: an eighth of what these tests cost."""
+def _interrupts_others() -> None:
+    if hasattr(os, "sched_setscheduler"):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+# Tests and MLX's thread for them, which begins here, do not interrupt each other: a sixth of what they cost.
+device.compute_in_batches()
+mx.eval(mx.zeros((3,), stream=mx.cpu) + 1)
+_interrupts_others()
+
+
+@pytest.fixture(autouse=True)
+def _as_in_an_engine() -> Iterator[None]:
     device.compute_in_batches()
-    mx.eval(mx.zeros((3,), stream=mx.cpu) + 1)
-    if hasattr(os, "SCHED_RESET_ON_FORK"):  # processes that tests start are as others
-        os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+    yield
+    _interrupts_others()
 
 
 @pytest.fixture(autouse=True)

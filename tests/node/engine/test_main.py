@@ -141,6 +141,11 @@ class EngineProcess:
         return self._log
 
 
+@pytest.fixture(autouse=True)
+def _as_in_an_engine() -> None:
+    """Not here: engines start as whoever starts them."""
+
+
 @pytest.fixture
 def process() -> Iterator[EngineProcess]:
     made = EngineProcess()
