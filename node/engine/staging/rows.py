@@ -13,11 +13,11 @@ quantized the moment that they are put into a cache (docs/decisions/0004-quantiz
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 
 from sealring.node.engine import mlx_lm_import
 
@@ -40,12 +40,24 @@ class RowsCache(BatchKVCache):  # type: ignore[misc]
         self.paddings = list(left_padding)
 
     @classmethod
-    def merge(cls, rows: Sequence[Any]) -> Self:
-        """A batch of rows that are not to be used on."""
-        if not any(row.size() for row in rows):
-            return cls([0] * len(rows))
-        merged: Self = super().merge(rows)
-        return merged
+    def merge(cls, rows: Sequence[Any], *options: int) -> Self:
+        """A batch of rows that are not to be used on; `options` are those of the class."""
+        longest = max(row.offset for row in rows)
+        batch = cls([longest - row.offset for row in rows], *options)
+        filled = [(place, row) for place, row in enumerate(rows) if row.offset]
+
+        def stack(*arrays: mx.array) -> mx.array:
+            like = arrays[0]
+            whole = mx.zeros((len(rows), like.shape[1], longest, like.shape[3]), like.dtype)
+            for (place, row), own in zip(filled, arrays, strict=True):
+                whole[place : place + 1, :, longest - row.offset :] = own[..., : row.offset, :]
+            return whole
+
+        if filled:
+            batch.keys, batch.values = tree_map(stack, *((row.keys, row.values) for _, row in filled))
+            batch.offset = batch.offset + longest
+            batch._idx = longest
+        return batch
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keeps these rows, in this order, and drops padding that all of them have."""
@@ -63,12 +75,30 @@ class RowsCache(BatchKVCache):  # type: ignore[misc]
     def extend(self, other: Self) -> None:
         """Appends the rows of `other`; whichever is shorter is padded on its left."""
         end = max(self._idx, other._idx)
-        paddings = [padding + end - cache._idx for cache in (self, other) for padding in cache.paddings]
-        self._extend(other)
-        self.paddings = paddings
+        filled = [(cache.keys, cache.values) for cache in (self, other) if cache.keys is not None]
+        size = max((array.shape[2] for _, array in tree_flatten(filled)), default=0)
 
-    def _extend(self, other: Self) -> None:
-        super().extend(other)
+        def aligned(cache: Self) -> Any:
+            """Keys and values of `size` tokens, those in use up to `end`."""
+            rows, left = len(cache.paddings), end - cache._idx
+
+            def align(array: mx.array) -> mx.array:
+                if cache.keys is None:
+                    return mx.zeros((rows, array.shape[1], size, array.shape[3]), array.dtype)
+                room = max(0, size - left - array.shape[2])
+                cut = array[..., : size - left, :]
+                return mx.pad(cut, [(0, 0), (0, 0), (left, room), (0, 0)]) if left or room else cut
+
+            return tree_map(align, filled[0] if cache.keys is None else (cache.keys, cache.values))
+
+        if filled:
+            self.keys, self.values = tree_map(
+                lambda *pair: mx.concatenate(list(pair)), aligned(self), aligned(other)
+            )
+        self.paddings = [padding + end - cache._idx for cache in (self, other) for padding in cache.paddings]
+        self._idx = end
+        self.left_padding = mx.array(self.paddings)
+        self.offset = end - self.left_padding
 
     def extract(self, idx: int) -> Any:
         """A copy of one row."""
@@ -111,7 +141,7 @@ class QuantizedRowCache(QuantizedKVCache):  # type: ignore[misc]
 
     @classmethod
     def merge(cls, rows: Sequence[QuantizedRowCache]) -> QuantizedBatchCache:
-        return QuantizedBatchCache.merge(rows)
+        return QuantizedBatchCache.merge(rows, rows[0].group_size, rows[0].bits)
 
     def size(self) -> int:
         return int(self.offset)
@@ -167,59 +197,8 @@ class QuantizedBatchCache(RowsCache):
     def finalize(self) -> None:
         """Nothing was prepared."""
 
-    def _extend(self, other: Self) -> None:
-        end = max(self._idx, other._idx)
-        if self.keys is not None or other.keys is not None:
-            example = self if self.keys is not None else other
-            mine, theirs = (cache._aligned(end, example) for cache in (self, other))
-            self.keys, self.values = (
-                [mx.concatenate(list(pair)) for pair in zip(*arrays, strict=True)]
-                for arrays in zip(mine, theirs, strict=True)
-            )
-        self.left_padding = mx.concatenate(
-            [self.left_padding + (end - self._idx), other.left_padding + (end - other._idx)]
-        )
-        self.offset = mx.concatenate([self.offset, other.offset])
-        self._idx = end
-
-    def _aligned(self, end: int, example: QuantizedBatchCache) -> tuple[Quantized, Quantized]:
-        """Keys and values that end at `end` and have no room beyond it."""
-        rows, left = self.offset.shape[0], end - self._idx
-
-        def align(own: Quantized | None, like: Quantized | None) -> Quantized:
-            if own is None:
-                return [mx.zeros((rows, one.shape[1], end, one.shape[3]), one.dtype) for one in like or ()]
-            return [mx.pad(one[..., : self._idx, :], [(0, 0), (0, 0), (left, 0), (0, 0)]) for one in own]
-
-        return align(self.keys, example.keys), align(self.values, example.values)
-
     def _empty_row(self) -> QuantizedRowCache:
         return QuantizedRowCache(self.group_size, self.bits)
-
-    @classmethod
-    def merge(cls, rows: Sequence[QuantizedRowCache]) -> Self:
-        """A batch of rows that are not to be used on."""
-        longest = max(row.offset for row in rows)
-        batch = cls([longest - row.offset for row in rows], rows[0].group_size, rows[0].bits)
-        filled = [row for row in rows if row.keys is not None]
-        if not longest or not filled:
-            return batch
-
-        def stack(arrays: Callable[[QuantizedRowCache], Quantized]) -> Quantized:
-            stacked = []
-            for number, like in enumerate(arrays(filled[0])):
-                whole = mx.zeros((len(rows), like.shape[1], longest, like.shape[3]), like.dtype)
-                for place, row in enumerate(rows):
-                    if row.offset:
-                        own = arrays(row)[number][..., : row.offset, :]
-                        whole[place : place + 1, :, longest - row.offset :] = own
-                stacked.append(whole)
-            return stacked
-
-        batch.keys, batch.values = stack(lambda row: row.keys), stack(lambda row: row.values)
-        batch.offset = batch.offset + longest
-        batch._idx = longest
-        return batch
 
     @property
     def nbytes(self) -> int:
