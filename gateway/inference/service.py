@@ -22,7 +22,7 @@ from sealring.gateway.inference.timings import CURRENT, HEADER, Timings
 from sealring.gateway.metrics import Metrics
 from sealring.gateway.scheduler import Request
 from sealring.mesh.errors import InvalidInput, NotFound, Unavailable
-from sealring.mesh.prompt.routing import SECRET_BYTES, affinity
+from sealring.mesh.prompt.routing import SECRET_BYTES, routing_key
 from sealring.mesh.prompt.sealed import RequestInfo
 from sealring.mesh.prompt.validate import validate_request
 from sealring.v1 import inference_pb2 as inference
@@ -77,7 +77,7 @@ class RingBackend:
     def __init__(self, rings: Router, metrics: Metrics) -> None:
         self._rings = rings
         self._metrics = metrics
-        self._affinity_secret = os.urandom(SECRET_BYTES)
+        self._routing_secret = os.urandom(SECRET_BYTES)
         self._running: set[str] = set()
         self._idle = asyncio.Event()
         self._draining = False
@@ -110,7 +110,7 @@ class RingBackend:
             tenant,
             request.choices or 1,
             request.envelope.clear.sampling.HasField("logprobs"),
-            affinity=self._affinity(request, tenant),
+            routing_key=self._routing_key(request, tenant),
             priority=request.priority,
             patience=request.deadline_ms / 1e3 or math.inf,
         )
@@ -149,12 +149,12 @@ class RingBackend:
                 async with asyncio.timeout(seconds):
                     await self._idle.wait()
 
-    def _affinity(self, request: inference.GenerateRequest, tenant: str) -> bytes:
+    def _routing_key(self, request: inference.GenerateRequest, tenant: str) -> bytes:
         """Sealed prompts have none here: they name their ring."""
         if request.envelope.WhichOneof("content") != "clear":
             return b""
         key = request.prompt_cache_key if request.HasField("prompt_cache_key") else None
-        return affinity(self._affinity_secret, tenant, key, request.envelope.clear)
+        return routing_key(self._routing_secret, tenant, key, request.envelope.clear)
 
     def _model(self, name: str) -> str:
         names = self._rings.deployments()

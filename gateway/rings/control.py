@@ -205,7 +205,7 @@ class MemberStream:
             self._call.cancel()
 
 
-class EpochSession:
+class ControlStreams:
     """All control streams of one epoch; `members` are in the order of ranks, the head first."""
 
     def __init__(

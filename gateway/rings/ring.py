@@ -13,7 +13,7 @@ import structlog
 from sealring.gateway.inference.answer import Answer
 from sealring.gateway.inference.timings import Timings
 from sealring.gateway.metrics import Metrics
-from sealring.gateway.rings.control import EpochSession, MemberTarget
+from sealring.gateway.rings.control import ControlStreams, MemberTarget
 from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
@@ -46,7 +46,7 @@ RETRY_SECONDS = 5
 """After which a client may ask again for a model that no ring serves."""
 
 LEFT = "LEFT"
-"""Why a session ends that the coordinator has ended."""
+"""Why an epoch ends that the coordinator has ended."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Ring:
         self._answers: dict[str, _Waiting] = {}
         self._unstarted: dict[int, Timings] = {}  # of rows given to the head, until their first step
         self._event = 0.0
-        self._session: EpochSession | None = None
+        self._streams: ControlStreams | None = None
         self._down_since = clock()
         self._over = 0  # the last epoch that was used and lost
         self._on_lost = on_lost
@@ -107,7 +107,7 @@ class Ring:
 
     @property
     def attached(self) -> bool:
-        return self._session is not None
+        return self._streams is not None
 
     @property
     def patient(self) -> bool:
@@ -140,8 +140,8 @@ class Ring:
 
     def _leave_session(self) -> None:
         """At once: its task parts from the members, and requests that come meanwhile wait for the next."""
-        if self._session is not None:
-            self._end(self._session, LEFT)
+        if self._streams is not None:
+            self._end(self._streams, LEFT)
 
     async def close(self) -> None:
         """Leaves for good; requests must have been taken away or fail."""
@@ -194,14 +194,14 @@ class Ring:
 
     async def _attend(self, serving: ServingEpoch) -> bool:
         """One attachment to an epoch. Returns whether the epoch was used; then it is over."""
-        session = EpochSession(serving.ring, serving.epoch, serving.members, self._identity)
+        streams = ControlStreams(serving.ring, serving.epoch, serving.members, self._identity)
         known = log.bind(ring=serving.ring, epoch=serving.epoch)
         reason = ""
         try:
-            attached = await session.attach()
-            self._begin(serving, session, attached)
+            attached = await streams.attach()
+            self._begin(serving, streams, attached)
             known.info("ring_attached", stages=len(attached), min_trust=serving.min_trust)
-            await session.run(self._handle)
+            await streams.run(self._handle)
         except SealringError as error:
             reason = error.reason
             member = error.metadata.get("member", "")
@@ -209,33 +209,33 @@ class Ring:
         except Exception as error:
             known.error("ring_lost", exc_info=error)
         finally:
-            used = self._end(session, reason)
-            session.cancel()
+            used = self._end(streams, reason)
+            streams.cancel()
         return used
 
     def _begin(
-        self, serving: ServingEpoch, session: EpochSession, attached: Sequence[control.Attached]
+        self, serving: ServingEpoch, streams: ControlStreams, attached: Sequence[control.Attached]
     ) -> None:
-        self._session = session
+        self._streams = streams
         self._unstarted.clear()
         self._perform(self.scheduler.attach(ring_facts(serving, attached)))
 
-    def _end(self, session: EpochSession, reason: str) -> bool:
-        if self._session is not session:
+    def _end(self, streams: ControlStreams, reason: str) -> bool:
+        if self._streams is not streams:
             return False
-        self._session = None
+        self._streams = None
         self._down_since = self._clock()
         used = self.scheduler.used
         if used:
-            self._over = session.epoch
+            self._over = streams.epoch
             self._metrics.epochs_ended.labels(self.deployment).inc()
         self._perform(self.scheduler.end_epoch(epoch_ended(reason)))
         self._on_lost(self)
         return used
 
     def _handle(self, response: control.ScheduleResponse) -> None:
-        session = self._session
-        if session is None:
+        streams = self._streams
+        if streams is None:
             return
         kind = response.WhichOneof("message")
         if kind == "pong":
@@ -243,7 +243,7 @@ class Ring:
             return
         now = self._clock()
         self._event = time.perf_counter()
-        session.answered()
+        streams.answered()
         if kind == "done":
             self._perform(self.scheduler.step_done(response.done, now))
         elif kind == "opened":
@@ -265,7 +265,7 @@ class Ring:
             self._unstarted.pop(refused.row, None)
             self._perform(self.scheduler.row_refused(refused.row, from_problem(refused.problem)))
         if self.scheduler.expects_answer:
-            session.expect()
+            streams.expect()
 
     def _perform(self, actions: list[Action]) -> None:
         todo = deque(actions)
@@ -290,14 +290,14 @@ class Ring:
                     self._answers.pop(request.id).answer.fail(error)
 
     def _announce(self, step: control.Step) -> None:
-        session = self._session
-        if session is not None:
-            session.send_all(control.ScheduleRequest(step=step).SerializeToString())
+        streams = self._streams
+        if streams is not None:
+            streams.send_all(control.ScheduleRequest(step=step).SerializeToString())
             self._steps.inc()
             for chunk in step.prefill.chunks:
                 if chunk.start == 0 or chunk.prefix:
                     self._first_chunk(chunk)
-            session.expect()
+            streams.expect()
 
     def _first_chunk(self, chunk: control.Chunk) -> None:
         self._queries.inc(chunk.prompt_tokens)
@@ -312,8 +312,8 @@ class Ring:
         assert serving is not None  # as long as the scheduler is attached
         if serving.min_trust < floor:
             return self.scheduler.row_refused(action.row, below_floor(floor, serving.min_trust))
-        if self._session is not None:
-            self._session.expect()
+        if self._streams is not None:
+            self._streams.expect()
         timings = self._unstarted[action.row] = self._answers[request.id].answer.timings
         timings.opened = time.perf_counter()
         envelope, choices = request.envelope, request.choices
@@ -337,8 +337,8 @@ class Ring:
         return []
 
     def _send_head(self, message: control.ScheduleRequest, written: Callable[[], None] | None = None) -> None:
-        if self._session is not None:
-            self._session.send_head(message.SerializeToString(), written)
+        if self._streams is not None:
+            self._streams.send_head(message.SerializeToString(), written)
 
     def _begun(self, request: Request, prompt_tokens: int) -> None:
         serving = self.serving
@@ -365,7 +365,7 @@ class Ring:
                 if len(action.ends) > 1
             ],
         )
-        if action.request.affinity and action.cached_tokens:
+        if action.request.routing_key and action.cached_tokens:
             self._routed_hits.inc()
         self._answers.pop(action.request.id).answer.finished(finished)
 

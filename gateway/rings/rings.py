@@ -222,7 +222,7 @@ class Rings:
         RING_GONE).
         """
         ring = self._route(model, request, min_trust)
-        if request.affinity:
+        if request.routing_key:
             self._metrics.routed.labels(model).inc()
         self._ring_of[request.id] = ring
         ring.submit(request, answer, min_trust)
@@ -240,7 +240,7 @@ class Rings:
             raise NotFound(f"there is no model {model!r}", reason="MODEL_NOT_FOUND", param="model")
         if sealed_for := request.envelope.sealed_for.ring:
             rings = _sealed_route(rings, sealed_for)
-        elif request.affinity:
+        elif request.routing_key:
             ready = [ring for ring in rings if ring.attached and self._trust(ring) >= min_trust]
             if ready:
                 return self._preferred(model, request, ready)
@@ -249,7 +249,7 @@ class Rings:
 
     def _preferred(self, model: str, request: Request, rings: Sequence[Ring]) -> Ring:
         """The ring that keeps what the request's key has left, or the next that the key would prefer."""
-        order = ranked(request.affinity, rings, _name, SAMPLE)
+        order = ranked(request.routing_key, rings, _name, SAMPLE)
         at = choose([_requests(ring) for ring in order])
         if at:
             self._metrics.routed_away.labels(model).inc()
@@ -282,7 +282,7 @@ class Rings:
             trusted = [ring for ring in others if self._trust(ring) >= min_trust]
             if not trusted:
                 ring = lost
-            elif request.affinity:
+            elif request.routing_key:
                 ring = self._preferred(lost.deployment, request, trusted)
             else:
                 ring = min(_draw(trusted), key=_busy)

@@ -40,7 +40,7 @@ class Request:
     a later epoch goes on. At the end of the last epoch `brought` counted the tokens of all of them and
     `attempts` the epochs in a row that had brought none. `cached` is what the first that brought one reused.
 
-    `affinity` is the key by which a ring is preferred for it (mesh.prompt.routing), or empty.
+    `routing_key` is the key by which a ring is preferred for it (mesh.prompt.routing), or empty.
 
     `tells` is whether a prompt in clear asks for log-probabilities, which are looked at only then.
 
@@ -56,7 +56,7 @@ class Request:
     tenant: str = ""
     choices: int = 1
     tells: bool = False
-    affinity: bytes = b""
+    routing_key: bytes = b""
     begun: bool = False
     attempts: int = 0
     brought: int = 0

@@ -34,7 +34,7 @@ _MASK = (1 << 64) - 1
 T = TypeVar("T")
 
 
-def affinity(secret: bytes, scope: str, key: str | None, prompt: inference.Prompt | None) -> bytes:
+def routing_key(secret: bytes, scope: str, key: str | None, prompt: inference.Prompt | None) -> bytes:
     """The key by which a request is routed, or nothing: then by load alone.
 
     `key` is what the asker gave; an empty one asks for no key. Without one it is derived from how the

@@ -272,7 +272,7 @@ class Attempts:
         InvalidInput."""
         question = self._question
         chosen = choose_ring(
-            roster, question.model, question.min_trust, loads, question.affinity, self._avoid
+            roster, question.model, question.min_trust, loads, question.routing_key, self._avoid
         )
         ring = Ring.from_roster(chosen, roster)
         self._on_ring(ring)

@@ -57,11 +57,11 @@ def choose_ring(
     model: str,
     min_trust: int,
     loads: Loads,
-    affinity: bytes,
+    routing_key: bytes,
     avoid: Collection[str] = (),
 ) -> Ring:
-    """A ring of `model` whose weakest member scores at least `min_trust`: the one that `affinity` prefers if
-    it is not too busy, without one the least busy.
+    """A ring of `model` whose weakest member scores at least `min_trust`: the one that `routing_key` prefers
+    if it is not too busy, without one the least busy.
 
     `loads` only chooses among rings that are trusted; rings named in `avoid` come last. Raises NotFound
     (MODEL_NOT_FOUND), FailedPrecondition (TRUST_BELOW_FLOOR).
@@ -82,8 +82,8 @@ def choose_ring(
     places = {ring.id: (ring.id in avoid, ring.id not in loads) for ring in trusted}
     first = min(places.values())
     candidates = [ring for ring in trusted if places[ring.id] == first]
-    if affinity:
-        order = ranked(affinity, candidates, attrgetter("id"), MOST)
+    if routing_key:
+        order = ranked(routing_key, candidates, attrgetter("id"), MOST)
         return order[choose([loads.of(ring.id) for ring in order])]
     secrets.SystemRandom().shuffle(candidates)
     return min(candidates, key=lambda ring: _busy(*loads.of(ring.id)))

@@ -13,7 +13,14 @@ import grpc
 
 from sealring.client.choice import Loads
 from sealring.client.options import SamplingOptions
-from sealring.client.question import Messages, Question, affinity_of, chat_prompt, set_sampling, text_prompt
+from sealring.client.question import (
+    Messages,
+    Question,
+    chat_prompt,
+    routing_key_of,
+    set_sampling,
+    text_prompt,
+)
 from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Model, Ring
 from sealring.mesh.errors import FailedPrecondition, InvalidInput
@@ -114,7 +121,7 @@ class ClientCore(Generic[R]):
         self._credentials = credentials
         self._floor = min_trust
         self._prefix_salt = secrets.token_bytes(32)
-        self._affinity_secret = secrets.token_bytes(SECRET_BYTES)
+        self._routing_secret = secrets.token_bytes(SECRET_BYTES)
         self._timeout = timeout
         path = Path(state_file) if state_file is not None else None
         self._verifier = RosterVerifier(parse_root_sha256(root_sha256), path)
@@ -220,7 +227,7 @@ class ClientCore(Generic[R]):
                 priority,
                 deadline_ms,
                 n,
-                affinity_of(self._affinity_secret, prompt_cache_key, prompt),
+                routing_key_of(self._routing_secret, prompt_cache_key, prompt),
             )
         )
 

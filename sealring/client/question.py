@@ -9,7 +9,7 @@ from typing import Any
 from sealring.client.options import SamplingOptions
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import MAX_CHOICES
-from sealring.mesh.prompt.routing import affinity
+from sealring.mesh.prompt.routing import routing_key
 from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS
 from sealring.mesh.prompt.validate import (
     MAX_DEADLINE_MS,
@@ -31,7 +31,7 @@ class Question:
 
     `priority` and `deadline_ms` are GenerateRequest's: where it waits among this client's other questions.
     `prefix_salt` is secret: prompts sealed with the same one may share kept prefixes at the head.
-    `affinity` is the key by which the ring is chosen (mesh.prompt.routing), or empty; it stays here.
+    `routing_key` is the key by which the ring is chosen (mesh.prompt.routing), or empty; it stays here.
     """
 
     prompt: inference.Prompt
@@ -43,7 +43,7 @@ class Question:
     priority: int = 0
     deadline_ms: int = 0
     choices: int = 1
-    affinity: bytes = b""
+    routing_key: bytes = b""
 
     def __post_init__(self) -> None:
         """Raises InvalidInput: BAD_MAX_TOKENS, BAD_CHOICES, BAD_MIN_TRUST, BAD_PRIORITY, BAD_DEADLINE,
@@ -63,11 +63,11 @@ class Question:
             raise _bad("timeout", "TIMEOUT", f"seconds, at most {MAX_LIFETIME_SECONDS}")
 
 
-def affinity_of(secret: bytes, key: str | None, prompt: inference.Prompt) -> bytes:
+def routing_key_of(secret: bytes, key: str | None, prompt: inference.Prompt) -> bytes:
     """By what the ring is chosen. Raises InvalidInput (BAD_PROMPT_CACHE_KEY, BAD_UTF8)."""
     if key is not None:
         validate_prompt_cache_key(_text(key, "prompt_cache_key"))
-    return affinity(secret, "", key, prompt)
+    return routing_key(secret, "", key, prompt)
 
 
 def chat_prompt(messages: Messages) -> inference.Prompt:

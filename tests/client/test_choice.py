@@ -13,7 +13,7 @@ from rostertest import PaperCluster
 
 from sealring.client.attempt import Attempts
 from sealring.client.choice import MOST, Loads, _deployment, choose_ring
-from sealring.client.question import Question, affinity_of, chat_prompt, text_prompt
+from sealring.client.question import Question, chat_prompt, routing_key_of, text_prompt
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
 from sealring.mesh.prompt.routing import leeway
 from sealring.mesh.trust.levels import TrustLevel
@@ -76,7 +76,7 @@ def test_the_floor_comes_before_the_key() -> None:
 
 
 def question(key: bytes, **fields: int) -> Question:
-    return Question(text_prompt("x"), "demo", 0, 0, 5.0, b"salt", affinity=key, **fields)
+    return Question(text_prompt("x"), "demo", 0, 0, 5.0, b"salt", routing_key=key, **fields)
 
 
 @pytest.mark.parametrize("key", [key_of(1), b""])
@@ -115,16 +115,16 @@ def test_the_key_is_of_the_conversation_and_of_this_client() -> None:
     def key(secret: bytes, *contents: str) -> bytes:
         roles = ("system", "user", "assistant", "user")
         pairs = zip(roles, contents, strict=False)
-        return affinity_of(secret, None, chat_prompt([{"role": r, "content": c} for r, c in pairs]))
+        return routing_key_of(secret, None, chat_prompt([{"role": r, "content": c} for r, c in pairs]))
 
     mine, other = bytes(32), bytes([1]) * 32
     first = key(mine, LONG, "hello")
     assert key(mine, LONG, "hello", "yes?", "more") == first
     assert len({first, key(mine, LONG, "bye"), key(other, LONG, "hello"), b""}) == 4
     assert key(mine, "short", "hello") == b""
-    given_key = affinity_of(mine, "k", text_prompt("a"))
-    assert given_key == affinity_of(mine, "k", text_prompt("b"))
-    assert affinity_of(mine, "", text_prompt(LONG)) == b""
+    given_key = routing_key_of(mine, "k", text_prompt("a"))
+    assert given_key == routing_key_of(mine, "k", text_prompt("b"))
+    assert routing_key_of(mine, "", text_prompt(LONG)) == b""
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_the_key_is_of_the_conversation_and_of_this_client() -> None:
 )
 def test_bad_keys(key: str, reason: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        affinity_of(bytes(32), key, text_prompt("x"))
+        routing_key_of(bytes(32), key, text_prompt("x"))
     assert caught.value.reason == reason
     assert key not in caught.value.message
 

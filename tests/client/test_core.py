@@ -91,7 +91,7 @@ def test_a_question_is_what_was_asked(kind: str) -> None:
     assert first.prompt.sampling.temperature == 0.5
     assert len(first.prefix_salt) == 32
     assert first.prefix_salt == second.prefix_salt != client().chat(MESSAGES).prefix_salt
-    assert first.affinity != second.affinity
+    assert first.routing_key != second.routing_key
 
 
 def test_a_roster_is_fetched_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_what_is_left_out_asks_for_nothing() -> None:
     asked = client()
     for plain in (asked.chat(MESSAGES), asked.complete("hello"), asked.ask(text_prompt("hello"))):
         assert (plain.model, plain.max_tokens, plain.min_trust, plain.timeout) == ("", 0, 0, 600.0)
-        assert (plain.choices, plain.priority, plain.deadline_ms, plain.affinity) == (1, 0, 0, b"")
+        assert (plain.choices, plain.priority, plain.deadline_ms, plain.routing_key) == (1, 0, 0, b"")
 
 
 def asked_text(asked: Asked) -> Any:

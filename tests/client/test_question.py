@@ -117,4 +117,4 @@ def test_numbers_of_a_question_go_from_their_least_to_their_most(
 
 def test_what_a_question_does_not_say_asks_for_nothing() -> None:
     plain = Question(text_prompt("x"), "demo", 0, 0, 5.0, b"salt")
-    assert (plain.priority, plain.deadline_ms, plain.choices, plain.affinity) == (0, 0, 1, b"")
+    assert (plain.priority, plain.deadline_ms, plain.choices, plain.routing_key) == (0, 0, 1, b"")

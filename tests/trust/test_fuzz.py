@@ -43,7 +43,7 @@ from sealring.mesh.pki.certificates import (
 )
 from sealring.mesh.pki.root import PAYLOAD_TYPE as ROOT_TYPE
 from sealring.mesh.pki.root import decode_chain, encode_chain, follow_root, verify_root_chain
-from sealring.mesh.prompt.routing import affinity
+from sealring.mesh.prompt.routing import routing_key
 from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo, SealingKey, seal_request
 from sealring.mesh.prompt.validate import validate_prompt, validate_request
 from sealring.mesh.roster.codec import PAYLOAD_TYPE as ROSTER_TYPE
@@ -469,8 +469,8 @@ def test_what_a_client_asks_over_grpc(data: bytes) -> None:
     if message is not None:
         survives(validate_request, message)
         survives(validate_prompt, message.envelope.clear)
-        survives(affinity, bytes(32), "tenant", message.prompt_cache_key, message.envelope.clear)
-        survives(affinity, bytes(32), "tenant", None, message.envelope.clear)
+        survives(routing_key, bytes(32), "tenant", message.prompt_cache_key, message.envelope.clear)
+        survives(routing_key, bytes(32), "tenant", None, message.envelope.clear)
 
 
 @fuzz()

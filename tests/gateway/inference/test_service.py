@@ -194,33 +194,33 @@ async def test_priority_and_deadline_reach_the_scheduler(
 LONG = "what all turns of a conversation begin with " * 8
 
 
-async def affinity_of(backend: RingBackend, rings: OneRing, tenant: str = "", **fields: Any) -> bytes:
+async def routing_key_of(backend: RingBackend, rings: OneRing, tenant: str = "", **fields: Any) -> bytes:
     fields.setdefault("envelope", inference.Envelope(clear=inference.Prompt(text=LONG)))
     with pytest.raises(Unavailable):
         async for _ in backend.generate(inference.GenerateRequest(**fields), tenant=tenant):
             pass
-    return rings.requests.pop().affinity
+    return rings.requests.pop().routing_key
 
 
 async def test_what_a_ring_is_preferred_by() -> None:
     """The key that was given, else how the prompt begins; each tenant's apart; of a sealed prompt nothing."""
     rings = OneRing()
     backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
-    derived = await affinity_of(backend, rings)
-    keyed = await affinity_of(backend, rings, prompt_cache_key="k")
+    derived = await routing_key_of(backend, rings)
+    keyed = await routing_key_of(backend, rings, prompt_cache_key="k")
     other = inference.Envelope(clear=inference.Prompt(text="something else " * 40))
     assert len({derived, keyed, b""}) == 3
-    assert await affinity_of(backend, rings) == derived
-    assert await affinity_of(backend, rings, envelope=other) not in (derived, keyed, b"")
-    assert await affinity_of(backend, rings, envelope=other, prompt_cache_key="k") == keyed
-    assert await affinity_of(backend, rings, prompt_cache_key="") == b""
-    assert await affinity_of(backend, rings, "tenant") not in (derived, b"")
-    assert await affinity_of(backend, rings, "tenant", prompt_cache_key="k") not in (keyed, b"")
+    assert await routing_key_of(backend, rings) == derived
+    assert await routing_key_of(backend, rings, envelope=other) not in (derived, keyed, b"")
+    assert await routing_key_of(backend, rings, envelope=other, prompt_cache_key="k") == keyed
+    assert await routing_key_of(backend, rings, prompt_cache_key="") == b""
+    assert await routing_key_of(backend, rings, "tenant") not in (derived, b"")
+    assert await routing_key_of(backend, rings, "tenant", prompt_cache_key="k") not in (keyed, b"")
     to = inference.SealedFor(ring="r", request_id=bytes(16), expires=9, roster_hash=bytes(32))
     sealed = inference.Envelope(sealed=LONG.encode(), sealed_for=to)
-    assert await affinity_of(backend, rings, envelope=sealed) == b""
+    assert await routing_key_of(backend, rings, envelope=sealed) == b""
     again = RingBackend(rings, Metrics())  # type: ignore[arg-type]
-    assert await affinity_of(again, rings) != derived
+    assert await routing_key_of(again, rings) != derived
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from sealring.gateway.rings import control
-from sealring.gateway.rings.control import EpochSession, MemberTarget
+from sealring.gateway.rings.control import ControlStreams, MemberTarget
 from sealring.mesh.clock import awake_clock
 from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.member.proof import Identity, by_identity
@@ -24,8 +24,8 @@ from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 from sealring.v1 import control_pb2, membership_pb2
 
 
-def open_session(cluster: Any, before: tuple[str, ...] = ()) -> tuple[EpochSession, list[PeerChannel]]:
-    """A session with every member, and the channels of it; `before` are addresses tried first."""
+def open_streams(cluster: Any, before: tuple[str, ...] = ()) -> tuple[ControlStreams, list[PeerChannel]]:
+    """Streams to every member, and the channels of it; `before` are addresses tried first."""
     store = TlsStore(cluster.material(cluster.peer(cluster.gateway, Role.GATEWAY)))
     peers = [cluster.peer(signer, Role.MEMBER) for signer in cluster.members]
     targets = [
@@ -43,7 +43,7 @@ def open_session(cluster: Any, before: tuple[str, ...] = ()) -> tuple[EpochSessi
     keeper.load()
     identity = Identity(state.peer.cluster, state.peer.id, by_identity(cluster.gateway), lambda: keeper.held)
     channels = [channel for target in targets for channel in target.channels]
-    return EpochSession("ring-0", 1, targets, identity), channels
+    return ControlStreams("ring-0", 1, targets, identity), channels
 
 
 @pytest.fixture
@@ -58,10 +58,10 @@ async def test_an_address_that_swallows_everything_does_not_hide_the_next(
 ) -> None:
     monkeypatch.setattr("sealring.gateway.rings.control.ATTACH_SECONDS", 4.0)
     cluster = await make_cluster(1)
-    session, channels = open_session(cluster, (silent_address,))
+    streams, channels = open_streams(cluster, (silent_address,))
     async with asyncio.timeout(200):
-        assert len(await session.attach()) == 1
-    session.cancel()
+        assert len(await streams.attach()) == 1
+    streams.cancel()
     for channel in channels:
         await channel.close()
 
@@ -87,13 +87,13 @@ class TornCall:
 
 async def test_a_member_that_ends_the_stream_while_it_is_written_to_tells_why(make_cluster: Any) -> None:
     cluster = await make_cluster(1)
-    session, channels = open_session(cluster)
-    await session.attach()
-    (stream,) = session._streams
+    streams, channels = open_streams(cluster)
+    await streams.attach()
+    (stream,) = streams._streams
     stream.cancel()
     stream._call = TornCall()
     with pytest.raises(SealringError) as raised:
-        await asyncio.wait_for(session.run(lambda response: None), 200)
+        await asyncio.wait_for(streams.run(lambda response: None), 200)
     assert raised.value.reason == "RECORD_REFUSED"
     await channels[0].close()
 
@@ -101,10 +101,10 @@ async def test_a_member_that_ends_the_stream_while_it_is_written_to_tells_why(ma
 async def test_a_channel_that_is_replaced_ends_the_epoch_with_a_reason(make_cluster: Any) -> None:
     """Its certificate has ended; nobody was told why the ring was lost, once."""
     cluster = await make_cluster(2)
-    session, channels = open_session(cluster)
-    assert len(await session.attach()) == 2
+    streams, channels = open_streams(cluster)
+    assert len(await streams.attach()) == 2
     heard = asyncio.Event()
-    running = asyncio.create_task(session.run(lambda response: heard.set()))
+    running = asyncio.create_task(streams.run(lambda response: heard.set()))
     async with asyncio.timeout(200):
         await heard.wait()
         await channels[1].close()
@@ -112,7 +112,7 @@ async def test_a_channel_that_is_replaced_ends_the_epoch_with_a_reason(make_clus
             await running
     assert raised.value.reason == "CHANNEL_REPLACED"
     assert raised.value.metadata["member"] == cluster.peer(cluster.members[1], Role.MEMBER).id
-    session.cancel()
+    streams.cancel()
     await channels[0].close()
 
 
@@ -122,12 +122,12 @@ async def test_a_gateway_that_was_held_up_calls_nobody_silent(
     """Whenever it looks, a hundred seconds have passed; they count as soon as it was awake for them."""
     monkeypatch.setattr("sealring.gateway.rings.control.PING_SECONDS", 0.01)
     cluster = await make_cluster(2)
-    session, channels = open_session(cluster)
-    await session.attach()
+    streams, channels = open_streams(cluster)
+    await streams.attach()
     monkeypatch.setattr(awake_clock, "_clock", itertools.count(1e9, 100.0).__next__)
     monkeypatch.setattr(awake_clock, "_step", 0.0)
     pongs: asyncio.Queue[Any] = asyncio.Queue()
-    running = asyncio.create_task(session.run(pongs.put_nowait))
+    running = asyncio.create_task(streams.run(pongs.put_nowait))
     async with asyncio.timeout(200):
         for _ in range(20):
             await pongs.get()
@@ -136,7 +136,7 @@ async def test_a_gateway_that_was_held_up_calls_nobody_silent(
         with pytest.raises(EpochEnded) as raised:
             await running
     assert raised.value.reason == "MEMBER_SILENT"
-    session.cancel()
+    streams.cancel()
     for channel in channels:
         await channel.close()
 
@@ -146,9 +146,9 @@ async def test_the_streams_of_an_epoch_outlive_the_certificate_that_they_were_op
 ) -> None:
     """Every member is shown every later one, on its own stream."""
     cluster = await make_cluster(2)
-    session, channels = open_session(cluster)
-    assert len(await session.attach()) == 2
-    running = asyncio.create_task(session.run(lambda response: None))
+    streams, channels = open_streams(cluster)
+    assert len(await streams.attach()) == 2
+    running = asyncio.create_task(streams.run(lambda response: None))
     async with asyncio.timeout(200):
         for _ in range(2):
             newer = cluster.material(cluster.peer(cluster.gateway, Role.GATEWAY))
@@ -158,7 +158,7 @@ async def test_the_streams_of_an_epoch_outlive_the_certificate_that_they_were_op
     assert not running.done()
     running.cancel()
     await asyncio.wait((running,))
-    session.cancel()
+    streams.cancel()
     for channel in channels:
         await channel.close()
 
@@ -192,14 +192,14 @@ class Time:
         return self.now
 
 
-def played(*calls: Call) -> tuple[EpochSession, Time]:
-    """A session whose streams are such calls."""
+def played(*calls: Call) -> tuple[ControlStreams, Time]:
+    """Control streams that are such calls."""
     clock = Time()
     targets = [MemberTarget(f"m{rank}", b"", ()) for rank in range(len(calls))]
-    session = EpochSession("ring-0", 4, targets, None, clock=clock)  # type: ignore[arg-type]
-    for stream, call in zip(session._streams, calls, strict=True):
+    streams = ControlStreams("ring-0", 4, targets, None, clock=clock)  # type: ignore[arg-type]
+    for stream, call in zip(streams._streams, calls, strict=True):
         stream._call = call
-    return session, clock
+    return streams, clock
 
 
 PONG = control_pb2.ScheduleResponse(pong=control_pb2.Pong(sequence=1))
@@ -217,9 +217,9 @@ DONE = control_pb2.ScheduleResponse(done=control_pb2.StepDone(step=1))
 async def test_what_members_say_is_handed_on_pongs_of_the_head_only(
     last: control_pb2.ScheduleResponse, reason: str
 ) -> None:
-    session, clock = played(Call(PONG, DONE, last), Call(PONG, DONE, last))
+    streams, clock = played(Call(PONG, DONE, last), Call(PONG, DONE, last))
     clock.now += 3
-    for stream, heard in zip(session._streams, (["pong", "done"], ["done"]), strict=True):
+    for stream, heard in zip(streams._streams, (["pong", "done"], ["done"]), strict=True):
         told: list[Any] = []
         with pytest.raises(EpochEnded) as caught:
             await stream.read_all(lambda response, told=told: told.append(response.WhichOneof("message")))
@@ -230,81 +230,81 @@ async def test_what_members_say_is_handed_on_pongs_of_the_head_only(
 
 async def test_a_goodbye_is_the_last_thing_that_is_said() -> None:
     head, other = Call(), Call()
-    session, _ = played(head, other)
+    streams, _ = played(head, other)
     written: list[int] = []
     step = control_pb2.ScheduleRequest(step=control_pb2.Step(number=1)).SerializeToString()
     discard = control_pb2.ScheduleRequest(discard=control_pb2.DiscardRow(row=2)).SerializeToString()
-    session.send_all(step)
-    session.send_head(discard, lambda: written.append(len(head.written)))
-    for stream in session._streams:
+    streams.send_all(step)
+    streams.send_head(discard, lambda: written.append(len(head.written)))
+    for stream in streams._streams:
         stream.finish("LEAVING")
         stream.send(step)
         await asyncio.wait_for(stream.write_all(), 200)
     said = [[message.WhichOneof("message") for message in call.written] for call in (head, other)]
     assert said == [["step", "discard", "goodbye"], ["step", "goodbye"]]
     assert (head.written[-1].goodbye.reason, written, head.events) == ("LEAVING", [2], ["done"])
-    session.cancel()
+    streams.cancel()
     assert other.events == ["done", "cancelled"]
 
 
 @pytest.mark.parametrize(("rank", "ring", "epoch"), [(1, "ring-0", 4), (0, "other", 4), (0, "ring-0", 5)])
 async def test_members_attach_to_what_they_were_asked_for(rank: int, ring: str, epoch: int) -> None:
-    session, _ = played(Call(), Call())
+    streams, _ = played(Call(), Call())
     answers = [control_pb2.Attached(ring="ring-0", epoch=4, rank=each) for each in range(2)]
 
     async def attach(*asked: Any) -> Any:
         assert asked == ("ring-0", 4)
         return next(given)
 
-    for stream in session._streams:
+    for stream in streams._streams:
         stream.attach = attach  # type: ignore[method-assign]
     given = iter(answers)
-    assert await session.attach() == answers
+    assert await streams.attach() == answers
     given = iter([control_pb2.Attached(ring=ring, epoch=epoch, rank=rank), answers[1]])
     with pytest.raises(EpochEnded) as caught:
-        await session.attach()
+        await streams.attach()
     assert caught.value.reason == "WRONG_MEMBER"
 
 
 async def test_members_that_are_silent_and_rings_that_stall_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After just so many seconds of the session's own clock; what was answered in between starts anew."""
+    """After just so many seconds of the streams's own clock; what was answered in between starts anew."""
 
-    async def found(session: EpochSession, clock: Time, *, silent: int | None = None) -> tuple[str, float]:
+    async def found(streams: ControlStreams, clock: Time, *, silent: int | None = None) -> tuple[str, float]:
         begun = clock.now
 
         async def rest(seconds: float) -> None:
             clock.now += seconds
-            for rank, stream in enumerate(session._streams):
+            for rank, stream in enumerate(streams._streams):
                 if rank != silent:
                     stream.heard = clock.now
 
         with monkeypatch.context() as patched, pytest.raises(EpochEnded) as caught:
             patched.setattr(asyncio, "sleep", rest)
-            await session._watch()
+            await streams._watch()
         return caught.value.reason, clock.now - begun
 
-    session, clock = played(Call(), Call())
-    assert await found(session, clock, silent=1) == ("MEMBER_SILENT", control.PONG_SECONDS + 1)
-    sent = [control_pb2.ScheduleRequest.FromString(message) for message, _ in session._streams[1]._outgoing]
+    streams, clock = played(Call(), Call())
+    assert await found(streams, clock, silent=1) == ("MEMBER_SILENT", control.PONG_SECONDS + 1)
+    sent = [control_pb2.ScheduleRequest.FromString(message) for message, _ in streams._streams[1]._outgoing]
     assert [message.ping.sequence for message in sent] == [1, 2, 3, 4, 5, 6]
-    session, clock = played(Call())
-    session.expect()
-    session.answered()
-    session.expect()
+    streams, clock = played(Call())
+    streams.expect()
+    streams.answered()
+    streams.expect()
     clock.now += 10
-    session.expect()
-    assert await found(session, clock) == ("RING_STALLED", control.STALL_SECONDS - 10 + 1)
+    streams.expect()
+    assert await found(streams, clock) == ("RING_STALLED", control.STALL_SECONDS - 10 + 1)
 
 
 async def test_a_record_that_is_lost_ends_the_epoch_and_names_who_sent_it() -> None:
-    session, clock = played(Call(), Call(), Call())
+    streams, clock = played(Call(), Call(), Call())
     sent = control_pb2.Pong(records_sent=7)
     waits = control_pb2.Pong(records_received=6, waiting_ms=3000)
-    session._pong(1, sent)
-    session._pong(2, waits)
+    streams._pong(1, sent)
+    streams._pong(2, waits)
     clock.now += 3
     with pytest.raises(EpochEnded) as caught:
-        session._pong(2, waits)
+        streams._pong(2, waits)
     assert (caught.value.reason, caught.value.metadata["member"]) == ("RECORD_LOST", "m1")

@@ -55,7 +55,7 @@ def test_a_model_that_fails_is_not_called_a_lost_member() -> None:
 
 
 class Session:
-    """As gateway.rings.control.EpochSession, to members that take everything and never answer."""
+    """As gateway.rings.control.ControlStreams, to members that take everything and never answer."""
 
     epoch = 4
 
@@ -196,7 +196,7 @@ STOP = inference.FINISH_REASON_STOP
 
 async def test_an_answer_from_beginning_to_end() -> None:
     ring = Serving(dataclasses.replace(SERVING, min_trust=2, roster_version=9))
-    answer = ring.ask("one", floor=2, affinity=b"key")
+    answer = ring.ask("one", floor=2, routing_key=b"key")
     assert ring.members.owed == 1
     ring.opened(1, prompt=100)  # of two chunks
     assert [len(step.prefill.chunks) for step in ring.members.steps] == [1, 1, 0, 0]
@@ -224,9 +224,9 @@ async def test_an_answer_from_beginning_to_end() -> None:
 
 async def test_several_answers_tell_how_each_ended_and_kept_tokens_who_led_to_them() -> None:
     ring = Serving()
-    for number, affinity in enumerate((b"key", b"", b"key")):
-        answer = ring.ask(f"r{number}", affinity=affinity)
-        request = Request(f"r{number}", "key", 5, inference.Envelope(), "model", affinity=affinity)
+    for number, routing_key in enumerate((b"key", b"", b"key")):
+        answer = ring.ask(f"r{number}", routing_key=routing_key)
+        request = Request(f"r{number}", "key", 5, inference.Envelope(), "model", routing_key=routing_key)
         ring.ring._perform([Finish(request, STOP, 7, 5, 3 * (number < 2), (End(STOP, 2), End(STOP, 3)))])
         finished = (await read(answer))[-1].finished
         assert [choice.completion_tokens for choice in finished.choices] == [2, 3]
@@ -315,7 +315,7 @@ async def test_a_ring_that_serves_is_waited_for_and_a_request_no_longer_than_it_
 
 
 class Streams(Members):
-    """As gateway.rings.control.EpochSession; `ends` says how the run of each epoch does, in turn."""
+    """As gateway.rings.control.ControlStreams; `ends` says how the run of each epoch does, in turn."""
 
     def __init__(self, epoch: int, ends: list[Exception | None]) -> None:
         super().__init__()
@@ -344,7 +344,7 @@ class Epochs:
         self.rested: list[float] = []
         self._ends = list(ends)
         self._sleep = asyncio.sleep
-        monkeypatch.setattr(ring_module, "EpochSession", self._session)
+        monkeypatch.setattr(ring_module, "ControlStreams", self._session)
         monkeypatch.setattr(asyncio, "sleep", self._rest)
 
     def _session(self, ring: str, epoch: int, members: Any, identity: Any) -> Streams:

@@ -79,7 +79,7 @@ def ask(
     rings: Rings, number: int, *, ring: str = "", min_trust: int = 0, model: str = "model", key: bytes = b""
 ) -> None:
     envelope = inference.Envelope(sealed_for=inference.SealedFor(ring=ring) if ring else None)
-    request = Request(f"r{number}", "key", 1, envelope, model, affinity=key)
+    request = Request(f"r{number}", "key", 1, envelope, model, routing_key=key)
     rings.submit(model, request, Answer(Timings()), min_trust=min_trust)
 
 
@@ -184,7 +184,7 @@ def test_a_ring_that_leaves_gives_up_its_keys_and_what_waits_there(monkeypatch: 
     gone.attached = False
     envelope = inference.Envelope()
     gone.waiting = [
-        (Request(f"r{number}", "key", 1, envelope, "model", affinity=key_of(number)), Answer(Timings()), 0)
+        (Request(f"r{number}", "key", 1, envelope, "model", routing_key=key_of(number)), Answer(Timings()), 0)
         for number in own[:2]
     ]
     rings._lost(gone)  # type: ignore[arg-type]
@@ -236,7 +236,11 @@ def test_what_waits_for_a_lost_ring_goes_to_none_that_is_trusted_too_little(
 
     def lose(*numbers: int) -> None:
         made[0].waiting = [
-            (Request(f"r{one}", "key", 1, inference.Envelope(), "model", affinity=key), Answer(Timings()), 15)
+            (
+                Request(f"r{one}", "key", 1, inference.Envelope(), "model", routing_key=key),
+                Answer(Timings()),
+                15,
+            )
             for one, key in zip(numbers, (b"", key_of(1)), strict=True)
         ]
         rings._lost(made[0])  # type: ignore[arg-type]

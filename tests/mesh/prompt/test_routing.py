@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.prompt.routing import MOST_LEEWAY, SHORTEST, _mixed, affinity, choose, leeway, ranked
+from sealring.mesh.prompt.routing import MOST_LEEWAY, SHORTEST, _mixed, choose, leeway, ranked, routing_key
 from sealring.v1 import inference_pb2 as inference
 
 SECRET = bytes(range(32))
@@ -101,7 +101,7 @@ LONG = "x" * SHORTEST
 
 
 def derived(prompt: inference.Prompt, scope: str = "") -> bytes:
-    return affinity(SECRET, scope, None, prompt)
+    return routing_key(SECRET, scope, None, prompt)
 
 
 def test_the_turns_of_a_conversation_have_one_key_and_another_conversation_has_another() -> None:
@@ -120,16 +120,16 @@ def test_what_is_too_short_to_be_kept_has_no_key(prompt: inference.Prompt) -> No
 
 def test_a_key_that_is_given_counts_alone_and_an_empty_one_asks_for_none() -> None:
     one, other = chat(LONG, "one"), chat(LONG, "other")
-    given_key = affinity(SECRET, "", "mine", one)
-    assert given_key == affinity(SECRET, "", "mine", other) == affinity(SECRET, "", "mine", None)
+    given_key = routing_key(SECRET, "", "mine", one)
+    assert given_key == routing_key(SECRET, "", "mine", other) == routing_key(SECRET, "", "mine", None)
     assert given_key != derived(one)
-    assert affinity(SECRET, "", "", one) == b""
-    assert affinity(SECRET, "", None, None) == b""
+    assert routing_key(SECRET, "", "", one) == b""
+    assert routing_key(SECRET, "", None, None) == b""
 
 
 @given(st.text(max_size=40), st.text(max_size=40), st.text(min_size=1, max_size=40))
 def test_equal_keys_of_two_tenants_have_nothing_to_do_with_each_other(one: str, other: str, key: str) -> None:
-    same = affinity(SECRET, one, key, None) == affinity(SECRET, other, key, None)
+    same = routing_key(SECRET, one, key, None) == routing_key(SECRET, other, key, None)
     assert same == (one == other)
 
 
@@ -137,7 +137,7 @@ def test_equal_keys_of_two_tenants_have_nothing_to_do_with_each_other(one: str, 
     st.text(max_size=9), st.text(min_size=1, max_size=9), st.text(max_size=9), st.text(min_size=1, max_size=9)
 )
 def test_scope_and_key_cannot_be_shifted_into_each_other(a: str, b: str, c: str, d: str) -> None:
-    assert (affinity(SECRET, a, b, None) == affinity(SECRET, c, d, None)) == ((a, b) == (c, d))
+    assert (routing_key(SECRET, a, b, None) == routing_key(SECRET, c, d, None)) == ((a, b) == (c, d))
 
 
 def test_without_the_secret_a_key_says_nothing_about_its_ring() -> None:
@@ -145,7 +145,7 @@ def test_without_the_secret_a_key_says_nothing_about_its_ring() -> None:
     rings = [f"demo-{number}" for number in range(4)]
     hits = 0
     for number in range(2000):
-        real, guessed = (affinity(secret, "k", str(number), None) for secret in (SECRET, os.urandom(32)))
+        real, guessed = (routing_key(secret, "k", str(number), None) for secret in (SECRET, os.urandom(32)))
         hits += order_of(real, rings, 1) == order_of(guessed, rings, 1)
     assert 380 < hits < 620
 
