@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.terminal.command import command, config_file, settings_model
+from sealring.cli.calls.operator import Admin, run_admin
+from sealring.cli.terminal.command import ADMIN, command, config_file
 from sealring.cli.terminal.exit_codes import CHECK_FAILED
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import print_data, print_json, printable, progress, say
 from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
-    from sealring.cli.calls.operator import Admin
     from sealring.cli.doctor.cluster import Node
     from sealring.cli.doctor.report import Finding, Report
     from sealring.node.settings import NodeSettings
@@ -26,7 +26,7 @@ _AT_ONCE = 8
 _NODE_SECONDS = 120.0
 
 
-@command(app, example="sealring doctor --cluster", rich_help_panel="Look")
+@command(app, example="sealring doctor --cluster", section="cli", fields=ADMIN, rich_help_panel="Look")
 def doctor(
     context: typer.Context,
     cluster: Annotated[
@@ -36,9 +36,6 @@ def doctor(
     state_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="state folder of this machine's node")
     ] = None,
-    operator: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="operator's bundle, with --cluster")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find what keeps this machine from serving, and what to do about it.
@@ -46,7 +43,7 @@ def doctor(
     Asks the running node daemon whom it reaches. Changes nothing. Exits with 13 when there is a problem.
     """
     if cluster:
-        findings = _cluster(context, operator, as_json=as_json)
+        findings = _cluster(context, as_json=as_json)
     else:
         findings = _machine(context, state_dir, as_json=as_json)
     from sealring.cli.doctor.report import Severity, worst
@@ -57,16 +54,12 @@ def doctor(
         raise typer.Exit(CHECK_FAILED)
 
 
-def _settings(section: str, file: Path | None, **given: Path | None) -> Any:
-    from sealring.mesh.settings.config import load
-
-    return load(settings_model(section), section, file=file, flags=given).settings
-
-
 def _node_settings(context: typer.Context, state_dir: Path | None) -> NodeSettings:
     """The node's settings: as a file that was named has them, else as `up` and `join` left them beside its
     folder, else the user's own. Without a folder here, that of a service."""
     from sealring.cli.service.launchd import STATE_FOLDER
+    from sealring.mesh.settings.config import load
+    from sealring.node.settings import NodeSettings
 
     named = context.find_root().params.get("config")
     folder = state_dir or default_state_root() / "node"
@@ -75,8 +68,7 @@ def _node_settings(context: typer.Context, state_dir: Path | None) -> NodeSettin
         folder = state_dir = service
     kept = folder.parent / "config" / f"{folder.name}.toml"
     file = kept if named is None and _is_there(kept) else config_file(named)
-    settings: NodeSettings = _settings("node", file, state_dir=state_dir)
-    return settings
+    return load(NodeSettings, "node", file=file, flags={"state_dir": state_dir}).settings
 
 
 def _is_there(path: Path) -> bool:
@@ -105,22 +97,13 @@ def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -
     return list(report.findings)
 
 
-def _cluster(context: typer.Context, operator: Path | None, *, as_json: bool) -> list[Finding]:
-    from sealring.cli.calls.operator import connect
+def _cluster(context: typer.Context, *, as_json: bool) -> list[Finding]:
     from sealring.cli.doctor.cluster import examine
     from sealring.cli.doctor.report import plain
     from sealring.cli.doctor.show import lines, summary
 
-    settings = _settings("cli", config_file(context.find_root().params.get("config")), operator=operator)
-
-    async def collect() -> list[Node]:
-        async with connect(
-            settings.operator, address=settings.coordinator, seconds=settings.timeout
-        ) as admin:
-            return await _nodes(admin)
-
     with progress("asking every node"):
-        nodes = asyncio.run(collect())
+        nodes = run_admin(context, _nodes)
     together = examine(nodes)
     if as_json:
         print_json({"findings": [plain(one) for one in together], "nodes": [*map(_plain_node, nodes)]})
