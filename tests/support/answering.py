@@ -12,7 +12,7 @@ from ringtest import LIMIT_SECONDS, Ring, chat
 from sealring.client import AsyncClient
 from sealring.v1 import inference_pb2 as inference
 
-TOKENS = 150
+TOKENS = 60
 END = 2
 """The demo model's end of sequence, which these answers are not to choose."""
 
