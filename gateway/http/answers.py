@@ -70,7 +70,11 @@ class EventStream(Response):
 
     def __init__(self, events: Events, asked: Asked, headers: Callable[[inference.Started], Any]) -> None:
         """`headers` tells those of an answer that has begun when the response does."""
-        super().__init__(media_type=asked.form.media_type, headers={"cache-control": "no-store"})
+        asking = asked.request
+        self._renderer = asked.render(
+            inference.Started(request_id=asking.request_id, model=asking.model)
+        )  # until it is known who answers
+        super().__init__(media_type=self._renderer.media_type, headers={"cache-control": "no-store"})
         del self.headers["content-length"]
         self._events = events
         self._asked = asked
@@ -100,14 +104,14 @@ class EventStream(Response):
             stack.push_async_callback(self._close)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             # what lies between here and the connection only cares for the start
-            writer = _Writer(scope["state"]["send"], self._asked.form.ping)
+            writer = _Writer(scope["state"]["send"], self._renderer.ping)
             with contextlib.suppress(Cancelled):
                 await unless_disconnected(receive, self._stream(writer))
 
     async def _stream(self, writer: _Writer) -> None:
         with writer:
             try:
-                renderer = self._asked.render(await self._start)
+                renderer = self._renderer = self._asked.render(await self._start)
                 render = renderer.delta
                 await writer.write(renderer.first())
                 async for event in self._events:
@@ -118,7 +122,7 @@ class EventStream(Response):
             except SealringError as error:
                 if isinstance(error, Cancelled):
                     raise
-                await writer.write(self._asked.form.error(error))
+                await writer.write(self._renderer.error(error))
             await writer.write(b"", more=False)
 
 

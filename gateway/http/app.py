@@ -19,6 +19,8 @@ from sealring.api.answers import Asked, model_object
 from sealring.api.anthropic import ask_count, ask_messages
 from sealring.api.chat import ask_chat
 from sealring.api.completions import ask_completion
+from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, show, tags
+from sealring.api.responses import ask_responses
 from sealring.gateway.access.gate import Gate
 from sealring.gateway.http.answers import EventStream, collect, started, unless_disconnected
 from sealring.gateway.http.body import read_json
@@ -33,6 +35,9 @@ _ASKED: dict[str, Ask] = {
     "/v1/chat/completions": ask_chat,
     "/v1/completions": ask_completion,
     "/v1/messages": ask_messages,
+    "/v1/responses": ask_responses,
+    "/api/chat": ask_ollama_chat,
+    "/api/generate": ask_ollama_generate,
 }
 
 
@@ -62,6 +67,10 @@ def create_app(
             Route("/v1/messages/count_tokens", edge.count, methods=["POST"]),
             Route("/v1/models", edge.models, methods=["GET"]),
             Route("/v1/models/{name:path}", edge.model, methods=["GET"]),
+            Route("/api/tags", edge.tags, methods=["GET"]),
+            Route("/api/ps", edge.tags, methods=["GET"]),
+            Route("/api/show", edge.show, methods=["POST"]),
+            Route("/api/version", edge.version, methods=["GET"]),
             Route("/health", edge.health, methods=["GET"]),
             Route("/health/live", edge.live, methods=["GET"]),
             Route("/metrics", edge.metrics, methods=["GET"]),
@@ -83,8 +92,8 @@ PAGE = """<!doctype html>
 <p>A language model for programs. A client's base URL is this address with <code>/v1</code>.</p>
 <ul>
 <li><a href="/v1/models">/v1/models</a>: what is served</li>
-<li>/v1/chat/completions, /v1/completions: OpenAI</li>
-<li>/v1/messages: Anthropic</li>
+<li>/v1/chat/completions, /v1/completions, /v1/responses: OpenAI</li>
+<li>/v1/messages: Anthropic; /api/chat, /api/generate: Ollama</li>
 <li><a href="/health">/health</a>, <a href="/metrics">/metrics</a></li>
 </ul>
 """
@@ -134,12 +143,25 @@ class _Edge:
         return _json({"object": "list", "data": models, "models": []})  # Codex wants both
 
     async def model(self, request: Request) -> Response:
-        name = request.path_params["name"]
+        return _json(model_object(await self._model(request.path_params["name"])))
+
+    async def _model(self, name: str) -> inference.Model:
         models = await self._backend.list_models()
         for model in models:
             if model.name == name:
-                return _json(model_object(model))
+                return model
         raise model_not_found(name, [model.name for model in models])
+
+    async def tags(self, request: Request) -> Response:
+        return _json(tags(await self._backend.list_models()))
+
+    async def show(self, request: Request) -> Response:
+        body = await read_json(request)
+        name = body.get("model") or body.get("name")
+        return _json(show(await self._model(str(name).removesuffix(":latest"))))
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": VERSION})
 
     async def health(self, request: Request) -> Response:
         """200 while some ring serves: whoever balances over gateways sends requests then."""

@@ -25,6 +25,7 @@ class Choice:
 
     text: str = ""
     reasoning: str = ""
+    reasoning_tokens: int = 0
     calls: list[inference.ToolCall] = field(default_factory=list)
     logprobs: list[inference.TokenLogprob] = field(default_factory=list)
 
@@ -33,7 +34,9 @@ class Choice:
         self.text += delta.text
         self.logprobs.extend(delta.logprobs)
         if delta.HasField("parsed"):
-            self.reasoning += delta.parsed.reasoning
+            if delta.parsed.reasoning:
+                self.reasoning += delta.parsed.reasoning
+                self.reasoning_tokens = delta.tokens
             self.calls.extend(delta.parsed.tool_calls)
 
 
@@ -43,7 +46,6 @@ class Asked:
 
     request: inference.GenerateRequest
     render: Callable[[inference.Started], Renderer]
-    form: type[Renderer]
     stream: bool = False
     user: str = ""
     """Who asks, by the client's own word."""
@@ -85,8 +87,7 @@ class Renderer:
         """All answers in one piece."""
         raise NotImplementedError
 
-    @staticmethod
-    def error(error: SealringError) -> bytes:
+    def error(self, error: SealringError) -> bytes:
         """What ends the stream where the answer breaks off; clients raise on it."""
         return event(error_body(error))
 

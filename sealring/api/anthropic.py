@@ -29,13 +29,13 @@ def ask_messages(value: dict[str, Any], request_id: str) -> Asked:
     if "max_tokens" not in value:
         raise bad("max_tokens", "it is missing")
     body = parse_chat(_chat(value))
-    return Asked(chat_request(body, request_id), MessageRenderer, MessageRenderer, bool(body.stream))
+    return Asked(chat_request(body, request_id), MessageRenderer, bool(body.stream))
 
 
 def ask_count(value: dict[str, Any], request_id: str) -> Asked:
     """The shortest answer to the same: its start, or else its end, tells how long the prompt is."""
     body = parse_chat({**_chat(value), "max_tokens": 1, "stream": False})
-    return Asked(chat_request(body, request_id), MessageRenderer, MessageRenderer)
+    return Asked(chat_request(body, request_id), MessageRenderer)
 
 
 def _chat(value: dict[str, Any]) -> dict[str, Any]:
@@ -247,8 +247,7 @@ class MessageRenderer(Renderer):
         (reason,) = self.reasons(finished)
         return "tool_use" if self._calls and reason == "stop" else _STOPS[reason]
 
-    @staticmethod
-    def error(error: SealringError) -> bytes:
+    def error(self, error: SealringError) -> bytes:
         return event(anthropic_error(error), "error")
 
 

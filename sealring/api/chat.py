@@ -224,7 +224,7 @@ def ask_chat(value: dict[str, Any], request_id: str) -> Asked:
             started, request.choices, include_usage=body.include_usage, likeliest=body.likeliest
         )
 
-    return Asked(request, render, ChatRenderer, bool(body.stream), body.user or "")
+    return Asked(request, render, bool(body.stream), body.user or "")
 
 
 class ChatRenderer(Renderer):

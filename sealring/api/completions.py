@@ -49,7 +49,7 @@ def ask_completion(value: dict[str, Any], request_id: str) -> Asked:
             started, request.choices, include_usage=body.include_usage, likeliest=body.likeliest
         )
 
-    return Asked(request, render, CompletionRenderer, bool(body.stream), body.user or "")
+    return Asked(request, render, bool(body.stream), body.user or "")
 
 
 class CompletionRenderer(Renderer):

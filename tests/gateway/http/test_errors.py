@@ -11,6 +11,7 @@ from sealring.api.errors import error_body, error_status
 from sealring.gateway.http.errors import error_response
 from sealring.mesh import errors
 from sealring.mesh.errors import SealringError
+from sealring.v1 import inference_pb2 as inference
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,10 @@ from sealring.mesh.errors import SealringError
 def test_an_error_has_its_status_and_kind(error: SealringError, status: int, kind: str) -> None:
     assert error_status(error) == error_response(error).status_code == status
     assert error_body(error)["error"]["type"] == kind
-    assert Renderer.error(error) == b"data: " + json.dumps(error_body(error)).encode() + b"\n\n"
+    assert (
+        Renderer(inference.Started()).error(error)
+        == b"data: " + json.dumps(error_body(error)).encode() + b"\n\n"
+    )
 
 
 def test_what_an_error_names_is_told() -> None:

@@ -1,0 +1,384 @@
+"""`POST /v1/responses`: OpenAI's Responses, without memory between them, as Codex speaks them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from typing import Any
+
+from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces
+from sealring.api.chat import chat_request, parse_chat
+from sealring.api.errors import error_body
+from sealring.api.fields import bad, unsupported
+from sealring.mesh.errors import SealringError
+from sealring.v1 import inference_pb2 as inference
+
+_SAME = frozenset(
+    {
+        "model",
+        "temperature",
+        "top_p",
+        "stream",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "reasoning",
+        "safety_identifier",
+        "service_tier",
+        "metadata",
+        "user",
+    }
+)
+"""Fields that mean what the chat completions' of the same name do."""
+
+_IGNORED = frozenset({"client_metadata", "include", "prompt_cache_retention", "store", "stream_options"})
+"""Bookkeeping: nothing is stored, and reasoning is told in clear."""
+
+_NEUTRAL: dict[str, Any] = {"background": False, "truncation": "disabled", "top_logprobs": 0}
+"""Fields that would change the answer, taken with this value, or null."""
+
+_LONGEST_NAME = 64
+_CUSTOM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+_Object = dict[str, Any]
+
+
+class _Tools:
+    """The tools of one request: under which name the model knows each, and what its client calls it."""
+
+    def __init__(self) -> None:
+        self.functions: list[_Object] = []
+        self.custom: set[str] = set()
+        self.spaces: dict[str, tuple[str, str]] = {}
+
+    def add(self, tools: Any, param: str, space: str = "") -> None:
+        """Hosted tools, as web_search, are not there, and the model is not shown them."""
+        if not isinstance(tools, list):
+            raise bad(param, "it is not a list")
+        for index, tool in enumerate(tools):
+            kind, name = _object(tool, f"{param}[{index}]").get("type"), tool.get("name")
+            if kind not in ("function", "custom", "namespace"):
+                continue
+            if not isinstance(name, str):
+                raise bad(f"{param}[{index}].name", "it is missing")
+            if kind == "namespace" and not space:
+                self.add(tool.get("tools"), f"{param}[{index}].tools", name)
+                continue
+            function = {"name": self._named(space, name), "description": tool.get("description")}
+            function["parameters"] = tool.get("parameters")
+            if kind == "custom":
+                self.custom.add(function["name"])
+                form = _object(tool.get("format") or {}, f"{param}[{index}].format")
+                grammar = f"\n\n{form.get('definition')}" if "definition" in form else ""
+                function["description"] = f"{function['description'] or ''}{grammar}"
+                function["parameters"] = _CUSTOM
+            self.functions.append({"type": "function", "function": function})
+
+    def known(self, space: Any, name: Any) -> str:
+        """The model's name for a tool that a client names."""
+        return _flat(space, name) if isinstance(space, str) and space else str(name)
+
+    def _named(self, space: str, name: str) -> str:
+        if not space:
+            return name
+        known = _flat(space, name)
+        if self.spaces.setdefault(known, (space, name)) != (space, name):
+            raise bad("tools", "two tools have one name")
+        return known
+
+
+def _flat(space: str, name: Any) -> str:
+    flat = f"{space}__{name}"
+    if len(flat) <= _LONGEST_NAME:
+        return flat
+    digest = hashlib.blake2b(flat.encode("utf-8", "replace"), digest_size=4).hexdigest()
+    return f"{flat[: _LONGEST_NAME - 9]}_{digest}"
+
+
+def ask_responses(value: _Object, request_id: str) -> Asked:
+    """Raises InvalidInput with `param`, which names the field."""
+    tools = _Tools()
+    body = parse_chat(_chat(value, tools))
+    echoed = {
+        "tool_choice": value.get("tool_choice") or "auto",
+        "tools": value.get("tools") or [],
+        "parallel_tool_calls": value.get("parallel_tool_calls") is not False,
+        "instructions": value.get("instructions"),
+        "metadata": value.get("metadata") or {},
+        "store": False,
+    }
+    request = chat_request(body, request_id)
+    return Asked(
+        request,
+        lambda started: ResponseRenderer(started, tools, echoed),
+        bool(body.stream),
+        body.user or "",
+    )
+
+
+def _chat(value: _Object, tools: _Tools) -> _Object:
+    """The body of a chat completion that asks the same."""
+    chat: _Object = {}
+    for name, item in value.items():
+        if item is None or name in _IGNORED:
+            continue
+        if name in _SAME:
+            chat[name] = item
+        elif name == "max_output_tokens":
+            chat["max_tokens"] = item
+        elif name == "text":
+            settings = _object(item, name)
+            if settings.get("format") not in (None, {"type": "text"}):
+                raise unsupported("text.format")
+        elif name in _NEUTRAL:
+            if item != _NEUTRAL[name]:
+                raise unsupported(name)
+        elif name not in ("input", "instructions", "tools", "tool_choice"):
+            raise unsupported(name[:64])
+    reasoning = _object(value.get("reasoning") or {}, "reasoning")
+    chat["reasoning"] = {name: item for name, item in reasoning.items() if name in ("effort", "summary")}
+    if value.get("tools"):
+        tools.add(value["tools"], "tools")
+    chat["messages"] = _messages(value, tools)
+    chat["tools"] = tools.functions
+    choice = value.get("tool_choice") or "auto"
+    if isinstance(choice, dict):
+        if choice.get("type") not in ("function", "custom"):
+            raise unsupported("tool_choice")
+        name = tools.known(choice.get("namespace"), choice.get("name"))
+        choice = {"type": "function", "function": {"name": name}}
+    chat["tool_choice"] = choice
+    return chat
+
+
+def _messages(value: _Object, tools: _Tools) -> list[_Object]:
+    """Whatever the system says at the beginning is one message. What a developer says later, many templates
+    take from a user only."""
+    given = value.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(items, list):
+        raise bad("input", "it is neither text nor a list of items")
+    system = [value["instructions"]] if value.get("instructions") else []
+    found: list[_Object] = []
+    for index, each in enumerate(items):
+        param = f"input[{index}]"
+        item = _object(each, param)
+        kind = item.get("type") or "message"
+        if kind == "message":
+            role, content = item.get("role"), item.get("content")
+            if role in ("system", "developer") and not found:
+                system += content if isinstance(content, list) else [content]
+            else:
+                later = role in ("system", "developer")
+                found.append({"role": "user" if later else role, "content": content})
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            output = item.get("output") or ""
+            found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+        elif kind == "additional_tools":
+            tools.add(item.get("tools"), f"{param}.tools")
+        elif kind in ("function_call", "custom_tool_call"):
+            arguments = item.get("arguments") or "{}"
+            if kind == "custom_tool_call":
+                arguments = json.dumps({"input": item.get("input")})
+            function = {"name": tools.known(item.get("namespace"), item.get("name")), "arguments": arguments}
+            message = _speaking(found)
+            message.setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
+        elif kind == "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            if not isinstance(parts, list):
+                raise bad(f"{param}.content", "it is not a list")
+            told = [str(_object(part, param).get("text", "")) for part in parts]
+            found.append({"role": "assistant", "reasoning_content": "\n".join(told)})
+        else:
+            raise unsupported(f"{param}.type", "send messages, reasoning, calls and their outputs")
+    said = [part if isinstance(part, dict) else {"type": "input_text", "text": part} for part in system]
+    return [*([{"role": "system", "content": said}] if said else []), *_joined(found)]
+
+
+def _speaking(found: list[_Object]) -> _Object:
+    """The assistant's message that goes on, or a new one."""
+    if not found or found[-1]["role"] != "assistant":
+        found.append({"role": "assistant"})
+    return found[-1]
+
+
+def _joined(found: list[_Object]) -> list[_Object]:
+    """Reasoning and what came of it are one message; of reasoning alone nothing is left."""
+    joined: list[_Object] = []
+    for message in found:
+        before = joined[-1] if joined else {}
+        if message["role"] == "assistant" and set(before) == {"role", "reasoning_content"}:
+            joined[-1] = {**before, **message}
+        else:
+            joined.append(message)
+    return [one for one in joined if set(one) != {"role", "reasoning_content"}]
+
+
+def _object(value: Any, param: str) -> _Object:
+    if not isinstance(value, dict):
+        raise bad(param, "it is not an object")
+    return value
+
+
+class ResponseRenderer(Renderer):
+    """One item is open at a time; the last event holds the very items that were streamed."""
+
+    def __init__(self, started: inference.Started, tools: _Tools, echoed: _Object) -> None:
+        super().__init__(started)
+        self._tools = tools
+        self._response: _Object = {
+            "id": f"resp_{started.request_id}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": started.model,
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            **echoed,
+            "output": [],
+        }
+        self._items: list[_Object] = []
+        self._open = ""
+        self._text = ""
+        self._sequence = self._calls = self._thought = 0
+
+    def first(self) -> bytes:
+        started = self._event("response.created", response=self._response)
+        return started + self._event("response.in_progress", response=self._response)
+
+    def _event(self, name: str, /, **fields: Any) -> bytes:
+        told = event({"type": name, "sequence_number": self._sequence, **fields}, name)
+        self._sequence += 1
+        return told
+
+    def _of_item(self, name: str, /, **fields: Any) -> bytes:
+        place = len(self._items)
+        return self._event(f"response.{name}", output_index=place, item_id=self._id(place), **fields)
+
+    def _id(self, place: int) -> str:
+        return f"item_{self.request_id}_{place}"
+
+    def delta(self, delta: inference.Delta) -> bytes:
+        if delta.parsed.reasoning:
+            self._thought = delta.tokens
+        return b"".join(
+            self._call(piece) if isinstance(piece, inference.ToolCall) else self._say(kind, piece)
+            for kind, piece in pieces(delta)
+        )
+
+    def _say(self, kind: str, text: str) -> bytes:
+        told = b""
+        if kind != self._open:
+            told = self._close()
+            self._open = kind
+            told += self._added(self._item(kind, "in_progress", []))
+            part, place = self._part(kind, "")
+            name = "content_part" if kind == "text" else "reasoning_summary_part"
+            told += self._of_item(f"{name}.added", part=part, **place)
+        self._text += text
+        _, place = self._part(kind, "")
+        logprobs: _Object = {"logprobs": []} if kind == "text" else {}
+        return told + self._of_item(f"{_TEXT[kind]}.delta", delta=text, **place, **logprobs)
+
+    @staticmethod
+    def _part(kind: str, text: str) -> tuple[_Object, _Object]:
+        """A part of an item, and where in it that is."""
+        if kind == "text":
+            return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}, {
+                "content_index": 0
+            }
+        return {"type": "summary_text", "text": text}, {"summary_index": 0}
+
+    def _item(self, kind: str, status: str, parts: list[_Object]) -> _Object:
+        name = self._id(len(self._items))
+        if kind == "text":
+            return {"id": name, "type": "message", "role": "assistant", "status": status, "content": parts}
+        return {"id": name, "type": "reasoning", "summary": parts, "status": status}
+
+    def _added(self, item: _Object) -> bytes:
+        return self._event("response.output_item.added", output_index=len(self._items), item=item)
+
+    def _done(self, item: _Object) -> bytes:
+        told = self._event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        return told
+
+    def _close(self, status: str = "completed") -> bytes:
+        """Ends the item of text or reasoning that is open."""
+        if not self._open:
+            return b""
+        kind, text = self._open, self._text
+        self._open = self._text = ""
+        part, place = self._part(kind, text)
+        logprobs: _Object = {"logprobs": []} if kind == "text" else {}
+        told = self._of_item(f"{_TEXT[kind]}.done", text=text, **place, **logprobs)
+        name = "content_part" if kind == "text" else "reasoning_summary_part"
+        told += self._of_item(f"{name}.done", part=part, **place)
+        return told + self._done(self._item(kind, status, [part]))
+
+    def _call(self, call: inference.ToolCall) -> bytes:
+        told = self._close()
+        item, field, said = self._called(call)
+        told += self._added({**item, "status": "in_progress", field: ""})
+        name = "function_call_arguments" if field == "arguments" else "custom_tool_call_input"
+        told += self._of_item(f"{name}.delta", delta=said)
+        named = {"name": item["name"]} if field == "arguments" else {}
+        told += self._of_item(f"{name}.done", **{field: said}, **named)
+        return told + self._done({**item, field: said})
+
+    def _called(self, call: inference.ToolCall) -> tuple[_Object, str, str]:
+        """A call's item, the name of what it says, and that."""
+        item: _Object = {
+            "id": self._id(len(self._items)),
+            "type": "function_call",
+            "call_id": call_id(self.request_id, 0, self._calls, call),
+            "name": call.name,
+            "status": "completed",
+        }
+        self._calls += 1
+        if call.name in self._tools.spaces:
+            item["namespace"], item["name"] = self._tools.spaces[call.name]
+        if call.name not in self._tools.custom:
+            return item, "arguments", call.arguments or "{}"
+        said = json.loads(call.arguments or "{}").get("input", "")
+        return (
+            {**item, "type": "custom_tool_call"},
+            "input",
+            said if isinstance(said, str) else json.dumps(said),
+        )
+
+    def last(self, finished: inference.Finished) -> bytes:
+        (reason,) = self.reasons(finished)
+        status = "completed" if reason == "stop" else "incomplete"
+        told = self._close(status)
+        self._response |= {"status": status, "output": self._items, "usage": _usage(finished, self._thought)}
+        if reason != "stop":
+            self._response["incomplete_details"] = {"reason": "max_output_tokens"}
+        return told + self._event(f"response.{status}", response=self._response)
+
+    def whole(self, answers: list[Choice], finished: inference.Finished) -> bytes:
+        (answer,) = answers
+        delta = inference.Delta(text=answer.text, tokens=answer.reasoning_tokens)
+        delta.parsed.reasoning = answer.reasoning
+        delta.parsed.tool_calls.extend(answer.calls)
+        self.delta(delta)
+        self.last(finished)
+        return json.dumps(self._response).encode()
+
+    def error(self, error: SealringError) -> bytes:
+        told = b"" if self._sequence else self.first()
+        self._response |= {"status": "failed", "error": error_body(error)["error"], "output": self._items}
+        return told + self._event("response.failed", response=self._response)
+
+
+_TEXT = {"text": "output_text", "reasoning": "reasoning_summary_text"}
+
+
+def _usage(finished: inference.Finished, thought: int) -> _Object:
+    return {
+        "input_tokens": finished.prompt_tokens,
+        "output_tokens": finished.completion_tokens,
+        "total_tokens": finished.prompt_tokens + finished.completion_tokens,
+        "input_tokens_details": {"cached_tokens": finished.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": thought},
+    }

@@ -1,0 +1,184 @@
+"""What OpenAI's own client makes of `/v1/responses`, and what Codex sends there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from sealring.mesh.errors import EpochEnded
+from sealring.v1 import inference_pb2 as inference
+
+ASK: dict[str, Any] = {"model": "demo", "input": "hello"}
+LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
+
+
+@pytest.fixture
+async def client(port: int) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        api_key="none", base_url=f"http://127.0.0.1:{port}/v1", max_retries=0
+    ) as made:
+        yield made
+
+
+async def events(port: int, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """All events of a stream, as they are on the wire."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        answer = await http.post("/v1/responses", json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    blocks = [block.split("\n") for block in answer.text.strip().split("\n\n")]
+    found = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
+    assert [name for name, _ in blocks] == [f"event: {one['type']}" for one in found]
+    return found
+
+
+async def test_a_response_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+    whole = await client.responses.create(**ASK)
+    async with client.responses.stream(**ASK) as stream:
+        streamed = await stream.get_final_response()
+    for answer in (whole, streamed):
+        assert (answer.output_text, answer.status) == ("Hello – ☃", "completed")
+        assert answer.usage is not None
+        assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (5, 3, 8)
+
+
+async def test_items_do_not_overlap_and_the_end_holds_what_was_streamed(port: int, calling: Any) -> None:
+    told = await events(port, {**ASK, "tools": [LOOK]})
+    assert [one["sequence_number"] for one in told] == list(range(len(told)))
+    kinds = [one["type"].removeprefix("response.") for one in told]
+    assert kinds[:2] == ["created", "in_progress"]
+    assert kinds[2:8] == [
+        "output_item.added",
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+        "output_item.done",
+    ]
+    done = [one["item"] for one in told if one["type"] == "response.output_item.done"]
+    assert told[-1]["type"] == "response.completed"
+    assert told[-1]["response"]["output"] == done
+    assert told[-1]["response"]["id"] == told[0]["response"]["id"]
+    assert [item["type"] for item in done] == ["reasoning", "message", "function_call", "function_call"]
+    assert [item["arguments"] for item in done[2:]] == ['{"at": 1}', "{}"]
+    assert done[2]["call_id"] != done[3]["call_id"]
+    assert told[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 1}
+    assert len({one["output_index"] for one in told if "output_index" in one}) == 4
+
+
+async def test_custom_tools_and_namespaces_come_back_as_they_were_declared(port: int, backend: Any) -> None:
+    backend.texts = [""]
+    calls = [
+        inference.ToolCall(name="apply_patch", arguments='{"input": "*** Begin"}'),
+        inference.ToolCall(name="mcp__read", arguments="{}"),
+    ]
+    backend.parsed = [inference.Parsed(tool_calls=calls)]
+    tools = [
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "definition": "start: x"}},
+        {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "read"}]},
+        {"type": "web_search"},
+    ]
+    told = await events(port, {**ASK, "tools": tools})
+    patch, read = told[-1]["response"]["output"]
+    assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "apply_patch", "*** Begin")
+    assert (read["type"], read["name"], read["namespace"]) == ("function_call", "read", "mcp")
+    chat = backend.requests[0].envelope.clear.chat
+    assert [tool.name for tool in chat.tools] == ["apply_patch", "mcp__read"]
+    assert "start: x" in chat.tools[0].description
+    outputs = [
+        {"type": "custom_tool_call_output", "call_id": patch["call_id"], "output": "done"},
+        {
+            "type": "function_call_output",
+            "call_id": read["call_id"],
+            "output": [{"type": "input_text", "text": "r"}],
+        },
+    ]
+    again = [{"role": "user", "content": "hello"}, patch, read, *outputs]
+    await events(port, {**ASK, "tools": tools, "input": again})
+    said = backend.requests[1].envelope.clear.chat.messages
+    assert [(call.name, call.arguments) for call in said[1].tool_calls] == [
+        ("apply_patch", '{"input": "*** Begin"}'),
+        ("mcp__read", "{}"),
+    ]
+    assert [(one.role, one.content) for one in said[2:]] == [("tool", "done"), ("tool", "r")]
+
+
+async def test_what_codex_sends_is_taken(port: int, backend: Any) -> None:
+    body = {
+        "model": "demo",
+        "instructions": "You are Codex.",
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "fix it"}]},
+            {
+                "type": "reasoning",
+                "summary": [{"type": "summary_text", "text": "hm"}],
+                "encrypted_content": None,
+            },
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "on it"}]},
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "later"}]},
+            {"type": "additional_tools", "tools": [LOOK]},
+        ],
+        "tools": [{"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": False}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "thread-1",
+        "text": {"verbosity": "low"},
+        "client_metadata": {"a": "b"},
+    }
+    assert (await events(port, body))[-1]["type"] == "response.completed"
+    request = backend.requests[0]
+    chat = request.envelope.clear.chat
+    assert [(one.role, one.content, one.reasoning) for one in chat.messages] == [
+        ("system", "You are Codex.\nrules", ""),
+        ("user", "fix it", ""),
+        ("assistant", "on it", "hm"),
+        ("user", "later", ""),
+    ]
+    assert ([tool.name for tool in chat.tools], chat.one_call) == (["shell", "look"], True)
+    assert request.prompt_cache_key == "thread-1"
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        listed = (await http.get("/v1/models?client_version=0.144")).json()
+    assert {"data", "models"} <= set(listed)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"previous_response_id": "x"}, "previous_response_id"),
+        ({"conversation": "x"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"input": [{"type": "local_shell_call"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "messages[0].content[0]"),
+        ({"input": 5}, "input"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+async def test_what_is_refused_is_named(
+    client: openai.AsyncOpenAI, change: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.responses.create(**{**ASK, "extra_body": change})
+    assert caught.value.param == param
+
+
+async def test_ends_that_are_none_are_told(port: int, backend: Any) -> None:
+    backend.reason = inference.FINISH_REASON_LENGTH
+    last = (await events(port, ASK))[-1]
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert last["response"]["output"][0]["status"] == "incomplete"
+    backend.error, backend.error_after = EpochEnded("lost"), 1
+    told = await events(port, ASK)
+    assert (told[-1]["type"], told[-1]["response"]["status"]) == ("response.failed", "failed")
+    assert told[-1]["response"]["id"] == told[0]["response"]["id"]
