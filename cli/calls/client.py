@@ -142,6 +142,7 @@ async def _stream(
     asked = time.monotonic()
     first = last = 0.0
     started = finished = None
+    thought = ""
     pieces: list[str] = []
     logprobs: list[dict[str, Any]] = []
     async for event in stub.Generate(_request(question), timeout=seconds, metadata=metadata):
@@ -151,6 +152,12 @@ async def _stream(
             started = event.started
         elif kind == "delta":
             first, last = first or now, now
+            if event.delta.parsed.reasoning:  # shown, and no part of the answer
+                on_text(event.delta.parsed.reasoning)
+                thought = "\n\n"
+            if event.delta.text and thought:
+                on_text(thought)
+                thought = ""
             pieces.append(event.delta.text)
             logprobs += [{**_named(one), "top": list(map(_named, one.top))} for one in event.delta.logprobs]
             on_text(event.delta.text)

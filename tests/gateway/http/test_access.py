@@ -134,7 +134,14 @@ async def test_what_each_path_needs(backend: Any, keys: KeyFile) -> None:
         assert (await http.get("/metrics", headers={"x-api-key": read})).status_code == 200
         both = {"x-api-key": read, "authorization": f"Bearer {read}"}
         assert (await http.get("/metrics", headers=both)).status_code == 401
-        assert await status("POST", "/v1/messages", read) == 403
+        for path in (
+            "/v1/messages",
+            "/v1/messages/count_tokens",
+            "/v1/responses",
+            "/api/chat",
+            "/api/generate",
+        ):
+            assert await status("POST", path, read) == 403
         assert await status("GET", "/", None) == 200
         assert (await http.get("/health/live", headers={"host": "gateway.example"})).status_code == 200
 
