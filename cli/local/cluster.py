@@ -31,6 +31,7 @@ from sealring.mesh.system.files import write_atomic
 
 if TYPE_CHECKING:
     from sealring.coordinator.settings import CoordinatorSettings
+    from sealring.mesh.member.state import MachineState
 
 T = TypeVar("T")
 
@@ -194,19 +195,35 @@ class Cluster:
         await self.admin.call("ListJoinTokens", wait_for_ready=True)
 
     async def _enrol_all(self) -> None:
-        """Those that are not, or that look for the coordinator where it was before."""
-        here = read_bundle(self.operator_bundle).coordinator
-        new = [name for name in self.names if name != "coordinator" and self._enrolled_at(name) != here]
+        """Those that are not, or not any more, or that look for the coordinator where it was before.
+
+        Also nodes whose software is another since they joined, which the coordinator would throw out.
+        """
+        from sealring.mesh.pki.root import decode_chain, verify_root_chain
+        from sealring.mesh.roster.reader import check_roster
+        from sealring.node.identity.manifest import manifest_hash
+
+        bundle, now = read_bundle(self.operator_bundle), time.time()
+        answer = await self.admin.call("GetRoster")
+        root = verify_root_chain(decode_chain(answer.root_metadata), bundle.root_sha256, now=now)
+        roster = check_roster(answer.roster, root, now=now)
+        installed = await asyncio.to_thread(manifest_hash) if roster.members else b""
+        good = {one.id for one in roster.members if one.manifest_hash == installed}
+        good |= {one.id for one in roster.gateways}
+        new = [one for one in self.names if one != "coordinator" and not self._is_in(one, bundle, good)]
         await asyncio.gather(
             *(self._enrol_gateway() if name == "gateway" else self._enrol_node(name) for name in new)
         )
 
-    def _enrolled_at(self, name: str) -> str:
-        """The coordinator's address that a member goes by; empty for none."""
+    def _is_in(self, name: str, bundle: MachineState, good: set[str]) -> bool:
+        """Whether a component is one of these members, and knows where the coordinator is now."""
         from sealring.mesh.member.state import is_enrolled, load_machine_state
 
         folder = self._state_dir(name)
-        return load_machine_state(folder).coordinator if is_enrolled(folder) else ""
+        if not is_enrolled(folder):
+            return False
+        state = load_machine_state(folder)
+        return state.peer.id in good and state.coordinator == bundle.coordinator
 
     async def _enrol_node(self, name: str) -> None:
         from sealring.node.join import join
