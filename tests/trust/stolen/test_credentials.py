@@ -26,7 +26,7 @@ from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state, save_tl
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, Role
 from sealring.mesh.rpc.tls import TlsMaterial
-from sealring.v1 import admin_pb2, membership_pb2
+from sealring.v1 import membership_pb2
 
 pytestmark = CLUSTER
 
@@ -183,8 +183,7 @@ async def evicted_while_open(
             answered |= event.get("answer", "").endswith(methods[0])
             if not thrown_out and answered and len(begun) == len(methods) * len(arguments["targets"]):
                 thrown_out = time.time()
-                request = getattr(admin_pb2, f"{how}Request")(id=identifier)
-                await ring.cluster.admin.call(how, request)
+                await ring.cluster.admin.call(how, id=identifier)
     assert thrown_out
     after = [one for one in ended if one["at"] > thrown_out]
     assert any(methods[0] in one["ended"] for one in after), "nothing was open when it was thrown out"
