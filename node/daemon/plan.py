@@ -47,16 +47,6 @@ class EpochPlan:
     kv_bits: int
     links: tuple[LinkPlan, ...]
 
-    @property
-    def outgoing(self) -> LinkPlan:
-        """The link on which this member sends. Only where there are links."""
-        return next(link for link in self.links if not link.receives)
-
-    @property
-    def incoming(self) -> LinkPlan:
-        """The link on which this member receives. Only where there are links."""
-        return next(link for link in self.links if link.receives)
-
 
 def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str) -> EpochPlan:
     """Checks a PrepareEpoch against the roster.

@@ -22,7 +22,7 @@ from sealring.mesh.errors import EpochEnded, InvalidInput
 from sealring.node.ipc.arena import SLOTS, Arena, create_arena
 from sealring.node.ipc.frames import socket_pair
 from sealring.node.ipc.waiting import wait
-from sealring.node.link.records import MAX_RECORD_BYTES, Kind, RecordHeader, record_spans
+from sealring.node.link.records import MAX_RECORD_BYTES, Kind, RecordHeader
 
 MAX_DIMENSIONS = 4
 _MESSAGE = struct.Struct(">BQ32s12sB4IiI")
@@ -97,7 +97,8 @@ def split(header: RecordHeader) -> Iterator[RecordHeader]:
     if header.length <= MAX_RECORD_BYTES:
         yield header
         return
-    for _, length in record_spans(header.length):
+    for start in range(0, header.length, MAX_RECORD_BYTES):
+        length = min(MAX_RECORD_BYTES, header.length - start)
         yield header._replace(dtype="uint8", shape=(length,), length=length)
 
 

@@ -15,7 +15,7 @@ import os
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from cryptography.exceptions import InvalidTag
@@ -71,12 +71,6 @@ class RecordHeader(NamedTuple):
     length: int
 
 
-def record_spans(length: int) -> Iterator[tuple[int, int]]:
-    """How a payload is split into records: (offset, length) of each; one empty record for nothing."""
-    for offset in range(0, max(length, 1), MAX_RECORD_BYTES):
-        yield offset, min(MAX_RECORD_BYTES, length - offset)
-
-
 @functools.lru_cache(maxsize=16, typed=True)
 def _describe(kind: int, dtype: str, shape: tuple[int, ...], length: int) -> bytes:
     """The part of the associated data that a record mostly shares with the one before it."""
@@ -125,11 +119,6 @@ class _Direction(Uncopyable):
         self._switch_at = _NEVER + 1
         self._last_step = -1
         self._owner = threading.Lock()
-
-    @property
-    def sequence(self) -> int:
-        """How many records this direction's session has seen."""
-        return self._session.sequence
 
     @property
     def needs_rekey(self) -> bool:
@@ -286,7 +275,6 @@ class Link(Uncopyable):
         self.poisoned = ""
         """Why the link is unusable: a reason, or nothing while it is usable."""
         self.context = keys.context
-        self.suite = keys.suite
         self.transcript_hash = keys.transcript_hash
         self._clock = clock
         send, receive = self._sessions(keys, first_step=_NEVER)
