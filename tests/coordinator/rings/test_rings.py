@@ -208,6 +208,30 @@ async def test_a_ring_that_outlived_the_coordinator_goes_on(cluster: Cluster, st
         await again.close()
 
 
+async def test_a_ring_of_which_nothing_is_heard_goes_on_when_its_members_are_back(start_cluster: Any) -> None:
+    """The coordinator was cut off: they were silent to it, and not to each other."""
+    cluster = await start_cluster(heartbeat_timeout=60)
+    try:
+        nodes = await three(cluster)
+        await deploy(cluster)
+        await ring_state(cluster, SERVING)
+        sessions = cluster.coordinator.sessions
+        for session in sessions:
+            sessions.closed(session)
+            session.close("no heartbeat")
+        status = await ring_state(cluster, SERVING)
+        assert status.reason == "the coordinator hears nothing of alpha, beta, gamma"
+        back = [await cluster.back(node) for node in nodes]
+        for node in back:
+            node.memory += 1
+            await until(lambda node=node: usable(cluster, node) == node.memory)
+        status = await ring_state(cluster, SERVING)
+        assert (status.epoch, status.reason) == (1, "")
+        assert not [one for node in back for one in node.messages if one.HasField("end")]
+    finally:
+        await cluster.close()
+
+
 def usable(cluster: Cluster, node: FakeNode) -> int:
     """What the coordinator last heard of the node's memory."""
     session = cluster.coordinator.sessions.find(node.id)
