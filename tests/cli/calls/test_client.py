@@ -32,6 +32,9 @@ class Servicer(inference_pb2_grpc.InferenceServicer):
         yield inference_pb2.GenerateResponse(started=started)
         if request.model == "cut":
             return
+        if request.model == "thinks":
+            delta = inference_pb2.Delta(parsed=inference_pb2.Parsed(reasoning="hm"))
+            yield inference_pb2.GenerateResponse(delta=delta)
         for tokens, text in enumerate(["Pa", "ris", "."], start=1):
             delta = inference_pb2.Delta(text=text, tokens=tokens)
             if tokens == 1 and request.envelope.clear.sampling.HasField("logprobs"):
@@ -71,6 +74,15 @@ async def test_an_answer_comes_in_pieces(gateway: tuple[str, Servicer]) -> None:
     assert [one.role for one in request.envelope.clear.chat.messages] == ["system", "user"]
     assert (request.max_tokens, request.min_trust) == (9, 10)
     assert request.envelope.clear.sampling.seed == 7
+
+
+async def test_what_the_model_thinks_is_shown_and_no_part_of_the_answer(
+    gateway: tuple[str, Servicer],
+) -> None:
+    pieces: list[str] = []
+    async with inference(gateway[0]) as client:
+        answer = await client.ask(Question([("user", "hi")], "thinks"), pieces.append, seconds=200)
+    assert ("".join(pieces), answer.text) == ("hm\n\nParis.", "Paris.")
 
 
 async def test_a_seed_is_sent_only_when_given(gateway: tuple[str, Servicer]) -> None:

@@ -119,3 +119,50 @@ async def test_a_proxy_with_the_wrong_root_does_not_start(ring, tmp_path):
         _, said = await process.communicate()
     assert process.returncode not in (0, None)
     assert b"ROOT_PIN" in said
+
+
+async def test_every_api_answers_alike_in_clear_and_sealed(ring, reference, tmp_path):
+    """With the tools that Open WebUI sends along each time, which this model's template does not know."""
+    expected = reference.reply(MESSAGES, 100)
+    function = {"name": "look", "description": "looks", "parameters": {"type": "object"}}
+    same = {"model": "demo", "messages": MESSAGES, "temperature": 0}
+    tools = [{"type": "function", "function": function}]
+    asked = {
+        "/v1/chat/completions": {**same, "tools": tools, "max_tokens": 100},
+        "/v1/responses": {
+            "model": "demo",
+            "input": MESSAGES,
+            "temperature": 0,
+            "tools": [{"type": "function", **function}],
+        },
+        "/v1/messages": {
+            **same,
+            "max_tokens": 100,
+            "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+        },
+        "/api/chat": {
+            **same,
+            "temperature": None,
+            "options": {"temperature": 0},
+            "tools": tools,
+            "stream": False,
+        },
+    }
+    found, counts = {}, []
+    async with proxy(ring, tmp_path) as (sealed, _):
+        for url in (ring.cluster.http_url, sealed):
+            async with httpx.AsyncClient(base_url=url, timeout=LIMIT_SECONDS) as http:
+                for path, body in asked.items():
+                    found[url, path] = (await http.post(path, json=body)).json()
+                counting = {"model": "demo", "messages": MESSAGES}
+                counts.append((await http.post("/v1/messages/count_tokens", json=counting)).json())
+    for (url, path), answer in found.items():
+        told = {
+            "/v1/chat/completions": lambda a: a["choices"][0]["message"]["content"],
+            "/v1/responses": lambda a: a["output"][0]["content"][0]["text"],
+            "/v1/messages": lambda a: a["content"][0]["text"],
+            "/api/chat": lambda a: a["message"]["content"],
+        }[path]
+        assert told(answer) == expected.text, (url, path)
+    chat = found[sealed, "/v1/chat/completions"]
+    assert counts == [{"input_tokens": chat["usage"]["prompt_tokens"]}] * 2

@@ -18,8 +18,10 @@ from sealring.mesh.prompt.prefix_names import split
 from sealring.node.engine import params
 from sealring.node.engine.logprobs import TokenLogprobs
 from sealring.node.engine.text import front as front_module
+from sealring.node.engine.text.chat import sections_of
 from sealring.node.engine.text.detokenizer import BytesDetokenizer, StopStrings
 from sealring.node.engine.text.front import Answer, Front
+from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -497,3 +499,34 @@ def test_of_several_answers_each_goes_on_by_itself(desk: Desk) -> None:
     sampling = inference.Sampling(temperature=1, seed=2**64 - 1)
     desk.open(2, text_prompt("hi", sampling=sampling, resume=inference.Resume(choice=2)))
     assert params.decode(desk.front.parameters(2)).seed == 1
+
+
+@pytest.mark.parametrize("cut", range(0, 60, 7))
+def test_reasoning_and_calls_are_told_beside_the_text_also_after_a_fault(folder: Path, cut: int) -> None:
+    """An answer that goes on at another token is divided as if it had never stopped."""
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["tool_parser_type"] = "json_tools"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(folder)
+    said = b'a <tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+    tools = [inference.Tool(name="look")]
+    prompt = inference.Prompt(chat=inference.Chat(tools=tools))
+
+    def answer() -> Answer:
+        sections = sections_of(tokenizer, prompt, [])
+        ends = tokenizer.end_tokens
+        return Answer(tokenizer.detokenizer(spelt=True), StopStrings([]), ends, 99, None, sections)
+
+    def told(one: Answer, tokens: bytes) -> tuple[str, list[str]]:
+        text, calls = "", []
+        for token in [*tokens]:
+            piece, parsed = one.divide(one.add(token))
+            text += piece
+            calls += [call.arguments for call in parsed.tool_calls] if parsed else []
+        return text, calls
+
+    first, second = answer(), answer()
+    before = told(first, said[:cut])
+    second.resume(inference.Resume(tokens=said[:cut]))
+    after = told(second, said[cut:])
+    assert (before[0] + after[0], before[1] + after[1]) == ("a ", ['{"at": 1}'])
