@@ -46,6 +46,6 @@ try:
         print(gc.isenabled(), gc.get_freeze_count())
         raise KeyError
 except KeyError:
-    print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+    print(gc.isenabled(), gc.get_freeze_count() > 10_000, gc.get_threshold()[0])
 """
-    assert run(code) == ["False 0", "True True"]
+    assert run(code) == ["False 0", "True True 50000"]
