@@ -1,0 +1,63 @@
+"""Whatever a body holds is asked or refused by name, in every API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sealring.api.anthropic import ask_count, ask_messages
+from sealring.api.chat import ask_chat
+from sealring.api.ollama import ask_ollama_chat, ask_ollama_generate
+from sealring.api.responses import ask_responses
+from sealring.mesh.errors import InvalidInput
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+WORDS = st.sampled_from(
+    _words(
+        "user assistant system tool developer text tool_use tool_result thinking function custom "
+        "namespace auto any message function_call function_call_output custom_tool_call reasoning "
+        "additional_tools input_text x"
+    )
+)
+NAMES = st.sampled_from(
+    _words(
+        "role content type text id name input tool_use_id thinking call_id arguments output tools "
+        "function format parameters input_schema summary namespace tool_calls definition images effort"
+    )
+)
+LEAVES = st.none() | st.booleans() | st.integers(-2, 99) | WORDS | st.just("\ud800")
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=5),
+    max_leaves=20,
+)
+FIELDS = st.sampled_from(
+    _words(
+        "model messages system tools tool_choice thinking output_config stop_sequences max_tokens input "
+        "instructions reasoning text include prompt options think stream stop response_format metadata "
+        "user"
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "ask", [ask_chat, ask_messages, ask_count, ask_responses, ask_ollama_chat, ask_ollama_generate]
+)
+@settings(max_examples=25)
+@given(body=st.dictionaries(FIELDS, VALUES, max_size=6))
+def test_a_body_is_asked_or_refused(ask: Any, body: dict[str, Any]) -> None:
+    for whole in (body, {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}], **body}):
+        try:
+            asked = ask(whole, "id")
+        except InvalidInput as error:
+            named = error.metadata["param"]
+        else:
+            named = asked.request.SerializeToString()
+        assert named
