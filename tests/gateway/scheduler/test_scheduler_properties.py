@@ -389,7 +389,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert request.id in self.open_requests
                     assert prompt == self.plans[request.id][0]
                 case Deliver(pieces):
-                    for request, text, sealed, tokens, logprobs, choice in pieces:
+                    for request, text, sealed, tokens, logprobs, choice, *_ in pieces:
                         assert request.id in self.open_requests
                         assert tokens == self.tokens.get((request.id, choice), 0) + 1
                         assert (text, sealed) == (("", b"x") if request.sealed else ("x", b""))
