@@ -172,17 +172,22 @@ class RingEpochs:
             return None if self._unheard else min(self._missing.values(), default=None)
         return self._epoch.deadline if self._epoch else None
 
-    def online(self, member: str, now: float, *, serving: int = 0) -> list[Action]:
-        """A member's stream is there (again). It has the epoch `serving` up, if that is not 0."""
+    def online(
+        self, member: str, now: float, *, serving: int = 0, links: Sequence[membership_pb2.LinkInfo] = ()
+    ) -> list[Action]:
+        """A member's stream is there (again). Has it the epoch `serving` up, that is not 0, with `links`."""
         if member not in self.members:
             return []
         if self._unheard:
             self._await(self._missing, now)
         self._online.add(member)
         self._missing.pop(member, None)
-        if self.undecided and serving and self._online == {member}:
-            return self._adopt(serving, now)
-        return self.tick(now)
+        adopted = self.undecided and serving and self._online == {member}
+        actions = self._adopt(serving, now) if adopted else self.tick(now)
+        current = self._current(member, serving, Phase.SERVING)
+        if current is not None and links:
+            current.links[member] = list(links)
+        return actions
 
     def attended(self, epoch: int, now: float) -> None:
         """A member says that a gateway drives the epoch, and so hears of every member."""

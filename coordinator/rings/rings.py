@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import structlog
 
@@ -148,7 +148,10 @@ class Rings:
         """A node's stream is there."""
         for name, running in self._of(member):
             serving = self._serving_epoch(member, running)
-            self._apply(name, running.machine.online(member, self._clock(), serving=serving))
+            session = self._sessions.find(member)
+            links = _links(session.links, running) if session is not None else []
+            actions = running.machine.online(member, self._clock(), serving=serving, links=links)
+            self._apply(name, actions)
 
     def lost(self, member: str) -> None:
         """A node's stream broke."""
@@ -164,7 +167,7 @@ class Rings:
         """A member finished phase one."""
         running = self._running.get(message.ring)
         if running is not None:
-            links = list(message.links)[: 2 * len(running.plan.stages)]
+            links = _links(message.links, running)
             self._apply(message.ring, running.machine.prepared(member, message.epoch, links, self._clock()))
 
     def progressed(self, member: str, message: membership_pb2.EpochProgress) -> None:
@@ -408,3 +411,9 @@ class Rings:
         return [
             (name, running) for name, running in self._running.items() if member in running.machine.members
         ]
+
+
+def _links(
+    reported: Sequence[membership_pb2.LinkInfo], running: RunningRing
+) -> list[membership_pb2.LinkInfo]:
+    return list(reported)[: 2 * len(running.plan.stages)]

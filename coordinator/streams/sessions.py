@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -14,7 +14,14 @@ from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.outbox import Outbox
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import SealringError, Unavailable
-from sealring.v1.membership_pb2 import CoordinatorMessage, Goodbye, Heartbeat, PrepareEpoch, RosterUpdate
+from sealring.v1.membership_pb2 import (
+    CoordinatorMessage,
+    Goodbye,
+    Heartbeat,
+    LinkInfo,
+    PrepareEpoch,
+    RosterUpdate,
+)
 
 _LOOKS = 6
 _REPLACED = 8
@@ -26,13 +33,20 @@ class NodeSession:
     """One node's stream."""
 
     def __init__(
-        self, member: str, instance: bytes, serving: PrepareEpoch | None = None, *, clock: Clock
+        self,
+        member: str,
+        instance: bytes,
+        serving: PrepareEpoch | None = None,
+        links: Sequence[LinkInfo] = (),
+        *,
+        clock: Clock,
     ) -> None:
         """`instance` is what the node's process, and no other, is known by; `serving` what it had up when it
-        came."""
+        came, and `links` that epoch's."""
         self.member = member
         self.instance = instance
         self.serving = serving or PrepareEpoch()
+        self.links = links
         self.outbox: Outbox[CoordinatorMessage] = Outbox()
         self.heartbeat: Heartbeat | None = None
         self.said_goodbye = False

@@ -154,7 +154,7 @@ class Daemon:
 
     def hello(self) -> membership_pb2.Hello:
         key = self._sealing_key.public_key
-        epoch = self._epoch
+        up = self._epoch if self._epoch is not None and self._epoch.phase is Phase.UP else None
         return membership_pb2.Hello(
             software_version=software_version(),
             instance=self._instance,
@@ -162,7 +162,8 @@ class Daemon:
             sealing_key=key,
             sealing_key_signature=sign_sealing_key(self._signer, self._cluster, key),
             roster_version=self._rosters.version,
-            serving=self._prepared if epoch is not None and epoch.phase is Phase.UP else None,
+            serving=self._prepared if up is not None else None,
+            links=up.links if up is not None else (),
         )
 
     def heartbeat(self) -> membership_pb2.Heartbeat:

@@ -182,6 +182,7 @@ class MemberEpoch:
         self.gate = StepGate()
         self.gateway: GatewayStream | None = None
         self.engine: StageEngine | None = None
+        self.links: list[membership_pb2.LinkInfo] = []
         self._workshop = workshop
         self._carrier: RingCarrier | None = None
         self._engine_open = False
@@ -308,16 +309,13 @@ class MemberEpoch:
             if plan.size > 1:  # the neighbours need not wait for what the epoch before has left
                 handshakes = group.create_task(self._workshop.handshakes(plan, self._give_again))
         await self._open_engine()
-        infos: list[membership_pb2.LinkInfo] = []
         if plan.size > 1:
-            infos = self._give_keys(handshakes.result())
+            self.links = self._give_keys(handshakes.result())
         self.phase = Phase.PREPARED
-        self._log.info("epoch_prepared", rank=plan.rank, size=plan.size, suites=[one.suite for one in infos])
-        self._workshop.report(
-            membership_pb2.MemberMessage(
-                prepared=membership_pb2.EpochPrepared(ring=plan.ring, epoch=plan.epoch, links=infos)
-            )
-        )
+        suites = [one.suite for one in self.links]
+        self._log.info("epoch_prepared", rank=plan.rank, size=plan.size, suites=suites)
+        prepared = membership_pb2.EpochPrepared(ring=plan.ring, epoch=plan.epoch, links=self.links)
+        self._workshop.report(membership_pb2.MemberMessage(prepared=prepared))
 
     async def _form(self) -> None:
         if self._carrier is not None:

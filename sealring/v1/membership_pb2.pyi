@@ -630,6 +630,7 @@ class Hello(_message.Message):
     ROSTER_VERSION_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     software_version: _builtins.str
     sealing_key: _builtins.bytes
     sealing_key_signature: _builtins.bytes
@@ -643,6 +644,10 @@ class Hello(_message.Message):
     def serving(self) -> Global___PrepareEpoch:
         """the epoch that is up here, as it was prepared; unset if none is"""
 
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]:
+        """of that epoch"""
+
     def __init__(
         self,
         *,
@@ -653,10 +658,11 @@ class Hello(_message.Message):
         roster_version: _builtins.int = ...,
         instance: _builtins.bytes = ...,
         serving: Global___PrepareEpoch | None = ...,
+        links: _abc.Iterable[Global___LinkInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["serving", b"serving"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "instance", b"instance", "roster_version", b"roster_version", "sealing_key", b"sealing_key", "sealing_key_signature", b"sealing_key_signature", "serving", b"serving", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "instance", b"instance", "links", b"links", "roster_version", b"roster_version", "sealing_key", b"sealing_key", "sealing_key_signature", b"sealing_key_signature", "serving", b"serving", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -180,6 +180,7 @@ class FakeNode:
         self.commits = commit
         self.running: dict[str, int] = {}
         self.serving: membership_pb2.PrepareEpoch | None = None
+        self.link = membership_pb2.LinkInfo(from_rank=0, to_rank=1, suite="test")
         self.answers = True
         self.parts = True
         self.profiles = True
@@ -221,6 +222,7 @@ class FakeNode:
             sealing_key=self.sealing_key,
             sealing_key_signature=signature,
             serving=self.serving,
+            links=[self.link] if self.serving is not None else (),
         )
 
     def answer(
@@ -324,9 +326,8 @@ class FakeNode:
                     ring=place.ring, epoch=place.epoch, what="loading", fraction=0.5
                 )
             )
-            link = membership_pb2.LinkInfo(from_rank=0, to_rank=1, suite="test")
             await self.send(
-                prepared=membership_pb2.EpochPrepared(ring=place.ring, epoch=place.epoch, links=[link])
+                prepared=membership_pb2.EpochPrepared(ring=place.ring, epoch=place.epoch, links=[self.link])
             )
         elif kind == "commit" and self.commits:
             self.running[message.commit.ring] = message.commit.epoch

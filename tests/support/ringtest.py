@@ -114,7 +114,7 @@ class Ring:
         async with asyncio.timeout(LIMIT_SECONDS):
             while True:
                 before = await self.status()
-                if before.phase == membership_pb2.RING_PHASE_SERVING:
+                if before.phase == membership_pb2.RING_PHASE_SERVING and not before.reason:
                     await self.reply(chat("Hello!"), 1)
                     if (now := await self.status()) == before:
                         return now

@@ -163,10 +163,14 @@ def test_a_serving_ring_of_which_nothing_is_heard_goes_on_until_somebody_comes()
 def test_an_epoch_that_outlived_the_coordinator_goes_on() -> None:
     ring = machine(first=8, undecided=True)
     assert ring.undecided
-    assert ring.online("b", 0, serving=7) == [Changed()]
+    first, second = (
+        membership_pb2.LinkInfo(from_rank=rank, to_rank=rank + 1, suite="test") for rank in (0, 1)
+    )
+    assert ring.online("b", 0, serving=7, links=[first, second]) == [Changed()]
     assert (ring.phase, ring.epoch, ring.undecided) == (Phase.SERVING, 7, False)
     assert ring.reason == "the coordinator hears nothing of node-a, node-c"
-    assert ring.online("a", 5, serving=7) == []
+    assert ring.online("a", 5, serving=7, links=[first]) == []
+    assert ring.links == [first, second]
     assert ring.online("c", 5, serving=7) == []
     assert ring.reason == ""
     assert ring.deadline() is None

@@ -253,8 +253,8 @@ async def test_sealed_rows_are_opened_here_and_answered_sealed(connect) -> None:
         if sealed.sealed:
             chunks.append(opener.open(sealed.sealed))
     deltas = [inference_pb2.SealedDelta.FromString(chunk) for chunk, _ in chunks]
-    assert [delta.text for delta in deltas] == ["the ", "answer", ""]
-    assert [last for _, last in chunks] == [False, False, True]
+    assert [delta.text for delta in deltas] == ["the ", "", "answer", ""]
+    assert [last for _, last in chunks] == [False, False, False, True]
     assert (deltas[-1].finish, deltas[-1].tokens, deltas[-1].prompt_tokens) == (1, 4, 5)
     row.row = 3
     await stream.send(open=row)
