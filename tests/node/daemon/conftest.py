@@ -372,6 +372,12 @@ async def until(condition, seconds: float = 200) -> None:
 
 
 @pytest.fixture
+def time_for_goodbyes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine a goodbye is not written within the second that a stopping node gives it."""
+    monkeypatch.setattr("sealring.node.daemon.session._GOODBYE_SECONDS", 100.0)
+
+
+@pytest.fixture
 async def make_bed(cluster, tmp_path: Path):
     """Starts a coordinator and so many daemons; at the end nothing of them may be left."""
     beds: list[Bed] = []

@@ -92,7 +92,7 @@ async def test_what_is_frozen_while_a_ring_forms_is_found(
     assert found in await faults(ring)
 
 
-async def test_a_node_that_stops_says_so(make_bed: Any) -> None:
+async def test_a_node_that_stops_says_so(make_bed: Any, time_for_goodbyes: None) -> None:
     ring = await make_bed(2)
     await ring.deploy()
     await ring.form()

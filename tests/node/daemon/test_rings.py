@@ -73,7 +73,6 @@ async def test_a_certificate_is_renewed_at_half_life(make_bed: Any, eventually: 
     ring = await make_bed(1)
     node = ring.nodes[0]
     await node.end()
-    await ring.coordinator.hears(node.id, "goodbye")
     aged = cluster.material(PeerIdentity("testbed", Role.MEMBER, node.id), age=2000)
     save_tls(node.folder, aged)
     before = (node.folder / "tls.pem").read_bytes()

@@ -240,7 +240,7 @@ async def test_a_coordinator_without_a_proof_is_told_nothing(talk: Any) -> None:
     assert (await coordinator.hears("fault")).fault.epoch == 1
 
 
-async def test_goodbye_is_said_last(talk: Any) -> None:
+async def test_goodbye_is_said_last(talk: Any, time_for_goodbyes: None) -> None:
     coordinator, _, session, _ = talk
     await coordinator.hears("hello")
     coordinator.say.put_nowait(COMMIT)
