@@ -76,7 +76,7 @@ def tables(result: Result) -> list[Table]:
 
 def checks(result: Result) -> list[Check]:
     return [
-        Check(f"{name}: pause, s", rounds, TARGETS[name.partition(",")[0]])
+        Check(f"killed {name}: s to the next token", rounds, TARGETS[name.partition(",")[0]])
         for name, rounds in result["pauses"].items()
     ]
 

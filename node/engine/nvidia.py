@@ -92,7 +92,8 @@ def unfused(queries: mx.array, keys: mx.array, values: mx.array, scale: float, m
         if allowed.ndim == 4:
             allowed = allowed[:, :, None]
         if allowed.dtype == mx.bool_:
-            scores = mx.where(allowed, scores, mx.array(-float("inf"), scores.dtype))
+            # As MLX has it: a padded token that may see nothing is to become no NaN, which spreads.
+            scores = mx.where(allowed, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
         else:
             scores = scores + allowed
     weights = mx.softmax(scores, axis=-1, precise=True).reshape(rows, groups, -1, held)

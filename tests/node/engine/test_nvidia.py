@@ -44,6 +44,7 @@ def masks(rows: int, new: int, held: int) -> dict[str, Any]:
 
 @settings(max_examples=25, deadline=None)
 @example(rows=3, groups=2, folded=2, new=3, before=2, mask="of rows")
+@example(rows=3, groups=1, folded=1, new=2, before=0, mask="of rows")  # one token may see nothing
 @given(
     rows=st.integers(1, 3),
     groups=st.integers(1, 3),
