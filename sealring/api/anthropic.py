@@ -8,7 +8,7 @@ from typing import Any
 from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces
 from sealring.api.chat import chat_request, parse_chat
 from sealring.api.errors import anthropic_error
-from sealring.api.fields import bad, unsupported
+from sealring.api.fields import as_list, as_object, bad, unsupported
 from sealring.mesh.errors import SealringError
 from sealring.v1 import inference_pb2 as inference
 
@@ -53,9 +53,9 @@ def _chat(value: dict[str, Any]) -> dict[str, Any]:
         elif name == "stop_sequences":
             chat["stop"] = item
         elif name == "thinking":
-            thinking = _object(item, name)
+            thinking = as_object(item, name)
         elif name == "output_config":
-            if unknown := set(_object(item, name)) - {"effort"}:
+            if unknown := set(as_object(item, name)) - {"effort"}:
                 raise unsupported(f"output_config.{min(unknown)[:64]}")
             effort = item.get("effort")
             chat["reasoning_effort"] = "xhigh" if effort == "max" else effort
@@ -64,8 +64,11 @@ def _chat(value: dict[str, Any]) -> dict[str, Any]:
     if thinking.get("type") in ("enabled", "disabled"):
         chat["enable_thinking"] = thinking["type"] == "enabled"
     chat["messages"] = _messages(value)
-    chat["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(_list(value, "tools"))]
-    choice = _object(value.get("tool_choice") or {"type": "auto"}, "tool_choice")
+    chat["tools"] = [
+        _tool(tool, f"tools[{index}]")
+        for index, tool in enumerate(as_list(value.get("tools") or [], "tools"))
+    ]
+    choice = as_object(value.get("tool_choice") or {"type": "auto"}, "tool_choice")
     chosen = str(choice.get("type"))
     if chosen == "tool":
         chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
@@ -81,16 +84,16 @@ def _messages(value: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if value.get("system"):
         found.append({"role": "system", "content": _texts(value["system"], "system")})
-    for index, item in enumerate(_list(value, "messages")):
+    for index, item in enumerate(as_list(value.get("messages") or [], "messages")):
         param = f"messages[{index}]"
-        message = _object(item, param)
+        message = as_object(item, param)
         role, content = message.get("role"), message.get("content")
         if role not in ("user", "assistant", "system"):
             raise bad(f"{param}.role", "it is none of user, assistant and system")
         if isinstance(content, str):
             found.append({"role": role, "content": content})
         elif isinstance(content, list):
-            blocks = [_object(block, f"{param}.content[{at}]") for at, block in enumerate(content)]
+            blocks = [as_object(block, f"{param}.content[{at}]") for at, block in enumerate(content)]
             found += _assistant(blocks) if role == "assistant" else _user(role, blocks, param)
         else:
             raise bad(f"{param}.content", "it is neither text nor a list of blocks")
@@ -138,29 +141,16 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
 
 def _texts(content: Any, param: str) -> Any:
     if isinstance(content, list):
-        return [_part(_object(block, f"{param}[{at}]")) for at, block in enumerate(content)]
+        return [_part(as_object(block, f"{param}[{at}]")) for at, block in enumerate(content)]
     return content
 
 
 def _tool(tool: Any, param: str) -> dict[str, Any]:
-    tool = _object(tool, param)
+    tool = as_object(tool, param)
     if tool.get("type") not in (None, "custom"):
         raise unsupported(f"{param}.type", "only tools with an input_schema are")
     function = {"name": tool.get("name"), "description": tool.get("description")}
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
-
-
-def _list(value: dict[str, Any], name: str) -> list[Any]:
-    found = value.get(name) or []
-    if not isinstance(found, list):
-        raise bad(name, "it is not a list")
-    return found
-
-
-def _object(value: Any, param: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise bad(param, "it is not an object")
-    return value
 
 
 class MessageRenderer(Renderer):

@@ -106,6 +106,20 @@ def bad(param: str, why: str) -> InvalidInput:
     return InvalidInput(f"{param} is refused: {why}", reason="BAD_FIELD", param=param)
 
 
+def as_object(value: Any, param: str) -> dict[str, Any]:
+    """Raises InvalidInput (BAD_FIELD)."""
+    if not isinstance(value, dict):
+        raise bad(param, "it is not an object")
+    return value
+
+
+def as_list(value: Any, param: str) -> list[Any]:
+    """Raises InvalidInput (BAD_FIELD)."""
+    if not isinstance(value, list):
+        raise bad(param, "it is not a list")
+    return value
+
+
 def unsupported(name: str, hint: str = "") -> InvalidInput:
     """The refusal of what would change the answer."""
     return InvalidInput(

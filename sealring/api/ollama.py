@@ -9,7 +9,7 @@ from typing import Any
 from sealring.api.answers import Asked, Choice, Renderer, pieces
 from sealring.api.chat import chat_request, parse_chat
 from sealring.api.errors import ollama_error
-from sealring.api.fields import bad, unsupported
+from sealring.api.fields import as_list, as_object, bad, unsupported
 from sealring.mesh.errors import SealringError
 from sealring.v1 import inference_pb2 as inference
 
@@ -42,9 +42,7 @@ _Object = dict[str, Any]
 def ask_ollama_chat(value: _Object, request_id: str) -> Asked:
     """Raises InvalidInput with `param`, which names the field."""
     chat = _common(value, {"messages", "tools"})
-    messages = value.get("messages")
-    if not isinstance(messages, list):
-        raise bad("messages", "it is not a list")
+    messages = as_list(value.get("messages"), "messages")
     chat["messages"] = [_message(one, f"messages[{at}]") for at, one in enumerate(messages)]
     chat["tools"] = value.get("tools")
     return _asked(chat, value, request_id, "message")
@@ -90,8 +88,7 @@ def _common(value: _Object, own: set[str]) -> _Object:
 
 def _message(message: Any, param: str) -> _Object:
     """A call has no id, and its arguments are an object; results name their tool."""
-    if not isinstance(message, dict):
-        raise bad(param, "it is not an object")
+    message = as_object(message, param)
     if message.get("images"):
         raise unsupported(f"{param}.images")
     told = {name: message[name] for name in ("role", "content") if name in message}

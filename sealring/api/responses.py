@@ -10,7 +10,7 @@ from typing import Any
 from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces
 from sealring.api.chat import chat_request, parse_chat
 from sealring.api.errors import error_body
-from sealring.api.fields import bad, unsupported
+from sealring.api.fields import as_list, as_object, bad, unsupported
 from sealring.mesh.errors import SealringError
 from sealring.v1 import inference_pb2 as inference
 
@@ -53,10 +53,8 @@ class _Tools:
 
     def add(self, tools: Any, param: str, space: str = "") -> None:
         """Hosted tools, as web_search, are not there, and the model is not shown them."""
-        if not isinstance(tools, list):
-            raise bad(param, "it is not a list")
-        for index, tool in enumerate(tools):
-            kind, name = _object(tool, f"{param}[{index}]").get("type"), tool.get("name")
+        for index, tool in enumerate(as_list(tools, param)):
+            kind, name = as_object(tool, f"{param}[{index}]").get("type"), tool.get("name")
             if kind not in ("function", "custom", "namespace"):
                 continue
             if not isinstance(name, str):
@@ -68,7 +66,7 @@ class _Tools:
             function["parameters"] = tool.get("parameters")
             if kind == "custom":
                 self.custom.add(function["name"])
-                form = _object(tool.get("format") or {}, f"{param}[{index}].format")
+                form = as_object(tool.get("format") or {}, f"{param}[{index}].format")
                 grammar = f"\n\n{form.get('definition')}" if "definition" in form else ""
                 function["description"] = f"{function['description'] or ''}{grammar}"
                 function["parameters"] = _CUSTOM
@@ -127,7 +125,7 @@ def _chat(value: _Object, tools: _Tools) -> _Object:
         elif name == "max_output_tokens":
             chat["max_tokens"] = item
         elif name == "text":
-            settings = _object(item, name)
+            settings = as_object(item, name)
             if settings.get("format") not in (None, {"type": "text"}):
                 raise unsupported("text.format")
         elif name in _NEUTRAL:
@@ -135,7 +133,7 @@ def _chat(value: _Object, tools: _Tools) -> _Object:
                 raise unsupported(name)
         elif name not in ("input", "instructions", "tools", "tool_choice"):
             raise unsupported(name[:64])
-    reasoning = _object(value.get("reasoning") or {}, "reasoning")
+    reasoning = as_object(value.get("reasoning") or {}, "reasoning")
     chat["reasoning"] = {name: item for name, item in reasoning.items() if name in ("effort", "summary")}
     if value.get("tools"):
         tools.add(value["tools"], "tools")
@@ -162,7 +160,7 @@ def _messages(value: _Object, tools: _Tools) -> list[_Object]:
     found: list[_Object] = []
     for index, each in enumerate(items):
         param = f"input[{index}]"
-        item = _object(each, param)
+        item = as_object(each, param)
         kind = item.get("type") or "message"
         if kind == "message":
             role, content = item.get("role"), item.get("content")
@@ -184,10 +182,8 @@ def _messages(value: _Object, tools: _Tools) -> list[_Object]:
             message = _speaking(found)
             message.setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
         elif kind == "reasoning":
-            parts = item.get("content") or item.get("summary") or []
-            if not isinstance(parts, list):
-                raise bad(f"{param}.content", "it is not a list")
-            told = [str(_object(part, param).get("text", "")) for part in parts]
+            parts = as_list(item.get("content") or item.get("summary") or [], f"{param}.content")
+            told = [str(as_object(part, param).get("text", "")) for part in parts]
             found.append({"role": "assistant", "reasoning_content": "\n".join(told)})
         else:
             raise unsupported(f"{param}.type", "send messages, reasoning, calls and their outputs")
@@ -212,12 +208,6 @@ def _joined(found: list[_Object]) -> list[_Object]:
         else:
             joined.append(message)
     return [one for one in joined if set(one) != {"role", "reasoning_content"}]
-
-
-def _object(value: Any, param: str) -> _Object:
-    if not isinstance(value, dict):
-        raise bad(param, "it is not an object")
-    return value
 
 
 class ResponseRenderer(Renderer):
