@@ -10,6 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
+from leaftest import MEMBER, NOW, issue, names
 
 from sealring.mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput
 from sealring.mesh.pki.authority import ClusterCA
@@ -25,24 +26,6 @@ from sealring.mesh.pki.certificates import (
     load_certificate,
     to_pem,
 )
-
-NOW = 1_800_000_000
-MEMBER = PeerIdentity("demo", Role.MEMBER, "node-a")
-
-
-@pytest.fixture
-def ca(tmp_path: Path) -> ClusterCA:
-    return ClusterCA.create(tmp_path / "ca", "demo", now=NOW)
-
-
-def issue(ca: ClusterCA, peer: PeerIdentity = MEMBER, **options: object) -> bytes:
-    arguments = {"lifetime": 3600, "now": NOW, **options}
-    return ca.issue(LeafKey().csr(), peer, **arguments)  # type: ignore[arg-type]
-
-
-def names(der: bytes, kind: type[x509.GeneralName]) -> list[object]:
-    extension = load_certificate(der).extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    return list(extension.value.get_values_for_type(kind))  # type: ignore[arg-type]
 
 
 def test_the_authority_is_kept_and_never_overwritten(tmp_path: Path) -> None:

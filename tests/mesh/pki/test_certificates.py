@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from leaftest import MEMBER, NOW, issue, names
 
 from sealring.mesh.errors import CertificateError, InvalidInput
 from sealring.mesh.names import check_name
@@ -25,24 +26,6 @@ from sealring.mesh.pki.certificates import (
     renewal_due,
     to_pem,
 )
-
-NOW = 1_800_000_000
-MEMBER = PeerIdentity("demo", Role.MEMBER, "node-a")
-
-
-@pytest.fixture
-def ca(tmp_path: Path) -> ClusterCA:
-    return ClusterCA.create(tmp_path / "ca", "demo", now=NOW)
-
-
-def issue(ca: ClusterCA, peer: PeerIdentity = MEMBER, **options: object) -> bytes:
-    arguments = {"lifetime": 3600, "now": NOW, **options}
-    return ca.issue(LeafKey().csr(), peer, **arguments)  # type: ignore[arg-type]
-
-
-def names(der: bytes, kind: type[x509.GeneralName]) -> list[object]:
-    extension = load_certificate(der).extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    return list(extension.value.get_values_for_type(kind))  # type: ignore[arg-type]
 
 
 def test_a_leaf_names_its_holder(ca: ClusterCA) -> None:
