@@ -116,18 +116,27 @@ class Guard:
                 scope["state"]["caller"] = caller
                 await self._app(scope, receive, tagged_send)
         except Exception as error:
-            known = _known(error)
-            if isinstance(known, Internal):
-                log.error("http_request_failed", request_id=request_id, exc_info=error)
-            if not begun:
-                cut_off = known.reason in ("BODY_TOO_LARGE", "TOO_MANY_BYTES")
-                unread = cut_off or not (admitted or _has_small_body(scope))
-                await _answer(known, scope, receive, tagged_send, unread=unread)
+            # A name of this frame for it would make a cycle, and the body that its traceback holds would stay
+            # until the next collection: of 4 MiB each, hundreds of them.
+            await _fail(error, scope, receive, None if begun else tagged_send, admitted=admitted)
         finally:
             self._under_way -= 1
             self._held[key] -= held
             if not self._held[key]:
                 del self._held[key]
+
+
+async def _fail(
+    error: Exception, scope: Scope, receive: Receive, send: Send | None, *, admitted: bool
+) -> None:
+    """Logs it if it is unknown; answers it unless an answer has begun (`send` is None)."""
+    known = _known(error)
+    if isinstance(known, Internal):
+        log.error("http_request_failed", request_id=scope["state"]["request_id"], exc_info=error)
+    if send is not None:
+        cut_off = known.reason in ("BODY_TOO_LARGE", "TOO_MANY_BYTES")
+        unread = cut_off or not (admitted or _has_small_body(scope))
+        await _answer(known, scope, receive, send, unread=unread)
 
 
 async def _answer(error: SealringError, scope: Scope, receive: Receive, send: Send, *, unread: bool) -> None:

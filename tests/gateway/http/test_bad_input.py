@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from sealring.gateway.http import guard
 from sealring.gateway.http.body import MAX_MEMBERS, MAX_VALUES
 from sealring.gateway.http.protocol import MAX_HEADER_BYTES, MAX_HEADERS, MIN_CHUNK_BYTES
+from sealring.mesh.errors import SealringError
 
 CHAT = b"/v1/chat/completions"
 GOOD = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
@@ -86,6 +88,22 @@ async def test_missing_fields_and_surrogates(port: int) -> None:
     assert (await refused(port, b"{}"))["code"] == "missing_field"
     body = b'{"model": "demo", "messages": [{"role": "user", "content": "\\ud800"}]}'
     assert (await refused(port, body))["code"] in ("bad_utf8", "bad_json")
+
+
+def errors() -> list[object]:
+    return [one for one in gc.get_objects() if isinstance(one, SealringError | json.JSONDecodeError)]
+
+
+async def test_a_refused_body_is_given_back_at_once(port: int) -> None:
+    """Not at the next collection of garbage, by when there may be hundreds of them."""
+    gc.disable()
+    try:
+        before = errors()
+        assert (await refused(port, b"[%s]" % (b"9" * 4000)))["code"] == "bad_json"
+        assert (await refused(port, b"{}"))["code"] == "missing_field"
+        assert not [one for one in errors() if one not in before]
+    finally:
+        gc.enable()
 
 
 async def test_a_huge_body_is_refused_unread(port: int) -> None:
