@@ -19,6 +19,7 @@ import os
 import random
 import sys
 import time
+from collections import deque
 from typing import Any
 
 import mlx.core as mx
@@ -63,6 +64,37 @@ class Baseline:
             "seconds": time.perf_counter() - begun,
             "tokens": sum(map(len, made.values())),
         }
+
+    def requests(self, asked: list[tuple[str, int]], times: list[float], rows: int) -> dict[str, Any]:
+        """Prompts and tokens of their answers, from these seconds after the start on, so many rows at most:
+        fields of `bench.openai_client.Reply`."""
+        generator = self._mlx_lm.BatchGenerator(
+            self._model, completion_batch_size=rows, prefill_batch_size=min(8, rows)
+        )
+        todo = deque(zip(times, asked, strict=True))
+        replies: dict[int, dict[str, Any]] = {}
+        running: set[int] = set()
+        begin = time.perf_counter()
+        while todo or running:
+            while todo and len(running) < rows and time.perf_counter() >= begin + todo[0][0]:
+                _, (text, tokens) = todo.popleft()
+                begun = time.perf_counter()
+                message = {"role": "user", "content": text}
+                prompt = list(self._tokenizer.apply_chat_template([message], add_generation_prompt=True))
+                (uid,) = generator.insert([prompt], [tokens])
+                running.add(uid)
+                sizes = {"prompt_tokens": len(prompt), "completion_tokens": tokens}
+                replies[uid] = {"begun": begun, "arrivals": [], "ended": 0.0, **sizes}
+            if not running:
+                time.sleep(max(0.0, begin + todo[0][0] - time.perf_counter()))
+                continue
+            for response in generator.next_generated():
+                replies[response.uid]["arrivals"].append(time.perf_counter())
+                if response.finish_reason is not None:
+                    replies[response.uid]["ended"] = time.perf_counter()
+                    running.discard(response.uid)
+        generator.close()
+        return {"replies": list(replies.values())}
 
     def decode(self, rows: int, context: int, steps: int, warm: int) -> dict[str, Any]:
         """Tokens per second of `steps` steps after the first `warm`, all rows decoding together."""

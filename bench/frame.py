@@ -29,7 +29,7 @@ from sealring.mesh.errors import ConfigError, NotFound
 Result = dict[str, Any]
 
 MODULES = (
-    *("scenarios", "serve", "peers", "scaling", "solo", "prefill"),
+    *("scenarios", "serve", "peers", "mixed", "scaling", "solo", "prefill"),
     *("overhead", "scheduler", "control", "ring", "hostile", "pause"),
 )
 """The benchmarks by name. Each is a module of this package with the functions `options`, `run`, `tables` of

@@ -46,7 +46,7 @@ async def run(options: argparse.Namespace) -> Result:
         systems: dict[str, Any] = {}
         for short in options.systems:
             progress(f"starting {SYSTEMS[short]}")
-            systems[SYSTEMS[short]] = await _start(stack, short, options)
+            systems[SYSTEMS[short]] = await start(stack, short, options)
         names = list(systems)
         for number in range(options.rounds + 1):
             first = number % len(names)
@@ -67,7 +67,8 @@ async def run(options: argparse.Namespace) -> Result:
     return {"options": given, "systems": {name: _sum_up(each) for name, each in rounds.items()}}
 
 
-async def _start(stack: AsyncExitStack, short: str, options: argparse.Namespace) -> Any:
+async def start(stack: AsyncExitStack, short: str, options: argparse.Namespace) -> Any:
+    """One of SYSTEMS, up until the stack is closed, for `options.requests` rows."""
     model, cores = by_name(options.model), [] if options.gpus else options.cores
     if short in ("alone", "batched"):
         alone = stack.enter_context(baseline(str(model), cores=cores, in_batches=short == "batched"))

@@ -52,9 +52,9 @@ async def run(options: argparse.Namespace) -> Result:
 class Requests:
     """Those of all measurements, each with a prompt of its own."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, generator: random.Random | None = None) -> None:
         self._options = options
-        self._generator = random.Random(0)
+        self._generator = generator or random.Random(0)
 
     async def rate(self, url: str, rows: int) -> float:
         """Tokens per second of so many rows. Raises Unavailable when an answer ends."""

@@ -55,10 +55,28 @@ async def load(
 ) -> tuple[list[Reply], float]:
     """Sends them all; the replies, and seconds from the first request to the last answer."""
     generator = random.Random(seed)
-    limit = asyncio.Semaphore(concurrency or count)
+    times = arrivals(generator, count, rate, burstiness)
+    asked = [(prompt(generator, words), max_tokens) for _ in range(count)]
+    return await send(url, model, asked, times, concurrency, path=path, key=key, seconds=seconds)
+
+
+async def send(
+    url: str,
+    model: str,
+    asked: Sequence[tuple[str, int]],
+    times: Sequence[float],
+    concurrency: int = 0,
+    *,
+    path: str = "/v1/chat/completions",
+    key: str = "",
+    seconds: float = ANSWER_SECONDS,
+) -> tuple[list[Reply], float]:
+    """The same for prompts and the tokens of their answers, at these seconds after the start or later, when
+    fewer than `concurrency` (0: no limit) are under way."""
+    limit = asyncio.Semaphore(concurrency or len(asked))
     begun = time.perf_counter()
 
-    async def one(number: int, at: float, text: str) -> Reply:
+    async def one(at: float, text: str, max_tokens: int) -> Reply:
         await asyncio.sleep(max(0.0, begun + at - time.perf_counter()))
         body: dict[str, Any] = {
             "model": model,
@@ -73,10 +91,7 @@ async def load(
         async with limit:
             return await ask(url, body, path=path, key=key, seconds=seconds)
 
-    times = arrivals(generator, count, rate, burstiness)
-    prompts = [prompt(generator, words) for _ in range(count)]
-    tasks = [one(number, at, text) for number, (at, text) in enumerate(zip(times, prompts, strict=True))]
-    replies = await asyncio.gather(*tasks)
+    replies = await asyncio.gather(*(one(at, *each) for at, each in zip(times, asked, strict=True)))
     return list(replies), time.perf_counter() - begun
 
 

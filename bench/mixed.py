@@ -1,0 +1,292 @@
+"""Requests of different lengths that come and go: ours, mlx_lm.server, its pipeline, BatchGenerator alone.
+
+One seeded list of requests for all systems, which take turns: closed loops, in each of which so many requests
+are under way until the list ends, and open ones, in which they arrive at a rate. What counts of a closed loop
+is the time until its last request is sent, for after that there are fewer.
+
+**Efficiency** is the time that the same tokens would take at the ring's own steady rates, measured in the
+same round, divided by the time that they took: prompt tokens at the rate of one prompt alone, tokens of
+answers at that of as many rows that neither come nor go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import random
+import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+from bench.clusters import can_pin, cores_after
+from bench.frame import Result, Table, numbers, progress
+from bench.models import by_name
+from bench.openai_client import Reply, ask
+from bench.peers import ALONE, OURS, PIPELINE, SERVER, start
+from bench.rivals import Baseline, Server
+from bench.scaling import Requests
+from bench.serve import arrivals, prompt, send
+from bench.summaries import percentile, summary
+from bench.verdict import Check, ratios
+from sealring.cli.local.cluster import LocalCluster
+from sealring.cli.tracing import SHOWN, member_shares
+from sealring.mesh.errors import SealringError, Unavailable
+
+SYSTEMS = {"two": OURS, "server": SERVER, "pipeline": PIPELINE, "alone": ALONE}
+QUICK = ("--model", "12x256-qwen2", "--systems", "two", "--at-once", "4", "--seconds", "3", "--rounds", "1")
+QUICK_SECONDS = 120.0
+
+_SOLO_WORDS, _SOLO_TIMES = 600, 3
+_STEADY_WORDS, _STEADY_TOKENS = 60, 1024
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A log-normal number, cut to what lies between `least` and `most`."""
+
+    median: float
+    sigma: float
+    least: int
+    most: int
+
+    def draw(self, generator: random.Random) -> int:
+        return round(
+            min(max(generator.lognormvariate(math.log(self.median), self.sigma), self.least), self.most)
+        )
+
+
+LISTS = {
+    "mixed": (Drawn(60, 1.0, 4, 900), Drawn(110, 0.7, 8, 400)),
+    # means of 161 and 338, as of ShareGPT in "Efficient Memory Management for Large Language Model Serving
+    # with PagedAttention" (Kwon et al. 2023), figure 11
+    "sharegpt": (Drawn(65, 1.35, 4, 1000), Drawn(225, 0.9, 8, 1000)),
+    "long": (Drawn(1500, 0.5, 500, 3500), Drawn(60, 0.6, 8, 200)),
+}
+"""Words of prompts and tokens of answers."""
+
+
+def requests(name: str, count: int, seed: int) -> list[tuple[str, int]]:
+    """Prompts and the tokens of their answers; no two lists share a prompt."""
+    generator, (words, tokens) = random.Random(f"{name} {seed}"), LISTS[name]
+    return [(prompt(generator, words.draw(generator)), tokens.draw(generator)) for _ in range(count)]
+
+
+async def run(options: argparse.Namespace) -> Result:
+    """`rounds`: by load and system, what `told` says of each; `rates`: the ring's own, round by round."""
+    if can_pin() and not options.gpus:
+        os.sched_setaffinity(0, options.client_cores)
+    options.requests = max(options.at_once, default=options.open_rows)
+    found: dict[str, dict[str, list[Result]]] = {}
+    rates: list[dict[str, float]] = []
+    async with AsyncExitStack() as stack:
+        systems: dict[str, Any] = {}
+        for short in options.systems:
+            progress(f"starting {SYSTEMS[short]}")
+            systems[SYSTEMS[short]] = await start(stack, short, options)
+        names = list(systems)
+        for number in range(options.rounds):
+            own: dict[str, float] = {}
+            if OURS in systems:
+                progress(f"round {number + 1} of {options.rounds}: steady rates")
+                own = await _steady(systems[OURS].http_url, options)
+                rates.append(own)
+            loads = [*((rows, math.inf) for rows in options.at_once), *((0, rate) for rate in options.rates)]
+            for rows, rate in loads:
+                label = f"{rows} at a time" if rows else f"{rate:g} requests/s"
+                count = rows * options.times if rows else options.arrivals
+                seed = number * 1000 + rows + round(rate * 1000 if not rows else 0)
+                asked = requests(options.list, count, seed)
+                times = arrivals(random.Random(seed), count, rate, 1.0)
+                turn = number % len(names)
+                for name in names[turn:] + names[:turn]:
+                    progress(f"round {number + 1} of {options.rounds}: {label}, {name}")
+                    one = await _load(systems[name], options, asked, times, rows, own)
+                    found.setdefault(label, {}).setdefault(name, []).append(one)
+    given = {key: value for key, value in vars(options).items() if key != "client_cores"}
+    return {"options": given, "rates": rates, "rounds": found}
+
+
+async def _steady(url: str, options: argparse.Namespace) -> dict[str, float]:
+    """Tokens per second: `prefill` of one prompt alone, and by number of rows of answers."""
+    body: dict[str, Any] = {"model": "bench", "max_tokens": 1, "stream_options": {"include_usage": True}}
+    generator, alone = random.Random(secrets.randbits(64)), []
+    for _ in range(_SOLO_TIMES):
+        reply = await ask(url, body | {"prompt": prompt(generator, _SOLO_WORDS)}, path="/v1/completions")
+        if not reply.ok:
+            raise Unavailable(f"a prompt was not answered: {reply.error}", reason="BENCH_FAILED")
+        alone.append(reply.prompt_tokens / reply.ttft)
+    rows = Requests(
+        argparse.Namespace(words=_STEADY_WORDS, tokens=_STEADY_TOKENS, seconds=options.seconds), generator
+    )
+    return {"prefill": median(alone)} | {str(each): await rows.rate(url, each) for each in options.at_once}
+
+
+async def _load(
+    system: Any,
+    options: argparse.Namespace,
+    asked: list[tuple[str, int]],
+    times: list[float],
+    rows: int,
+    rates: dict[str, float],
+) -> Result:
+    shares: dict[str, float] = {}
+    if isinstance(system, Baseline):
+        work = {"do": "requests", "asked": asked, "times": times, "rows": rows or options.open_rows}
+        answers = (await asyncio.to_thread(system.run, **work))["replies"]
+        replies = [Reply(**each) for each in answers]
+    else:
+        ours = isinstance(system, LocalCluster)
+        watched = asyncio.ensure_future(_shares(system, options)) if ours else None
+        if isinstance(system, Server):
+            system.resume()
+        try:
+            url, model = (system.http_url, "bench") if ours else (system.url, str(by_name(options.model)))
+            replies, _ = await send(url, model, asked, times, rows, seconds=options.answer_seconds)
+        finally:
+            if isinstance(system, Server):
+                system.pause()
+            if watched:
+                shares = await watched
+    return told(replies, rows, rates if isinstance(system, LocalCluster) else {}) | {"shares": shares}
+
+
+async def _shares(made: LocalCluster, options: argparse.Namespace) -> dict[str, float]:
+    """What members did, in percent of their time, in the mean over them; nothing where no trace is had."""
+    await asyncio.sleep(options.seconds)
+    try:
+        call = made.admin.call("TraceRing", milliseconds=round(options.seconds * 1000), seconds=90)
+        members = member_shares(await call)
+    except SealringError as error:
+        progress(f"no trace: {error}")
+        return {}
+    shares = {name: mean(one.shares[name] for one in members) for name in SHOWN if members}
+    return {
+        name: round(share, 1) for name, share in (shares | {"idle": mean(m.idle for m in members)}).items()
+    }
+
+
+def told(replies: Sequence[Reply], rows: int, rates: dict[str, float]) -> Result:
+    """`efficiency` where there are rates of so many rows."""
+    good = [one for one in replies if one.ok]
+    begun = min(one.begun for one in replies)
+    until = max(one.begun if rows else one.ended for one in replies)
+    seconds = max(until - begun, 1e-9)
+    prompts = sum(one.prompt_tokens for one in good if one.arrivals[0] <= until)
+    answers = sum(
+        one.completion_tokens * sum(moment <= until for moment in one.arrivals) / len(one.arrivals)
+        for one in good
+    )
+    gaps = summary([gap * 1e3 for one in good for gap in one.gaps])
+    made: Result = {
+        "seconds": round(seconds, 3),
+        "prompt_tokens": prompts,
+        "tokens": round(answers),
+        "tokens_per_second": round(answers / seconds, 2),
+        "ttft_ms": summary([one.ttft * 1e3 for one in good]),
+        "gap_ms": gaps,
+        "failed": len(replies) - len(good),
+    }
+    if rates.get(str(rows)):
+        made["efficiency"] = round((prompts / rates["prefill"] + answers / rates[str(rows)]) / seconds, 3)
+    return made
+
+
+def checks(result: Result) -> list[Check]:
+    given, found = result["options"], []
+    for load, systems in result["rounds"].items():
+        what, ours = f"{given['list']}, {load}, {given['model']}", systems.get(OURS)
+        if ours is None:
+            continue
+        if "efficiency" in ours[0]:
+            target = 0.6 if given["gpus"] else 0.75
+            found.append(Check(f"efficiency, {what}", [one.get("efficiency") for one in ours], target, True))
+        gaps = [one["gap_ms"] for one in ours]
+        even = ratios([one.get("p95") for one in gaps], [one.get("p50") for one in gaps])
+        found.append(Check(f"between tokens, p95 over p50, {what}", even, 2.0))
+        if ALONE in systems:
+            speed = ratios(_each(ours, "tokens_per_second"), _each(systems[ALONE], "tokens_per_second"))
+            found.append(Check(f"tokens/s against BatchGenerator, {what}", speed, 4.0, True))
+        if SERVER in systems:
+            p50s = [[one["ttft_ms"].get("p50") for one in each] for each in (ours, systems[SERVER])]
+            found.append(Check(f"TTFT p50 against mlx_lm.server, {what}", ratios(*p50s), 0.7))
+        found.append(Check(f"failed requests, {what}", _each(ours, "failed"), 0))
+    return found
+
+
+def _each(rounds: Sequence[Result], name: str) -> list[float]:
+    return [one[name] for one in rounds]
+
+
+def tables(result: Result) -> list[Table]:
+    """Medians over the rounds."""
+    body: list[list[object]] = []
+    shares: list[list[object]] = []
+    for load, systems in result["rounds"].items():
+        for name, rounds in systems.items():
+            parts = [
+                ("ttft_ms", "p50"),
+                ("ttft_ms", "p95"),
+                *(("gap_ms", part) for part in ("p50", "p95", "p99")),
+            ]
+            each = [percentile([one[key].get(part, math.nan) for one in rounds], 0.5) for key, part in parts]
+            efficient = [one["efficiency"] for one in rounds if "efficiency" in one]
+            body.append(
+                [
+                    *(load, name, median(_each(rounds, "tokens_per_second")), *each),
+                    *(sum(_each(rounds, "failed")), median(efficient) if efficient else ""),
+                ]
+            )
+            if rounds[-1]["shares"]:
+                shares.append([load, *(rounds[-1]["shares"].get(part, "") for part in (*SHOWN, "idle"))])
+    columns = [
+        "load",
+        "system",
+        "tok/s",
+        "ttft p50 ms",
+        "ttft p95 ms",
+        "gap p50 ms",
+        "gap p95 ms",
+        "gap p99 ms",
+    ]
+    given = result["options"]
+    made = [Table(f"{given['list']} requests, {given['model']}", [*columns, "failed", "efficiency"], body)]
+    if shares:
+        made.append(Table("where members' time went, %", ["load", *SHOWN, "idle"], shares))
+    return made
+
+
+def systems(text: str) -> list[str]:
+    found = text.split(",")
+    if unknown := set(found) - set(SYSTEMS):
+        raise argparse.ArgumentTypeError(f"there is no system {sorted(unknown)[0][:32]}")
+    return found
+
+
+def rates(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")] if text else []
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="12x512-qwen2")
+    parser.add_argument("--list", choices=LISTS, default="mixed")
+    parser.add_argument("--systems", type=systems, default=list(SYSTEMS), help=", ".join(SYSTEMS))
+    parser.add_argument(
+        "--at-once", type=numbers, default=[8, 16, 64], help="requests under way, closed loops"
+    )
+    parser.add_argument("--times", type=int, default=4, help="requests of a closed loop for each under way")
+    parser.add_argument("--rates", type=rates, default=[], help="requests/s of open loops")
+    parser.add_argument("--arrivals", type=int, default=64, help="requests of each of those")
+    parser.add_argument("--open-rows", type=int, default=64, help="rows of BatchGenerator in them, at most")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a steady rate, and of a trace")
+    parser.add_argument("--answer-seconds", type=float, default=900.0, help="what takes longer has failed")
+    parser.add_argument("--gpus", type=int, default=0, help="node n computes on GPU n modulo this")
+    parser.add_argument("--prefill-chunk", type=int, default=0, help="of sealring; 0: the default")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cores", type=numbers, default=[0, 1], help="of every server")
+    parser.add_argument("--gateway-cores", type=numbers, default=[], help="if not the same")
+    parser.add_argument("--client-cores", type=numbers, default=cores_after(2))
