@@ -104,9 +104,12 @@ async def serve(client: AsyncClient, listen: str, *, say: Callable[[str], None])
                 port = edge.listen(listen)
                 rings = await client.rings()
                 await edge.start()
-                log.info("proxy_started", http_port=port, gateway=client.gateway, rings=len(rings))
+                log.info(
+                    "proxy_started", http_port=port, gateways=client.gateways.addresses, rings=len(rings)
+                )
                 host = listen.rpartition(":")[0]
-                say(f"serving http://{host}:{port}/v1; {client.gateway} gets sealed prompts")
+                gateways = " or ".join(client.gateways.addresses)
+                say(f"serving http://{host}:{port}/v1; {gateways} gets sealed prompts")
                 for ring in rings:
                     say(_answered_by(ring))
                 await stop.wait()

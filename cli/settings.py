@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sealring.mesh.settings.types import Address, Seconds
+from sealring.mesh.settings.types import Address, Addresses, Seconds
 from sealring.mesh.system.paths import default_state_root
 
 
@@ -22,7 +22,10 @@ class CliSettings(BaseModel):
     coordinator: Address | None = Field(
         None, description="main address of the coordinator [default: as the operator bundle says]"
     )
-    gateway: Address = Field("127.0.0.1:7780", description="address of a gateway's gRPC service")
+    gateway: Addresses = Field(
+        ["127.0.0.1:7780"],
+        description="address of a gateway's gRPC service; of several, the first that is there",
+    )
     gateway_ca: Path | None = Field(
         None, description="PEM file of whoever signed the gateway's certificate; turns TLS on"
     )

@@ -147,7 +147,8 @@ def _gateway(loaded: Loaded[Any]) -> tuple[str, Access]:
     at the default address, else the demo that runs."""
     from sealring.cli.calls.client import gateway_access
 
-    address: str = loaded.settings.gateway
+    addresses: list[str] = loaded.settings.gateway
+    address = next((one for one in addresses if listens(*parse_address(one))), addresses[0])
     if loaded.origin["gateway"] != "default":
         return address, gateway_access(loaded.settings)
     found = {folder: gateway for folder in running() if (gateway := gateway_of(folder)) is not None}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from sealring.mesh.errors import SealringError
 from sealring.mesh.names import check_name
@@ -46,8 +46,19 @@ def _text(parse: Callable[[str], float]) -> BeforeValidator:
     return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
 
 
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
 Address = Annotated[str, _checked(parse_address), Written("HOST:PORT")]
 """host:port."""
+
+Addresses = Annotated[
+    list[Address],
+    BeforeValidator(lambda value: [one for each in _listed(value) for one in str(each).split(",")]),
+    Field(min_length=1, max_length=16),
+]
+"""Several host:port; in text with commas between them."""
 
 Name = Annotated[str, _checked(partial(check_name, what="the")), Written("NAME")]
 """Of a machine."""

@@ -14,6 +14,7 @@ from sealring.client.attempt import Attempts
 from sealring.client.core import CALL_SECONDS, ClientCore, ReplyState, ReplyView, View, models_of, rings_of
 from sealring.client.question import Question
 from sealring.client.types import Completion, Delta, Model, Ring
+from sealring.mesh.errors import SealringError
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
@@ -62,7 +63,7 @@ class AsyncClient(ClientCore[AsyncReply]):
     """
 
     def _set_up(self) -> None:
-        self._opened: grpc.aio.Channel | None = None
+        self._opened: dict[str, grpc.aio.Channel] = {}
         self._fetching = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -74,9 +75,9 @@ class AsyncClient(ClientCore[AsyncReply]):
         await self.close()
 
     async def close(self) -> None:
-        """Ends what is under way and closes the connection."""
-        channel, self._opened = self._opened, None
-        if channel is not None:
+        """Ends what is under way and closes the connections."""
+        opened, self._opened = self._opened, {}
+        for channel in opened.values():
             await channel.close()
 
     async def models(self) -> list[Model]:
@@ -95,36 +96,45 @@ class AsyncClient(ClientCore[AsyncReply]):
         state = ReplyState()
         return AsyncReply(state, self._stream(question, state))
 
-    def _stub(self) -> Any:
-        if self._opened is None:
+    def _stub(self, gateway: str) -> Any:
+        if gateway not in self._opened:
             if self._credentials is None:
-                self._opened = grpc.aio.insecure_channel(self.gateway, options=CHANNEL_OPTIONS)
+                channel = grpc.aio.insecure_channel(gateway, options=CHANNEL_OPTIONS)
             else:
-                self._opened = grpc.aio.secure_channel(
-                    self.gateway, self._credentials, options=CHANNEL_OPTIONS
-                )
-        return inference_grpc.InferenceStub(self._opened)
+                channel = grpc.aio.secure_channel(gateway, self._credentials, options=CHANNEL_OPTIONS)
+            self._opened[gateway] = channel
+        return inference_grpc.InferenceStub(self._opened[gateway])
 
     async def _view(self, *, fresh: bool = False) -> View:
-        """The verified roster with the gateway's hints."""
+        """The verified roster with the hints of the first gateway that has one."""
         async with self._fetching:
             recent = None if fresh else self._recent()
             if recent is not None:
                 return recent
-            try:
-                response = await self._stub().GetRoster(
-                    inference.GetRosterRequest(), timeout=CALL_SECONDS, metadata=self._metadata
-                )
-            except grpc.RpcError as error:
-                raise from_rpc_error(error) from None
-            return await asyncio.to_thread(self._verify, response)
+            for gateway in self.gateways.in_turn():
+                try:
+                    response = await self._stub(gateway).GetRoster(
+                        inference.GetRosterRequest(), timeout=CALL_SECONDS, metadata=self._metadata
+                    )
+                    view = await asyncio.to_thread(self._verify, response)
+                    self.gateways.current = gateway
+                    return view
+                except grpc.RpcError as error:
+                    failed = from_rpc_error(error)
+                except SealringError as error:
+                    failed = error
+            raise failed
 
     async def _stream(self, question: Question, state: ReplyState) -> AsyncGenerator[Delta, None]:
         attempts = Attempts(question, on_ring=state.set_ring)
         while True:
-            view = await self._view(fresh=attempts.retrying)
-            attempt = attempts.next(view.roster, view.loads)
-            call = self._stub().Generate(
+            try:
+                view = await self._view(fresh=attempts.retrying)
+            except SealringError as error:
+                await asyncio.sleep(attempts.pause_after(error))
+                continue
+            attempt, gateway = attempts.next(view.roster, view.loads), self.gateways.current
+            call = self._stub(gateway).Generate(
                 attempt.request, timeout=attempts.seconds_left, metadata=self._metadata
             )
             try:
@@ -137,7 +147,7 @@ class AsyncClient(ClientCore[AsyncReply]):
                     return
                 pause = 0.0
             except grpc.RpcError as error:
-                pause = attempts.pause_after(from_rpc_error(error), attempt)
+                pause = attempts.pause_after(self._failed(error, gateway), attempt)
             finally:
                 call.cancel()
                 attempts.ended()

@@ -34,7 +34,13 @@ from sealring.mesh.roster.model import Roster
 from sealring.v1 import inference_pb2 as inference
 
 MAX_ATTEMPTS = 4
-_FIRST_BACKOFF = 0.2
+GATEWAY_SECONDS = 30.0
+"""How long an answer waits for any gateway at all: longer than one takes to start again."""
+
+_FIRST_BACKOFF, _LAST_BACKOFF = 0.2, 1.0
+GONE = frozenset({"UNAVAILABLE", "STOPPING", "NO_ROSTER", "ROSTER_EXPIRED", "ROSTER_ROLLBACK"})
+"""Reasons why a gateway is of no use just now; another one may be."""
+
 _RETRIED = frozenset({"EPOCH_ENDED", "RING_GONE", "RING_DOWN", "SEALED_BY_OTHER_ROSTER"})
 _REASONS: dict[int, FinishReason] = {
     inference.FINISH_REASON_STOP: "stop",
@@ -250,6 +256,8 @@ class Attempts:
         self._avoid: set[str] = set()
         self._answers = [Answered() for _ in range(question.choices)]
         self._count = 0  # attempts in a row that brought nothing
+        self._asked = False
+        self._gone_since: float | None = None
         self._counted: tuple[Loads, str] | None = None
 
     @property
@@ -278,6 +286,7 @@ class Attempts:
         self._on_ring(ring)
         attempt = Attempt(question, roster, ring, self.seconds_left, self._answers)
         loads.sent(ring.id)
+        self._asked = True
         self._counted = loads, ring.id
         return attempt
 
@@ -288,15 +297,26 @@ class Attempts:
             loads.ended(ring)
             self._counted = None
 
-    def pause_after(self, error: SealringError, attempt: Attempt) -> float:
-        """Seconds to wait before the next attempt. Raises `error` where there must not be another one."""
-        self._count = 1 if attempt.delivered else self._count + 1
-        retried = isinstance(error, Unavailable) and error.reason in _RETRIED
-        if not retried or self._count >= MAX_ATTEMPTS:
+    def pause_after(self, error: SealringError, attempt: Attempt | None = None) -> float:
+        """Seconds to wait before the next attempt. Raises `error` where there must not be another one.
+
+        Without an `attempt` there was no gateway to make one with.
+        """
+        if attempt is not None and attempt.delivered:
+            self._count, self._gone_since = 0, None
+        self._count += 1
+        if self._asked and error.reason in GONE:
+            now = self._clock()
+            self._gone_since = now if self._gone_since is None else self._gone_since
+            again = now - self._gone_since < GATEWAY_SECONDS
+        else:
+            retried = isinstance(error, Unavailable) and error.reason in _RETRIED
+            again = retried and self._count < MAX_ATTEMPTS
+        if not again:
             raise error
-        if error.reason in ("RING_GONE", "RING_DOWN"):
+        if attempt is not None and error.reason in ("RING_GONE", "RING_DOWN"):
             self._avoid.add(attempt.ring.id)
-        return float(min(_FIRST_BACKOFF * 2 ** (self._count - 1), self.seconds_left))
+        return float(min(_FIRST_BACKOFF * 2 ** (self._count - 1), _LAST_BACKOFF, self.seconds_left))
 
 
 def _logprob(told: inference.TokenLogprob) -> TokenLogprob:

@@ -6,11 +6,13 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar, Unpack
 
 import grpc
 
+from sealring.client.attempt import GONE
 from sealring.client.choice import Loads
 from sealring.client.options import SamplingOptions
 from sealring.client.question import (
@@ -23,9 +25,10 @@ from sealring.client.question import (
 )
 from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Model, Ring
-from sealring.mesh.errors import FailedPrecondition, InvalidInput
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
 from sealring.mesh.prompt.routing import SECRET_BYTES
 from sealring.mesh.roster.model import Roster, ring_min_trust
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.system.addresses import parse_address, require_loopback
 from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
@@ -49,6 +52,24 @@ class View(NamedTuple):
     roster: Roster
     response: inference.GetRosterResponse
     loads: Loads
+
+
+class Gateways:
+    """The gateways of one cluster, and which of them is asked: whichever answered last."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.addresses = tuple(addresses)
+        self.current = self.addresses[0]
+
+    def in_turn(self) -> tuple[str, ...]:
+        """Each once, from the current one on."""
+        at = self.addresses.index(self.current)
+        return self.addresses[at:] + self.addresses[:at]
+
+    def lost(self, gateway: str) -> None:
+        """Whoever asks next begins with another one. Of many answers that lose a gateway one leaves it."""
+        if gateway == self.current:
+            self.current = (*self.in_turn()[1:], gateway)[0]
 
 
 class ReplyState:
@@ -86,7 +107,7 @@ class ClientCore(Generic[R]):
 
     def __init__(
         self,
-        gateway: str,
+        gateway: str | Sequence[str],
         *,
         root_sha256: str | bytes,
         min_trust: int = 0,
@@ -96,7 +117,8 @@ class ClientCore(Generic[R]):
         api_key: str | None = None,
         user: str = "",
     ) -> None:
-        """A client of the gateway at `gateway` (host:port of its gRPC edge). Nothing is sent yet.
+        """A client of the gateway at `gateway` (host:port of its gRPC edge), or of several gateways of one
+        cluster: when one is gone, answers go on over the next. Nothing is sent yet.
 
         `root_sha256` pins the cluster: the hash of its root key, 64 hexadecimal digits, learned from the
         operator and not from the gateway. `min_trust` (0 to 30) is a floor under what each call demands.
@@ -109,15 +131,16 @@ class ClientCore(Generic[R]):
         Raises InvalidInput (BAD_ADDRESS, BAD_ROOT_HASH, BAD_MIN_TRUST, BAD_USER), ConfigError
         (LOOPBACK_ONLY).
         """
-        parse_address(gateway)
-        if api_key is not None and credentials is None:
-            require_loopback(gateway)
+        self.gateways = Gateways([gateway] if isinstance(gateway, str) else gateway)
+        for address in self.gateways.addresses:
+            parse_address(address)
+            if api_key is not None and credentials is None:
+                require_loopback(address)
         self._metadata = _metadata(api_key, user)
         if not 0 <= min_trust <= MAX_SCORE:
             raise InvalidInput(
                 f"min_trust is not from 0 to {MAX_SCORE}", reason="BAD_MIN_TRUST", param="min_trust"
             )
-        self.gateway = gateway
         self._credentials = credentials
         self._floor = min_trust
         self._prefix_salt = secrets.token_bytes(32)
@@ -237,6 +260,13 @@ class ClientCore(Generic[R]):
 
     def _reply(self, question: Question) -> R:
         raise NotImplementedError
+
+    def _failed(self, error: grpc.RpcError, gateway: str) -> SealringError:
+        """What a call failed with; a gateway that cannot answer any call is left."""
+        failed = from_rpc_error(error)
+        if failed.reason in GONE:
+            self.gateways.lost(gateway)
+        return failed
 
     def _recent(self) -> View | None:
         if self._fetched is None or time.monotonic() - self._fetched[0] > ROSTER_SECONDS:

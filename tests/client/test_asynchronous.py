@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from rostertest import PaperCluster
-from scriptedgateway import PIECES, ScriptedGateway, Stage
+from scriptedgateway import PIECES, ScriptedGateway, Stage, on_stage
 
 from sealring.client import AsyncClient
 from sealring.client.choice import Loads
-from sealring.client.core import View
+from sealring.client.core import Gateways, View
 from sealring.client.types import Usage
 from sealring.mesh.errors import (
     DeadlineExceeded,
@@ -440,7 +440,7 @@ async def test_an_answer_that_has_begun_goes_on(stage: Stage) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [Unavailable("no", reason="STOPPING"), PermissionDenied("no", reason="EPOCH_ENDED"), InvalidInput("no")],
+    [Unavailable("no", reason="QUEUE"), PermissionDenied("no", reason="EPOCH_ENDED"), InvalidInput("no")],
 )
 async def test_other_errors_are_told_at_once(stage: Stage, error: SealringError) -> None:
     stage.gateway.script = failing(error)
@@ -675,8 +675,8 @@ async def test_what_is_left_or_closed_ends_at_once(monkeypatch: pytest.MonkeyPat
         return view
 
     monkeypatch.setattr(client, "_view", held)
-    monkeypatch.setattr(client, "_stub", lambda: channel)
-    client._opened = channel  # type: ignore[assignment]
+    monkeypatch.setattr(client, "_stub", lambda gateway: channel)
+    client._opened = {"127.0.0.1:1": channel}  # type: ignore[dict-item]
     async with client as entered:
         assert entered is client
         read = client.chat(QUESTION)
@@ -692,4 +692,31 @@ async def test_what_is_left_or_closed_ends_at_once(monkeypatch: pytest.MonkeyPat
         assert channel.closed == 0
     assert channel.closed == 1
     await client.close()
-    assert (channel.closed, client._opened) == (1, None)
+    assert (channel.closed, client._opened) == (1, {})
+
+
+async def test_an_answer_goes_on_over_another_gateway(stage: Stage) -> None:
+    """What the second is asked for begins where the first one was lost; nothing is told or counted twice."""
+    lost = failing(Unavailable("gone"), after=3)
+    stage.gateway.script = lost
+    async with on_stage() as second, stage.client() as client:
+        second.gateway.cluster = stage.cluster
+        client.gateways = Gateways([stage.address, second.address])
+        reply = client.chat(QUESTION)
+        texts = [delta.text async for delta in reply]
+        await client.chat(QUESTION)
+    assert texts == list(PIECES)
+    assert reply.completion.usage == Usage(7, 6)
+    assert [len(one.gateway.requests) for one in (stage, second)] == [1, 2]
+    resumed = second.gateway.open(second.gateway.requests[0])[0]
+    assert len(resumed.prompt.resume.tokens) == 2
+
+
+async def test_a_gateway_that_is_not_there_is_left_and_none_at_all_is_told_at_once(stage: Stage) -> None:
+    nobody = "127.0.0.1:1"
+    async with AsyncClient([nobody, stage.address], root_sha256=stage.cluster.pin) as client:
+        assert (await client.chat(QUESTION)).text == "".join(PIECES)
+        assert client.gateways.in_turn() == (stage.address, nobody)
+    async with AsyncClient([nobody, nobody], root_sha256=stage.cluster.pin) as client:
+        with pytest.raises(Unavailable):
+            await client.chat(QUESTION)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rostertest import PaperCluster
 from scriptedgateway import PIECES, answer
 
-from sealring.client.attempt import Attempt, Attempts
+from sealring.client.attempt import GATEWAY_SECONDS, Attempt, Attempts
 from sealring.client.choice import Loads
 from sealring.client.question import Question, text_prompt
 from sealring.client.types import Ring, Usage
@@ -353,3 +353,22 @@ def begin(attempt: Attempt) -> tuple[Any, inference.SealedPrompt]:
         return inference.GenerateResponse(delta=inference.Delta(sealed=sealed))
 
     return seal, inference.SealedPrompt.FromString(opened.body)
+
+
+def test_an_answer_under_way_waits_for_a_gateway_and_not_for_ever() -> None:
+    now = 0.0
+    attempts = Attempts(question(), clock=lambda: now)
+    gone = Unavailable("no")
+    with pytest.raises(Unavailable):
+        attempts.pause_after(gone)  # nobody was ever there
+    attempts = Attempts(question(), clock=lambda: now)
+    attempt = attempts.next(CLUSTER.roster, Loads())
+    waited = 0
+    while now < GATEWAY_SECONDS:
+        now += attempts.pause_after(gone, attempt if waited == 0 else None)
+        waited += 1
+    assert 30 < waited < 40
+    with pytest.raises(Unavailable):
+        attempts.pause_after(gone)
+    attempt.delivered = True
+    assert attempts.pause_after(gone, attempt) == 0.2

@@ -153,10 +153,10 @@ class Channel:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> tuple[Client, Any]:
     client, channel = Client("127.0.0.1:1", root_sha256=CLUSTER.pin), Channel()
-    client._opened = channel  # type: ignore[assignment]
+    client._opened = {"127.0.0.1:1": channel}  # type: ignore[dict-item]
     view = View(CLUSTER.roster, inference.GetRosterResponse(), Loads())
     monkeypatch.setattr(client, "_view", lambda fresh=False: view)
-    monkeypatch.setattr(client, "_stub", lambda: channel)
+    monkeypatch.setattr(client, "_stub", lambda gateway: channel)
     return client, channel
 
 
@@ -183,4 +183,4 @@ def test_a_client_closes_what_it_opened_once(played: tuple[Client, Any]) -> None
         assert channel.closed == 0
     assert channel.closed == 1
     client.close()
-    assert (channel.closed, client._opened) == (1, None)
+    assert (channel.closed, client._opened) == (1, {})
