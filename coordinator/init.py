@@ -23,7 +23,6 @@ from sealring.coordinator.keys import (
 from sealring.coordinator.roster.audit_head import AuditSeal
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import DATABASE_NAME, OperatorRole, Store
-from sealring.coordinator.store.integrity import corrupt
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.encoding import encode_base32
@@ -41,7 +40,7 @@ from sealring.mesh.pki.root import (
     sign_root,
 )
 from sealring.mesh.rpc.tls import TlsMaterial
-from sealring.mesh.system.files import read_bounded, write_atomic
+from sealring.mesh.system.files import read_bounded, unwritable, write_atomic
 
 ROOT_DRAFT = "root.draft"
 _OPERATOR_CSR = "operator_csr"
@@ -137,22 +136,25 @@ def renew_operator_bundle(
 
     Each file is replaced as a whole, and they fit the old ones, so a reader in between is never misled.
     Returns the certificate (DER), or None for an operator that was revoked. Raises ConfigError
-    (STATE_CORRUPT).
+    (STATE_CORRUPT, STATE_UNWRITABLE).
     """
     known = store.operators.find(OPERATOR_ID)
     if known is None:
         return None
     csr = store.get_meta(_OPERATOR_CSR)
     if csr is None or known.role is None:
-        raise corrupt("it lacks the operator's role or signing request")
+        raise store.corrupt("meta", "it lacks the operator's role or signing request")
     try:
         certificate = _operator_certificate(keys, csr, now)
     except CertificateError:
-        raise corrupt("the operator's signing request") from None
+        raise store.corrupt("meta", "the operator's signing request") from None
     store.operators.save(stored_operator(OPERATOR_ID, known.role, certificate, now))
-    write_atomic(folder / OPERATOR_DIR / "tls.pem", to_pem(certificate))
-    save_root(folder / OPERATOR_DIR, keys.root)
-    save_description(folder / OPERATOR_DIR, _operator(keys), OPERATOR_ID, address, keys.pin)
+    try:
+        write_atomic(folder / OPERATOR_DIR / "tls.pem", to_pem(certificate))
+        save_root(folder / OPERATOR_DIR, keys.root)
+        save_description(folder / OPERATOR_DIR, _operator(keys), OPERATOR_ID, address, keys.pin)
+    except OSError as error:
+        raise unwritable(folder, error) from None
     return certificate
 
 
@@ -227,9 +229,10 @@ def _finish(settings: CoordinatorSettings, root: RootMetadata, now: float) -> No
     except OSError as error:
         raise _unwritable(folder, error) from None
     try:
-        _make_operator(settings, store, keys, now)
-        store.audit.append(now, "init", "create_cluster", root.cluster, {"root": keys.pin.hex()})
-        AuditSeal(store, keys, clock=lambda: now).begin()
+        with store.transaction():  # the seal says that all of it is there: see check_stored
+            _make_operator(settings, store, keys, now)
+            store.audit.append(now, "init", "create_cluster", root.cluster, {"root": keys.pin.hex()})
+            AuditSeal(store, keys, clock=lambda: now).begin()
     finally:
         store.close()
 

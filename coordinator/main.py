@@ -244,7 +244,10 @@ class Coordinator:
 
     async def _rotate_forever(self) -> None:
         while True:
-            self.rotate_certificates()
+            try:
+                self.rotate_certificates()
+            except SealringError as error:  # a full disk, which may have room again
+                log.error("certificates_not_rotated", reason=error.reason, why=error.message)
             await asyncio.sleep(_ROTATION_CHECK_SECONDS)
 
     def _seal_audit(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from sealring.coordinator.keys import ClusterKeys
-from sealring.coordinator.store import Store
+from sealring.coordinator.store import AUDIT_HEAD, Store
 from sealring.coordinator.store.audit import changed_outside
 from sealring.mesh.clock import Clock
 from sealring.mesh.crypto.dsse import Ed25519Signer, check_threshold, parse_envelope, sign_envelope
@@ -28,7 +28,6 @@ from sealring.mesh.errors import FailedPrecondition, RosterError
 from sealring.mesh.pki.root import RootMetadata, follow_root
 
 PAYLOAD_TYPE = "application/vnd.sealring.audit-head+json"
-_META = "audit_head"
 _MAX_PAYLOAD_BYTES = 1024
 _HASH_BYTES = 32
 log = structlog.get_logger()
@@ -99,7 +98,7 @@ class AuditSeal:
     @property
     def envelope(self) -> bytes:
         """The newest signed head; empty before the first."""
-        return self._store.get_meta(_META) or b""
+        return self._store.get_meta(AUDIT_HEAD) or b""
 
     def begin(self) -> None:
         """Sign the first head of a new cluster's log."""
@@ -116,7 +115,7 @@ class AuditSeal:
     def _sign(self) -> None:
         sequence, digest = self._store.audit.head()
         head = AuditHead(self._keys.root.cluster, sequence, digest, int(self._clock()))
-        self._store.set_meta(_META, sign_head(head, self._keys.rosters))
+        self._store.set_meta(AUDIT_HEAD, sign_head(head, self._keys.rosters))
 
     def _last(self) -> AuditHead | None:
         """What was signed last, by the keys of today or those before their rotation."""

@@ -1,6 +1,6 @@
 """The coordinator's memory: SQLite behind one narrow interface per kind of thing."""
 
-from sealring.coordinator.store.audit import verify_chain
+from sealring.coordinator.store.audit import AUDIT_HEAD, verify_chain
 from sealring.coordinator.store.deployments import StoredDeployment
 from sealring.coordinator.store.members import Revocation, StoredMember
 from sealring.coordinator.store.operators import OperatorRole, StoredOperator
@@ -9,6 +9,7 @@ from sealring.coordinator.store.store import DATABASE_NAME, Store
 from sealring.coordinator.store.tokens import StoredToken
 
 __all__ = [
+    "AUDIT_HEAD",
     "DATABASE_NAME",
     "OperatorRole",
     "Revocation",

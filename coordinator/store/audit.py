@@ -12,6 +12,9 @@ from sealring.mesh.errors import FailedPrecondition
 from sealring.v1 import admin_pb2
 
 FIRST_PREVIOUS = bytes(32)
+AUDIT_HEAD = "audit_head"
+"""What `Store.get_meta` has the signed head under (`coordinator/roster/audit_head.py`)."""
+
 _MAX_VALUE = 256
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from sealring.mesh.errors import AlreadyExists, ConfigError, Unavailable
+from sealring.mesh.system.files import UNWRITABLE_HINT, unwritable
 
 SCHEMA_VERSION = 6
 RESTORE_HINT = "move the folder aside, then: sealring coordinator restore FILE (a backup)"
@@ -49,7 +50,8 @@ CREATE TABLE audit (
 class Database:
     """The connection. Use it from one thread; `transaction` may be nested and commits at the outermost."""
 
-    def __init__(self, connection: sqlite3.Connection, lock: int) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, lock: int) -> None:
+        self._path = path
         self._connection = connection
         self._lock = lock
         self._depth = 0
@@ -70,13 +72,13 @@ class Database:
         except BaseException:
             os.close(lock)
             raise
-        return cls(connection, lock)
+        return cls(path, connection, lock)
 
     @classmethod
     def open(cls, path: Path) -> Self:
         """The database at `path`, for this process alone.
 
-        Raises ConfigError (STATE_MISSING, STATE_IN_USE, STATE_CORRUPT, STATE_VERSION).
+        Raises ConfigError (STATE_MISSING, STATE_IN_USE, STATE_CORRUPT, STATE_VERSION, STATE_UNWRITABLE).
         """
         if not path.is_file():
             raise ConfigError(
@@ -86,7 +88,7 @@ class Database:
             )
         lock = _take_lock(path)
         try:
-            return cls(_open_checked(path), lock)
+            return cls(path, _open_checked(path), lock)
         except BaseException:
             os.close(lock)
             raise
@@ -118,7 +120,7 @@ class Database:
             self._roll_back()
             raise Unavailable(
                 f"the coordinator's database cannot be written: {error}",
-                hint="check free space and permissions of the state folder",
+                hint=UNWRITABLE_HINT,
                 reason="STATE_UNWRITABLE",
             ) from error
         except BaseException:
@@ -126,6 +128,12 @@ class Database:
             raise
         finally:
             self._depth -= 1
+
+    def corrupt(self, table: str, what: str) -> ConfigError:
+        """Something in a table is not what was written (STATE_CORRUPT)."""
+        return ConfigError(
+            f"table {table} of {self._path} is corrupt: {what}", hint=RESTORE_HINT, reason="STATE_CORRUPT"
+        )
 
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
@@ -143,8 +151,13 @@ class Database:
 
 
 def _take_lock(path: Path) -> int:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(
+            path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+    except OSError as error:
+        raise unwritable(path.parent, error) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -174,6 +187,12 @@ def _open_checked(path: Path) -> sqlite3.Connection:
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         healthy = connection.execute("PRAGMA quick_check").fetchone()[0] == "ok"
+    except sqlite3.OperationalError as error:  # the disk: what is on it may be as good as ever
+        if connection is not None:
+            connection.close()
+        raise ConfigError(
+            f"the database {path} cannot be opened: {error}", hint=UNWRITABLE_HINT, reason="STATE_UNWRITABLE"
+        ) from None
     except sqlite3.DatabaseError:
         healthy, application, version = False, 0, 0
     if connection is not None and healthy and application == _APPLICATION_ID and version == SCHEMA_VERSION:

@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from sqlite3 import Row
 
-from sealring.coordinator.store.database import RESTORE_HINT, Database
+from sealring.coordinator.store.database import Database
 from sealring.mesh.crypto.encoding import pack_fields
-from sealring.mesh.errors import AlreadyExists, ConfigError, NotFound
+from sealring.mesh.errors import AlreadyExists, NotFound
 from sealring.v1 import admin_pb2
 
 _SKIPPED = "skipped_epochs"
@@ -60,12 +60,12 @@ class Deployments:
                 reason="UNKNOWN_DEPLOYMENT",
                 param="name",
             )
-        return _deployment(row)
+        return self._deployment(row)
 
     def all(self) -> list[StoredDeployment]:
         """Every deployment, by name."""
         rows = self._database.rows("SELECT * FROM deployments ORDER BY name")
-        return [_deployment(row) for row in rows]
+        return [self._deployment(row) for row in rows]
 
     def check_free(self, name: str) -> None:
         """Raises AlreadyExists (NAME_TAKEN)."""
@@ -110,20 +110,15 @@ class Deployments:
         with self._database.transaction() as connection:
             connection.execute(f"{verb} INTO deployments VALUES (?, ?, ?, ?, ?)", values)
 
+    def _deployment(self, row: Row) -> StoredDeployment:
+        if row["checksum"] != _checksum(row["name"], row["asked"], row["plan"]):
+            raise self._database.corrupt("deployments", f"deployment {row['name'][:128]!r}")
+        return StoredDeployment(
+            admin_pb2.DeploymentSpec.FromString(row["asked"]),
+            admin_pb2.DeploymentPlan.FromString(row["plan"]),
+            row["created"],
+        )
+
 
 def _checksum(name: str, asked: bytes, plan: bytes) -> bytes:
     return hashlib.sha256(pack_fields(name.encode(), asked, plan)).digest()
-
-
-def _deployment(row: Row) -> StoredDeployment:
-    if row["checksum"] != _checksum(row["name"], row["asked"], row["plan"]):
-        raise ConfigError(
-            f"the coordinator's database is corrupt: deployment {row['name'][:128]!r}",
-            hint=RESTORE_HINT,
-            reason="STATE_CORRUPT",
-        )
-    return StoredDeployment(
-        admin_pb2.DeploymentSpec.FromString(row["asked"]),
-        admin_pb2.DeploymentPlan.FromString(row["plan"]),
-        row["created"],
-    )

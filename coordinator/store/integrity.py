@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from sealring.coordinator.store import Store, StoredRoster
-from sealring.coordinator.store.database import RESTORE_HINT
+from collections.abc import Callable
+
+from sealring.coordinator.store import AUDIT_HEAD, Store
 from sealring.mesh.crypto.dsse import parse_envelope
 from sealring.mesh.crypto.identity import member_id
-from sealring.mesh.errors import ConfigError, InvalidInput, RosterError
+from sealring.mesh.errors import InvalidInput, RosterError
 from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, roster_hash
 
 
 def check_stored(store: Store) -> None:
-    """Rosters, deployments and members. Raises ConfigError (STATE_CORRUPT)."""
-    check_roster(store.rosters.latest())
-    store.deployments.all()
-    try:
-        members = store.members.all()
-    except ValueError:  # a word that is none, JSON that is none
-        raise corrupt("the list of members") from None
-    for member in members:
+    """All but the audit log, which `audit verify` checks. Raises ConfigError (STATE_CORRUPT)."""
+    if store.get_meta(AUDIT_HEAD) is None:
+        raise store.corrupt("meta", "its making was broken off")
+    _check_roster(store)
+    reads: tuple[tuple[str, str, Callable[[], object]], ...] = (
+        ("deployments", "the list of deployments", store.deployments.all),
+        ("members", "the list of members", store.members.all),
+        ("revocations", "the list of revocations", lambda: store.members.revocations(since=0, limit=-1)),
+        ("tokens", "the list of tokens", lambda: store.tokens.open(now=0)),
+        ("meta", "the numbers that were skipped", store.rosters.next_version),
+    )
+    for table, what, read in reads:
+        try:
+            read()
+        except (ValueError, TypeError):  # a word that is none, JSON that is none
+            raise store.corrupt(table, what) from None
+    for member in store.members.all():
         if not _is_key_of(member.identity_key, member.id):
-            raise corrupt(f"the identity key of {member.name}")
+            raise store.corrupt("members", f"the identity key of {member.name}")
 
 
 def _is_key_of(identity_key: bytes, identifier: str) -> bool:
@@ -30,11 +40,9 @@ def _is_key_of(identity_key: bytes, identifier: str) -> bool:
         return False
 
 
-def check_roster(latest: StoredRoster | None) -> None:
-    """The next roster names the hash of this one; were it wrong, every member would raise the alarm.
-
-    Raises ConfigError (STATE_CORRUPT).
-    """
+def _check_roster(store: Store) -> None:
+    """The next roster names the hash of this one; were it wrong, every member would raise the alarm."""
+    latest = store.rosters.latest()
     if latest is None:
         return
     try:
@@ -43,11 +51,4 @@ def check_roster(latest: StoredRoster | None) -> None:
     except RosterError:
         sound = False
     if not sound:
-        raise corrupt(f"roster {latest.version}")
-
-
-def corrupt(what: str) -> ConfigError:
-    """Something in the database is not what was written."""
-    return ConfigError(
-        f"the coordinator's database is corrupt: {what}", hint=RESTORE_HINT, reason="STATE_CORRUPT"
-    )
+        raise store.corrupt("rosters", f"roster {latest.version}")

@@ -14,6 +14,7 @@ from sealring.coordinator.store.members import Members
 from sealring.coordinator.store.operators import Operators
 from sealring.coordinator.store.rosters import Rosters
 from sealring.coordinator.store.tokens import Tokens
+from sealring.mesh.errors import ConfigError
 
 DATABASE_NAME = "coordinator.db"
 
@@ -53,6 +54,10 @@ class Store:
         """Store a value of the cluster's own."""
         with self._database.transaction() as connection:
             connection.execute("REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+    def corrupt(self, table: str, what: str) -> ConfigError:
+        """Something in a table is not what was written (STATE_CORRUPT)."""
+        return self._database.corrupt(table, what)
 
     def close(self) -> None:
         """Let another process have it."""

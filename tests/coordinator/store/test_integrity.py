@@ -54,7 +54,7 @@ def test_what_does_not_agree_with_itself_is_named(
         check_stored(store)
         renew_operator_bundle(tmp_path, store, keys, "127.0.0.1:1", now=NOW)
     assert caught.value.reason == "STATE_CORRUPT"
-    assert caught.value.message.endswith(f"corrupt: {named}")
+    assert caught.value.message == f"table {table} of {tmp_path / 'coordinator.db'} is corrupt: {named}"
     assert "sealring coordinator restore" in caught.value.hint
     store.close()
 
