@@ -70,7 +70,13 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     app = create_app(backend, exposition=metrics.exposition, gate=gate, cors_origins=settings.cors_origins)
     edge = HttpServer(app, tls=http_tls)
     server = Server(
-        [(inference_grpc.add_InferenceServicer_to_server, InferenceService(backend), SERVICE)],
+        [
+            (
+                inference_grpc.add_InferenceServicer_to_server,
+                InferenceService(backend, metrics.exposition),
+                SERVICE,
+            )
+        ],
         port=INFERENCE,
         interceptors=[GateInterceptor(gate)],
     )

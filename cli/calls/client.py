@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from sealring.client.options import SamplingOptions
 
 
+CALL_SECONDS = 10.0
+
+
 class Access(TypedDict):
     """How a gateway is reached that has TLS or asks for a key."""
 
@@ -73,6 +76,21 @@ class Client:
             return await _stream(self.stub, question, on_text, seconds, _metadata(self.api_key))
         except grpc.RpcError as error:
             raise named(from_rpc_error(error), "the gateway", self.address) from None
+
+    async def metrics(self) -> str:
+        """What the gateway counts, in Prometheus text format. Raises the error that it answered with."""
+        import grpc
+
+        from sealring.mesh.rpc.status import from_rpc_error
+        from sealring.v1 import inference_pb2
+
+        try:
+            found = await self.stub.GetMetrics(
+                inference_pb2.GetMetricsRequest(), timeout=CALL_SECONDS, metadata=_metadata(self.api_key)
+            )
+        except grpc.RpcError as error:
+            raise named(from_rpc_error(error), "the gateway", self.address) from None
+        return str(found.exposition, "utf-8")
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from sealring.cli.calls.operator import Admin, run_admin
-from sealring.cli.terminal.output import moment, print_data, print_table, say, size
+from sealring.cli.terminal.output import moment, plain, print_data, print_table, say, size
 from sealring.mesh.errors import InvalidInput, NotFound
 from sealring.mesh.trust.levels import SCORES, TrustLevel
 
@@ -141,6 +141,15 @@ def print_revoked(members: list[dict[str, Any]], role: str) -> None:
         if one["role"] == role:
             done = "banned" if one["banned"] else "evicted"
             print_data(f"{done} {one['name']} {one['id']} at {moment(one['at'])}")
+
+
+async def look(admin: Admin) -> dict[str, Any]:
+    """Nodes, each with why it is `idle`, gateways, and deployments with their rings, as JSON data."""
+    known = plain(await admin.call("ListNodes"))
+    listed = plain(await admin.call("ListDeployments"))
+    deployments = listed["deployments"]
+    nodes = [{**node, "idle": why_idle(node, deployments)} for node in known["nodes"]]
+    return {"nodes": nodes, "gateways": known["gateways"], "deployments": deployments}
 
 
 def why_idle(node: dict[str, Any], deployments: list[dict[str, Any]]) -> str:

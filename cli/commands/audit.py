@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from sealring.cli.calls.operator import Admin, call_admin, read_bundle, run_admin
+from sealring.cli.calls.operator import call_admin, read_bundle, run_admin
+from sealring.cli.calls.verified import verify_audit
 from sealring.cli.terminal.command import ADMIN, command, load_settings
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import moment, plain, print_data, print_json, print_table
 
-if TYPE_CHECKING:
-    from sealring.coordinator.roster.audit_head import AuditHead
-
 app = typer.Typer(name="audit", help="The audit log: who did what to the cluster.", no_args_is_help=True)
-
-_AUDIT_PAGE = 1000
-
-
-async def _verify_audit(admin: Admin, pin: bytes) -> tuple[int, bytes, AuditHead]:
-    """How many entries there are, the hash of the last, and what of them the roster keys signed.
-
-    Raises FailedPrecondition (AUDIT_BROKEN, AUDIT_UNSIGNED), RosterError (ROOT_*).
-    """
-    from sealring.coordinator.roster.audit_head import check_signed, read_head
-    from sealring.coordinator.store import verify_chain
-    from sealring.coordinator.store.audit import FIRST_PREVIOUS
-    from sealring.mesh.pki.root import decode_chain, verify_root_chain
-
-    answer = await admin.call("GetRoster")
-    root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=time.time())
-    last, head, found = (0, FIRST_PREVIOUS), None, None
-    while True:
-        page = await admin.call("ListAuditLog", after=last[0], limit=_AUDIT_PAGE)
-        head = head or read_head(page.signed_head, root)
-        last = verify_chain(page.entries, after=last)
-        found = next((one.hash for one in page.entries if one.sequence == head.sequence), found)
-        if len(page.entries) < _AUDIT_PAGE:
-            check_signed(found, head)
-            return *last, head
 
 
 @command(app, "list", example="sealring audit list --limit 20", section="cli", fields=ADMIN)
@@ -76,7 +48,7 @@ def list_entries(
 def verify(context: typer.Context, as_json: AsJson = False) -> None:
     """Verify that no entry of the audit log was changed or cut off."""
     pin = read_bundle(load_settings(context).settings.operator).root_sha256
-    count, last, head = run_admin(context, lambda admin: _verify_audit(admin, pin))
+    count, last, head = run_admin(context, lambda admin: verify_audit(admin, pin))
     if as_json:
         print_json({"entries": count, "head": last.hex(), "signed": head.sequence, "signed_at": head.at})
         return

@@ -56,7 +56,7 @@ def proxy(
     """
     settings = load_settings(context).settings
     pin = _pin(root_sha256, settings)
-    state_file = state_file or _state_file(pin)
+    state_file = state_file or client_state_file(pin)
 
     from sealring.cli.calls.client import gateway_access
     from sealring.cli.proxy import serve
@@ -88,7 +88,7 @@ def _pin(root_sha256: str | None, settings: CliSettings) -> bytes:
     return parse_root_sha256(root_sha256)
 
 
-def _state_file(pin: bytes) -> Path:
+def client_state_file(pin: bytes) -> Path:
     """One memory per cluster."""
     from sealring.mesh.system.paths import default_state_root
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sealring.cli.calls.operator import call_admin, read_bundle
+from sealring.cli.calls.verified import describe_roster
 from sealring.cli.terminal.command import ADMIN, command, load_settings
 from sealring.cli.terminal.options import AsJson, cannot_write, read_file, write_file
 from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say
 from sealring.mesh.errors import InvalidInput, RosterError
-from sealring.mesh.trust.levels import level_of
 
 if TYPE_CHECKING:
     from sealring.mesh.roster.model import Roster
@@ -152,47 +152,6 @@ def _save(folder: Path, answer: Any) -> None:
         raise cannot_write(folder, error) from None
     write_file(folder / "roster.dsse", answer.roster)
     write_file(folder / "root.dsse", answer.root_metadata)
-
-
-def describe_roster(found: Roster) -> dict[str, Any]:
-    """A roster as JSON data: hashes in hex, layers as [first, end)."""
-    return {
-        "cluster": found.cluster,
-        "version": found.version,
-        "hash": found.hash.hex(),
-        "issued": found.issued,
-        "expires": found.expires,
-        "suites": [str(suite) for suite in found.suites],
-        "trust_floor": level_of(found.trust_floor),
-        "min_trust": level_of(found.min_trust),
-        "members": [
-            {
-                "id": one.id,
-                "key_type": str(one.key_type),
-                "level": str(one.level),
-                "trust": level_of(one.trust),
-                "attested_at": one.attested_at,
-                "challenged_at": one.challenged_at,
-                "addresses": list(one.addresses),
-            }
-            for one in found.members
-        ],
-        "rings": [
-            {
-                "id": ring.id,
-                "deployment": ring.deployment,
-                "model": ring.model,
-                "context": ring.context,
-                "min_trust": level_of(ring.min_trust),
-                "members": [
-                    {"id": one.id, "rank": one.rank, "layers": list(one.layers)} for one in ring.members
-                ],
-            }
-            for ring in found.rings
-        ],
-        "gateways": [one.id for one in found.gateways],
-        "revoked": [{"id": one.id, "at": one.at} for one in found.revoked],
-    }
 
 
 def print_roster(found: dict[str, Any]) -> None:

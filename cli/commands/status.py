@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from sealring.cli.calls.members import print_gateways, print_nodes, why_idle
+from sealring.cli.calls.members import look, print_gateways, print_nodes
 from sealring.cli.calls.operator import Admin, run_admin
 from sealring.cli.commands.deployment import print_deployments
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.options import AsJson
-from sealring.cli.terminal.output import clear_screen, moment, plain, print_data, print_json, say
+from sealring.cli.terminal.output import clear_screen, moment, print_data, print_json, say
 
 app = typer.Typer()
 
@@ -47,15 +47,6 @@ def status(
             await asyncio.sleep(_WATCH_SECONDS)
 
     run_admin(context, work)
-
-
-async def look(admin: Admin) -> dict[str, Any]:
-    """Nodes, each with why it is `idle`, gateways, and deployments with their rings, as JSON data."""
-    known = plain(await admin.call("ListNodes"))
-    listed = plain(await admin.call("ListDeployments"))
-    deployments = listed["deployments"]
-    nodes = [{**node, "idle": why_idle(node, deployments)} for node in known["nodes"]]
-    return {"nodes": nodes, "gateways": known["gateways"], "deployments": deployments}
 
 
 def show(found: dict[str, Any], *, as_json: bool) -> None:

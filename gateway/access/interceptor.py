@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from sealring.gateway.access.gate import ANY, LOOK, USE, Caller, Gate
+from sealring.gateway.access.gate import ANY, LOOK, USE, WATCH, Caller, Gate
 from sealring.gateway.access.keys import Scope
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.rpc.limits import grpc_peer_name
@@ -26,6 +26,7 @@ _SCOPES: dict[str, Collection[Scope] | None] = {
     "/sealring.v1.Inference/Generate": USE,
     "/sealring.v1.Inference/ListModels": LOOK,
     "/sealring.v1.Inference/GetRoster": LOOK,
+    "/sealring.v1.Inference/GetMetrics": WATCH,
     "/grpc.health.v1.Health/Check": None,
 }
 """What a method needs. One that is not listed needs a key of any scope."""

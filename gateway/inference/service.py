@@ -11,7 +11,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol
 
 import grpc.aio
@@ -191,8 +191,9 @@ def model_not_found(name: str, names: list[str]) -> NotFound:
 class InferenceService(inference_grpc.InferenceServicer):
     """`sealring.v1.Inference` over a backend."""
 
-    def __init__(self, backend: InferenceBackend) -> None:
+    def __init__(self, backend: InferenceBackend, exposition: Callable[[], bytes]) -> None:
         self._backend = backend
+        self._exposition = exposition
 
     async def Generate(  # noqa: N802
         self, request: inference.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -214,6 +215,11 @@ class InferenceService(inference_grpc.InferenceServicer):
         self, request: inference.GetRosterRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference.GetRosterResponse:
         return await self._backend.get_roster()
+
+    async def GetMetrics(  # noqa: N802
+        self, request: inference.GetMetricsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference.GetMetricsResponse:
+        return inference.GetMetricsResponse(exposition=self._exposition())
 
 
 def _caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:

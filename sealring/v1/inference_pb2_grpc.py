@@ -49,6 +49,11 @@ class InferenceStub:
                 request_serializer=sealring_dot_v1_dot_inference__pb2.GetRosterRequest.SerializeToString,
                 response_deserializer=sealring_dot_v1_dot_inference__pb2.GetRosterResponse.FromString,
                 _registered_method=True)
+        self.GetMetrics = channel.unary_unary(
+                '/sealring.v1.Inference/GetMetrics',
+                request_serializer=sealring_dot_v1_dot_inference__pb2.GetMetricsRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_inference__pb2.GetMetricsResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -74,6 +79,13 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMetrics(self, request, context):
+        """What the gateway counts, as its HTTP edge tells at /metrics.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +103,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.GetRoster,
                     request_deserializer=sealring_dot_v1_dot_inference__pb2.GetRosterRequest.FromString,
                     response_serializer=sealring_dot_v1_dot_inference__pb2.GetRosterResponse.SerializeToString,
+            ),
+            'GetMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMetrics,
+                    request_deserializer=sealring_dot_v1_dot_inference__pb2.GetMetricsRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_inference__pb2.GetMetricsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +191,33 @@ class Inference:
             '/sealring.v1.Inference/GetRoster',
             sealring_dot_v1_dot_inference__pb2.GetRosterRequest.SerializeToString,
             sealring_dot_v1_dot_inference__pb2.GetRosterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Inference/GetMetrics',
+            sealring_dot_v1_dot_inference__pb2.GetMetricsRequest.SerializeToString,
+            sealring_dot_v1_dot_inference__pb2.GetMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,8 @@ class InferenceStub:
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     GetRoster: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetRosterRequest, _inference_pb2.GetRosterResponse]
     """The signed roster, so that a client can verify by itself who will see its prompt."""
+    GetMetrics: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetMetricsRequest, _inference_pb2.GetMetricsResponse]
+    """What the gateway counts, as its HTTP edge tells at /metrics."""
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
@@ -45,6 +47,8 @@ class InferenceAsyncStub(InferenceStub):
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     GetRoster: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetRosterRequest, _inference_pb2.GetRosterResponse]  # type: ignore[assignment]
     """The signed roster, so that a client can verify by itself who will see its prompt."""
+    GetMetrics: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetMetricsRequest, _inference_pb2.GetMetricsResponse]  # type: ignore[assignment]
+    """What the gateway counts, as its HTTP edge tells at /metrics."""
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -69,5 +73,13 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GetRosterResponse, _abc.Awaitable[_inference_pb2.GetRosterResponse]]:
         """The signed roster, so that a client can verify by itself who will see its prompt."""
+
+    @_abc_1.abstractmethod
+    def GetMetrics(
+        self,
+        request: _inference_pb2.GetMetricsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.GetMetricsResponse, _abc.Awaitable[_inference_pb2.GetMetricsResponse]]:
+        """What the gateway counts, as its HTTP edge tells at /metrics."""
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

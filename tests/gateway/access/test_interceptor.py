@@ -65,7 +65,8 @@ async def serving(
 ) -> AsyncIterator[str]:
     add = inference_grpc.add_InferenceServicer_to_server
     server = Server(
-        [(add, InferenceService(backend), SERVICE)], interceptors=[GateInterceptor(Gate(keys, limits))]
+        [(add, InferenceService(backend, lambda: b""), SERVICE)],
+        interceptors=[GateInterceptor(Gate(keys, limits))],
     )
     port = server.listen("127.0.0.1:0", credentials)
     await server.start()

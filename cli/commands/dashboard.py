@@ -1,0 +1,68 @@
+"""`sealring dashboard`: the cluster in a browser."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sealring.cli.calls.operator import connect, read_bundle
+from sealring.cli.commands.proxy import client_state_file
+from sealring.cli.local.processes import Level, run_daemon
+from sealring.cli.terminal.command import ADMIN, command, load_settings
+from sealring.cli.terminal.output import say
+
+app = typer.Typer()
+
+
+@command(
+    app,
+    example="sealring dashboard",
+    section="cli",
+    fields=(*ADMIN, "gateway", "gateway_ca", "api_key_file"),
+    rich_help_panel="Look",
+)
+def dashboard(
+    context: typer.Context,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="where it listens, on loopback; port 0 takes any")
+    ] = "127.0.0.1:0",
+) -> None:
+    """Show the cluster in a browser: members, trust, rings, load and the audit log, and a chat.
+
+    It prints an address with a token; whoever has it can look at what this operator can. Prompts of its chat
+    are sealed here, so that the gateway cannot read them.
+    """
+    settings = load_settings(context).settings
+    pin = read_bundle(settings.operator).root_sha256
+
+    from sealring.cli.calls.client import gateway_access, inference
+    from sealring.cli.dashboard.app import create_dashboard, new_token
+    from sealring.cli.proxy import SealingBackend
+    from sealring.client import AsyncClient
+    from sealring.gateway.http.app import create_app
+    from sealring.gateway.http.server import HttpServer
+    from sealring.gateway.metrics import Metrics
+    from sealring.mesh.system.processes import stop_on_signals
+
+    async def work() -> None:
+        access, state_file = gateway_access(settings), client_state_file(pin)
+        client = AsyncClient(
+            settings.gateway, root_sha256=pin, state_file=state_file, timeout=3600.0, **access
+        )
+        metrics, token = Metrics(), new_token()
+        edge = create_app(SealingBackend(client, metrics), exposition=metrics.exposition)
+        calls = connect(settings.operator, address=settings.coordinator, seconds=settings.timeout)
+        async with client, calls as admin, inference(settings.gateway, **access) as gateway:
+            server = HttpServer(create_dashboard(admin, pin, gateway, client, edge, token))
+            with stop_on_signals() as stop:
+                try:
+                    port = server.listen(listen)
+                    await server.start()
+                    say(f"http://{listen.rpartition(':')[0]}:{port}/#{token}")
+                    say("open this address in a browser on this machine; Ctrl-C ends it")
+                    await stop.wait()
+                finally:
+                    await server.stop()
+
+    run_daemon("dashboard", work, log_level=Level.WARNING, log_file=None, parent_pipe=None)

@@ -1,0 +1,146 @@
+"""The dashboard's pages and data. It changes nothing: its calls only look, and its questions are sealed.
+
+Whoever has the token that the command prints may use it; other accounts of this machine, and pages of other
+sites that the browser shows, do not. The pages come from this process, ask nobody else for anything, and may
+not be framed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sealring.cli.calls.client import Client
+from sealring.cli.calls.operator import Admin
+from sealring.cli.dashboard.look import Load, audit, cluster, trace
+from sealring.client import AsyncClient
+from sealring.gateway.http.errors import error_response
+from sealring.mesh.errors import InvalidInput, SealringError, Unauthenticated
+from sealring.mesh.trust.levels import level_of
+
+_PAGES = {
+    "/": ("page.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+}
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
+
+
+def create_dashboard(
+    admin: Admin, pin: bytes, gateway: Client, client: AsyncClient, edge: ASGIApp, token: str
+) -> Starlette:
+    """The ASGI application; `edge` answers the chat's questions, sealed by `client`."""
+    load = Load(gateway.metrics)
+
+    async def tell_cluster(request: Request) -> Any:
+        return await cluster(admin, pin, time.time())
+
+    async def tell_load(request: Request) -> Any:
+        return await load.look(time.monotonic())
+
+    async def tell_audit(request: Request) -> Any:
+        return await audit(admin, pin)
+
+    async def tell_trace(request: Request) -> Any:
+        ring = request.query_params.get("ring", "")
+        if not 0 < len(ring) <= 128:
+            raise InvalidInput("the query names no ring", hint="add ?ring=", reason="BAD_RING", param="ring")
+        return await trace(admin, ring)
+
+    async def tell_rings(request: Request) -> Any:
+        """Who will see a prompt: by the roster that the client verified."""
+        return [
+            {
+                "ring": ring.id,
+                "deployment": ring.deployment,
+                "min_trust": level_of(ring.min_trust),
+                "members": [
+                    {"id": one.id, "level": one.level, "layers": list(one.layers)} for one in ring.members
+                ],
+            }
+            for ring in await client.rings()
+        ]
+
+    tells = {
+        "/data/cluster": tell_cluster,
+        "/data/load": tell_load,
+        "/data/audit": tell_audit,
+        "/data/trace": tell_trace,
+        "/data/rings": tell_rings,
+    }
+    return Starlette(
+        routes=[
+            *(Route(path, _page(*page)) for path, page in _PAGES.items()),
+            *(Route(path, _json(tell)) for path, tell in tells.items()),
+            Mount("", edge),
+        ],
+        middleware=[Middleware(_Token, token=token)],
+    )
+
+
+def new_token() -> str:
+    """For one run of the dashboard."""
+    return secrets.token_urlsafe(32)
+
+
+def _page(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return Response(files(__package__).joinpath(name).read_bytes(), media_type=kind)
+
+    return endpoint
+
+
+def _json(tell: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            return JSONResponse(await tell(request))
+        except SealringError as error:
+            return error_response(error, request.url.path)
+
+    return endpoint
+
+
+class _Token:
+    """Asks for the token wherever something is told, and sets the headers of every answer."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        shown = Headers(scope=scope).get("authorization", "").encode()
+        if scope["path"] in _PAGES or hmac.compare_digest(shown, self._expected):
+            await self._app(scope, receive, with_headers)
+            return
+        refused = Unauthenticated(
+            "this is not the dashboard's token",
+            hint="open the address that `sealring dashboard` printed",
+            reason="BAD_TOKEN",
+        )
+        await error_response(refused, scope["path"])(scope, receive, with_headers)

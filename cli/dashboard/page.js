@@ -1,0 +1,283 @@
+"use strict";
+// Every text is set as text, never as markup: names come from other machines.
+
+const token = location.hash.slice(1) || sessionStorage.getItem("token") || "";
+sessionStorage.setItem("token", token);
+history.replaceState(null, "", location.pathname); // not into the history, nor into a picture of the window
+
+const element = (id) => document.getElementById(id);
+const names = new Map(); // of nodes, by id
+let rings = [];
+
+function make(tag, text = "", kind = "") {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  made.className = kind;
+  return made;
+}
+
+function table(columns, rows) {
+  const made = make("table");
+  const head = made.createTHead().insertRow();
+  for (const column of columns) head.append(make("th", column));
+  const body = made.createTBody();
+  for (const row of rows) {
+    const line = body.insertRow();
+    for (const cell of row) {
+      line.append(Array.isArray(cell) ? make("td", String(cell[0]), cell[1]) : make("td", String(cell ?? "")));
+    }
+  }
+  return made;
+}
+
+async function ask(path, options = {}) {
+  const answer = await fetch(path, { ...options, headers: { authorization: `Bearer ${token}`, ...options.headers } });
+  if (!answer.ok) {
+    const found = await answer.json().catch(() => ({}));
+    throw new Error(found.error?.message ?? `${path}: ${answer.status}`);
+  }
+  return answer;
+}
+
+const moment = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString() : "never");
+const size = (bytes) => (bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(1)} GB`);
+const number = (value, digits = 1, unit = "") => (value === null ? "–" : `${value.toFixed(digits)}${unit}`);
+const name = (id) => names.get(id) ?? (id.length > 40 ? id.slice(0, 16) : id);
+
+function age(now, seconds) {
+  if (!seconds) return "never";
+  const passed = Math.max(0, now - seconds);
+  if (passed < 120) return `${Math.round(passed)} s ago`;
+  return passed < 7200 ? `${Math.round(passed / 60)} min ago` : `${Math.round(passed / 3600)} h ago`;
+}
+
+function showCluster(found) {
+  names.clear();
+  for (const one of [...found.nodes, ...found.gateways]) names.set(one.id, one.name);
+  const signers = found.roster.signers.map((one) => one.slice(0, 16)).join(", ");
+  element("cluster").textContent =
+    `cluster ${found.roster.cluster}, roster version ${found.roster.version}, signed by ${signers}, ` +
+    `valid until ${moment(found.roster.expires)}, root ${found.root.slice(0, 16)}`;
+  element("rings").replaceChildren(...found.deployments.flatMap((one) => one.rings.map((ring) => ringCard(one, ring))));
+  if (!found.deployments.length) element("rings").replaceChildren(make("p", "Nothing is deployed: sealring deploy MODEL"));
+  element("nodes").replaceChildren(
+    table(
+      ["node", "state", "trust", "attested", "challenged", "memory", "version", ""],
+      found.nodes.map((one) => [
+        one.name,
+        [one.state, one.state],
+        one.listed ? one.trust : "not in the roster",
+        age(found.now, one.attested_at),
+        age(found.now, one.challenged_at),
+        `${size(one.memory_used)} of ${size(one.memory_usable)}`,
+        one.software_version,
+        [one.trouble || one.idle, "text"],
+      ]),
+    ),
+  );
+  showSeers();
+  element("gateways").replaceChildren(
+    table(
+      ["gateway", "state", "enrolled", ""],
+      found.gateways.map((one) => {
+        const state = one.watching ? "connected" : "offline";
+        return [one.name, [state, state], moment(one.enrolled), [one.trouble, "text"]];
+      }),
+    ),
+  );
+}
+
+function ringCard(deployment, ring) {
+  const card = make("div", "", "ring");
+  const title = make("strong", `${deployment.plan.spec.name} `);
+  const epoch = ring.phase === "serving" ? `epoch ${ring.epoch}` : ring.reason || "";
+  const links = [...new Set(ring.links.map((one) => one.suite))].join(", ");
+  card.append(title, make("span", ring.phase, ring.phase), make("span", ` ${epoch} `));
+  card.append(make("div", `ring ${ring.ring}${links ? `, links ${links}` : ""}`, "small"));
+  if (ring.phase === "serving" && ring.reason) card.append(make("div", `last change: ${ring.reason}`, "small"));
+  const stages = make("div", "", "stages");
+  const planned = deployment.plan.rings.find((one) => one.ring === ring.ring);
+  for (const stage of planned?.stages ?? []) {
+    const box = make("div", "", `stage ${stage.trust}`);
+    box.append(make("strong", stage.member_name));
+    box.append(make("div", `layers ${stage.first_layer} to ${stage.end_layer - 1}`));
+    box.append(make("div", `trust ${stage.trust}, ${size(stage.weight_bytes)}`, "small"));
+    stages.append(box);
+  }
+  card.append(stages);
+  return card;
+}
+
+function showLoad(found) {
+  element("load").replaceChildren(
+    table(
+      ["model", "rows", "waiting", "tokens/s", "first token, median", "KV memory", "prefixes kept", "of prompts from prefixes"],
+      found.map((one) => [
+        one.model,
+        one.running,
+        one.waiting,
+        number(one.tokens_per_second),
+        number(one.first_token, 3, " s"),
+        number(100 * one.kv_usage, 0, " %"),
+        `${one.prefix_tokens} tokens`,
+        one.prefix_share === null ? "–" : number(100 * one.prefix_share, 0, " %"),
+      ]),
+    ),
+  );
+}
+
+function showAudit(found) {
+  element("chain").textContent = found.trouble
+    ? `THE LOG DOES NOT HOLD: ${found.trouble}`
+    : `${found.count} entries, one chain, checked here; the roster keys signed it up to entry ${found.signed}, ${moment(found.signed_at)}`;
+  element("chain").className = found.trouble ? "down" : "";
+  element("audit").replaceChildren(
+    table(
+      ["", "at", "who", "action", "subject", "details"],
+      found.entries.map((one) => [
+        one.sequence,
+        moment(one.at),
+        name(one.actor),
+        one.action,
+        name(one.subject),
+        [Object.entries(one.details).map(([key, value]) => `${key}=${value}`).join(" "), "text"],
+      ]),
+    ),
+  );
+}
+
+function showShares(members) {
+  const activities = Object.keys(members.find((one) => !one.trouble) ?? {}).filter((one) => !["rank", "name", "idle"].includes(one));
+  element("shares").replaceChildren(
+    table(
+      ["member", ...activities.map((one) => one.replaceAll("_", " ")), "idle"],
+      members.map((one) =>
+        one.trouble ? [one.name, [one.trouble, "text"]] : [one.name, ...activities.map((of) => number(one[of])), number(one.idle)],
+      ),
+    ),
+  );
+}
+
+function showRings(found) {
+  rings = found;
+  const models = [...new Set(found.map((one) => one.deployment))];
+  const chosen = element("model").value;
+  element("model").replaceChildren(...models.map((one) => new Option(one, one, false, one === chosen)));
+  showSeers();
+}
+
+function showSeers() {
+  const serving = rings.filter((one) => one.deployment === element("model").value);
+  element("seers").replaceChildren();
+  for (const ring of serving) {
+    const members = ring.members.map((one) => `${name(one.id)} (${one.level})`);
+    element("seers").append(
+      make("div", `The prompt is sealed for ${members[0]}, the head of ring ${ring.ring}: it reads prompt and answer.`),
+      make("div", `The ring's other members compute on it: ${members.slice(1).join(", ") || "none"}. Minimum trust: ${ring.min_trust}. The gateway cannot read it.`, "small"),
+    );
+  }
+}
+
+const shown = { "/data/cluster": showCluster, "/data/load": showLoad, "/data/audit": showAudit, "/data/rings": showRings };
+const failed = new Map();
+
+function tellTrouble(path, text) {
+  if (text) failed.set(path, text);
+  else failed.delete(path);
+  element("trouble").textContent = [...new Set(failed.values())].join("; ");
+  element("trouble").hidden = !failed.size;
+}
+
+async function refresh(path, seconds) {
+  if (!document.hidden) {
+    try {
+      shown[path](await (await ask(path)).json());
+      tellTrouble(path, "");
+    } catch (error) {
+      tellTrouble(path, error.message);
+    }
+  }
+  setTimeout(refresh, seconds * 1000, path, seconds);
+}
+
+let messages = [];
+let answering = null;
+
+async function chat(question) {
+  messages.push({ role: "user", content: question });
+  element("talk").append(make("p", question, "user"));
+  const line = element("talk").appendChild(make("p"));
+  answering = new AbortController();
+  element("stop").hidden = false;
+  element("send").disabled = true;
+  try {
+    const answer = await ask("/v1/chat/completions", {
+      method: "POST",
+      signal: answering.signal,
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify({ model: element("model").value, messages, stream: true }),
+    });
+    for await (const event of events(answer.body)) {
+      if (event.error) throw new Error(event.error.message);
+      line.textContent += event.choices?.[0]?.delta?.content ?? "";
+    }
+    const ring = answer.headers.get("x-sealring-ring");
+    const trust = rings.find((one) => one.ring === ring)?.min_trust;
+    element("talk").append(make("div", `answered by ring ${ring}, minimum trust ${trust}`, "small"));
+  } catch (error) {
+    if (error.name !== "AbortError") element("talk").append(make("div", error.message, "down"));
+  }
+  messages.push({ role: "assistant", content: line.textContent });
+  answering = null;
+  element("stop").hidden = true;
+  element("send").disabled = false;
+}
+
+// Server-sent events (HTML Living Standard, section 9.2), as far as the APIs here send them: one data line each.
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
+    }
+  }
+}
+
+element("chat").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const question = element("question").value.trim();
+  if (!question || answering) return;
+  element("question").value = "";
+  void chat(question);
+});
+element("stop").addEventListener("click", () => answering?.abort());
+element("clear").addEventListener("click", () => {
+  answering?.abort();
+  messages = [];
+  element("talk").replaceChildren();
+});
+element("model").addEventListener("change", showSeers);
+element("trace").addEventListener("click", async () => {
+  element("trace").disabled = true;
+  try {
+    const members = [];
+    for (const ring of new Set(rings.map((one) => one.ring))) {
+      members.push(...(await (await ask(`/data/trace?ring=${encodeURIComponent(ring)}`)).json()));
+    }
+    showShares(members);
+    tellTrouble("trace", "");
+  } catch (error) {
+    tellTrouble("trace", error.message);
+  }
+  element("trace").disabled = false;
+});
+
+void refresh("/data/cluster", 2);
+void refresh("/data/load", 2);
+void refresh("/data/rings", 5);
+void refresh("/data/audit", 30);
