@@ -8,7 +8,6 @@ import structlog
 
 from sealring.coordinator.auth.access import Access
 from sealring.coordinator.auth.operators import OperatorAccess
-from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.init import renew_operator_bundle
 from sealring.coordinator.keys import ClusterKeys, extend_root
 from sealring.coordinator.planning.profiles import Profiles
@@ -82,7 +81,7 @@ class Coordinator:
         self.watchers = watchers = Watchers()
         self.rings = rings = Rings(store, publisher, sessions, watchers, settings)
         self.profiles = profiles = Profiles(sessions, timeout=settings.profile_timeout)
-        standing = Standing(settings, clock=clock)
+        standing = publisher.standing
         survey = Survey(store, sessions, profiles, standing, settings)
         deployments = DeploymentService(store, publisher, survey, rings, clock=clock)
         self.moves = Moves(store, publisher, sessions, survey, rings, deployments, settings, clock=clock)

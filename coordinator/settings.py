@@ -6,7 +6,7 @@ import ipaddress
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.names import is_label
@@ -36,6 +36,7 @@ def _check_host(host: str) -> str:
 
 
 Host = Annotated[str, AfterValidator(_check_host)]
+ManifestHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class CoordinatorSettings(BaseModel):
@@ -64,6 +65,11 @@ class CoordinatorSettings(BaseModel):
     )
     software_identity_allowed: bool = Field(
         default=False, description="let nodes of trust level software join: their key is in a file"
+    )
+    allowed_manifests: list[ManifestHash] = Field(
+        default_factory=list,
+        max_length=256,
+        description="software that nodes may run: manifests, as in: sealring node list --json [default: any]",
     )
     roster_lifetime: WholeSeconds = Field(
         default=720, ge=2, le=900, description="life of a signed roster; it is renewed at half of it"

@@ -23,9 +23,9 @@ MAKE = (*KEYS, "cluster")
 FINISH = (*KEYS, "listen", "advertise")
 RUN = (
     *("state_dir", "listen", "join_listen", "advertise", "trust_floor", "software_identity_allowed"),
-    *("roster_key_files", "roster_lifetime", "certificate_lifetime", "heartbeat_timeout"),
-    *("challenge_interval", "challenge_timeout", "prepare_timeout", "commit_timeout", "profile_timeout"),
-    *("drain_timeout", "replace_after"),
+    *("allowed_manifests", "roster_key_files", "roster_lifetime", "certificate_lifetime"),
+    *("heartbeat_timeout", "challenge_interval", "challenge_timeout", "prepare_timeout", "commit_timeout"),
+    *("profile_timeout", "drain_timeout", "replace_after"),
 )
 
 RosterThreshold = Annotated[

@@ -195,21 +195,15 @@ class Cluster:
         await self.admin.call("ListJoinTokens", wait_for_ready=True)
 
     async def _enrol_all(self) -> None:
-        """Those that are not, or not any more, or that look for the coordinator where it was before.
-
-        Also nodes whose software is another since they joined, which the coordinator would throw out.
-        """
+        """Those that are not, or not any more, or that look for the coordinator where it was before."""
         from sealring.mesh.pki.root import decode_chain, verify_root_chain
         from sealring.mesh.roster.reader import check_roster
-        from sealring.node.identity.manifest import manifest_hash
 
         bundle, now = read_bundle(self.operator_bundle), time.time()
         answer = await self.admin.call("GetRoster")
         root = verify_root_chain(decode_chain(answer.root_metadata), bundle.root_sha256, now=now)
         roster = check_roster(answer.roster, root, now=now)
-        installed = await asyncio.to_thread(manifest_hash) if roster.members else b""
-        good = {one.id for one in roster.members if one.manifest_hash == installed}
-        good |= {one.id for one in roster.gateways}
+        good = {one.id for one in roster.members} | {one.id for one in roster.gateways}
         new = [one for one in self.names if one != "coordinator" and not self._is_in(one, bundle, good)]
         await asyncio.gather(
             *(self._enrol_gateway() if name == "gateway" else self._enrol_node(name) for name in new)

@@ -11,15 +11,13 @@ from typing import Any
 
 from sealring.cli.local.cluster import Cluster
 from sealring.cli.local.leftovers import PORTS
-from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition, SealringError
+from sealring.mesh.errors import DeadlineExceeded, SealringError
 from sealring.mesh.member.state import ROSTER, load_machine_state
-from sealring.mesh.roster.codec import issued_unverified
 from sealring.mesh.roster.model import Ring
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.system.addresses import listens, parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
 from sealring.node.daemon.doing import DOING, read_doing
-from sealring.node.identity.manifest import manifest_hash
 
 NOTHING = "this node serves nothing now"
 
@@ -81,33 +79,12 @@ class OtherMachine(Machine):
     async def start(self) -> None:
         """Returns when the node listens; it may not have found its coordinator yet.
 
-        Raises FailedPrecondition (SOFTWARE_CHANGED), Unavailable (COMPONENT_ENDED), DeadlineExceeded
-        (NODE_NOT_STARTED).
+        Raises Unavailable (COMPONENT_ENDED), DeadlineExceeded (NODE_NOT_STARTED).
         """
-        await asyncio.to_thread(self.check_software)
         self.write_configs()
         (self._state_dir("node") / DOING).unlink(missing_ok=True)  # of the last time
         await self.start_node("node")
         await self._or_failure(self._wait_until_it_listens())
-
-    def check_software(self) -> None:
-        """Raises FailedPrecondition (SOFTWARE_CHANGED) where the coordinator would throw the node out.
-
-        That is when it joined with other software than is installed now. Blocks.
-        """
-        folder = self._state_dir("node")
-        try:
-            state, envelope = load_machine_state(folder), read_bounded(folder / ROSTER)
-            roster = check_roster(envelope, state.root, now=issued_unverified(envelope))
-            joined_with = roster.member(state.peer.id).manifest_hash
-        except (OSError, SealringError):
-            return  # the coordinator will say
-        if joined_with != manifest_hash():
-            raise FailedPrecondition(
-                "the installed software is not the one that this machine joined with",
-                hint="after an update join again: `sealring token create` on the first machine prints how",
-                reason="SOFTWARE_CHANGED",
-            )
 
     def looks(self) -> tuple[str, str]:
         """In words whether the coordinator answers (empty at first), and what the node serves. Blocks."""

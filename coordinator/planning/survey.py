@@ -130,7 +130,7 @@ class Survey:
             return f"it serves ring {serving[member.id]}"
         if session.heartbeat is None:
             return "it has not reported its memory yet"
-        return ""
+        return self._standing.refusal(member)
 
     def _serving(self, freed: Collection[str]) -> dict[str, str]:
         return {

@@ -127,7 +127,7 @@ class Rings:
         )
         self._watchers.tell(WatchResponse(ring=self._running[ring.ring].state()))
         for stage in ring.stages:
-            if self._sessions.find(stage.member) is not None:
+            if self._is_here(stage.member):
                 self._apply(ring.ring, machine.online(stage.member, self._clock()))
 
     def _end(self, name: str, *, gone: bool, staying: Collection[str] = ()) -> None:
@@ -145,13 +145,19 @@ class Rings:
     # What the members say
 
     def online(self, member: str) -> None:
-        """A node's stream is there."""
+        """A node's stream is there, or the node has proved what it runs."""
+        if not self._is_here(member):
+            return
         for name, running in self._of(member):
             serving = self._serving_epoch(member, running)
             session = self._sessions.find(member)
             links = _links(session.links, running) if session is not None else []
             actions = running.machine.online(member, self._clock(), serving=serving, links=links)
             self._apply(name, actions)
+
+    def _is_here(self, member: str) -> bool:
+        known = self._store.members.find(member) if self._sessions.find(member) is not None else None
+        return known is not None and self._publisher.standing.attested(known)
 
     def lost(self, member: str) -> None:
         """A node's stream broke."""
@@ -310,6 +316,8 @@ class Rings:
             return "was evicted"
         if member.draining:
             return "is draining"
+        if refused := self._publisher.standing.refusal(member):
+            return f"is not trusted: {refused}"
         return f"has trust {listed.trust}, below the floor {floor}" if listed.trust < floor else ""
 
     def serving(self, name: str) -> RunningRing:

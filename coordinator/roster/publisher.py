@@ -43,7 +43,7 @@ class RosterPublisher:
     def __init__(
         self, store: Store, keys: ClusterKeys, settings: CoordinatorSettings, *, clock: Clock
     ) -> None:
-        self._standing = Standing(settings, clock=clock)
+        self.standing = Standing(settings, clock=clock)
         self.audit_seal = AuditSeal(store, keys, clock=clock)
         self.listeners: list[Callable[[StoredRoster], None]] = []
         self._store = store
@@ -163,7 +163,7 @@ class RosterPublisher:
             key_type=member.key_type,
             sealing_key=member.sealing_key,
             level=member.level,
-            trust=self._standing.trust(member),
+            trust=self.standing.trust(member),
             attestation_hash=member.attestation_hash,
             attested_at=member.attested_at,
             challenged_at=member.challenged_at,

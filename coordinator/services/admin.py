@@ -163,7 +163,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     places.get(member.id),
                     self._standing.trust(member),
                     self._clock(),
-                    self._sessions.trouble(member.id),
+                    self._sessions.trouble(member.id) or self._standing.refusal(member),
                 )
                 for member in sorted(self._store.members.all(Role.MEMBER), key=lambda one: one.name)
             ],

@@ -1,8 +1,10 @@
 """Challenges: on connecting and every few minutes, every node proves again who it is and what it runs.
 
-A node that lost a protection or runs other software is out at once; one that fails three challenges in a row,
-by silence or with evidence that does not hold, is out then. Evidence that grows old lowers the score
-(`coordinator/auth/standing.py`). Whoever is out comes back with a new token and into a new epoch only.
+A node that lost a protection is out at once; one that fails three challenges in a row, by silence or with
+evidence that does not hold, is out then. Whoever is out comes back with a new token and into a new epoch
+only. One that was started again may run other software (decision 20). One whose files changed while it ran
+stays a member and is trusted no more, until it is started again. Evidence that grows old lowers the score
+(`coordinator/auth/standing.py`).
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ from sealring.mesh.trust.attestation import (
     decode_statement,
     verify_statement,
 )
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage
 
 MAX_FAILURES = 3
 _LOOKS = 6
 _MAX_TICK_SECONDS = 1.0
-_OUT_AT_ONCE = ("PROTECTION_LOST", "MANIFEST_CHANGED")
 log = structlog.get_logger()
 
 
@@ -146,8 +148,10 @@ class Challenges:
             verdict = self._judge(member, challenge.nonce, answer)
         except AttestationError as error:
             self._open.pop(identifier, None)
-            if member is not None and error.reason in _OUT_AT_ONCE:
+            if member is not None and error.reason == "PROTECTION_LOST":
                 self._throw_out(member, error.reason)
+            elif member is not None and error.reason == "MANIFEST_CHANGED":
+                self._distrust(member, answer.statement, error)
             else:
                 self._failed(identifier, error.reason)
             return
@@ -169,7 +173,10 @@ class Challenges:
             label=Label.CHALLENGE,
             device=self._device(member),
         )
-        check_continuity(decode_statement(member.evidence), verdict.statement)
+        before = decode_statement(member.evidence)
+        check_continuity(before, verdict.statement)
+        if member.level is TrustLevel.NONE and before.sealing_key == member.sealing_key:
+            raise AttestationError("not started again since its files changed", reason="MANIFEST_CHANGED")
         model = self._rings.model_of(member.id)
         models = verdict.statement.models
         if model is not None and models and model not in models:
@@ -197,16 +204,37 @@ class Challenges:
             evidence=verdict.data,
             challenged_at=int(self._clock()),
         )
+        manifest = verdict.statement.manifest_hash
+        updated = manifest != member.manifest_hash
+        if updated:
+            changed = dataclasses.replace(
+                changed, manifest_hash=manifest, attestation=verdict.data, attested_at=changed.challenged_at
+            )
         score = self._standing.trust(changed)
+        details: dict[str, str | int] = {"level": changed.level, "trust": score}
+        if updated:
+            details |= {"manifest": manifest.hex(), "before": member.manifest_hash.hex()}
         listed = self._publisher.listed(member.id)
-        if listed is not None and (listed.level, listed.trust) == (changed.level, score):
+        same = listed is not None and (listed.level, listed.trust) == (changed.level, score)
+        if same and not updated:
             self._store.members.save(changed)
-            return
-        log.warning("trust_changed", member=member.id, level=changed.level, trust=score)
+        else:
+            self._change(changed, "reattest_node" if updated else "trust_changed", details)
+        if not self._standing.attested(member):  # its rings have waited for this
+            self._rings.online(member.id)
+
+    def _distrust(self, member: StoredMember, statement: bytes, why: AttestationError) -> None:
+        """No ring has it any more; what it proved last tells the process that is not to be trusted again."""
+        self._failures.pop(member.id, None)
+        if member.level is not TrustLevel.NONE:
+            changed = dataclasses.replace(member, level=TrustLevel.NONE, trust=0, evidence=statement)
+            self._change(changed, "distrust_node", {"why": why.message})
+
+    def _change(self, changed: StoredMember, action: str, details: dict[str, str | int]) -> None:
+        log.warning("member_changed", member=changed.id, name=changed.name, what=action, **details)
         with self._publisher.change():
             self._store.members.save(changed)
-            details = {"level": changed.level, "trust": score}
-            self._store.audit.append(self._clock(), "coordinator", "trust_changed", member.id, details)
+            self._store.audit.append(self._clock(), "coordinator", action, changed.id, details)
 
     def _failed(self, identifier: str, why: str) -> None:
         failures = self._failures[identifier] = self._failures.get(identifier, 0) + 1

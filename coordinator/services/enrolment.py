@@ -194,6 +194,13 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
                 hint="set the coordinator's software_identity_allowed",
                 reason="SOFTWARE_NOT_ALLOWED",
             )
+        manifest, allowed = verdict.statement.manifest_hash.hex(), self._settings.allowed_manifests
+        if allowed and manifest not in allowed:
+            raise AttestationError(
+                f"the machine's software is none that this coordinator allows: {manifest}",
+                hint="install an allowed release, or set the coordinator's allowed_manifests",
+                reason="MANIFEST_NOT_ALLOWED",
+            )
         if verdict.trust < SCORES[self._settings.trust_floor]:
             raise AttestationError(
                 f"the evidence is of trust level {level_of(verdict.trust)}, below the trust_floor",

@@ -17,7 +17,7 @@ def describe_node(
     trouble: str,
 ) -> admin_pb2.Node:
     """`place` is the ring and stage that the node is planned into, if any; `trust` is its score now;
-    `trouble` says why it does not come online."""
+    `trouble` says why it does not come online, or counts for nothing."""
     node = admin_pb2.Node(
         id=member.id,
         name=member.name,
@@ -26,6 +26,7 @@ def describe_node(
         level=member.level,
         trust=trust,
         software_version=member.software_version,
+        manifest=member.manifest_hash.hex(),
     )
     node.trouble = trouble
     if session is not None:

@@ -244,6 +244,7 @@ class Node(_message.Message):
     END_LAYER_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     state: Global___NodeState.ValueType
@@ -262,6 +263,8 @@ class Node(_message.Message):
     software_version: _builtins.str
     trouble: _builtins.str
     """why it is not online, or not as it should be; empty where nothing is known"""
+    manifest: _builtins.str
+    """hash of the software that it runs, hex"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -284,10 +287,11 @@ class Node(_message.Message):
         end_layer: _builtins.int = ...,
         software_version: _builtins.str = ...,
         trouble: _builtins.str = ...,
+        manifest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "end_layer", b"end_layer", "first_layer", b"first_layer", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "name", b"name", "rank", b"rank", "ring", b"ring", "software_version", b"software_version", "state", b"state", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "end_layer", b"end_layer", "first_layer", b"first_layer", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "name", b"name", "rank", b"rank", "ring", b"ring", "software_version", b"software_version", "state", b"state", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,7 +13,6 @@ import pytest
 from sealring.cli.commands import join
 from sealring.cli.local import machines
 from sealring.cli.local.machines import NOTHING, FirstMachine, OtherMachine
-from sealring.mesh.errors import FailedPrecondition
 from sealring.mesh.member.state import ROSTER
 from sealring.mesh.roster.model import Ring, RingMember
 from sealring.node.daemon.doing import Doing, note_doing
@@ -91,38 +90,14 @@ async def test_a_terminal_says_what_changes_and_nothing_twice(
     assert said.splitlines() == ["it answers", "serves", "it is away", NOTHING]
 
 
-@pytest.mark.parametrize("installed", [b"as it was", b"updated"])
-async def test_a_machine_that_was_updated_is_told_to_join_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bytes
-) -> None:
-    """Before it starts: the coordinator would throw it out, and say less."""
-    roster = SimpleNamespace(member=lambda _: SimpleNamespace(manifest_hash=b"as it was"))
-    state = SimpleNamespace(peer=SimpleNamespace(id="me"), root=None)
-    monkeypatch.setattr(machines, "load_machine_state", lambda _: state)
-    monkeypatch.setattr(machines, "issued_unverified", lambda _: 0)
-    monkeypatch.setattr(machines, "check_roster", lambda *_of, **_how: roster)
-    monkeypatch.setattr(machines, "manifest_hash", lambda: installed)
-    machine = OtherMachine(tmp_path, {"node": {"state_dir": str(tmp_path)}})
-    machine.check_software()  # no roster is there: the coordinator will say
-    (tmp_path / ROSTER).touch()
-    if installed == b"as it was":
-        machine.check_software()
-        return
-    with pytest.raises(FailedPrecondition) as caught:
-        await machine.start()
-    assert caught.value.reason == "SOFTWARE_CHANGED"
-    assert "sealring token create" in caught.value.hint
-
-
 @pytest.mark.parametrize(
-    ("name", "coordinator", "manifest", "there", "again"),
+    ("name", "coordinator", "there", "again"),
     [
-        ("node", "10.0.0.1:7700", b"now", True, False),
-        ("node", "10.0.0.9:7700", b"now", True, True),
-        ("node", "10.0.0.1:7700", b"before an update", True, True),
-        ("node", "10.0.0.1:7700", b"now", False, True),
-        ("gateway", "10.0.0.1:7700", b"", True, False),
-        ("gateway", "10.0.0.1:7700", b"", False, True),
+        ("node", "10.0.0.1:7700", True, False),
+        ("node", "10.0.0.9:7700", True, True),
+        ("node", "10.0.0.1:7700", False, True),
+        ("gateway", "10.0.0.1:7700", True, False),
+        ("gateway", "10.0.0.1:7700", False, True),
     ],
 )
 async def test_who_joins_again_when_up_starts_again(
@@ -130,12 +105,11 @@ async def test_who_joins_again_when_up_starts_again(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     coordinator: str,
-    manifest: bytes,
     there: bool,
     again: bool,
 ) -> None:
     """Who is not in the roster, as it is or where the coordinator is now."""
-    member: Any = SimpleNamespace(id="me", manifest_hash=manifest)
+    member: Any = SimpleNamespace(id="me")
     roster = SimpleNamespace(members=(), gateways=())
     setattr(roster, "members" if name == "node" else "gateways", (member,) if there else ())
     bundle = SimpleNamespace(coordinator="10.0.0.1:7700", root_sha256=b"")
@@ -144,7 +118,6 @@ async def test_who_joins_again_when_up_starts_again(
     monkeypatch.setattr("sealring.mesh.pki.root.decode_chain", lambda _: [])
     monkeypatch.setattr("sealring.mesh.pki.root.verify_root_chain", lambda *_of, **_how: None)
     monkeypatch.setattr("sealring.mesh.roster.reader.check_roster", lambda *_of, **_how: roster)
-    monkeypatch.setattr("sealring.node.identity.manifest.manifest_hash", lambda: b"now")
     monkeypatch.setattr("sealring.mesh.member.state.is_enrolled", lambda _: True)
     monkeypatch.setattr("sealring.mesh.member.state.load_machine_state", lambda _: state)
     settings = {one: {"state_dir": str(tmp_path / one)} for one in ("coordinator", name)}

@@ -38,6 +38,9 @@ GOOD = Posture(
 )
 
 
+OTHER = b"\x01" * 32
+
+
 class EnclaveStandIn(SoftwareSigner):
     """Says that its key is in an enclave, which is all that a coordinator can see of one."""
 
@@ -136,14 +139,80 @@ async def test_when_it_was_challenged_stands_in_the_next_roster(quick: Cluster) 
     assert node.roster.member(node.id).attested_at <= first
 
 
-async def test_a_changed_manifest_is_out_at_once(cluster: Cluster) -> None:
-    await cluster.join("alpha")
-    node = await started(cluster, "alpha", manifest_hash=b"\x01" * 32)
-    error = await node.wait_closed()
-    assert error is not None
-    assert (error.reason, "MANIFEST_CHANGED" in error.hint) == ("EVICTED", True)
-    assert not enrolled(cluster, node)
-    assert audit(cluster, "evict_node") == [{"why": "MANIFEST_CHANGED"}]
+async def test_an_updated_node_stays_a_member(cluster: Cluster) -> None:
+    node = await cluster.node("alpha")
+    await deploy(cluster, 1)
+    await ring_state(cluster, SERVING)
+    before = node.roster.member(node.id)
+    await node.stop()
+    again = await started(cluster, "alpha", manifest_hash=OTHER)
+    await eventually(lambda: again.roster.member(node.id).manifest_hash == OTHER)
+    after = again.roster.member(node.id)
+    assert (after.level, after.trust) == (TrustLevel.SOFTWARE, 10)
+    assert after.attestation_hash != before.attestation_hash
+    (entry,) = audit(cluster, "reattest_node")
+    assert (entry["manifest"], entry["before"]) == (OTHER.hex(), bytes(32).hex())
+    assert (await ring_state(cluster, SERVING, epoch=2)).epoch == 2
+    assert (await shown(cluster, node)).manifest == OTHER.hex()
+
+
+async def test_software_that_changes_while_it_runs_is_trusted_no_more(cluster: Cluster) -> None:
+    """Also when it is put back: what runs may be what was there in between."""
+    node = await cluster.node("alpha")
+    await deploy(cluster, 1)
+    await ring_state(cluster, SERVING)
+    for manifest in (OTHER, bytes(32)):
+        node.said = {"manifest_hash": manifest}
+        await challenge(cluster, node)
+        await eventually(lambda: not cluster.coordinator.challenges._open)
+        await eventually(lambda: trust_of(cluster, node) == (TrustLevel.NONE, 0))
+    await node.wait_for("end", lambda end: end.epoch == 1)
+    assert len(audit(cluster, "distrust_node")) == 1
+    assert (enrolled(cluster, node), failures(cluster, node)) == (True, 0)
+    assert "changed while it ran" in (await shown(cluster, node)).trouble
+    assert "changed while it ran" in (await ring_state(cluster, DOWN)).reason
+    await node.stop()
+    await started(cluster, "alpha", manifest_hash=OTHER)
+    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 10))
+    await ring_state(cluster, SERVING, epoch=2)
+
+
+async def test_only_allowed_software_serves(start_cluster: Callable[..., Awaitable[Cluster]]) -> None:
+    cluster = await start_cluster(allowed_manifests=[bytes(32).hex()])
+    try:
+        with pytest.raises(PermissionDenied) as caught:
+            await cluster.join("beta", manifest_hash=OTHER)
+        assert caught.value.metadata["cause"] == "MANIFEST_NOT_ALLOWED"
+        assert OTHER.hex() in caught.value.message
+        node = await cluster.node("alpha")
+        await deploy(cluster, 1)
+        await ring_state(cluster, SERVING)
+        await node.stop()
+        again = await started(cluster, "alpha", answers=False)
+        await again.wait_for("challenge")
+        assert (await ring_state(cluster, DOWN)).reason == "alpha is offline", (
+            "it has not proved what it runs"
+        )
+        assert not again.running
+        again.said = {"manifest_hash": OTHER}
+        again.answers = True
+        cluster.coordinator.challenges.online(again.id)
+        await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 0))
+        assert OTHER.hex() in (await ring_state(cluster, DOWN)).reason
+        assert OTHER.hex() in (await shown(cluster, node)).trouble
+        assert enrolled(cluster, node)
+        await again.stop()
+        await started(cluster, "alpha")
+        await ring_state(cluster, SERVING, epoch=2)
+        assert trust_of(cluster, node) == (TrustLevel.SOFTWARE, 10)
+    finally:
+        await cluster.close()
+
+
+async def shown(cluster: Cluster, node: FakeNode) -> admin_pb2.Node:
+    """The node as operators see it."""
+    answer = await cluster.call("ListNodes", admin_pb2.ListNodesRequest())
+    return next(one for one in answer.nodes if one.id == node.id)
 
 
 @pytest.mark.parametrize("protection", ["sip", "secure_boot"])
@@ -301,8 +370,10 @@ async def test_failing_in_mid_epoch_ends_it_and_recovery_needs_another(cluster: 
     await deploy(cluster, 2)
     assert (await ring_state(cluster, SERVING)).epoch == 1
     bad, good = nodes
-    bad.said = {"manifest_hash": b"\x01" * 32}
-    await challenge(cluster, bad)
+    for posture in (GOOD, dataclasses.replace(GOOD, sip=False)):
+        await eventually(lambda: not cluster.coordinator.challenges._open)
+        bad.said = {"posture": posture}
+        await challenge(cluster, bad)
     await good.wait_for("end", lambda end: end.epoch == 1)
     assert (await bad.wait_closed()) is not None
     await eventually(lambda: not good.roster.rings and bad.id in {one.id for one in good.roster.revoked})
@@ -315,7 +386,7 @@ async def test_failing_in_mid_epoch_ends_it_and_recovery_needs_another(cluster: 
     assert back.running == {"demo-0": 2}
 
 
-async def test_a_model_whose_files_changed_is_out_at_once(cluster: Cluster) -> None:
+async def test_a_model_whose_files_changed_is_distrusted_at_once(cluster: Cluster) -> None:
     node = await cluster.node("alpha")
     await deploy(cluster, 1)
     await ring_state(cluster, SERVING)
@@ -325,8 +396,12 @@ async def test_a_model_whose_files_changed_is_out_at_once(cluster: Cluster) -> N
     await eventually(lambda: cluster.coordinator.store.members.get(node.id).evidence != before)
     node.said = {"models": (bytes.fromhex("cd" * 32),)}
     await challenge(cluster, node)
-    assert (await node.wait_closed()) is not None
-    assert audit(cluster, "evict_node") == [{"why": "MANIFEST_CHANGED"}]
+    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.NONE, 0))
+    assert audit(cluster, "distrust_node") == [{"why": "the model's files have changed"}]
+    node.said = {}
+    await challenge(cluster, node)
+    await eventually(lambda: not cluster.coordinator.challenges._open)
+    assert trust_of(cluster, node) == (TrustLevel.NONE, 0), "it was not started again"
 
 
 async def test_stale_evidence_lowers_the_score_and_an_answer_restores_it(cluster: Cluster) -> None:

@@ -147,10 +147,11 @@ def test_what_was_never_there_cannot_be_lost() -> None:
     check_continuity(statement(posture=GOOD), statement(posture=dataclasses.replace(GOOD, boot_session="B")))
 
 
-def test_changed_software_is_found() -> None:
+def test_software_that_changes_under_a_running_node_is_found() -> None:
     with pytest.raises(AttestationError) as caught:
         check_continuity(STATEMENT, statement(manifest_hash=b"x" * 32))
     assert caught.value.reason == "MANIFEST_CHANGED"
+    check_continuity(STATEMENT, statement(manifest_hash=b"x" * 32, sealing_key=b"s" * 32))
 
 
 @pytest.mark.parametrize("name", ["sip", "secure_boot", "authenticated_root", "filevault"])
