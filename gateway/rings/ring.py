@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -29,8 +30,17 @@ from sealring.gateway.scheduler import (
     Scheduler,
 )
 from sealring.mesh.clock import Clock, monotonic_clock
-from sealring.mesh.errors import EpochEnded, FailedPrecondition, SealringError, StageFailed, Unavailable
+from sealring.mesh.errors import (
+    EpochEnded,
+    FailedPrecondition,
+    InvalidInput,
+    SealringError,
+    StageFailed,
+    Unavailable,
+)
 from sealring.mesh.member.proof import Identity
+from sealring.mesh.prompt.composition import Origin
+from sealring.mesh.prompt.prefix_names import Names, split
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import control_pb2 as control
@@ -380,7 +390,20 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         prefill_chunk=serving.prefill_chunk,
         prefixes=min(each.prefixes for each in attached),
         rows_in_turn=all(each.rows_in_turn for each in attached),
+        kept=tuple(_kept_by_all(attached)),
     )
+
+
+def _kept_by_all(attached: Sequence[control.Attached]) -> Iterator[tuple[Origin, Names]]:
+    """What the head tells nonsense of is not kept on."""
+    held = [{Origin(kept.epoch, kept.row, kept.tokens) for kept in each.kept} for each in attached]
+    for kept in attached[0].kept:
+        origin = Origin(kept.epoch, kept.row, kept.tokens)
+        if all(origin in others for others in held) and kept.names:
+            with contextlib.suppress(InvalidInput):
+                names = split(kept.names, kept.tokens)
+                if names and names[-1][0] == kept.tokens and origin.epoch < attached[0].epoch:
+                    yield origin, names
 
 
 def _ids(serving: ServingEpoch) -> list[str]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from sealring.mesh.errors import SealringError
-from sealring.mesh.prompt.composition import MAX_LANES
+from sealring.mesh.prompt.composition import MAX_LANES, Origin
+from sealring.mesh.prompt.prefix_names import Names
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -96,7 +97,8 @@ class MemberMemory:
 class RingFacts:
     """One epoch of a ring, as its roster and its members state it. `members` are in the order of ranks.
 
-    `rows_in_turn`: on every member a step takes about as long as its rows would one after the other.
+    `rows_in_turn`: on every member a step takes about as long as its rows would one after the other. `kept`
+    are the prefixes of earlier epochs that every member still has, with their names in this epoch.
     """
 
     members: tuple[MemberMemory, ...]
@@ -104,6 +106,7 @@ class RingFacts:
     prefill_chunk: int
     prefixes: control.PrefixSupport.ValueType = control.PREFIX_SUPPORT_UNSPECIFIED
     rows_in_turn: bool = False
+    kept: tuple[tuple[Origin, Names], ...] = ()
 
     @property
     def stages(self) -> int:

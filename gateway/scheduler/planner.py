@@ -73,7 +73,7 @@ class StepPlanner:
         self._ring = ring
         self._lanes = [Lane(number) for number in range(self.ledger.lanes)]
         self._turns = Turns()
-        self.prefixes = PrefixCache(self.ledger, ring.prefixes)
+        self.prefixes = PrefixCache(self.ledger, ring.prefixes, ring.kept)
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk)
         self._budget = PrefillBudget(ring.prefill_chunk, ring.stages, ring.rows_in_turn)
         self._lone = LonePrefill(self._budget.cost, ring.stages)

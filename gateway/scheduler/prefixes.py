@@ -10,18 +10,18 @@ next turn of the conversation, and at the longest prefix that an earlier prompt 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.row import Row
-from sealring.mesh.prompt.prefix_names import split
+from sealring.mesh.prompt.composition import Origin
+from sealring.mesh.prompt.prefix_names import Names, split
 from sealring.v1 import control_pb2 as control
 
 MAX_KEPT = 256
 MAX_SEEN = 1 << 16
 """Names of prompts that are remembered, to tell what prompts have in common."""
-
-Names = tuple[tuple[int, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,13 @@ class Kept:
 class PrefixCache:
     """The kept prefixes of one epoch. `changes` belong to the next step, in front of its other changes."""
 
-    def __init__(self, ledger: Ledger, support: control.PrefixSupport.ValueType) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        support: control.PrefixSupport.ValueType,
+        earlier: Sequence[tuple[Origin, Names]] = (),
+    ) -> None:
+        """`earlier` as in RingFacts."""
         self._ledger = ledger
         self._used = support != control.PREFIX_SUPPORT_UNSPECIFIED
         self._exact = support == control.PREFIX_SUPPORT_EXACT
@@ -48,6 +54,7 @@ class PrefixCache:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._due: list[tuple[Row, Names]] = []
         self._last = 0
+        self._adopting = [self._adopt(*kept) for kept in reversed(earlier) if self._adoptable(kept[0])]
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -90,7 +97,7 @@ class PrefixCache:
             self._due.append((row, row.names + more))
 
     def changes(self) -> list[control.Change]:
-        """Drops, then keeps."""
+        """Adoptions, drops, keeps."""
         dropped: list[Kept] = []
         while not self._ledger.has_room() and self._kept:
             dropped.append(self._drop())
@@ -107,7 +114,18 @@ class PrefixCache:
             for kept in dropped
             if all(kept is not new for new, _ in keeping)
         ]
-        return changes + [change for new, change in keeping if new.number not in gone]
+        adopting, self._adopting = self._adopting, []
+        return adopting + changes + [change for new, change in keeping if new.number not in gone]
+
+    def _adoptable(self, origin: Origin) -> bool:
+        return self._used and len(self._kept) < MAX_KEPT and self._ledger.has_room(origin.tokens)
+
+    def _adopt(self, origin: Origin, names: Names) -> control.Change:
+        """Keeps on what an earlier epoch has kept; called for the newest first."""
+        new = self._add(names[-1:] if self._exact else names)
+        self._kept.move_to_end(new.number, last=False)
+        adopt = control.Adopt(prefix=new.number, epoch=origin.epoch, row=origin.row, tokens=origin.tokens)
+        return control.Change(adopt=adopt)
 
     def _keep(self, names: Names, dropped: list[Kept]) -> Kept | None:
         """Keeps what is not kept yet if there is room for it, in the place of what it goes on with."""
@@ -125,11 +143,14 @@ class PrefixCache:
                     dropped.append(self._drop(kept))
         while len(self._kept) >= MAX_KEPT or not self._ledger.has_room(length):
             dropped.append(self._drop())
+        return self._add(names)
+
+    def _add(self, names: Names) -> Kept:
         self._last += 1
         new = self._kept[self._last] = Kept(self._last, names)
         for _, name in names:
             self._named.setdefault(name, {})[new.number] = new
-        self._ledger.keep(length)
+        self._ledger.keep(new.tokens)
         return new
 
     def _drop(self, kept: Kept | None = None) -> Kept:

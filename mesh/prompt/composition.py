@@ -12,7 +12,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
@@ -80,6 +80,14 @@ class Parking:
     index: int
 
 
+class Origin(NamedTuple):
+    """What a kept prefix is, for all members and in all epochs: the first tokens of a row of an epoch."""
+
+    epoch: int
+    row: int
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Keeping:
     """The first of the `held` tokens of a row that are kept under a number.
@@ -88,11 +96,26 @@ class Keeping:
     """
 
     prefix: int
-    row: int
-    tokens: int
+    origin: Origin
     held: int
     lane: int | None
     index: int
+
+    @property
+    def row(self) -> int:
+        return self.origin.row
+
+    @property
+    def tokens(self) -> int:
+        return self.origin.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Adopting:
+    """A prefix of an earlier epoch that is kept in this one."""
+
+    prefix: int
+    origin: Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +125,15 @@ class Dropping:
     prefix: int
 
 
-Change: TypeAlias = Admission | Eviction | Parking | Keeping | Dropping
+_ORDER = ((Adopting,), (Keeping, Dropping), (Parking,), (Admission, Eviction))
+Change: TypeAlias = Admission | Eviction | Parking | Keeping | Adopting | Dropping
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedStep:
     """One step with everything that a member derives from it.
 
-    `changes` are in order: keeps and drops, then parks, then all others. Exactly one of `chunks` and `rows`
+    `changes` are in order: adoptions, keeps and drops, parks, all others. Exactly one of `chunks` and `rows`
     is non-empty, or neither. `sampled` are the rows that get a token, in the order of the token record on the
     closing edge (uint32 [len(sampled)]).
     `digest` is 32 bytes over the composition after the changes and this step's work.
@@ -139,7 +163,7 @@ class Composition:
         self._lane_of: dict[int, int] = {}
         self._lane_steps: dict[int, int] = {}
         self._lane_base: dict[int, int] = {}  # row in a lane -> its tokens less the steps of its lane
-        self._prefixes: dict[int, int] = {}  # prefix -> tokens
+        self._prefixes: dict[int, Origin] = {}
         self._highest_row = 0
         self._highest_prefix = 0
         self._digest_of_rows: bytes | None = None
@@ -169,7 +193,7 @@ class Composition:
 
     def prefixes(self) -> dict[int, int]:
         """Kept prefix -> its tokens."""
-        return dict(self._prefixes)
+        return {prefix: origin.tokens for prefix, origin in self._prefixes.items()}
 
     @property
     def rows(self) -> int:
@@ -212,7 +236,8 @@ class Composition:
         return ResolvedStep(step.number, digest, changes, chunks, lane, rows, sampled)
 
     def _count(self) -> int:
-        alone = sum(done for done, _ in self._prefilling.values()) + sum(self._prefixes.values())
+        alone = sum(done for done, _ in self._prefilling.values())
+        alone += sum(origin.tokens for origin in self._prefixes.values())
         return alone + sum(
             len(rows) * max(self._held(row, lane) for row in rows) for lane, rows in self._lanes.items()
         )
@@ -228,6 +253,9 @@ class Composition:
         self._digest_of_prefixes = None
         if kind == "keep":
             return self._keep(change.keep)
+        if kind == "adopt":
+            adopt = change.adopt
+            return self._adopt(adopt.prefix, Origin(adopt.epoch, adopt.row, adopt.tokens))
         if kind == "drop":
             if self._prefixes.pop(change.drop.prefix, None) is None:
                 raise _bad(f"prefix {change.drop.prefix} is not here to be dropped")
@@ -235,10 +263,6 @@ class Composition:
         raise _bad("a change says nothing")
 
     def _keep(self, keep: control.Keep) -> Keeping:
-        if keep.prefix <= self._highest_prefix:
-            raise _bad(f"prefix {keep.prefix} is not a new prefix")
-        if len(self._prefixes) >= MAX_PREFIXES:
-            raise _bad(f"prefix {keep.prefix} is one more than {MAX_PREFIXES}")
         lane = self._lane_of.get(keep.row)
         if lane is None:
             index, held = 0, self._prefilling.get(keep.row, (0, 0))[0]
@@ -247,9 +271,23 @@ class Composition:
             held = self._held(keep.row, lane)
         if not 1 <= keep.tokens <= held:
             raise _bad(f"row {keep.row} does not hold {keep.tokens} tokens")
-        self._highest_prefix = keep.prefix
-        self._prefixes[keep.prefix] = keep.tokens
-        return Keeping(keep.prefix, keep.row, keep.tokens, held, lane, index)
+        origin = Origin(self._epoch, keep.row, keep.tokens)
+        self._add_prefix(keep.prefix, origin)
+        return Keeping(keep.prefix, origin, held, lane, index)
+
+    def _adopt(self, prefix: int, origin: Origin) -> Adopting:
+        if self._last_step != 1 or origin.epoch >= self._epoch or not origin.tokens:
+            raise _bad(f"prefix {prefix} cannot be adopted")
+        self._add_prefix(prefix, origin)
+        return Adopting(prefix, origin)
+
+    def _add_prefix(self, prefix: int, origin: Origin) -> None:
+        if prefix <= self._highest_prefix:
+            raise _bad(f"prefix {prefix} is not a new prefix")
+        if len(self._prefixes) >= MAX_PREFIXES:
+            raise _bad(f"prefix {prefix} is one more than {MAX_PREFIXES}")
+        self._highest_prefix = prefix
+        self._prefixes[prefix] = origin
 
     def _admit(self, row: int, lane: int) -> Admission:
         done, total = self._prefilling.get(row, (0, -1))
@@ -337,7 +375,7 @@ class Composition:
             raise _bad(f"row {chunk.row} has more than {MAX_CHOICES} choices")
         if self.rows + choices > self._max_rows:
             raise _bad(f"row {chunk.row} is one more than the {self._max_rows} rows of this ring")
-        if chunk.prefix and not 1 <= chunk.start <= self._prefixes.get(chunk.prefix, 0):
+        if chunk.prefix and not 1 <= chunk.start <= self.prefixes().get(chunk.prefix, 0):
             raise _bad(f"prefix {chunk.prefix} does not hold the first tokens of row {chunk.row}")
         self._highest_row = chunk.row + choices - 1
         if choices > 1:
@@ -346,7 +384,7 @@ class Composition:
         self._prefilling[chunk.row] = (chunk.start, chunk.prompt_tokens)
 
     def _digest(self, lane: int | None, chunks: tuple[Chunk, ...]) -> bytes:
-        digest = hashlib.sha256(b"sealring composition v3")
+        digest = hashlib.sha256(b"sealring composition v4")
         head = (self._epoch, self._last_step, -1 if lane is None else lane, len(chunks))
         digest.update(struct.pack(">QQiI", *head))
         for chunk in chunks:
@@ -373,23 +411,20 @@ class Composition:
         return self._digest_of_rows
 
     def _prefixes_digest(self) -> bytes:
-        """Of what is kept."""
+        """Of what is kept, and of which rows: or members could be made to keep different ones."""
         if self._digest_of_prefixes is None:
             digest = hashlib.sha256(struct.pack(">I", len(self._prefixes)))
             for prefix in sorted(self._prefixes):
-                digest.update(struct.pack(">QI", prefix, self._prefixes[prefix]))
+                digest.update(struct.pack(">QQQI", prefix, *self._prefixes[prefix]))
             self._digest_of_prefixes = digest.digest()
         return self._digest_of_prefixes
 
 
 def _check_order(changes: Sequence[Change]) -> None:
     """A keep is of the rows as the step before left them, and so is what a parked row takes along."""
-    kinds = [
-        0 if isinstance(change, Keeping | Dropping) else 1 + (not isinstance(change, Parking))
-        for change in changes
-    ]
+    kinds = [next(at for at, kinds in enumerate(_ORDER) if isinstance(change, kinds)) for change in changes]
     if kinds != sorted(kinds):
-        raise _bad("a prefix is kept or dropped, or a row parked, after other changes of a step")
+        raise _bad("a prefix is adopted, kept or dropped, or a row parked, after other changes of a step")
 
 
 def _bad(message: str) -> InvalidInput:

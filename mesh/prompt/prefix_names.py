@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from sealring.mesh.errors import InvalidInput
 
@@ -21,6 +22,9 @@ MAX_SCOPE_BYTES = 512
 MAX_SALT_BYTES = 64
 
 _STEPS_PER_OCTAVE = 64
+
+Names: TypeAlias = tuple[tuple[int, bytes], ...]
+"""Lengths and names of prefixes of one sequence, rising."""
 
 
 def boundaries(tokens: int, after: int = 0) -> Iterator[int]:
@@ -38,7 +42,7 @@ def boundaries(tokens: int, after: int = 0) -> Iterator[int]:
         at += step
 
 
-def split(names: bytes, tokens: int, after: int = 0) -> tuple[tuple[int, bytes], ...]:
+def split(names: bytes, tokens: int, after: int = 0) -> Names:
     """(length, name) pairs from names strung together; none from none.
 
     Raises InvalidInput (BAD_PREFIXES) where their number is not that of the boundaries.
@@ -84,10 +88,14 @@ class PrefixNames:
             raise ValueError("a prefix key has 32 bytes and a scope 1 to 512")
         self.tokens = 0
         self.names: dict[int, bytes] = {}
+        self.scope = scope
+        self._key = key
+        self._spelt = bytearray()
         self._hash = hmac.new(key, len(scope).to_bytes(2, "big") + scope, hashlib.sha256)
 
     def extend(self, tokens: bytes) -> bytes:
         """Goes on by these tokens, 4 bytes each; returns the names of the boundaries that they reach."""
+        self._spelt += tokens
         start, at, found = self.tokens, 0, []
         self.tokens += len(tokens) // 4
         for length in boundaries(self.tokens, start):
@@ -98,3 +106,9 @@ class PrefixNames:
             found.append(name)
         self._hash.update(tokens[at:])
         return b"".join(found)
+
+    def first(self, tokens: int, key: bytes = b"") -> PrefixNames:
+        """The names of its first tokens alone, under its own key or another."""
+        names = PrefixNames(key or self._key, self.scope)
+        names.extend(bytes(self._spelt[: 4 * tokens]))
+        return names

@@ -14,7 +14,7 @@ from importlib import metadata
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 from sealring.v1 import proof_pb2
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """One more whenever old and new do not mix."""
 
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,64}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -154,8 +154,10 @@ class EngineProcess:
 
     async def open_epoch(
         self, command: engine_pb2.OpenEngineEpoch, descriptors: tuple[int, ...], sink: EngineSink
-    ) -> None:
+    ) -> Sequence[control_pb2.KeptPrefix]:
         """Opens an epoch; `descriptors` are the engine's ends of its data channel, empty in a ring of one.
+
+        Returns what the engine has kept of earlier epochs of the ring.
 
         The caller closes its own copies. Raises EpochEnded, DeadlineExceeded, or what the engine says.
         """
@@ -165,8 +167,9 @@ class EngineProcess:
             self._hand_over(command.epoch, descriptors)
         self._sink = sink
         opening = engine_pb2.EngineCommand(open_epoch=command)
-        await self._ask(command.id, opening, _EPOCH_SECONDS, "the opening of an epoch")
+        event = await self._ask(command.id, opening, _EPOCH_SECONDS, "the opening of an epoch")
         self._set_busy(False)
+        return event.epoch_opened.kept
 
     async def close_epoch(self) -> None:
         """Ends the open epoch and keeps the weights. Raises EpochEnded, DeadlineExceeded."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -24,7 +24,7 @@ from sealring.node.daemon.engine_process import EngineFigures, EngineSink
 from sealring.node.daemon.plan import EpochPlan
 from sealring.node.daemon.rotation import KeyTaker, StepGate
 from sealring.node.ipc.channel import ChannelEnds
-from sealring.v1 import engine_pb2, membership_pb2, trace_pb2
+from sealring.v1 import control_pb2, engine_pb2, membership_pb2, trace_pb2
 
 log = structlog.get_logger()
 
@@ -58,7 +58,7 @@ class StageEngine(Protocol):
 
     async def open_epoch(
         self, command: engine_pb2.OpenEngineEpoch, descriptors: tuple[int, ...], sink: EngineSink
-    ) -> None: ...
+    ) -> Sequence[control_pb2.KeptPrefix]: ...
 
     async def close_epoch(self) -> None: ...
 
@@ -182,6 +182,7 @@ class MemberEpoch:
         self.gate = StepGate()
         self.gateway: GatewayStream | None = None
         self.engine: StageEngine | None = None
+        self.kept: Sequence[control_pb2.KeptPrefix] = ()
         self.links: list[membership_pb2.LinkInfo] = []
         self._workshop = workshop
         self._carrier: RingCarrier | None = None
@@ -356,8 +357,10 @@ class MemberEpoch:
             prefill_chunk=plan.prefill_chunk,
             max_rows=plan.max_rows,
             kv_budget=plan.kv_budget,
+            ring=plan.ring,
         )
-        await self.engine.open_epoch(command, self._channel.engine if self._channel else (), self)
+        descriptors = self._channel.engine if self._channel else ()
+        self.kept = await self.engine.open_epoch(command, descriptors, self)
         self._close_channel()
 
     def _give_keys(self, secrets: LinkSecrets) -> list[membership_pb2.LinkInfo]:

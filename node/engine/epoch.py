@@ -16,9 +16,18 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from sealring.mesh.errors import Internal, InvalidInput, ResourceExhausted, SealringError, StageFailed
+from sealring.mesh.errors import (
+    DeadlineExceeded,
+    EpochEnded,
+    Internal,
+    InvalidInput,
+    ResourceExhausted,
+    SealringError,
+    StageFailed,
+)
 from sealring.mesh.prompt.composition import (
     Admission,
+    Adopting,
     Chunk,
     Composition,
     Dropping,
@@ -31,7 +40,7 @@ from sealring.node.engine import params, records
 from sealring.node.engine.feedback import LocalFeedback, RingFeedback
 from sealring.node.engine.lanes import Lanes, Row
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
-from sealring.node.engine.prefixes import Prefixes, support
+from sealring.node.engine.prefixes import Prefixes
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage
@@ -70,6 +79,9 @@ class Prompts(Protocol):
 
     def keep(self, keeping: Keeping) -> None:
         """A row's first tokens are kept. Raises InvalidInput (BAD_STEP) unless they may be."""
+
+    def adopt(self, adopting: Adopting) -> None:
+        """A prefix of an earlier epoch is kept in this one. Raises InvalidInput (BAD_STEP)."""
 
     def reuse(self, chunk: Chunk) -> None:
         """A row begins with a kept prefix. Raises InvalidInput (BAD_STEP) unless it is the row's own."""
@@ -126,6 +138,7 @@ class StageEpoch:
         allowance: Allowance,
         channel: EngineChannel | None,
         prompts: Prompts | None,
+        prefixes: Prefixes,
         on_fault: Callable[[BaseException], None],
         deadline: float = RECORD_DEADLINE,
     ) -> None:
@@ -140,7 +153,8 @@ class StageEpoch:
         self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
         self._lanes = Lanes()
         self._transfer = transfer()
-        self._prefixes = Prefixes(support(stage.make_cache()))
+        self._prefixes = prefixes
+        self._failed = False
         self._over = False
         self._over_lock = threading.Lock()
         self._feedback: LocalFeedback | RingFeedback | None = None
@@ -203,6 +217,8 @@ class StageEpoch:
 
     def fail(self, error: BaseException) -> None:
         """The epoch cannot go on; nothing is computed in it any more."""
+        if not isinstance(error, EpochEnded | DeadlineExceeded):  # not of a link, but here
+            self._failed = True
         if self._stop():
             self._on_fault(error if isinstance(error, SealringError) else self._stage_failed(error))
 
@@ -249,9 +265,10 @@ class StageEpoch:
         self._transfer.close()
 
     def drop(self) -> None:
-        """Frees all rows."""
+        """Frees all rows; what was kept of them stays, unless it was computing that failed."""
         self._lanes.clear()
-        self._prefixes.clear()
+        if self._failed:
+            self._prefixes.clear()
         mx.clear_cache()
 
     def execute(self, step: ResolvedStep) -> None:
@@ -261,6 +278,8 @@ class StageEpoch:
         try:
             if step.changes:
                 self._change(step)
+            if step.number == 1:
+                self._prefixes.settle()
             if step.rows:
                 self._decode(step)
             elif step.chunks:
@@ -293,6 +312,10 @@ class StageEpoch:
                 if self._prompts is not None:
                     self._prompts.keep(change)
                 _launch(_states(self._prefixes.keep(change, self._lanes.cache_of(change))))
+            elif isinstance(change, Adopting):
+                if self._prompts is not None:
+                    self._prompts.adopt(change)
+                self._prefixes.adopt(change)
             elif isinstance(change, Dropping):
                 if self._prompts is not None:
                     self._prompts.drop(change.prefix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import structlog
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import device
-from sealring.node.engine.prefixes import support
+from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.profile import digest, profile
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import not_runnable
@@ -44,6 +44,10 @@ class Loaded:
     front: Front | None
     command: engine.LoadStage
     measured: dict[str, Any]
+    prefixes: Prefixes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prefixes = Prefixes(support(self.stage.make_cache()))
 
     def serves(self, command: engine.LoadStage) -> bool:
         """Whether `command` asks for what is loaded; chunks of another size change no weight."""
@@ -75,6 +79,7 @@ class Loaded:
         """Gives the weights' memory back; the stage is of no use afterwards."""
         if self.front is not None:
             self.front.stop()
+        self.prefixes.clear()
         del self.stage
         gc.collect()
         mx.clear_cache()

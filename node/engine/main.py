@@ -177,8 +177,8 @@ class Engine:
         loaded = self._stage_for(command)
         device.wire(loaded.stage.weight_bytes + command.kv_budget)
         channel = EngineChannel(*self._receive_channel(command.epoch)) if command.size > 1 else None
-        if loaded.front is not None:
-            loaded.front.close_rows()
+        origins = loaded.prefixes.turn_over(command.ring)
+        names = loaded.front.renew_names(origins) if loaded.front is not None else {}
         self._epoch = StageEpoch(
             command.epoch,
             loaded.stage,
@@ -187,9 +187,11 @@ class Engine:
             allowance=Allowance(*loaded.kv_bytes, command.kv_budget),
             channel=channel,
             prompts=loaded.front,
+            prefixes=loaded.prefixes,
             on_fault=partial(self._fault, command.epoch),
         )
-        self._emit(engine.EngineEvent(epoch_opened=engine.EpochOpened(id=command.id)))
+        kept = [control.KeptPrefix(**origin._asdict(), names=names.get(origin, b"")) for origin in origins]
+        self._emit(engine.EngineEvent(epoch_opened=engine.EpochOpened(id=command.id, kept=kept)))
 
     def _stage_for(self, command: engine.OpenEngineEpoch) -> Loaded:
         if self._epoch is not None:
@@ -221,10 +223,10 @@ class Engine:
 
     def _close_epoch(self, number: int) -> None:
         epoch, self._epoch = self._epoch, None
-        if self._loaded is not None and self._loaded.front is not None:
-            self._loaded.front.close_rows()
         if epoch is not None:
             epoch.end()
+        if self._loaded is not None and self._loaded.front is not None:
+            self._loaded.front.close_rows()
         self._tasks.put(partial(self._closed, number, epoch))
 
     def _start_profile(self, command: engine.ProfileModel) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.composition import Chunk, Keeping
+from sealring.mesh.prompt.composition import Adopting, Chunk, Keeping, Origin
 from sealring.node.engine.staging import caches
 from sealring.node.engine.staging.caches import Cache
 from sealring.v1 import control_pb2 as control
@@ -26,16 +26,45 @@ def support(cache: Cache) -> control.PrefixSupport.ValueType:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    tokens: int
+    origin: Origin
     cache: Cache
 
 
 class Prefixes:
-    """The kept prefixes of one epoch on one member."""
+    """The kept prefixes of a stage: of the open epoch, and of those before it until its first step.
+
+    They are as good in the next epoch as in this: weights and layers are the same. Which of them all members
+    have, and so which go on, the gateway finds out when it attaches.
+    """
 
     def __init__(self, allowed: control.PrefixSupport.ValueType) -> None:
         self._allowed = allowed
+        self._ring = ""
         self._kept: dict[int, Kept] = {}
+        self._earlier: dict[Origin, Kept] = {}
+
+    def turn_over(self, ring: str) -> list[Origin]:
+        """An epoch of this ring opens, and nothing is computed yet: what is here of those before it."""
+        earlier = self._earlier | {kept.origin: kept for kept in self._kept.values()}
+        self._earlier = earlier if ring == self._ring else {}
+        self._ring = ring
+        self._kept = {}
+        return sorted(self._earlier)
+
+    def adopt(self, adopting: Adopting) -> None:
+        """Raises InvalidInput (BAD_STEP) for what is not here."""
+        kept = self._earlier.get(adopting.origin)
+        if kept is None:
+            raise InvalidInput(
+                f"prefix {adopting.prefix} was not kept here",
+                reason="BAD_STEP",
+                hint="gateway and member disagree; the epoch must end",
+            )
+        self._kept[adopting.prefix] = kept
+
+    def settle(self) -> None:
+        """The first step has adopted what goes on."""
+        self._earlier.clear()
 
     def keep(self, keeping: Keeping, row: Cache) -> Cache:
         """Keeps the first tokens of a row's cache; returns the copy, which is lazy.
@@ -45,13 +74,13 @@ class Prefixes:
         if keeping.tokens != keeping.held and self._allowed != control.PREFIX_SUPPORT_ANY:
             raise _not_allowed(keeping.prefix)
         cache = caches.detached(caches.first_tokens(row, keeping.tokens))
-        self._kept[keeping.prefix] = Kept(keeping.tokens, cache)
+        self._kept[keeping.prefix] = Kept(keeping.origin, cache)
         return cache
 
     def start(self, chunk: Chunk) -> Cache:
         """The cache of a row that begins with a kept prefix. Raises InvalidInput (BAD_STEP), as `keep`."""
         kept = self._kept[chunk.prefix]
-        if chunk.start != kept.tokens and self._allowed != control.PREFIX_SUPPORT_ANY:
+        if chunk.start != kept.origin.tokens and self._allowed != control.PREFIX_SUPPORT_ANY:
             raise _not_allowed(chunk.prefix)
         return caches.first_tokens(kept.cache, chunk.start)
 
@@ -60,6 +89,7 @@ class Prefixes:
 
     def clear(self) -> None:
         self._kept.clear()
+        self._earlier.clear()
 
     def held(self) -> Sequence[Cache]:
         """All kept caches."""

@@ -27,15 +27,15 @@ from sealring.v1 import membership_pb2 as sealring_dot_v1_dot_membership__pb2
 from sealring.v1 import proof_pb2 as sealring_dot_v1_dot_proof__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19sealring/v1/control.proto\x12\x0bsealring.v1\x1a\x1bsealring/v1/inference.proto\x1a\x1csealring/v1/membership.proto\x1a\x17sealring/v1/proof.proto\"\x87\x03\n\x0fScheduleRequest\x12%\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x13.sealring.v1.AttachH\x00\x12$\n\x04open\x18\x02 \x01(\x0b\x32\x14.sealring.v1.OpenRowH\x00\x12*\n\x07\x64iscard\x18\x03 \x01(\x0b\x32\x17.sealring.v1.DiscardRowH\x00\x12!\n\x04step\x18\x04 \x01(\x0b\x32\x11.sealring.v1.StepH\x00\x12!\n\x04ping\x18\x05 \x01(\x0b\x32\x11.sealring.v1.PingH\x00\x12\'\n\x07goodbye\x18\x06 \x01(\x0b\x32\x14.sealring.v1.GoodbyeH\x00\x12(\n\x05offer\x18\x07 \x01(\x0b\x32\x17.sealring.v1.ProofOfferH\x00\x12)\n\x05proof\x18\x08 \x01(\x0b\x32\x18.sealring.v1.ProofFinishH\x00\x12,\n\x07renewal\x18\t \x01(\x0b\x32\x19.sealring.v1.ProofRenewalH\x00\x42\t\n\x07message\"\xe6\x02\n\x10ScheduleResponse\x12)\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x15.sealring.v1.AttachedH\x00\x12(\n\x06opened\x18\x02 \x01(\x0b\x32\x16.sealring.v1.RowOpenedH\x00\x12*\n\x07refused\x18\x03 \x01(\x0b\x32\x17.sealring.v1.RowRefusedH\x00\x12%\n\x04\x64one\x18\x04 \x01(\x0b\x32\x15.sealring.v1.StepDoneH\x00\x12!\n\x04pong\x18\x05 \x01(\x0b\x32\x11.sealring.v1.PongH\x00\x12(\n\x05\x66\x61ult\x18\x06 \x01(\x0b\x32\x17.sealring.v1.EpochFaultH\x00\x12\'\n\x07goodbye\x18\x07 \x01(\x0b\x32\x14.sealring.v1.GoodbyeH\x00\x12)\n\x05proof\x18\x08 \x01(\x0b\x32\x18.sealring.v1.ProofAnswerH\x00\x42\t\n\x07message\"%\n\x06\x41ttach\x12\x0c\n\x04ring\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\xc2\x01\n\x08\x41ttached\x12\x0c\n\x04ring\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x04 \x01(\x04\x12\x18\n\x10kv_bytes_per_row\x18\x05 \x01(\x04\x12\x11\n\tkv_budget\x18\x06 \x01(\x04\x12,\n\x08prefixes\x18\x08 \x01(\x0e\x32\x1a.sealring.v1.PrefixSupport\x12\x14\n\x0crows_in_turn\x18\t \x01(\x08\"\xa2\x01\n\x07OpenRow\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\ndeployment\x18\x03 \x01(\t\x12\'\n\x08\x65nvelope\x18\x04 \x01(\x0b\x32\x15.sealring.v1.Envelope\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x14\n\x0cprefix_scope\x18\x08 \x01(\t\x12\x0f\n\x07\x63hoices\x18\t \x01(\r\"}\n\tRowOpened\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x14\n\x0cparams_bytes\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x10\n\x08prefixes\x18\x08 \x01(\x0c\x12\x10\n\x08\x61nswered\x18\t \x01(\r\"@\n\nRowRefused\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12%\n\x07problem\x18\x02 \x01(\x0b\x32\x14.sealring.v1.Problem\"\x19\n\nDiscardRow\x12\x0b\n\x03row\x18\x01 \x01(\x04\"\x94\x01\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12$\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x13.sealring.v1.Change\x12\'\n\x07prefill\x18\x03 \x01(\x0b\x32\x14.sealring.v1.PrefillH\x00\x12%\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x13.sealring.v1.DecodeH\x00\x42\x06\n\x04work\"\xc5\x01\n\x06\x43hange\x12#\n\x05\x61\x64mit\x18\x01 \x01(\x0b\x32\x12.sealring.v1.AdmitH\x00\x12#\n\x05\x65vict\x18\x02 \x01(\x0b\x32\x12.sealring.v1.EvictH\x00\x12!\n\x04keep\x18\x08 \x01(\x0b\x32\x11.sealring.v1.KeepH\x00\x12!\n\x04\x64rop\x18\t \x01(\x0b\x32\x11.sealring.v1.DropH\x00\x12!\n\x04park\x18\n \x01(\x0b\x32\x11.sealring.v1.ParkH\x00\x42\x08\n\x06\x63hange\"\"\n\x05\x41\x64mit\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x0c\n\x04lane\x18\x02 \x01(\r\"\x14\n\x05\x45vict\x12\x0b\n\x03row\x18\x01 \x01(\x04\"\x13\n\x04Park\x12\x0b\n\x03row\x18\x01 \x01(\x04\"3\n\x04Keep\x12\x0e\n\x06prefix\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"\x16\n\x04\x44rop\x12\x0e\n\x06prefix\x18\x01 \x01(\x04\"-\n\x07Prefill\x12\"\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x12.sealring.v1.Chunk\"~\n\x05\x43hunk\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x14\n\x0cparams_bytes\x18\x05 \x01(\r\x12\x0e\n\x06prefix\x18\x08 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\t \x01(\r\"\x16\n\x06\x44\x65\x63ode\x12\x0c\n\x04lane\x18\x01 \x01(\r\"A\n\x08StepDone\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\'\n\x07outputs\x18\x02 \x03(\x0b\x32\x16.sealring.v1.RowOutput\"\x9c\x02\n\tRowOutput\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x10\n\x06sealed\x18\x03 \x01(\x0cH\x00\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12)\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x19.sealring.v1.FinishReason\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.sealring.v1.TokenLogprob\x12\x10\n\x08prefixes\x18\x08 \x01(\x0c\x12\r\n\x05token\x18\t \x01(\r\x12\'\n\x04held\x18\n \x03(\x0b\x32\x19.sealring.v1.TokenLogprob\x12#\n\x06parsed\x18\x0b \x01(\x0b\x32\x13.sealring.v1.ParsedB\t\n\x07\x63ontent\"\x18\n\x04Ping\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"\x82\x01\n\x04Pong\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x15\n\rengine_memory\x18\x03 \x01(\x04\x12\x14\n\x0crecords_sent\x18\x04 \x01(\x04\x12\x18\n\x10records_received\x18\x05 \x01(\x04\x12\x12\n\nwaiting_ms\x18\x06 \x01(\r*a\n\rPrefixSupport\x12\x1e\n\x1aPREFIX_SUPPORT_UNSPECIFIED\x10\x00\x12\x18\n\x14PREFIX_SUPPORT_EXACT\x10\x01\x12\x16\n\x12PREFIX_SUPPORT_ANY\x10\x02\x32V\n\x07\x43ontrol\x12K\n\x08Schedule\x12\x1c.sealring.v1.ScheduleRequest\x1a\x1d.sealring.v1.ScheduleResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19sealring/v1/control.proto\x12\x0bsealring.v1\x1a\x1bsealring/v1/inference.proto\x1a\x1csealring/v1/membership.proto\x1a\x17sealring/v1/proof.proto\"\x87\x03\n\x0fScheduleRequest\x12%\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x13.sealring.v1.AttachH\x00\x12$\n\x04open\x18\x02 \x01(\x0b\x32\x14.sealring.v1.OpenRowH\x00\x12*\n\x07\x64iscard\x18\x03 \x01(\x0b\x32\x17.sealring.v1.DiscardRowH\x00\x12!\n\x04step\x18\x04 \x01(\x0b\x32\x11.sealring.v1.StepH\x00\x12!\n\x04ping\x18\x05 \x01(\x0b\x32\x11.sealring.v1.PingH\x00\x12\'\n\x07goodbye\x18\x06 \x01(\x0b\x32\x14.sealring.v1.GoodbyeH\x00\x12(\n\x05offer\x18\x07 \x01(\x0b\x32\x17.sealring.v1.ProofOfferH\x00\x12)\n\x05proof\x18\x08 \x01(\x0b\x32\x18.sealring.v1.ProofFinishH\x00\x12,\n\x07renewal\x18\t \x01(\x0b\x32\x19.sealring.v1.ProofRenewalH\x00\x42\t\n\x07message\"\xe6\x02\n\x10ScheduleResponse\x12)\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x15.sealring.v1.AttachedH\x00\x12(\n\x06opened\x18\x02 \x01(\x0b\x32\x16.sealring.v1.RowOpenedH\x00\x12*\n\x07refused\x18\x03 \x01(\x0b\x32\x17.sealring.v1.RowRefusedH\x00\x12%\n\x04\x64one\x18\x04 \x01(\x0b\x32\x15.sealring.v1.StepDoneH\x00\x12!\n\x04pong\x18\x05 \x01(\x0b\x32\x11.sealring.v1.PongH\x00\x12(\n\x05\x66\x61ult\x18\x06 \x01(\x0b\x32\x17.sealring.v1.EpochFaultH\x00\x12\'\n\x07goodbye\x18\x07 \x01(\x0b\x32\x14.sealring.v1.GoodbyeH\x00\x12)\n\x05proof\x18\x08 \x01(\x0b\x32\x18.sealring.v1.ProofAnswerH\x00\x42\t\n\x07message\"%\n\x06\x41ttach\x12\x0c\n\x04ring\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\xe9\x01\n\x08\x41ttached\x12\x0c\n\x04ring\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x04 \x01(\x04\x12\x18\n\x10kv_bytes_per_row\x18\x05 \x01(\x04\x12\x11\n\tkv_budget\x18\x06 \x01(\x04\x12,\n\x08prefixes\x18\x08 \x01(\x0e\x32\x1a.sealring.v1.PrefixSupport\x12\x14\n\x0crows_in_turn\x18\t \x01(\x08\x12%\n\x04kept\x18\n \x03(\x0b\x32\x17.sealring.v1.KeptPrefix\"G\n\nKeptPrefix\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\r\n\x05names\x18\x04 \x01(\x0c\"\xa2\x01\n\x07OpenRow\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\ndeployment\x18\x03 \x01(\t\x12\'\n\x08\x65nvelope\x18\x04 \x01(\x0b\x32\x15.sealring.v1.Envelope\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x14\n\x0cprefix_scope\x18\x08 \x01(\t\x12\x0f\n\x07\x63hoices\x18\t \x01(\r\"}\n\tRowOpened\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x14\n\x0cparams_bytes\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x10\n\x08prefixes\x18\x08 \x01(\x0c\x12\x10\n\x08\x61nswered\x18\t \x01(\r\"@\n\nRowRefused\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12%\n\x07problem\x18\x02 \x01(\x0b\x32\x14.sealring.v1.Problem\"\x19\n\nDiscardRow\x12\x0b\n\x03row\x18\x01 \x01(\x04\"\x94\x01\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12$\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x13.sealring.v1.Change\x12\'\n\x07prefill\x18\x03 \x01(\x0b\x32\x14.sealring.v1.PrefillH\x00\x12%\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x13.sealring.v1.DecodeH\x00\x42\x06\n\x04work\"\xea\x01\n\x06\x43hange\x12#\n\x05\x61\x64mit\x18\x01 \x01(\x0b\x32\x12.sealring.v1.AdmitH\x00\x12#\n\x05\x65vict\x18\x02 \x01(\x0b\x32\x12.sealring.v1.EvictH\x00\x12!\n\x04keep\x18\x08 \x01(\x0b\x32\x11.sealring.v1.KeepH\x00\x12!\n\x04\x64rop\x18\t \x01(\x0b\x32\x11.sealring.v1.DropH\x00\x12!\n\x04park\x18\n \x01(\x0b\x32\x11.sealring.v1.ParkH\x00\x12#\n\x05\x61\x64opt\x18\x0b \x01(\x0b\x32\x12.sealring.v1.AdoptH\x00\x42\x08\n\x06\x63hange\"\"\n\x05\x41\x64mit\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x0c\n\x04lane\x18\x02 \x01(\r\"\x14\n\x05\x45vict\x12\x0b\n\x03row\x18\x01 \x01(\x04\"\x13\n\x04Park\x12\x0b\n\x03row\x18\x01 \x01(\x04\"3\n\x04Keep\x12\x0e\n\x06prefix\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"C\n\x05\x41\x64opt\x12\x0e\n\x06prefix\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0b\n\x03row\x18\x03 \x01(\x04\x12\x0e\n\x06tokens\x18\x04 \x01(\r\"\x16\n\x04\x44rop\x12\x0e\n\x06prefix\x18\x01 \x01(\x04\"-\n\x07Prefill\x12\"\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x12.sealring.v1.Chunk\"~\n\x05\x43hunk\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x14\n\x0cparams_bytes\x18\x05 \x01(\r\x12\x0e\n\x06prefix\x18\x08 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\t \x01(\r\"\x16\n\x06\x44\x65\x63ode\x12\x0c\n\x04lane\x18\x01 \x01(\r\"A\n\x08StepDone\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\'\n\x07outputs\x18\x02 \x03(\x0b\x32\x16.sealring.v1.RowOutput\"\x9c\x02\n\tRowOutput\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x10\n\x06sealed\x18\x03 \x01(\x0cH\x00\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12)\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x19.sealring.v1.FinishReason\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.sealring.v1.TokenLogprob\x12\x10\n\x08prefixes\x18\x08 \x01(\x0c\x12\r\n\x05token\x18\t \x01(\r\x12\'\n\x04held\x18\n \x03(\x0b\x32\x19.sealring.v1.TokenLogprob\x12#\n\x06parsed\x18\x0b \x01(\x0b\x32\x13.sealring.v1.ParsedB\t\n\x07\x63ontent\"\x18\n\x04Ping\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"\x82\x01\n\x04Pong\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x15\n\rengine_memory\x18\x03 \x01(\x04\x12\x14\n\x0crecords_sent\x18\x04 \x01(\x04\x12\x18\n\x10records_received\x18\x05 \x01(\x04\x12\x12\n\nwaiting_ms\x18\x06 \x01(\r*a\n\rPrefixSupport\x12\x1e\n\x1aPREFIX_SUPPORT_UNSPECIFIED\x10\x00\x12\x18\n\x14PREFIX_SUPPORT_EXACT\x10\x01\x12\x16\n\x12PREFIX_SUPPORT_ANY\x10\x02\x32V\n\x07\x43ontrol\x12K\n\x08Schedule\x12\x1c.sealring.v1.ScheduleRequest\x1a\x1d.sealring.v1.ScheduleResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sealring.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PREFIXSUPPORT']._serialized_start=2721
-  _globals['_PREFIXSUPPORT']._serialized_end=2818
+  _globals['_PREFIXSUPPORT']._serialized_start=2939
+  _globals['_PREFIXSUPPORT']._serialized_end=3036
   _globals['_SCHEDULEREQUEST']._serialized_start=127
   _globals['_SCHEDULEREQUEST']._serialized_end=518
   _globals['_SCHEDULERESPONSE']._serialized_start=521
@@ -43,43 +43,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTACH']._serialized_start=881
   _globals['_ATTACH']._serialized_end=918
   _globals['_ATTACHED']._serialized_start=921
-  _globals['_ATTACHED']._serialized_end=1115
-  _globals['_OPENROW']._serialized_start=1118
-  _globals['_OPENROW']._serialized_end=1280
-  _globals['_ROWOPENED']._serialized_start=1282
-  _globals['_ROWOPENED']._serialized_end=1407
-  _globals['_ROWREFUSED']._serialized_start=1409
-  _globals['_ROWREFUSED']._serialized_end=1473
-  _globals['_DISCARDROW']._serialized_start=1475
-  _globals['_DISCARDROW']._serialized_end=1500
-  _globals['_STEP']._serialized_start=1503
-  _globals['_STEP']._serialized_end=1651
-  _globals['_CHANGE']._serialized_start=1654
-  _globals['_CHANGE']._serialized_end=1851
-  _globals['_ADMIT']._serialized_start=1853
-  _globals['_ADMIT']._serialized_end=1887
-  _globals['_EVICT']._serialized_start=1889
-  _globals['_EVICT']._serialized_end=1909
-  _globals['_PARK']._serialized_start=1911
-  _globals['_PARK']._serialized_end=1930
-  _globals['_KEEP']._serialized_start=1932
-  _globals['_KEEP']._serialized_end=1983
-  _globals['_DROP']._serialized_start=1985
-  _globals['_DROP']._serialized_end=2007
-  _globals['_PREFILL']._serialized_start=2009
-  _globals['_PREFILL']._serialized_end=2054
-  _globals['_CHUNK']._serialized_start=2056
-  _globals['_CHUNK']._serialized_end=2182
-  _globals['_DECODE']._serialized_start=2184
-  _globals['_DECODE']._serialized_end=2206
-  _globals['_STEPDONE']._serialized_start=2208
-  _globals['_STEPDONE']._serialized_end=2273
-  _globals['_ROWOUTPUT']._serialized_start=2276
-  _globals['_ROWOUTPUT']._serialized_end=2560
-  _globals['_PING']._serialized_start=2562
-  _globals['_PING']._serialized_end=2586
-  _globals['_PONG']._serialized_start=2589
-  _globals['_PONG']._serialized_end=2719
-  _globals['_CONTROL']._serialized_start=2820
-  _globals['_CONTROL']._serialized_end=2906
+  _globals['_ATTACHED']._serialized_end=1154
+  _globals['_KEPTPREFIX']._serialized_start=1156
+  _globals['_KEPTPREFIX']._serialized_end=1227
+  _globals['_OPENROW']._serialized_start=1230
+  _globals['_OPENROW']._serialized_end=1392
+  _globals['_ROWOPENED']._serialized_start=1394
+  _globals['_ROWOPENED']._serialized_end=1519
+  _globals['_ROWREFUSED']._serialized_start=1521
+  _globals['_ROWREFUSED']._serialized_end=1585
+  _globals['_DISCARDROW']._serialized_start=1587
+  _globals['_DISCARDROW']._serialized_end=1612
+  _globals['_STEP']._serialized_start=1615
+  _globals['_STEP']._serialized_end=1763
+  _globals['_CHANGE']._serialized_start=1766
+  _globals['_CHANGE']._serialized_end=2000
+  _globals['_ADMIT']._serialized_start=2002
+  _globals['_ADMIT']._serialized_end=2036
+  _globals['_EVICT']._serialized_start=2038
+  _globals['_EVICT']._serialized_end=2058
+  _globals['_PARK']._serialized_start=2060
+  _globals['_PARK']._serialized_end=2079
+  _globals['_KEEP']._serialized_start=2081
+  _globals['_KEEP']._serialized_end=2132
+  _globals['_ADOPT']._serialized_start=2134
+  _globals['_ADOPT']._serialized_end=2201
+  _globals['_DROP']._serialized_start=2203
+  _globals['_DROP']._serialized_end=2225
+  _globals['_PREFILL']._serialized_start=2227
+  _globals['_PREFILL']._serialized_end=2272
+  _globals['_CHUNK']._serialized_start=2274
+  _globals['_CHUNK']._serialized_end=2400
+  _globals['_DECODE']._serialized_start=2402
+  _globals['_DECODE']._serialized_end=2424
+  _globals['_STEPDONE']._serialized_start=2426
+  _globals['_STEPDONE']._serialized_end=2491
+  _globals['_ROWOUTPUT']._serialized_start=2494
+  _globals['_ROWOUTPUT']._serialized_end=2778
+  _globals['_PING']._serialized_start=2780
+  _globals['_PING']._serialized_end=2804
+  _globals['_PONG']._serialized_start=2807
+  _globals['_PONG']._serialized_end=2937
+  _globals['_CONTROL']._serialized_start=3038
+  _globals['_CONTROL']._serialized_end=3124
 # @@protoc_insertion_point(module_scope)

@@ -204,6 +204,7 @@ class Attached(_message.Message):
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
     ROWS_IN_TURN_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     rank: _builtins.int
@@ -217,6 +218,10 @@ class Attached(_message.Message):
     """what this member's caches allow"""
     rows_in_turn: _builtins.bool
     """a step takes about as long as its rows would one after the other"""
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptPrefix]:
+        """of earlier epochs; what the first step does not adopt is given up"""
+
     def __init__(
         self,
         *,
@@ -228,14 +233,46 @@ class Attached(_message.Message):
         kv_budget: _builtins.int = ...,
         prefixes: Global___PrefixSupport.ValueType = ...,
         rows_in_turn: _builtins.bool = ...,
+        kept: _abc.Iterable[Global___KeptPrefix] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring", "rows_in_turn", b"rows_in_turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring", "rows_in_turn", b"rows_in_turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attached: _TypeAlias = Attached  # noqa: Y015
+
+@_typing.final
+class KeptPrefix(_message.Message):
+    """A prefix that a member still has from an earlier epoch of the ring: the first tokens of a row of that epoch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ROW_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    row: _builtins.int
+    tokens: _builtins.int
+    names: _builtins.bytes
+    """of the head: as RowOpened.prefixes, under this epoch's key"""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        row: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        names: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "names", b"names", "row", b"row", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptPrefix: _TypeAlias = KeptPrefix  # noqa: Y015
 
 @_typing.final
 class OpenRow(_message.Message):
@@ -408,6 +445,7 @@ class Change(_message.Message):
     KEEP_FIELD_NUMBER: _builtins.int
     DROP_FIELD_NUMBER: _builtins.int
     PARK_FIELD_NUMBER: _builtins.int
+    ADOPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admit(self) -> Global___Admit: ...
     @_builtins.property
@@ -422,6 +460,10 @@ class Change(_message.Message):
     def park(self) -> Global___Park:
         """parks come before admissions and evictions"""
 
+    @_builtins.property
+    def adopt(self) -> Global___Adopt:
+        """in the first step, before all others"""
+
     def __init__(
         self,
         *,
@@ -430,12 +472,13 @@ class Change(_message.Message):
         keep: Global___Keep | None = ...,
         drop: Global___Drop | None = ...,
         park: Global___Park | None = ...,
+        adopt: Global___Adopt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "park", b"park"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "park", b"park"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "park", b"park"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "park", b"park"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict", "keep", "drop", "park"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict", "keep", "drop", "park", "adopt"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -536,6 +579,38 @@ class Keep(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Keep: _TypeAlias = Keep  # noqa: Y015
+
+@_typing.final
+class Adopt(_message.Message):
+    """A prefix that all members have kept from an earlier epoch is one of this epoch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ROW_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.int
+    """as in Keep"""
+    epoch: _builtins.int
+    """this and the next two as in KeptPrefix"""
+    row: _builtins.int
+    tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        row: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "prefix", b"prefix", "row", b"row", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adopt: _TypeAlias = Adopt  # noqa: Y015
 
 @_typing.final
 class Drop(_message.Message):

@@ -365,6 +365,7 @@ class OpenEngineEpoch(_message.Message):
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     KV_BUDGET_FIELD_NUMBER: _builtins.int
+    RING_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     epoch: _builtins.int
     rank: _builtins.int
@@ -373,6 +374,8 @@ class OpenEngineEpoch(_message.Message):
     prefill_chunk: _builtins.int
     max_rows: _builtins.int
     kv_budget: _builtins.int
+    ring: _builtins.str
+    """prefixes are kept from one epoch of a ring to the next"""
     def __init__(
         self,
         *,
@@ -383,10 +386,11 @@ class OpenEngineEpoch(_message.Message):
         prefill_chunk: _builtins.int = ...,
         max_rows: _builtins.int = ...,
         kv_budget: _builtins.int = ...,
+        ring: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ring", b"ring", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -397,15 +401,19 @@ class EpochOpened(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.KeptPrefix]: ...
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
+        kept: _abc.Iterable[_control_pb2.KeptPrefix] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "kept", b"kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,8 @@ from typing import Any
 from stagering import (
     CHUNK,
     PATIENCE_SECONDS,
+    Prompts,
+    Ring,
     compute_thread,
     expected,
     prompt_of,
@@ -16,6 +18,7 @@ from stagering import (
     stages_of,
 )
 
+from sealring.mesh.prompt.composition import Origin
 from sealring.node.engine import params
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import support
@@ -239,3 +242,42 @@ def check_prefixes(family: str, tails: list[tuple[int, int]], choices: random.Ra
     for row, got in done.answers.items():
         assert got[:5] == texts[row][len(prompts[row]) :][: len(got)]
     return sum(done.reused)
+
+
+def check_prefixes_over_epochs(family: str, size: int) -> list[int]:
+    """Of a row of one epoch CHUNK tokens are kept, and one of the next begins with them. Returns where."""
+    prompt = prompt_of(family, 0, CHUNK)
+    after = prompt_of(family, 1, 3)
+    stages = stages_of(family, size)
+    rows = {1: (prompt, RowParameters()), 2: (prompt + after, RowParameters())}
+    first = Ring(stages, Prompts(rows))
+    begin = control.Step(number=1)
+    begin.prefill.chunks.add(row=1, end=CHUNK, prompt_tokens=CHUNK, params_bytes=params.BLOCK)
+    keep = control.Step(number=2, changes=[control.Change(keep=control.Keep(prefix=1, row=1, tokens=CHUNK))])
+    keep.changes.add().admit.row = 1
+    keep.decode.lane = 0
+    try:
+        first.announce(begin)
+        first.announce(keep)
+        first.wait_for(2)
+        first.break_off()
+    finally:
+        first.close()
+    origins = [each.turn_over("") for each in first.prefixes]
+    assert origins == [[Origin(1, 1, CHUNK)]] * size
+    second = Ring(stages, Prompts(rows), number=2, prefixes=first.prefixes)
+    reuse = control.Step(number=1)
+    reuse.changes.add().adopt.CopyFrom(control.Adopt(prefix=1, epoch=1, row=1, tokens=CHUNK))
+    reuse.prefill.chunks.add(
+        row=2, start=CHUNK, end=CHUNK + 3, prompt_tokens=CHUNK + 3, params_bytes=params.BLOCK, prefix=1
+    )
+    decode = [control.Step(number=number, decode=control.Decode(lane=0)) for number in range(2, 6)]
+    decode[0].changes.add().admit.row = 2
+    try:
+        for step in (reuse, *decode):
+            second.announce(step)
+        second.wait_for(5)
+    finally:
+        second.close()
+    assert second.prompts.answers[2] == expected(family, (*prompt, *after), 5)
+    return second.prompts.reused

@@ -22,11 +22,12 @@ import pytest
 from patience import PATIENCE_SECONDS
 
 from sealring.mesh.errors import EpochEnded
-from sealring.mesh.prompt.composition import Chunk, Composition, Keeping, ResolvedStep
+from sealring.mesh.prompt.composition import Adopting, Chunk, Composition, Keeping, ResolvedStep
 from sealring.node.engine import device, params
 from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.params import RowParameters
+from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.staging import Stage, random_model, random_stage
 from sealring.node.engine.warm_up import warm_up
 from sealring.node.link.records import RecordHeader
@@ -170,6 +171,10 @@ class MemoryChannel:
         self.shut()
 
 
+def prefixes_of(stage: Stage) -> Prefixes:
+    return Prefixes(support(stage.make_cache()))
+
+
 class Prompts:
     """The head's text side without text."""
 
@@ -195,6 +200,8 @@ class Prompts:
         self.forgotten.append(row)
 
     def keep(self, keeping: Keeping) -> None: ...
+
+    def adopt(self, adopting: Adopting) -> None: ...
 
     def reuse(self, chunk: Chunk) -> None:
         self.reused.append(chunk.start)
@@ -224,21 +231,28 @@ class Ring:
         *,
         deadline: float = PATIENCE_SECONDS,
         allowance: Allowance = Allowance(1, 1, 1 << 40),
+        number: int = 1,
+        prefixes: list[Prefixes] | None = None,
     ) -> None:
         size = len(stages)
         links = [Link() for _ in stages]
         self.links = links
         self.faults: list[BaseException] = []
         self.prompts = prompts
+        self.prefixes = prefixes or [
+            compute_thread(rank).submit(prefixes_of, stage).result(PATIENCE_SECONDS)
+            for rank, stage in enumerate(stages)
+        ]
         self.epochs = [
             StageEpoch(
-                1,
+                number,
                 stage,
                 prefill_chunk=CHUNK,
                 max_rows=MAX_ROWS,
                 allowance=allowance,
                 channel=MemoryChannel(links[rank], links[rank - 1]) if size > 1 else None,
                 prompts=prompts if rank == 0 else None,
+                prefixes=self.prefixes[rank],
                 on_fault=self.faults.append,
                 deadline=deadline,
             )
@@ -258,6 +272,12 @@ class Ring:
                 assert time.monotonic() < until
                 self.prompts.delivered.wait(0.2)
         assert not self.faults, self.faults
+
+    def break_off(self) -> None:
+        """A link fails, everywhere."""
+        for epoch in self.epochs:
+            epoch.fail(EpochEnded("a link broke"))
+        self.faults.clear()
 
     def close(self) -> None:
         for epoch in self.epochs:

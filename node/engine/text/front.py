@@ -25,7 +25,15 @@ from sealring.mesh.errors import (
     ResourceExhausted,
     SealringError,
 )
-from sealring.mesh.prompt.composition import MAX_CHOICES, MAX_PARAMS_BYTES, Chunk, Keeping, ResolvedStep
+from sealring.mesh.prompt.composition import (
+    MAX_CHOICES,
+    MAX_PARAMS_BYTES,
+    Adopting,
+    Chunk,
+    Keeping,
+    Origin,
+    ResolvedStep,
+)
 from sealring.mesh.prompt.prefix_names import KEY_BYTES, PrefixNames
 from sealring.mesh.prompt.validate import validate_prompt
 from sealring.mesh.rpc.problem import to_problem
@@ -177,7 +185,8 @@ class Front:
         self._vocabulary = vocabulary
         self._emit = emit
         self._rows: dict[int, OpenRow] = {}
-        self._kept: dict[int, dict[int, bytes]] = {}  # the names of a prefix and of all that it begins with
+        self._kept: dict[int, tuple[Origin, PrefixNames]] = {}
+        self._earlier: dict[Origin, PrefixNames] = {}
         self._prefix_key = os.urandom(KEY_BYTES)
         self._asking: dict[int, int] = {}  # of open rows, those that ask for log-probabilities
         self._unread = 0  # bytes of prompts that wait to be read
@@ -237,13 +246,28 @@ class Front:
         self._queue.put((self._generation, row))
 
     def close_rows(self) -> None:
-        """Forgets all rows, also those that wait to be opened, and under what names prefixes were kept."""
+        """Forgets all rows, also those that wait to be opened."""
         with self._lock:
             self._generation += 1
             self._rows.clear()
-            self._kept.clear()
-            self._prefix_key = os.urandom(KEY_BYTES)
             self._asking.clear()
+
+    def renew_names(self, origins: Sequence[Origin]) -> dict[Origin, bytes]:
+        """An epoch opens: all rows are forgotten, and names are made under another key from now on.
+
+        Returns the new names of kept prefixes, so that nobody can tell by names what two epochs have in
+        common but for what goes on.
+        """
+        self.close_rows()
+        self._prefix_key = os.urandom(KEY_BYTES)
+        earlier = self._earlier | dict(self._kept.values())
+        self._kept.clear()
+        self._earlier = {
+            origin: earlier[origin].first(origin.tokens, self._prefix_key)
+            for origin in origins
+            if origin in earlier
+        }
+        return {origin: b"".join(names.names.values()) for origin, names in self._earlier.items()}
 
     # The front's own thread
 
@@ -368,24 +392,29 @@ class Front:
 
     def keep(self, keeping: Keeping) -> None:
         names = self._names(keeping.row)
-        if keeping.tokens not in names:
+        if names is None or keeping.tokens not in names.names:
             raise _not_kept(keeping.prefix)
-        self._kept[keeping.prefix] = {
-            length: name for length, name in list(names.items()) if length <= keeping.tokens
-        }
+        self._kept[keeping.prefix] = keeping.origin, names.first(keeping.tokens)
+
+    def adopt(self, adopting: Adopting) -> None:
+        names = self._earlier.get(adopting.origin)
+        if names is None:
+            raise _not_kept(adopting.prefix)
+        self._kept[adopting.prefix] = adopting.origin, names
 
     def reuse(self, chunk: Chunk) -> None:
-        kept = self._kept.get(chunk.prefix, {}).get(chunk.start, b"")
-        own = self._names(chunk.row).get(chunk.start, b"")
-        if not kept or not hmac.compare_digest(kept, own):
+        _, kept = self._kept.get(chunk.prefix, (None, None))
+        own = self._names(chunk.row)
+        name = kept.names.get(chunk.start, b"") if kept is not None else b""
+        if own is None or not name or not hmac.compare_digest(name, own.names.get(chunk.start, b"")):
             raise _not_kept(chunk.prefix)
 
     def drop(self, prefix: int) -> None:
         self._kept.pop(prefix, None)
 
-    def _names(self, row: int) -> dict[int, bytes]:
+    def _names(self, row: int) -> PrefixNames | None:
         opened = self._rows.get(row)
-        return opened.names.names if opened is not None and opened.names is not None else {}
+        return opened.names if opened is not None else None
 
     def forget(self, row: int) -> None:
         with self._lock:  # `open`, in another thread, may be counting rows

@@ -410,3 +410,19 @@ async def test_an_epoch_has_the_members_that_it_began_with(monkeypatch: pytest.M
     assert [made.epoch for made in epochs.made] == [4, 5]
     await ring.ring.close()
     assert epochs.made[1].cancelled
+
+
+def test_what_every_member_has_kept_goes_on() -> None:
+    def attached(*kept: tuple[int, int, int], names: int = 0) -> control.Attached:
+        held = [
+            control.KeptPrefix(epoch=epoch, row=row, tokens=tokens, names=bytes(16 * names))
+            for epoch, row, tokens in kept
+        ]
+        return control.Attached(epoch=3, kept=held)
+
+    head = attached((1, 1, 128), (1, 2, 128), (2, 1, 64), (3, 9, 128), (2, 5, 128), names=2)
+    other = attached((1, 2, 128), (1, 1, 64), (2, 1, 64), (3, 9, 128))
+    serving = ServingEpoch("demo-0", 3, "demo", (), 8, 64, 512, False, 10, 1)
+    # the names of (2, 1, 64) are too many, and what is of this epoch is of no earlier one
+    assert [origin for origin, _ in ring_facts(serving, [head, other]).kept] == [(1, 2, 128)]
+    assert ring_facts(serving, [attached((1, 2, 128)), other]).kept == ()

@@ -11,7 +11,7 @@ from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.prefixes import PrefixCache
 from sealring.gateway.scheduler.row import Row
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.composition import MAX_PREFIXES
+from sealring.mesh.prompt.composition import MAX_PREFIXES, Origin
 from sealring.mesh.prompt.prefix_names import NAME_BYTES, boundaries
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -238,6 +238,17 @@ def test_an_answer_is_not_kept_where_a_member_cannot() -> None:
 
 def test_a_short_prompt_is_not_cut() -> None:
     assert Desk(EXACT).prefill("a" * 30)[0].cuts == ()
+
+
+def test_what_an_earlier_epoch_kept_is_found_again_the_newest_while_there_is_room() -> None:
+    desk = Desk(tokens=320)
+    earlier = [(Origin(1, row, 128), names(text * 128)) for row, text in enumerate("abc", 1)]
+    desk.cache = PrefixCache(desk.ledger, ANY, earlier)
+    assert [desk.row(text * 200).prefilled for text in "abc"] == [0, 128, 128]
+    first = [(change.adopt.prefix, change.adopt.row) for change in desk.cache.changes()]
+    assert first == [(1, 3), (2, 2)]
+    assert desk.prefill("d" * 128)[1] == ["drop 2", "keep 3: 128 of 4"]  # the one that was kept first
+    assert desk.row("c" * 200).prefilled == 128
 
 
 def test_no_more_is_kept_than_members_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings, target
@@ -30,8 +31,17 @@ from sealring.gateway.scheduler.memory import rounded
 from sealring.gateway.scheduler.planner import BURST
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import EpochEnded, InvalidInput
-from sealring.mesh.prompt.composition import Chunk, Composition, Dropping, Eviction, Keeping, Parking
-from sealring.mesh.prompt.prefix_names import NAME_BYTES, boundaries
+from sealring.mesh.prompt.composition import (
+    Adopting,
+    Chunk,
+    Composition,
+    Dropping,
+    Eviction,
+    Keeping,
+    Origin,
+    Parking,
+)
+from sealring.mesh.prompt.prefix_names import NAME_BYTES, boundaries, split
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -64,8 +74,9 @@ TOLD_AT_ONCE = 3
 class ModelRing:
     """Executes steps in order with mesh.prompt.composition; knows how long every answer is."""
 
-    def __init__(self, facts: RingFacts, seed: int) -> None:
+    def __init__(self, facts: RingFacts, seed: int, earlier: dict[Origin, tuple[Content, int]]) -> None:
         self.facts = facts
+        self.earlier = earlier
         self.composition = Composition(epoch=seed, max_rows=facts.max_rows, prefill_chunk=facts.prefill_chunk)
         self.seed = seed
         self.opening: deque[OpenRow] = deque()
@@ -98,6 +109,8 @@ class ModelRing:
                 self.moved += 1
             elif isinstance(change, Keeping):
                 self.keep(change)
+            elif isinstance(change, Adopting):
+                self.kept[change.prefix] = self.earlier[change.origin]
             elif isinstance(change, Dropping):
                 del self.kept[change.prefix]
         for chunk in resolved.chunks:
@@ -182,6 +195,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(queue_limit=12)
         self.ring: ModelRing | None = None
         self.epoch = 0
+        self.earlier: dict[Origin, tuple[Content, int]] = {}
         self.now = 0.0
         self.count = 0
         self.open_requests: dict[str, Request] = {}
@@ -219,7 +233,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.facts_of is not None
         self.epoch += 1
         facts = self.facts_of
-        self.ring = ModelRing(facts, self.epoch)
+        kept = [(each, split(names_of(*what), what[1])) for each, what in sorted(self.earlier.items())]
+        facts = replace(facts, kept=tuple(kept))
+        self.ring = ModelRing(facts, self.epoch, self.earlier)
         self.perform(self.scheduler.attach(facts))
 
     @rule(
@@ -360,11 +376,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now += seconds
         self.perform(self.scheduler.expire(self.now))
 
+    def lose_ring(self) -> None:
+        """Its members keep what they kept, and what they had when it came if they were given no step."""
+        assert self.ring is not None
+        if self.ring.composition.last_step:
+            origins = self.ring.composition._prefixes
+            self.earlier = {origins[prefix]: kept for prefix, kept in self.ring.kept.items()}
+        self.ring = None
+
     @precondition(lambda self: self.ring is not None)
     @rule(sure=st.sampled_from([False, False, False, True]))
     def lose_epoch(self, sure: bool) -> None:
         if sure:
-            self.ring = None
+            self.lose_ring()
             self.perform(self.scheduler.end_epoch(EpochEnded("gone")))
 
     def perform(self, actions: list[object]) -> None:

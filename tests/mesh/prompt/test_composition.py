@@ -14,10 +14,12 @@ from sealring.mesh.prompt.composition import (
     MAX_LANES,
     MAX_PREFIXES,
     Admission,
+    Adopting,
     Composition,
     Dropping,
     Eviction,
     Keeping,
+    Origin,
     Parking,
     ResolvedStep,
 )
@@ -331,7 +333,7 @@ def test_a_row_begins_with_a_kept_prefix() -> None:
     composition = make()
     composition.apply(prefill(1, 1, 0, 8, 20))
     (change,) = composition.apply(kept(2, (1, 1, 6))).changes
-    assert change == Keeping(1, 1, 6, 8, None, 0)
+    assert change == Keeping(1, Origin(1, 1, 6), 8, None, 0)
     (chunk,) = composition.apply(with_prefix(3, 2, 5, 9, 9, 1)).chunks
     assert chunk.first
     assert chunk.last
@@ -357,7 +359,7 @@ def test_a_row_in_a_lane_holds_the_tokens_that_were_computed() -> None:
             composition.apply(step)
             number += 1
     changes = composition.apply(kept(number, (1, 1, 9), (2, 2, 8))).changes
-    assert changes == (Keeping(1, 1, 9, 9, 1, 0), Keeping(2, 2, 8, 8, 1, 1))
+    assert changes == (Keeping(1, Origin(1, 1, 9), 9, 1, 0), Keeping(2, Origin(1, 2, 8), 8, 1, 1))
     with pytest.raises(InvalidInput, match="does not hold"):
         composition.apply(kept(number + 1, (3, 1, 10)))
 
@@ -421,6 +423,36 @@ def test_members_that_disagree_about_a_prefix_have_other_digests(other: control.
         composition.digest = composition.apply(step).digest  # type: ignore[attr-defined]
     assert one.digest != two.digest  # type: ignore[attr-defined]
     assert one.apply(prefill(3, 2, 0, 8, 8)).digest != two.apply(prefill(3, 2, 0, 8, 8)).digest
+
+
+def test_members_that_keep_different_rows_under_one_number_have_other_digests() -> None:
+    """Else a gateway could begin a row with its own prompt at the head and somebody's caches elsewhere."""
+    digests = set()
+    for row in (1, 2):
+        composition = make()
+        for number in (1, 2):
+            composition.apply(prefill(number, number, 0, 8, 8))
+        composition.apply(kept(3, (1, row, 5)))
+        digests.add(composition.apply(prefill(4, 3, 0, 8, 8)).digest)
+    assert len(digests) == 2
+
+
+def adopted(number: int, prefix: int, *origin: int) -> control.Step:
+    adopt = control.Adopt(prefix=prefix, epoch=origin[0], row=origin[1], tokens=origin[2])
+    return control.Step(number=number, changes=[control.Change(adopt=adopt)])
+
+
+def test_a_prefix_of_an_earlier_epoch_is_adopted_in_the_first_step() -> None:
+    composition = make(epoch=3)
+    assert composition.apply(adopted(1, 1, 2, 7, 6)).changes == (Adopting(1, Origin(2, 7, 6)),)
+    assert (composition.prefixes(), composition.tokens) == ({1: 6}, 6)
+    assert composition.apply(with_prefix(2, 1, 5, 9, 9, 1)).chunks[0].prefix == 1
+    for step in (adopted(3, 2, 2, 8, 6), adopted(1, 1, 3, 7, 6), adopted(1, 1, 2, 7, 0)):
+        with pytest.raises(InvalidInput):
+            (composition if step.number == 3 else make(epoch=3)).apply(step)
+    origins = [(1, 7, 6), (2, 8, 6), (2, 7, 5)]
+    digests = {make(epoch=3).apply(adopted(1, 1, *origin)).digest for origin in origins}
+    assert len(digests) == len(origins)
 
 
 def test_members_that_begin_a_row_with_other_prefixes_have_other_digests() -> None:

@@ -7,8 +7,13 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schedules import check_prefixes
-from stagering import combinations
+from schedules import check_prefixes, check_prefixes_over_epochs
+from stagering import CHUNK, Prompts, Ring, combinations, stages_of
+
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.composition import Adopting, Origin
+from sealring.node.engine.prefixes import Kept, Prefixes
+from sealring.v1 import control_pb2 as control
 
 PREFIX_FAMILIES = ["llama", "qwen3", "gemma3_text", "mixtral", "gpt_oss", "deepseek_v3", "mamba2", "qwen3:4"]
 
@@ -25,6 +30,32 @@ def test_kept_prefixes_are_reused(family: str, size: int) -> None:
     tails = [(0, 3), (0, 2), (1, 4), (0, 1), (2, 1), (0, 6), (1, 2), (0, 2)]
     reused = check_prefixes(family, tails, random.Random(7), size)
     assert reused >= 10
+
+
+@pytest.mark.parametrize(("family", "size"), [("llama", 1), ("llama", 3), ("gemma3_text", 2), ("mamba2", 1)])
+def test_what_is_kept_is_as_good_in_the_next_epoch(family: str, size: int) -> None:
+    assert check_prefixes_over_epochs(family, size) == [CHUNK]
+
+
+def test_a_stage_that_failed_keeps_nothing() -> None:
+    stages = stages_of("llama", 1)
+    ring = Ring(stages, Prompts({}))
+    ring.prefixes[0]._earlier[Origin(1, 1, 1)] = Kept(Origin(1, 1, 1), [])
+    ring.epochs[0].fail(RuntimeError("the device is gone"))
+    ring.close()
+    assert ring.prefixes[0].turn_over("") == []
+
+
+def test_another_ring_finds_nothing() -> None:
+    kept = Kept(Origin(1, 1, 1), [])
+    prefixes = Prefixes(control.PREFIX_SUPPORT_ANY)
+    prefixes.turn_over("one")
+    prefixes._kept[1] = kept
+    assert prefixes.turn_over("one") == [kept.origin]
+    assert prefixes.turn_over("one") == [kept.origin], "nothing was computed yet"
+    assert prefixes.turn_over("two") == []
+    with pytest.raises(InvalidInput):
+        prefixes.adopt(Adopting(1, kept.origin))
 
 
 @pytest.mark.parametrize(

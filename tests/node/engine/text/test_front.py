@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from sealring.mesh.errors import InvalidInput, ModelError
-from sealring.mesh.prompt.composition import Chunk, Keeping, ResolvedStep
+from sealring.mesh.prompt.composition import Adopting, Chunk, Keeping, Origin, ResolvedStep
 from sealring.mesh.prompt.prefix_names import split
 from sealring.node.engine import params
 from sealring.node.engine.logprobs import TokenLogprobs
@@ -239,7 +239,7 @@ def test_prefixes_are_named_by_scope_and_not_across(long_desk: Desk) -> None:
     assert mine[1] != again[1]
     assert not set(mine) & set(theirs)
     assert names_of(long_desk.open(4, text_prompt(begin))) == ()
-    long_desk.front.close_rows()
+    long_desk.front.renew_names([])
     assert not set(mine) & set(names_of(long_desk.open(1, text_prompt(begin + "b" * 60), scope=b"me")))
 
 
@@ -247,7 +247,7 @@ def test_the_head_refuses_a_prefix_that_is_not_the_rows_own(long_desk: Desk) -> 
     """Whatever a gateway commands: a row of another scope, or with other tokens, never begins with it."""
     front = long_desk.front
     long_desk.open(1, text_prompt("a" * 140), scope=b"me")
-    front.keep(Keeping(1, 1, 128, 140, None, 0))
+    front.keep(Keeping(1, Origin(1, 1, 128), 140, None, 0))
     for row, (text, scope) in enumerate(
         [("a" * 140, b"you"), ("a" * 70 + "b" * 70, b"me"), ("a" * 140, b""), ("a" * 65, b"me")], start=2
     ):
@@ -263,13 +263,35 @@ def test_the_head_refuses_a_prefix_that_is_not_the_rows_own(long_desk: Desk) -> 
         front.reuse(Chunk(3, 64, 70, False, 0, 1))
 
 
+def test_what_goes_on_into_the_next_epoch_has_other_names_there(long_desk: Desk) -> None:
+    front, origins = long_desk.front, [Origin(1, 1, 128), Origin(1, 1, 64), Origin(1, 2, 64)]
+    before = names_of(long_desk.open(1, text_prompt("a" * 140), scope=b"me"))
+    for number, origin in enumerate(origins[:2], 1):
+        front.keep(Keeping(number, origin, 140, None, 0))
+    told = front.renew_names([origins[0], origins[2]])  # the caches of the second are gone
+    with pytest.raises(InvalidInput):
+        front.reuse(Chunk(1, 64, 70, False, 0, 1))
+    assert list(told) == origins[:1]
+    again = names_of(long_desk.open(1, text_prompt("a" * 140), scope=b"me"))
+    assert b"".join(again) == told[origins[0]]
+    assert not set(before) & set(again)
+    for origin in origins[1:]:
+        with pytest.raises(InvalidInput):
+            front.adopt(Adopting(1, origin))
+    front.adopt(Adopting(1, origins[0]))
+    front.reuse(Chunk(1, 128, 140, True, 0, 1))
+    long_desk.open(2, text_prompt("a" * 140), scope=b"you")
+    with pytest.raises(InvalidInput):
+        front.reuse(Chunk(2, 128, 140, True, 0, 1))
+
+
 def test_only_named_lengths_of_named_rows_are_kept(long_desk: Desk) -> None:
     long_desk.open(1, text_prompt("a" * 140), scope=b"me")
     long_desk.open(2, text_prompt("a" * 140))
     for keeping in (
-        Keeping(1, 1, 100, 140, None, 0),
-        Keeping(1, 2, 64, 140, None, 0),
-        Keeping(1, 7, 64, 64, None, 0),
+        Keeping(1, Origin(1, 1, 100), 140, None, 0),
+        Keeping(1, Origin(1, 2, 64), 140, None, 0),
+        Keeping(1, Origin(1, 7, 64), 64, None, 0),
     ):
         with pytest.raises(InvalidInput) as caught:
             long_desk.front.keep(keeping)
@@ -288,7 +310,7 @@ def test_an_answer_goes_on_with_its_prompts_names(long_desk: Desk) -> None:
     follow = long_desk.open(2, text_prompt("a" * 60 + "b" * 5 + "c"), scope=b"me")
     assert output.finish
     assert output.prefixes == follow.opened.prefixes
-    front.keep(Keeping(1, 1, 64, 66, 0, 0))
+    front.keep(Keeping(1, Origin(1, 1, 64), 66, 0, 0))
     front.reuse(Chunk(2, 64, 66, True, 0, 1))
 
 
