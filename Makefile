@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell $(PYTHON) -c 'import os; usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0); print(min(4, len(usable)) + 1)')
 BASE ?= main
 
-.PHONY: env demo test darwin sweep lint format protos protos-check protos-breaking clean
+.PHONY: env demo test clients darwin sweep lint format protos protos-check protos-breaking clean
 
 env: $(VENV)/.ready
 
@@ -26,6 +26,15 @@ unexport PYTHONDONTWRITEBYTECODE
 
 test: env
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+# Conversations of agents and frameworks, in an environment of their own: they want other versions than this does.
+clients: env build/clients/.ready
+	@$(BIN)/python -m pytest -m agents -n 2 $(or $(ARGS),tests/clients tests/integration/ring)
+
+build/clients/.ready: tests/clients/requirements.txt
+	@$(PYTHON) -m venv build/clients
+	@build/clients/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 # The integration tests with what macOS does otherwise than Linux (tests/support/darwin.py); ARGS names others.
 darwin: env

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
@@ -35,7 +36,7 @@ async def read_json(request: Request) -> dict[str, Any]:
     DeadlineExceeded (BODY_TOO_SLOW); ResourceExhausted (TOO_MANY_BYTES); Cancelled when the client goes away.
     Messages hold nothing of the body.
     """
-    _check_content_type(request.headers.get("content-type", ""))
+    _check_content_type(request.headers)
     try:
         async with asyncio.timeout(BODY_SECONDS):
             body = await _read(request)
@@ -122,8 +123,12 @@ def _too_large() -> InvalidInput:
     )
 
 
-def _check_content_type(value: str) -> None:
-    kind, _, parameters = value.partition(";")
+def _check_content_type(headers: Mapping[str, str]) -> None:
+    """Programs may leave it out, as litellm does for Ollama. A page in a browser, which may send what is no
+    JSON to any address (Fetch's "no-cors" requests), tells its origin and may not."""
+    if "content-type" not in headers and "origin" not in headers:
+        return
+    kind, _, parameters = headers.get("content-type", "").partition(";")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
     if kind.strip().lower() != "application/json" or charset not in ("", "utf-8", "utf8"):
         raise InvalidInput(

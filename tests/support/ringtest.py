@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import pytest
 from sealring.cli.calls.operator import read_bundle
 from sealring.cli.local.cluster import LocalCluster
 from sealring.client import AsyncClient
+from sealring.mesh.system.addresses import free_port
 from sealring.node import scratch
 from sealring.v1 import inference_pb2, inference_pb2_grpc, membership_pb2
 
@@ -196,6 +197,39 @@ def share_kernels(cluster: LocalCluster) -> None:
     kept.mkdir(exist_ok=True)
     if not found.exists():
         found.symlink_to(kept)
+
+
+@asynccontextmanager
+async def proxy(ring: Ring, folder: Path, *options: str) -> AsyncIterator[tuple[str, Any]]:
+    """A running proxy: its URL and its process."""
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-m",
+            "cli",
+            "proxy",
+            "--gateway",
+            ring.cluster.grpc_address,
+            "--root-sha256",
+            ring.pin,
+        ),
+        *("--listen", f"127.0.0.1:{port}", "--state-file", str(folder / "roster-state"), *options),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while b"proxy_started" not in (line := await process.stderr.readline()):
+                assert line, f"the proxy has ended: {await process.wait()}"
+        drain = asyncio.create_task(process.stderr.read())
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        async with asyncio.timeout(LIMIT_SECONDS):
+            assert await process.wait() == 0
+        await drain
 
 
 class Arrangements:

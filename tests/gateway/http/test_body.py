@@ -86,6 +86,14 @@ async def test_nothing_else_is(kind: str) -> None:
     assert (await refused(request(b"{}", kind=kind))).reason == "BAD_CONTENT_TYPE"
 
 
+async def test_programs_may_leave_it_out_and_pages_may_not() -> None:
+    made = request(b"{}")
+    del made.headers["content-type"]
+    assert await read_json(made) == {}
+    made.headers["origin"] = "https://example.com"
+    assert (await refused(made)).reason == "BAD_CONTENT_TYPE"
+
+
 async def test_a_body_that_does_not_come_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     made = request()
 

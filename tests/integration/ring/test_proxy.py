@@ -1,51 +1,18 @@
 """The proxy that seals for clients which cannot, before a real ring."""
 
 import asyncio
-import contextlib
 import sys
 
 import httpx
 import openai
 import pytest
 from capture import Capture, forms_of, found
-from ringtest import CLUSTER, LIMIT_SECONDS
+from ringtest import CLUSTER, LIMIT_SECONDS, proxy
 
 from sealring.mesh.system.addresses import free_port
 
 pytestmark = CLUSTER
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-@contextlib.asynccontextmanager
-async def proxy(ring, folder, *options):
-    """A running proxy: its URL and its process."""
-    port = free_port()
-    process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "cli",
-            "proxy",
-            "--gateway",
-            ring.cluster.grpc_address,
-            "--root-sha256",
-            ring.pin,
-        ),
-        *("--listen", f"127.0.0.1:{port}", "--state-file", str(folder / "roster-state"), *options),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(LIMIT_SECONDS):
-            while b"proxy_started" not in (line := await process.stderr.readline()):
-                assert line, f"the proxy has ended: {await process.wait()}"
-        drain = asyncio.create_task(process.stderr.read())
-        yield f"http://127.0.0.1:{port}", process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        async with asyncio.timeout(LIMIT_SECONDS):
-            assert await process.wait() == 0
-        await drain
 
 
 async def test_the_openai_client_through_the_proxy(ring, reference, tmp_path):

@@ -1,0 +1,44 @@
+"""Runs a conversation of tests/clients/conversations.py in the environment that `make clients` makes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / "build" / "clients" / "bin" / "python"
+NAMES = ["instructor", "langchain", "litellm", "llm", "mini_swe_agent", "openai_agents", "pydantic_ai"]
+LIMIT_SECONDS = 250.0
+
+
+async def converse(name: str, url: str, home: Path, *, tools: bool) -> list[Any]:
+    """What each step came to."""
+    if not PYTHON.exists():
+        pytest.skip("there is no environment for agents: make clients")
+    script = ROOT / "tests" / "clients" / "conversations.py"
+    process = await asyncio.create_subprocess_exec(
+        *(str(PYTHON), str(script), name, url, "demo", "tools" if tools else "plain"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={
+            "HOME": str(home),
+            "PATH": os.environ["PATH"],
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
+        },
+    )
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            told, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, errors.decode()[-3000:]
+    steps: list[Any] = json.loads(told.decode().strip().splitlines()[-1])
+    return steps
