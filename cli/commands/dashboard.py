@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from sealring.cli.calls.operator import connect, read_bundle
-from sealring.cli.commands.proxy import client_state_file
 from sealring.cli.local.processes import Level, run_daemon
 from sealring.cli.terminal.command import ADMIN, command, load_settings
 from sealring.cli.terminal.output import say
@@ -38,15 +37,16 @@ def dashboard(
 
     from sealring.cli.calls.client import gateway_access, inference
     from sealring.cli.dashboard.app import create_dashboard, new_token
-    from sealring.cli.proxy import SealingBackend
     from sealring.client import AsyncClient
+    from sealring.client.sealing import SealingBackend
+    from sealring.client.trust import default_state_file
     from sealring.gateway.http.app import create_app
     from sealring.gateway.http.server import HttpServer
     from sealring.gateway.metrics import Metrics
     from sealring.mesh.system.processes import stop_on_signals
 
     async def work() -> None:
-        access, state_file = gateway_access(settings), client_state_file(pin)
+        access, state_file = gateway_access(settings), default_state_file(pin)
         client = AsyncClient(
             settings.gateway, root_sha256=pin, state_file=state_file, timeout=3600.0, **access
         )

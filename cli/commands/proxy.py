@@ -56,11 +56,11 @@ def proxy(
     """
     settings = load_settings(context).settings
     pin = _pin(root_sha256, settings)
-    state_file = state_file or client_state_file(pin)
 
     from sealring.cli.calls.client import gateway_access
     from sealring.cli.proxy import serve
     from sealring.client import AsyncClient
+    from sealring.client.trust import default_state_file
     from sealring.mesh.system.addresses import require_loopback
 
     require_loopback(listen)
@@ -70,7 +70,7 @@ def proxy(
             settings.gateway,
             root_sha256=pin,
             min_trust=SCORES[min_trust],
-            state_file=state_file,
+            state_file=state_file or default_state_file(pin),
             timeout=3600.0,
             **gateway_access(settings),
         )
@@ -86,10 +86,3 @@ def _pin(root_sha256: str | None, settings: CliSettings) -> bytes:
     from sealring.client.trust import parse_root_sha256
 
     return parse_root_sha256(root_sha256)
-
-
-def client_state_file(pin: bytes) -> Path:
-    """One memory per cluster."""
-    from sealring.mesh.system.paths import default_state_root
-
-    return default_state_root() / "client" / f"{pin.hex()[:32]}.roster"

@@ -130,7 +130,7 @@ async def _fail(
     error: Exception, scope: Scope, receive: Receive, send: Send | None, *, admitted: bool
 ) -> None:
     """Logs it if it is unknown; answers it unless an answer has begun (`send` is None)."""
-    known = _known(error)
+    known = _known(error, scope["path"])
     if isinstance(known, Internal):
         log.error("http_request_failed", request_id=scope["state"]["request_id"], exc_info=error)
     if send is not None:
@@ -172,12 +172,12 @@ async def _drain(receive: Receive) -> None:
         return
 
 
-def _known(error: Exception) -> SealringError:
+def _known(error: Exception, path: str) -> SealringError:
     if isinstance(error, SealringError):
         return error
     if isinstance(error, HTTPException) and error.status_code == 404:
-        served = ", ".join(path for path, scopes in _SCOPES.items() if scopes in (USE, LOOK))
-        return NotFound("there is nothing at this path", hint=f"there is {served}", reason="NO_SUCH_PATH")
+        served = ", ".join(name for name, scopes in _SCOPES.items() if scopes in (USE, LOOK))
+        return NotFound(f"{path[:80]!r} is not served", hint=f"there is {served}", reason="NO_SUCH_PATH")
     if isinstance(error, HTTPException) and error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
         return InvalidInput("this path has no such method", reason="METHOD_NOT_ALLOWED", allow=allow)

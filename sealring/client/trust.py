@@ -12,6 +12,7 @@ from sealring.mesh.pki.root import decode_chain, verify_root_chain
 from sealring.mesh.roster.memory import RosterMemory, RosterStateFile
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.roster.reader import RosterReader
+from sealring.mesh.system.paths import default_state_root
 from sealring.v1 import inference_pb2 as inference
 
 _HASH_BYTES = 32
@@ -39,6 +40,11 @@ def parse_root_sha256(value: str | bytes) -> bytes:
             param="root_sha256",
         )
     return parsed
+
+
+def default_state_file(pin: bytes) -> Path:
+    """Where this user's programs remember the newest roster of the cluster: one memory for all of them."""
+    return default_state_root() / "client" / f"{pin.hex()[:32]}.roster"
 
 
 class RosterVerifier:

@@ -13,7 +13,7 @@ from scriptedgateway import PIECES, ScriptedGateway, Stage, on_stage
 from typer.testing import CliRunner
 
 from sealring.cli.main import app
-from sealring.cli.proxy import SealingBackend
+from sealring.client.sealing import SealingBackend
 from sealring.gateway.http.app import create_app
 from sealring.gateway.metrics import Metrics
 from sealring.mesh.errors import SealringError

@@ -11,7 +11,7 @@ from agents import NAMES, converse
 from conversing import ConversingBackend, conversing
 from scriptedgateway import on_stage
 
-from sealring.cli.proxy import SealingBackend
+from sealring.client.sealing import SealingBackend
 from sealring.gateway.http.app import create_app
 from sealring.gateway.http.server import HttpServer
 from sealring.gateway.metrics import Metrics

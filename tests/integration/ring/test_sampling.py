@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from ringtest import CLUSTER, chat
 
-from sealring.cli.proxy import SealingBackend
+from sealring.client.sealing import SealingBackend
 from sealring.gateway.http.app import create_app
 from sealring.gateway.http.server import HttpServer
 from sealring.gateway.metrics import Metrics

@@ -1,0 +1,132 @@
+"""The inference interface over a client that seals: what comes in clear leaves sealed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+
+from sealring.client.asynchronous import AsyncClient
+from sealring.client.types import Completion, Delta, Ring
+from sealring.gateway.metrics import Metrics
+from sealring.mesh.errors import InvalidInput
+from sealring.v1 import inference_pb2 as inference
+
+_REASONS = {"stop": inference.FINISH_REASON_STOP, "length": inference.FINISH_REASON_LENGTH}
+
+
+class SealingBackend:
+    """Answers prompts (gateway.inference.service.InferenceBackend) through a client that seals them."""
+
+    def __init__(self, client: AsyncClient, metrics: Metrics) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._created = int(time.time())
+
+    async def generate(
+        self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
+    ) -> AsyncGenerator[inference.GenerateResponse, None]:
+        """Started, deltas, Finished. `key`, `tenant` and the request's cache key stay here.
+
+        Raises what `AsyncClient.chat` lists.
+        """
+        if request.envelope.WhichOneof("content") != "clear":
+            raise InvalidInput("the prompt is sealed already", reason="SEALED_ALREADY", param="envelope")
+        label = await self._label(request.model)
+        reply = self._client.ask(
+            request.envelope.clear,
+            model=request.model,
+            max_tokens=request.max_tokens,
+            min_trust=request.min_trust,
+            priority=request.priority,
+            deadline_ms=request.deadline_ms,
+            n=request.choices or 1,
+            prompt_cache_key=request.prompt_cache_key if request.HasField("prompt_cache_key") else None,
+        )
+        begun = False
+        async with contextlib.aclosing(reply):
+            with self._metrics.request(label) as observed:
+                async for delta in reply:
+                    if not begun:
+                        begun = True
+                        yield _started(request, reply.ring)
+                    event = inference.GenerateResponse(delta=_delta(delta))
+                    observed.event(event)
+                    yield event
+                if not begun:
+                    yield _started(request, reply.ring)
+                counted, finished = _ended(reply.completion)
+                observed.event(counted)
+                observed.event(finished)
+                yield finished
+
+    async def _label(self, name: str) -> str:
+        """A model's name for the metrics: whatever a caller makes up is one and the same."""
+        return name if any(model.name == name for model in await self._client.models()) else "other"
+
+    async def list_models(self) -> list[inference.Model]:
+        """The models of the verified roster."""
+        return [
+            inference.Model(
+                name=model.name,
+                model_type=model.model_type,
+                context=model.context,
+                min_trust=model.min_trust,
+                rings=model.rings,
+                rows=model.rows,
+                created=self._created,
+            )
+            for model in await self._client.models()
+        ]
+
+    async def get_roster(self) -> inference.GetRosterResponse:
+        """The roster that was verified."""
+        return await self._client.signed_roster()
+
+
+def _started(request: inference.GenerateRequest, ring: Ring | None) -> inference.GenerateResponse:
+    assert ring is not None
+    return inference.GenerateResponse(
+        started=inference.Started(
+            request_id=request.request_id,
+            model=ring.deployment,
+            ring=ring.id,
+            min_trust=ring.min_trust,
+            roster_version=ring.roster_version,
+        )
+    )
+
+
+def _delta(delta: Delta) -> inference.Delta:
+    told = inference.Delta(text=delta.text, tokens=delta.tokens, choice=delta.choice)
+    for one in delta.logprobs:
+        token = told.logprobs.add(id=one.id, spelling=one.spelling, logprob=one.logprob)
+        for each in one.top:
+            token.top.add(id=each.id, spelling=each.spelling, logprob=each.logprob)
+    if delta.reasoning or delta.tool_calls:
+        told.parsed.reasoning = delta.reasoning
+        for call in delta.tool_calls:
+            told.parsed.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
+    return told
+
+
+def _ended(completion: Completion) -> tuple[inference.GenerateResponse, inference.GenerateResponse]:
+    """The prompt's length, which only the end tells for sure, and the end."""
+    usage = completion.usage
+    finished = inference.Finished(
+        reason=_REASONS[completion.finish_reason],
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        choices=[
+            inference.FinishedChoice(
+                reason=_REASONS[choice.finish_reason], completion_tokens=choice.completion_tokens
+            )
+            for choice in completion.choices
+            if len(completion.choices) > 1
+        ],
+    )
+    return (
+        inference.GenerateResponse(started=inference.Started(prompt_tokens=usage.prompt_tokens)),
+        inference.GenerateResponse(finished=finished),
+    )

@@ -1,0 +1,155 @@
+"""The openai package's own classes over prompts that are sealed in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from scriptedgateway import PIECES, ScriptedGateway, Stage
+
+from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.openai import AsyncOpenAI, OpenAI
+from sealring.v1 import inference_pb2 as inference
+
+MARK = "lambent ocelot"
+ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": MARK}]}
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever would lead prompts elsewhere."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "OPENAI_BASE_URL"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9/")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-else")
+    monkeypatch.setenv("OPENAI_ADMIN_KEY", "sk-of-somebody-else")
+
+
+@pytest.fixture
+async def client(stage: Stage) -> AsyncIterator[AsyncOpenAI]:
+    async with made(stage) as client:
+        yield client
+
+
+def made(stage: Stage, **options: Any) -> AsyncOpenAI:
+    given = {"root_sha256": stage.cluster.pin, "max_retries": 0, **options}
+    return AsyncOpenAI(gateway=stage.address, **given)
+
+
+async def test_answers_are_sealed_whole_and_streamed(
+    stage: Stage, client: AsyncOpenAI, tmp_path: Path
+) -> None:
+    whole = await client.chat.completions.create(**ASK)
+    assert whole.choices[0].message.content == "".join(PIECES)
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == 7
+    stream = await client.with_options(timeout=100).chat.completions.create(**ASK, stream=True)
+    pieces = [piece.choices[0].delta.content or "" async for piece in stream]
+    assert [piece for piece in pieces if piece] == list(PIECES)
+    response = await client.responses.create(model="demo", input=MARK)
+    assert response.output_text == "".join(PIECES)
+    assert [model.id async for model in client.models.list()] == ["demo"]
+    assert len(stage.gateway.requests) == 3
+    for request in stage.gateway.requests:
+        told = request.SerializeToString()
+        assert MARK.encode() not in told
+        assert b"somebody-else" not in told
+        assert stage.gateway.open(request)[0].prompt.chat.messages[0].content == MARK
+    assert len(list(tmp_path.glob("sealring/client/*.roster"))) == 1
+
+
+async def test_the_same_for_who_waits(stage: Stage) -> None:
+    def work() -> tuple[str | None, list[str | None]]:
+        with OpenAI(gateway=stage.address, root_sha256=stage.cluster.pin) as client:
+            whole = client.chat.completions.create(**ASK).choices[0].message.content
+            told = client.copy(max_retries=1).chat.completions.create(**ASK, stream=True)
+            with client.chat.completions.create(**ASK, stream=True) as left:
+                next(iter(left))
+            return whole, [piece.choices[0].delta.content for piece in told]
+
+    whole, pieces = await asyncio.to_thread(work)
+    assert whole == "".join(piece or "" for piece in pieces) == "".join(PIECES)
+
+
+async def test_what_is_not_believed_gets_nothing(stage: Stage) -> None:
+    async with made(stage, root_sha256="ab" * 32) as client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.chat.completions.create(**ASK)
+    assert str(caught.value.code).startswith("root_")
+    async with made(stage, min_trust=30) as client:
+        with pytest.raises(openai.UnprocessableEntityError, match="trust"):
+            await client.chat.completions.create(**ASK)
+    assert stage.gateway.requests == []
+
+
+async def test_a_forged_answer_is_an_error(stage: Stage, client: AsyncOpenAI) -> None:
+    async def script(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
+        yield gateway.reply(request)[0]
+        yield inference.GenerateResponse(delta=inference.Delta(text="forged", tokens=1))
+
+    stage.gateway.script = script
+    with pytest.raises(openai.APIError) as caught:
+        await client.chat.completions.create(**ASK)
+    assert caught.value.code == "plaintext_reply"
+
+
+async def test_time_that_was_given_ends_the_request(stage: Stage, client: AsyncOpenAI) -> None:
+    ended = asyncio.Event()
+
+    async def script(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
+        try:
+            yield gateway.reply(request)[0]
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    stage.gateway.script = script
+    with pytest.raises(openai.APITimeoutError):
+        await client.chat.completions.create(**ASK, timeout=0.5)
+    async with asyncio.timeout(100):
+        await ended.wait()
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({}, "gateway"),
+        ({"gateway": "127.0.0.1:1"}, "root_sha256"),
+        ({"gateway": "127.0.0.1:1", "root_sha256": "short"}, "root_sha256"),
+        ({"base_url": "https://example.com"}, "base_url"),
+        ({"http_client": httpx2.Client()}, "http_client"),
+        ({"websocket_base_url": "ws://example.com"}, "websocket_base_url"),
+        ({"gateway": "127.0.0.1:1", "root_sha256": "ab" * 32, "min_trust": 99}, "min_trust"),
+    ],
+)
+def test_what_is_refused_is_named(options: dict[str, Any], param: str) -> None:
+    for kind in (OpenAI, AsyncOpenAI):
+        with pytest.raises(SealringError) as caught:
+            kind(**options)
+        assert caught.value.metadata["param"] == param
+
+
+def copies(client: Any) -> Iterator[Any]:
+    for change in (
+        {"base_url": "https://example.com/v1"},
+        {"http_client": httpx2.AsyncClient()},
+        {"websocket_base_url": "ws://example.com"},
+        {"data_residency": "eu"},
+    ):
+        yield lambda change=change: client.copy(**change)
+    yield lambda: client.realtime
+    yield lambda: client.live
+
+
+async def test_copies_lead_nowhere_else(stage: Stage, client: AsyncOpenAI) -> None:
+    for attempt in copies(client):
+        with pytest.raises(InvalidInput, match="not supported"):
+            attempt()
+    with pytest.raises(openai.NotFoundError, match="/v1/embeddings"):
+        await client.embeddings.create(model="demo", input=MARK)
+    assert stage.gateway.requests == []
