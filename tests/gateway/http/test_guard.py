@@ -129,11 +129,11 @@ def test_what_is_read_before_an_answer_to_who_was_not_asked(headers: dict[str, s
 
 def test_what_is_not_ours_is_masked() -> None:
     known = Conflict("x")
-    assert _known(known) is known
+    assert _known(known, "/") is known
     for status, reason in ((404, "NO_SUCH_PATH"), (405, "METHOD_NOT_ALLOWED"), (418, "INTERNAL")):
-        assert _known(HTTPException(status, "SECRET")).reason == reason
-    assert _known(HTTPException(405, headers={"Allow": "GET"})).metadata["allow"] == "GET"
-    assert "SECRET" not in str(_known(ValueError("SECRET")))
+        assert _known(HTTPException(status, "SECRET"), "/").reason == reason
+    assert _known(HTTPException(405, headers={"Allow": "GET"}), "/").metadata["allow"] == "GET"
+    assert "SECRET" not in str(_known(ValueError("SECRET"), "/"))
 
 
 async def test_a_failure_of_ours_is_masked_and_one_after_the_start_ends_the_answer() -> None:
