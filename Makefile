@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell $(PYTHON) -c 'import os; usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0); print(min(4, len(usable)) + 1)')
 BASE ?= main
 
-.PHONY: env demo test clients darwin sweep lint format protos protos-check protos-breaking clean
+.PHONY: env demo test clients darwin faults sweep lint format protos protos-check protos-breaking clean
 
 env: $(VENV)/.ready
 
@@ -40,6 +40,11 @@ build/clients/.ready: tests/clients/requirements.txt
 darwin: env
 	@$(BIN)/python tests/support/darwin.py build/darwin >/dev/null
 	@ulimit -S -n 256; build/darwin/bin/python -m pytest -n $(WORKERS) $(or $(ARGS),tests/integration)
+
+# Every fault of tests/faults/cases.py, in namespaces of its own (needs root, on Linux): ARGS="--only REGEX".
+faults: env
+	@unshare --net --mount sh -c 'mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && exec "$$@"' sh \
+	  env PYTHONPATH=tests/support:tests/faults:. $(BIN)/python tests/faults/run.py $(ARGS)
 
 # All architectures in all numbers of stages, of which `test` takes those that differ most; takes long.
 sweep: env

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+import httpx
+import openai
 from ringtest import LIMIT_SECONDS, Ring, chat
 
 from sealring.client import AsyncClient
+from sealring.mesh.errors import SealringError
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 
 TOKENS = 60
@@ -53,45 +60,69 @@ class Answer:
     texts: dict[int, str] = field(default_factory=dict)
     logprobs: list[tuple[int, ...]] = field(default_factory=list)
     end: tuple[int, ...] = ()
+    error: str = ""
+    """The reason of what ended it before its time."""
 
 
 class Told:
-    """Counts the pieces of all answers, and calls for what is to happen in their midst."""
+    """When each request was told its pieces; calls for what is to happen in their midst."""
 
-    def __init__(self, after: int, happen: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(self, after: int = 0, happen: Callable[[], Awaitable[None]] | None = None) -> None:
         self._left = after
         self._happen = happen
+        self.times: dict[str, list[float]] = defaultdict(list)
 
-    async def piece(self) -> None:
+    async def piece(self, name: str) -> None:
+        self.times[name].append(time.monotonic())
         self._left -= 1
         if self._left == 0 and self._happen is not None:
             await self._happen()
 
 
 async def ask_all(
-    ring: Ring, client: AsyncClient, happen: Callable[[], Awaitable[None]] | None = None, after: int = 100
+    ring: Ring,
+    client: AsyncClient,
+    told: Told | None = None,
+    *,
+    clear: Iterable[str] = PROMPTS,
+    sealed: Iterable[str] = PROMPTS,
 ) -> dict[str, Answer]:
-    """Every prompt in clear over gRPC and sealed, one over HTTP; something happens after so many pieces."""
-    told = Told(after, happen)
-    names = list(PROMPTS)
+    """Prompts in clear over gRPC and sealed, one over HTTP, at once. What fails is an answer with an error."""
+    told = told or Told()
+    plain, closed, http = {name: Answer() for name in clear}, {name: Answer() for name in sealed}, Answer()
     async with asyncio.timeout(2 * LIMIT_SECONDS):
-        clear = asyncio.gather(*(_clear(ring, name, told) for name in names))
-        sealed = asyncio.gather(*(_sealed(client, name, told) for name in names))
-        http = _http(ring, told)
-        found = await asyncio.gather(clear, sealed, http)
-    answers = dict(zip(names, found[0], strict=True))
-    answers |= {f"{name}, sealed": answer for name, answer in zip(names, found[1], strict=True)}
-    return answers | {"http": found[2]}
+        await asyncio.gather(
+            *(ask_clear(ring, name, answer, told) for name, answer in plain.items()),
+            *(_ended(_sealed(client, name, answer, told), answer) for name, answer in closed.items()),
+            _ended(_http(ring, http, told), http),
+        )
+    return plain | {f"{name}, sealed": answer for name, answer in closed.items()} | {"http": http}
 
 
-async def _clear(ring: Ring, name: str, told: Told) -> Answer:
+async def ask_clear(ring: Ring, name: str, answer: Answer, told: Told) -> None:
+    """One prompt in clear over gRPC; puts all it is told into `answer`."""
+    await _ended(_clear(ring, name, answer, told), answer)
+
+
+async def _ended(asking: Awaitable[None], answer: Answer) -> None:
+    try:
+        await asking
+    except grpc.aio.AioRpcError as error:
+        answer.error = from_rpc_error(error).reason
+    except SealringError as error:
+        answer.error = error.reason
+    except (openai.APIError, httpx.HTTPError) as error:
+        answer.error = str(getattr(error, "code", None) or type(error).__name__)
+
+
+async def _clear(ring: Ring, name: str, answer: Answer, told: Told) -> None:
     request = inference.GenerateRequest(
         model=ring.model,
         envelope=inference.Envelope(clear=PROMPTS[name]),
         max_tokens=TOKENS,
         choices=CHOICES.get(name, 1),
     )
-    answer, tokens = Answer(), dict[int, int]()
+    tokens = dict[int, int]()
     started = 0
     async for event in ring.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=ring.metadata()):
         if event.HasField("delta"):
@@ -100,33 +131,30 @@ async def _clear(ring: Ring, name: str, told: Told) -> Answer:
             answer.logprobs += [(one.id, *(each.id for each in one.top)) for one in delta.logprobs]
             assert delta.tokens > tokens.get(delta.choice, 0)
             tokens[delta.choice] = delta.tokens
-            await told.piece()
+            await told.piece(name)
         elif event.HasField("started"):
             started += 1
         else:
             finished = event.finished
             answer.end = (finished.reason, finished.prompt_tokens, finished.completion_tokens)
     assert started == 1
-    return answer
 
 
-async def _sealed(client: AsyncClient, name: str, told: Told) -> Answer:
-    answer = Answer()
+async def _sealed(client: AsyncClient, name: str, answer: Answer, told: Told) -> None:
     reply = client.ask(PROMPTS[name], max_tokens=TOKENS, n=CHOICES.get(name, 1))
     async for delta in reply:
         answer.texts[delta.choice] = answer.texts.get(delta.choice, "") + delta.text
         answer.logprobs += [(one.id, *(each.id for each in one.top)) for one in delta.logprobs]
-        await told.piece()
+        await told.piece(f"{name}, sealed")
     whole = reply.completion
     assert [choice.text for choice in whole.choices] == [answer.texts[each] for each in sorted(answer.texts)]
     reason = inference.FinishReason.Value(f"FINISH_REASON_{whole.finish_reason.upper()}")
     answer.end = (reason, whole.usage.prompt_tokens, whole.usage.completion_tokens)
-    return answer
 
 
-async def _http(ring: Ring, told: Told) -> Answer:
+async def _http(ring: Ring, answer: Answer, told: Told) -> None:
     """The drawn one, as OpenAI's own client streams it."""
-    answer, sampling = Answer(), PROMPTS["drawn"].sampling
+    sampling = PROMPTS["drawn"].sampling
     async with ring.openai() as client:
         stream: Any = await client.chat.completions.create(
             model=ring.model,
@@ -141,7 +169,6 @@ async def _http(ring: Ring, told: Told) -> Answer:
         async for chunk in stream:
             for choice in chunk.choices:
                 answer.texts[0] = answer.texts.get(0, "") + (choice.delta.content or "")
-                await told.piece()
+                await told.piece("http")
             if chunk.usage:
                 answer.end = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
-    return answer

@@ -22,22 +22,7 @@ def separate_machines(folder: Path, names: Sequence[str]) -> Iterator[list[Machi
     if os.geteuid() != 0 or not all(map(shutil.which, _TOOLS)):
         pytest.skip(f"network namespaces need root and {', '.join(_TOOLS)}")
     spaces = [f"sealring-{os.getpid()}-{name}" for name in names]
-    with ExitStack() as stack:
-        for space in spaces:
-            _ip("netns", "add", space)
-            stack.callback(_ip, "netns", "delete", space)
-            _ip("-n", space, "link", "set", "lo", "up")
-        switch = spaces[0]
-        _ip("-n", switch, "link", "add", "net0", "type", "bridge")
-        for number, space in enumerate(spaces[1:], 1):
-            _ip(
-                *("-n", switch, "link", "add", f"port{number}", "type", "veth"),
-                *("peer", "name", "net0", "netns", space),
-            )
-            _ip("-n", switch, "link", "set", f"port{number}", "master", "net0", "up")
-        for number, space in enumerate(spaces, 1):
-            _ip("-n", space, "address", "add", f"10.77.0.{number}/24", "dev", "net0")
-            _ip("-n", space, "link", "set", "net0", "up")
+    with joined(spaces):
         yield [
             Machine(
                 folder / name,
@@ -47,5 +32,30 @@ def separate_machines(folder: Path, names: Sequence[str]) -> Iterator[list[Machi
         ]
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
+@contextmanager
+def joined(spaces: Sequence[str]) -> Iterator[None]:
+    """Network namespaces at 10.77.0.1, 10.77.0.2 and so on; "" is the caller's own.
+
+    The first has the switch, and the other end of the n-th one's cable as `portN`.
+    """
+    switch = spaces[0]
+    with ExitStack() as stack:
+        for space in filter(None, spaces):
+            ip("netns", "add", space)
+            stack.callback(ip, "netns", "delete", space)
+        for space in spaces:
+            ip("link", "set", "lo", "up", space=space)
+        ip("link", "add", "net0", "type", "bridge", space=switch)
+        stack.callback(ip, "link", "delete", "net0", space=switch)
+        for number, space in enumerate(spaces[1:], 1):
+            cable = ("link", "add", f"port{number}", "type", "veth", "peer", "name", "net0", "netns", space)
+            ip(*cable, space=switch)
+            ip("link", "set", f"port{number}", "master", "net0", "up", space=switch)
+        for number, space in enumerate(spaces, 1):
+            ip("address", "add", f"10.77.0.{number}/24", "dev", "net0", space=space)
+            ip("link", "set", "net0", "up", space=space)
+        yield
+
+
+def ip(*words: str, space: str = "") -> None:
+    subprocess.run(["ip", *(("-n", space) if space else ()), *words], check=True)

@@ -1,5 +1,6 @@
 import pytest_asyncio
 from answering import ask_all
+from harness import Place
 from ringtest import serving
 
 
@@ -17,7 +18,7 @@ async def sealing(broken):
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def undisturbed(broken, sealing):
-    """What `ask_all` brings while nothing happens."""
+async def place(broken, sealing):
+    """The ring with the answers that it gives while nothing happens."""
     await broken.serving()
-    return await ask_all(broken, sealing)
+    return Place(broken, sealing, await ask_all(broken, sealing))

@@ -1,0 +1,315 @@
+"""The acts of the fault matrix.
+
+Each does its harm, waits as long as it lasts, and mends what nobody else would. An act is `async def kind(place, *words)`; it returns what a report should say of it, if anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import psutil
+from answering import Answer, Told, ask_clear
+from harness import Lacking, Place
+
+from sealring.v1 import membership_pb2
+
+ROOT = Path(__file__).parents[2]
+SUPERVISOR_SECONDS = 2.0
+"""After which a killed component is started again, as launchd would."""
+
+
+async def kill(place: Place, *part: str) -> None:
+    name = place.component(part)
+    if name is None:
+        (await place.process(part)).kill()
+        return
+    await place.cluster._children.kill_one(name)
+    await asyncio.sleep(SUPERVISOR_SECONDS)
+    await place.start(name)
+
+
+async def gone(place: Place, *part: str) -> None:
+    """A node that does not come back before the ring serves without it."""
+    name = place.component(part)
+    assert name is not None
+    before = await place.ring.status()
+    await place.cluster._children.kill_one(name)
+    while (now := await place.ring.status()).epoch == before.epoch or not serves(now):
+        await asyncio.sleep(0.2)
+    await place.start(name)
+
+
+def serves(status: object) -> bool:
+    return status.phase == membership_pb2.RING_PHASE_SERVING  # type: ignore[attr-defined]
+
+
+async def stop(place: Place, *words: str) -> None:
+    """SIGSTOP, until so many seconds have passed; where the place is hasty, until the ring is down."""
+    *part, seconds = words
+    process = await place.process(tuple(part))
+    process.send_signal(signal.SIGSTOP)
+    try:
+        await place.lasting(float(seconds))
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
+
+
+async def freeze(place: Place, *words: str) -> None:
+    """By the freezer of cgroups, which leaves the process's state as it was."""
+    *part, seconds = words
+    process = await place.process(tuple(part))
+    old = Path("/sys/fs/cgroup/freezer")
+    root, switch, on, off = (
+        (old, "freezer.state", "FROZEN", "THAWED")
+        if old.is_dir()
+        else (Path("/sys/fs/cgroup"), "cgroup.freeze", "1", "0")
+    )
+    group = root / f"sealring-faults-{os.getpid()}"
+    try:
+        group.mkdir(exist_ok=True)
+        (group / "cgroup.procs").write_text(str(process.pid))
+        (group / switch).write_text(on)
+    except OSError as error:
+        raise Lacking(f"no freezer: {error.strerror}") from None
+    try:
+        await asyncio.sleep(float(seconds))
+    finally:
+        (group / switch).write_text(off)
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (root / "cgroup.procs").write_text(pid)
+        for _ in range(50):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            await asyncio.sleep(0.1)
+
+
+async def memory(place: Place, *part: str) -> None:
+    """The engine gets 8 MiB more than it has, and a prompt that needs more; its successor is free again."""
+    process = await place.process(part)
+    limit = process.memory_info().vms + (8 << 20)
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (limit, limit))
+    answer = Answer()
+    await ask_clear(place.ring, "long prompt", answer, Told())
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+    if answer != place.expected["long prompt"]:
+        raise AssertionError(f"the prompt that met the limit: {answer.error or 'another answer'}")
+
+
+async def leave(place: Place) -> None:
+    """Clients that hang up: while they wait, at their first token, and later."""
+
+    async def one(after: int) -> None:
+        gone = asyncio.Event()
+
+        async def happen() -> None:
+            gone.set()
+
+        asking = asyncio.ensure_future(ask_clear(place.ring, "greedy", Answer(), Told(after, happen)))
+        if after:
+            waiting = asyncio.ensure_future(gone.wait())
+            await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+        else:
+            await asyncio.sleep(0.05)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+    await asyncio.gather(*(one(after) for after in (0, 1, 10) for _ in range(8)))
+
+
+async def roster(place: Place) -> None:
+    """A new roster or two: the spare is drained and no longer drained."""
+    await asyncio.sleep(1)
+    spare = await place.spare()
+    await place.cluster.admin.call("DrainNode", id=spare)
+    await place.cluster.admin.call("DrainNode", id=spare, undo=True)
+
+
+async def cut(place: Place, *words: str) -> None:
+    """Everything that the machine sends or is sent is lost."""
+    *part, way, seconds = words
+    ways = {"in": ("in",), "out": ("out",), "both": ("in", "out")}[way]
+    async with place.relay(tuple(part)) as relay:
+        relay.blocked.update(ways)
+        await asyncio.sleep(float(seconds))
+
+
+async def lose(place: Place, *words: str) -> None:
+    *part, share, seconds = words
+    async with place.relay(tuple(part)) as relay:
+        relay.loss = float(share)
+        await asyncio.sleep(float(seconds))
+
+
+async def delay(place: Place, *words: str) -> None:
+    *part, late, seconds = words
+    async with place.relay(tuple(part)) as relay:
+        relay.delay = float(late)
+        await asyncio.sleep(float(seconds))
+
+
+async def narrow(place: Place, *words: str) -> None:
+    *part, bits, seconds = words
+    async with place.relay(tuple(part)) as relay:
+        relay.rate = float(bits) / 8
+        await asyncio.sleep(float(seconds))
+
+
+async def flip(place: Place, *part: str) -> None:
+    """One bit of a record on its way to the machine; TCP's own sum is right."""
+    known = {int(address.rpartition(":")[2]) for address in place.addresses.values()}
+    async with place.relay(part) as relay:
+        relay.spared, relay.flips = known, 1
+        for _ in range(80):
+            if not relay.flips:
+                return
+            await asyncio.sleep(0.1)
+    raise AssertionError("no record came by")
+
+
+async def reset(place: Place, what: str) -> None:
+    """RST on every connection of a kind."""
+    ports = {name: address.rpartition(":")[2] for name, address in place.addresses.items()}
+    nodes = place.order
+    hub, one = "", nodes[1]
+    others = " and ".join(f"dport != :{port} and sport != :{port}" for port in ports.values())
+    space, condition = {
+        "ring": (place.space(one), f"dst 10.77.0.0/24 and {others}"),
+        "control": (hub, f"dport = :{ports[one]}"),
+        "session": (place.space(one), f"dport = :{ports['coordinator']}"),
+        "watch": (hub, f"dport = :{ports['coordinator']}"),
+        "client": (hub, f"sport = :{ports['gateway']} or sport = :{ports['gateway-http']}"),
+    }[what]
+    done = place.within(space, "ss", "-HK", "-t", "state", "established", f"( {condition} )")
+    closed = [line for line in done.stdout.splitlines() if line.strip()]
+    if not closed:
+        raise AssertionError(f"no connection was reset: {done.stderr.strip()}")
+
+
+async def fill(place: Place, *words: str) -> None:
+    """No room is left on the disk of a component's state."""
+    *part, seconds = words
+    name = place.component(tuple(part))
+    filler = place.disk(str(name)) / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    try:
+        await asyncio.sleep(float(seconds))
+    finally:
+        filler.unlink()
+
+
+async def readonly(place: Place, *words: str) -> str:
+    """A component is killed and started on a disk that cannot be written, and then on its own again."""
+    *part, seconds = words
+    name = str(place.component(tuple(part)))
+    disk = place.disk(name)
+    await place.cluster._children.kill_one(name)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    try:
+        return await _starts(place, name, float(seconds))
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        await place.start(name)
+
+
+async def clock(place: Place, *words: str) -> None:
+    """A component's wall clock jumps, and jumps back; it was started with a clock that can."""
+    *part, step, seconds = words
+    name = str(place.component(tuple(part)))
+    place.turn(name, int(step))
+    try:
+        await asyncio.sleep(float(seconds))
+    finally:
+        place.turn(name, 0)
+
+
+async def taken(place: Place, *words: str) -> str:
+    """A component is killed, and another program has its port when it starts."""
+    *part, seconds = words
+    name = str(place.component(tuple(part)))
+    host, _, port = place.addresses[name].rpartition(":")
+    await place.cluster._children.kill_one(name)
+    program = f"import socket, time; s = socket.create_server(('{host}', {port})); time.sleep(60)"
+    squatter = subprocess.Popen([*place.entering(name), sys.executable, "-c", program])
+    try:
+        await asyncio.sleep(0.5)
+        return await _starts(place, name, float(seconds))
+    finally:
+        squatter.kill()
+        squatter.wait()
+        await place.start(name)
+
+
+async def double(place: Place, *part: str) -> str:
+    """The same component once more, on the same state folder."""
+    name = str(place.component(part))
+    ended = await asyncio.create_subprocess_exec(
+        *place.command(name),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+    said = (await ended.communicate())[1].decode()
+    assert ended.returncode, "two processes have one state folder"
+    return _last(said)
+
+
+async def copied(place: Place, *words: str) -> str:
+    """A node's state folder is copied, and both run."""
+    *part, seconds = words
+    name = str(place.component(tuple(part)))
+    with place.twin(name) as command:
+        log = place.cluster.state_dir / "logs" / "twin.log"
+        with log.open("wb") as out:
+            twin = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
+        try:
+            await asyncio.sleep(float(seconds))
+            return f"twin {'runs' if twin.returncode is None else _last(log.read_text())}"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                twin.kill()
+            await twin.wait()
+            log.unlink()
+
+
+async def _starts(place: Place, name: str, seconds: float) -> str:
+    """What comes of a start that should fail; a component that runs all the same is killed."""
+    await place.start(name)
+    child = place.cluster._children._children[name]
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await child.process.wait()
+    if child.process.returncode is None:
+        await place.cluster._children.kill_one(name)
+        return "it started"
+    return f"exit {child.process.returncode}: {_last(child.log.read_bytes()[child.begins :].decode())}"
+
+
+def _last(said: str) -> str:
+    """The last thing that a component said, without what changes from run to run."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    return re.sub(r"/\S+/|\b\d+\.\d+\.\d+\.\d+:\d+\b", "", lines[-1])[:160] if lines else "nothing"
+
+
+ACTS: dict[str, Callable[..., Awaitable[str | None]]] = {
+    act.__name__: act
+    for act in (
+        *(kill, gone, stop, freeze, memory, leave, roster, cut, lose, delay, narrow, flip, reset),
+        *(fill, readonly, clock, taken, double, copied),
+    )
+}

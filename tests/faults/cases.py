@@ -1,0 +1,80 @@
+"""The fault matrix: what happens, and when. `acts.py` says what each kind of act is.
+
+Parts are told by the rank that they have when it happens: `engine 0` is the head's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PARTS = ("engine 0", "engine 2", "carrier 1", "daemon 1", "gateway", "coordinator")
+MOMENTS = ("start", "handshake", "epoch", "prefill", "decode", "drain")
+"""start: while the part itself starts. handshake, epoch: while a ring forms, before and after there are keys.
+prefill, decode: in the midst of 13 answers. drain: as rank 1 is drained and a spare takes over."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """`acts` happen together, each `kind target...` with seconds where it lasts."""
+
+    moment: str
+    acts: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{' + '.join(self.acts)}, {self.moment}"
+
+
+def case(moment: str, *acts: str) -> Case:
+    return Case(moment, acts)
+
+
+KILLED = [case(moment, f"kill {part}") for part in PARTS for moment in MOMENTS]
+STOPPED = [case(moment, f"stop {part} 8") for part in PARTS for moment in MOMENTS]
+FROZEN = [case("decode", f"freeze {part} 8") for part in PARTS]
+TWICE = [
+    case("decode", "kill engine 0", "kill engine 2"),
+    case("decode", "kill engine 1", "stop carrier 2 8"),
+    case("decode", "kill coordinator", "kill carrier 1"),
+    case("decode", "kill coordinator", "kill daemon 2"),
+    case("decode", "kill gateway", "kill engine 0"),
+    case("prefill", "kill gateway", "kill coordinator"),
+]
+GONE = [case("decode", "gone daemon 2"), case("decode", "memory engine 1"), case("decode", "memory engine 0")]
+NETWORK = [
+    *(case("decode", f"cut daemon 1 {way} 8") for way in ("both", "in", "out")),
+    *(case("decode", f"cut coordinator {way} 8") for way in ("both", "in", "out")),
+    *(case(moment, "lose daemon 1 0.05 8") for moment in ("prefill", "decode", "handshake")),
+    *(case(moment, "delay daemon 1 0.2 8") for moment in ("prefill", "decode", "handshake")),
+    *(case(moment, "narrow daemon 1 1e6 8") for moment in ("prefill", "decode", "handshake")),
+    *(case("decode", f"reset {what}") for what in ("ring", "control", "session", "watch", "client")),
+    case("decode", "flip daemon 1"),
+]
+DISK = [
+    case("decode", "fill coordinator 8", "kill carrier 1"),
+    case("decode", "fill daemon 1 8", "roster"),
+    case("decode", "fill gateway 8", "roster"),
+    *(case("decode", f"readonly {part} 8") for part in ("coordinator", "daemon 1", "gateway")),
+]
+CLOCK = [
+    case("decode", f"clock {part} {step} 8")
+    for part in ("coordinator", "daemon 1", "gateway")
+    for step in ("+3600", "-3600")
+]
+STARTS = [
+    *(case("decode", f"taken {part} 4") for part in ("coordinator", "daemon 1", "gateway")),
+    *(case("decode", f"double {part}") for part in ("coordinator", "daemon 1", "gateway")),
+    case("decode", "copied daemon 1 8"),
+    case("decode", "leave"),
+    case("prefill", "leave"),
+]
+CASES = [*KILLED, *STOPPED, *FROZEN, *TWICE, *GONE, *NETWORK, *DISK, *CLOCK, *STARTS]
+SHORT = [
+    case("decode", "kill engine 0"),
+    case("prefill", "kill engine 2"),
+    case("decode", "kill daemon 0"),
+    case("decode", "stop engine 0 120"),
+    case("decode", "stop carrier 2 120"),
+    case("decode", "stop daemon 1 120"),
+]
+"""Of every run of the suite. Who is stopped is woken as soon as the ring is known to be down."""

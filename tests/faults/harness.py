@@ -1,0 +1,473 @@
+"""A cluster that suffers faults, and what was seen of it: by its clients, and of what it left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hasty
+import psutil
+from answering import Answer, Told, ask_all, ask_clear
+from cases import Case
+from namespaces import joined
+from relay import led_through
+from ringtest import LIMIT_SECONDS, MODEL, Ring, started
+
+from sealring.cli.local.cluster import LocalCluster
+from sealring.client import AsyncClient
+from sealring.mesh.errors import SealringError
+from sealring.v1 import admin_pb2, membership_pb2
+
+ENGINE, CARRIER = "sealring.node.engine.main", "sealring.node.carrier.main"
+MODULES = {"engine": ENGINE, "carrier": CARRIER, "daemon": ""}
+SETTLE_SECONDS = 20.0
+_DISK_BYTES = 16 << 20
+_FAKETIME = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib/faketime/libfaketimeMT.so.1")
+AFTER = {"prefill": 1}
+"""Pieces of all answers after which it happens; at any other moment so many:"""
+DECODING = 100
+
+
+class Lacking(Exception):
+    """This machine has not what the act needs."""
+
+
+@dataclass
+class Outcome:
+    """What a case did. `pause`: seconds without a token, of the stream for which that was longest."""
+
+    requests: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    wrong: int = 0
+    pause: float = 0.0
+    back: float = 0.0
+    """Seconds until the ring served, all of it being there."""
+    left: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    lacking: str = ""
+    broken: str = ""
+    """Why the cluster did not come back to what it was."""
+
+    @property
+    def lost(self) -> int:
+        return self.errors.total()
+
+    @property
+    def good(self) -> bool:
+        return not (self.lost or self.wrong or self.left or self.broken)
+
+    def count(self, answer: Answer, expected: Answer) -> None:
+        self.requests += 1
+        if answer.error:
+            self.errors[answer.error] += 1
+            begins = all(expected.texts.get(n, "").startswith(text) for n, text in answer.texts.items())
+            self.wrong += not begins
+        else:
+            self.wrong += answer != expected
+
+
+class Place:
+    """A ring on loopback, of which processes are killed and stopped."""
+
+    def __init__(self, ring: Ring, client: AsyncClient, expected: dict[str, Answer]) -> None:
+        self.ring, self.client, self.expected = ring, client, expected
+        self.order: list[str] = []
+        """The nodes of the ring, by rank."""
+
+    @property
+    def cluster(self) -> Any:
+        return self.ring.cluster
+
+    async def ready(self) -> Any:
+        """The ring's status, once all of it is there and serves."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while True:
+                with contextlib.suppress(SealringError):
+                    status = await self.ring.serving()
+                    await self._learn()
+                    if await self._online() == len(self.cluster.node_names):
+                        return status
+                await asyncio.sleep(0.1)
+
+    async def _online(self) -> int:
+        answer = await self.cluster.admin.call("ListNodes")
+        return sum(one.state == admin_pb2.NODE_STATE_ONLINE for one in answer.nodes)
+
+    async def _learn(self) -> None:
+        answer = await self.cluster.admin.call("ListDeployments")
+        (plan,) = (one.plan for one in answer.deployments if one.plan.spec.name == self.ring.model)
+        self.order = [self.ring.node_of(stage.member) for stage in plan.rings[0].stages]
+
+    async def spare(self) -> str:
+        """The id of a node that is in no ring."""
+        answer = await self.cluster.admin.call("ListNodes")
+        return next(str(one.id) for one in answer.nodes if self.ring.node_of(one.id) not in self.order)
+
+    def component(self, part: Sequence[str]) -> str | None:
+        """The name of a part that is a component of the cluster."""
+        kind, *rank = part
+        if kind in ("engine", "carrier"):
+            return None
+        return self.order[int(rank[0])] if rank else kind
+
+    async def process(self, part: Sequence[str], *, other_than: int = 0) -> psutil.Process:
+        """The process of a part, as soon as there is one."""
+        kind, *rank = part
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while True:
+                with contextlib.suppress(StopIteration, psutil.NoSuchProcess):
+                    name = self.order[int(rank[0])] if rank else kind
+                    found = self.ring.part(name, MODULES.get(kind, ""))
+                    if found.pid != other_than:
+                        return found
+                await asyncio.sleep(0.005)
+
+    async def start(self, name: str) -> None:
+        await self.cluster._start(name, "node" if name in self.cluster.node_names else name)
+
+    async def lasting(self, seconds: float) -> None:
+        """Here no longer than until the ring is known to be down."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while (await self.ring.status()).phase == membership_pb2.RING_PHASE_SERVING:
+                    await asyncio.sleep(0.1)
+
+    async def prepare(self, case: Case) -> None:
+        """What has to be as it is before the case begins."""
+
+    async def ask(self, told: Told | None = None) -> dict[str, Answer]:
+        """The answers that are compared."""
+        return await ask_all(self.ring, self.client, told)
+
+
+@dataclass
+class Things:
+    """What a cluster has of this machine, by kind of process."""
+
+    processes: Counter[str] = field(default_factory=Counter)
+    descriptors: Counter[str] = field(default_factory=Counter)
+    listening: Counter[str] = field(default_factory=Counter)
+    files: Counter[str] = field(default_factory=Counter)
+    """By path; what is random in a name is not told."""
+
+    @classmethod
+    def of(cls, cluster: LocalCluster) -> Things:
+        made = cls()
+        for name, pid in cluster.processes.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                own = psutil.Process(pid)
+                for one in (own, *own.children(recursive=True)):
+                    words = " ".join(one.cmdline())
+                    kind = next((kind for kind in ("engine", "carrier") if MODULES[kind] in words), name)
+                    made.processes[f"{name}'s {kind}" if kind != name else name] += 1
+                    made.descriptors[kind] += one.num_fds()
+                    made.listening[kind] += sum(
+                        each.status == psutil.CONN_LISTEN for each in one.net_connections()
+                    )
+        for file in cluster.state_dir.rglob("*"):
+            place = file.relative_to(cluster.state_dir)
+            if place.parts[0] != "logs" and "mlx" not in place.parts:
+                made.files[re.sub(r"-[a-z0-9_]{8}\b", "-*", str(place))] += 1
+        return made
+
+    def beyond(self, before: Things) -> list[str]:
+        """What there is more than before. A descriptor or two may be a connection that is being replaced."""
+        found = [f"process: {name}" for name in self.processes - before.processes]
+        found += [f"port: {name}" for name in self.listening - before.listening]
+        more = self.descriptors - before.descriptors
+        found += [f"{count} descriptors: {name}" for name, count in more.items() if count > 2]
+        return found + [f"file: {name}" for name in sorted(self.files - before.files)]
+
+
+async def suffer(place: Place, case: Case) -> Outcome:
+    """Has a case happen under load. The ring serves before; `broken` tells if it does not again."""
+    from acts import ACTS
+
+    outcome, told = Outcome(), []
+    hit, at = asyncio.Event(), [0.0]
+    await place.prepare(case)
+    await place.ready()
+    await place.ring.idle()
+    before = Things.of(place.cluster)
+
+    async def happen() -> None:
+        hit.set()
+
+    async def act() -> None:
+        await hit.wait()
+        await MOMENTS.get(case.moment, _now)(place, case)
+        at[0] = time.monotonic()
+        acts = [each.split() for each in case.acts]
+        said = await asyncio.gather(*(ACTS[kind](place, *words) for kind, *words in acts))
+        outcome.notes += [each for each in said if each]
+
+    async def probe(acting: asyncio.Task[None]) -> None:
+        """Requests one after another while it lasts."""
+        await hit.wait()
+        while not acting.done():
+            told.append(Told())
+            answer = Answer()
+            await ask_clear(place.ring, "greedy", answer, told[-1])
+            outcome.count(answer, place.expected["greedy"])
+            await asyncio.sleep(0.2)
+
+    told.append(Told(AFTER.get(case.moment, DECODING), happen))
+    try:
+        async with asyncio.timeout(3 * LIMIT_SECONDS), asyncio.TaskGroup() as group:
+            acting = group.create_task(act())
+            group.create_task(probe(acting))
+            answers = await place.ask(told[0])
+            hit.set()
+            for name, answer in answers.items():
+                outcome.count(answer, place.expected[name])
+        await undo(place, case)
+        await place.ready()
+        outcome.back = time.monotonic() - at[0]
+        outcome.left = await _settled(place, before)
+    except Lacking as error:
+        outcome.lacking = str(error)
+    except (SealringError, TimeoutError, ExceptionGroup) as error:
+        causes = error.exceptions if isinstance(error, ExceptionGroup) else [error]
+        outcome.lacking = "; ".join(str(one) for one in causes if isinstance(one, Lacking))
+        outcome.broken = "; ".join(f"{type(one).__name__}: {one}" for one in causes)[:300]
+    outcome.pause = max((_pause(times, at[0]) for one in told for times in one.times.values()), default=0.0)
+    return outcome
+
+
+def _pause(times: Sequence[float], at: float) -> float:
+    """The longest wait for a next token from `at` on, of a stream that had begun before."""
+    if not times or times[0] > at:
+        return 0.0
+    after = [at, *(one for one in times if one > at)]
+    return max((b - a for a, b in zip(after, after[1:])), default=0.0)
+
+
+async def _settled(place: Place, before: Things) -> list[str]:
+    """What is left once nothing of it goes any more."""
+    await place.ring.idle()
+    until = time.monotonic() + SETTLE_SECONDS
+    while (left := Things.of(place.cluster).beyond(before)) and time.monotonic() < until:
+        await asyncio.sleep(0.5)
+    return left
+
+
+async def _now(place: Place, case: Case) -> None:
+    return
+
+
+async def _starting(place: Place, case: Case) -> None:
+    """Each part that is acted on is killed, and is just being started."""
+    for each in case.acts:
+        part = each.split()[1:]
+        if (name := place.component(part[:2] if part[0] in MODULES else part[:1])) is not None:
+            await place.cluster._children.kill_one(name)
+            await place.start(name)
+            await asyncio.sleep(0.3)
+        else:
+            old = await place.process(part[:2])
+            old.kill()
+            await place.process(part[:2], other_than=old.pid)
+
+
+async def _handshake(place: Place, case: Case) -> None:
+    (await place.process(("carrier", "2"))).kill()
+    while (await place.ring.status()).phase != membership_pb2.RING_PHASE_FORMING:
+        await asyncio.sleep(0.005)
+
+
+async def _epoch(place: Place, case: Case) -> None:
+    old = await place.process(("carrier", "0"))
+    (await place.process(("carrier", "2"))).kill()
+    await place.process(("carrier", "0"), other_than=old.pid)
+
+
+async def _drain(place: Place, case: Case) -> None:
+    node = (await place.cluster.admin.call("ListDeployments")).deployments[0].plan.rings[0].stages[1].member
+    await place.cluster.admin.call("DrainNode", id=node)
+
+
+async def undo(place: Place, case: Case) -> None:
+    """A drained node is one as before again."""
+    if case.moment != "drain":
+        return
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while True:
+            with contextlib.suppress(SealringError):
+                for one in (await place.cluster.admin.call("ListNodes")).nodes:
+                    if one.state == admin_pb2.NODE_STATE_DRAINING:
+                        await place.cluster.admin.call("DrainNode", id=one.id, undo=True)
+                return
+            await asyncio.sleep(0.2)
+
+
+MOMENTS = {"start": _starting, "handshake": _handshake, "epoch": _epoch, "drain": _drain}
+
+
+class SeparateCluster(LocalCluster):
+    """Four nodes and a coordinator in network namespaces of their own, each state folder on a disk of its own.
+
+    The gateway and its clients are in the caller's namespaces, which have to be private: `unshare --net --mount`.
+    """
+
+    def __init__(self, folder: Path, spaces: dict[str, str], **settings: dict[str, Any]) -> None:
+        super().__init__(folder, MODEL, nodes=4, name="demo", settings=settings)
+        self.spaces = spaces
+        self.hosts = {name: f"10.77.0.{number}" for number, name in enumerate(spaces, 1)}
+        self.clocks: dict[str, Path] = {}
+        self._disks: set[str] = set()
+
+    def address(self, name: str) -> str:
+        own = {"join": "coordinator"}.get(name, name)
+        host = "127.0.0.1" if name.startswith("gateway") else self.hosts[own]
+        return f"{host}:{self._ports[name]}"
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        ring = {"ring_host": self.hosts[name]} if name in self.node_names else {}
+        return super()._settings(name) | ring
+
+    def _environment(self, name: str) -> dict[str, str]:
+        if name not in self.clocks:
+            return {}
+        return {
+            "LD_PRELOAD": str(faketime()),
+            "FAKETIME_TIMESTAMP_FILE": str(self.clocks[name]),
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_CACHE_DURATION": "1",
+        }
+
+    def entering(self, name: str) -> list[str]:
+        space = self.spaces.get(name, "")
+        return ["nsenter", f"--net=/run/netns/{space}"] if space else []
+
+    async def _start(self, name: str, component: str) -> None:
+        if name not in self._disks:
+            self._disks.add(name)
+            await asyncio.to_thread(_own_disk, self.state_dir / name)
+        self._children._command = (*self.entering(name), sys.executable, hasty.__file__)
+        await super()._start(name, component)
+
+
+def faketime() -> Path:
+    found = next((one for pattern in _FAKETIME for one in Path("/").glob(pattern[1:])), None)
+    if found is None:
+        raise Lacking("no libfaketime")
+    return found
+
+
+def _own_disk(folder: Path) -> None:
+    """A small disk for a state folder, with all that it had."""
+    aside = folder.with_name(f".{folder.name}")
+    folder.rename(aside)
+    folder.mkdir(mode=0o700)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES},mode=700", "tmpfs", folder], check=True
+    )
+    subprocess.run(["cp", "-a", f"{aside}/.", folder], check=True)
+    subprocess.run(["rm", "-r", aside], check=True)
+
+
+class SeparatePlace(Place):
+    """A ring of three of four machines, with networks, disks and clocks to break."""
+
+    cluster: SeparateCluster
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        return {name: self.cluster.address(name) for name in self.cluster._ports}
+
+    def space(self, name: str) -> str:
+        return self.cluster.spaces.get(name, "")
+
+    def entering(self, name: str) -> list[str]:
+        return self.cluster.entering(name)
+
+    def within(self, space: str, *words: str) -> subprocess.CompletedProcess[str]:
+        entering = ["nsenter", f"--net=/run/netns/{space}"] if space else []
+        return subprocess.run([*entering, *words], capture_output=True, text=True, check=False)
+
+    def disk(self, name: str) -> Path:
+        return self.cluster.state_dir / name
+
+    def relay(self, part: Sequence[str]) -> Any:
+        name = str(self.component(part))
+        number = list(self.cluster.spaces).index(name)
+        return led_through(f"port{number}", self.cluster.spaces[name])
+
+    async def lasting(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def ask(self, told: Told | None = None) -> dict[str, Answer]:
+        """One of each kind: the matrix is long."""
+        return await ask_all(
+            self.ring, self.client, told, clear=("greedy", "drawn", "long prompt"), sealed=("penalties",)
+        )
+
+    def command(self, name: str) -> list[str]:
+        component = "node" if name in self.cluster.node_names else name
+        words = [*self.cluster._config(name), component, "run"]
+        return [*self.entering(name), sys.executable, hasty.__file__, *words]
+
+    @contextmanager
+    def twin(self, name: str) -> Iterator[list[str]]:
+        """The command for a copy of a component, at another port of the same machine."""
+        config, folder = Path(self.cluster._config(name)[1]), self.cluster.state_dir / "twin"
+        other, address = config.with_name("twin.toml"), self.addresses[name]
+        subprocess.run(["cp", "-a", self.disk(name), folder], check=True)
+        said = config.read_text().replace(str(self.disk(name)), str(folder))
+        other.write_text(said.replace(address, f"{address.rpartition(':')[0]}:1{address[-4:]}"))
+        command = self.command(name)
+        command[command.index(str(config))] = str(other)
+        try:
+            yield command
+        finally:
+            other.unlink()
+            subprocess.run(["rm", "-r", folder], check=True)
+
+    def turn(self, name: str, seconds: int) -> None:
+        self.cluster.clocks[name].write_text(f"{seconds:+d}\n")
+
+    async def prepare(self, case: Case) -> None:
+        for each in case.acts:
+            kind, *part = each.split()
+            if kind == "clock":
+                await self._learn()
+                name = str(self.component(part[:-2]))
+                if name not in self.cluster.clocks:
+                    faketime()
+                    self.cluster.clocks[name] = self.cluster.state_dir.parent / f"clock-{name}"
+                    self.turn(name, 0)
+                    await self.cluster._children.kill_one(name)
+                    await self.start(name)
+
+
+@asynccontextmanager
+async def separate_place(folder: Path, **settings: dict[str, Any]) -> AsyncIterator[SeparatePlace]:
+    """A new cluster that serves, and the answers that it gives undisturbed."""
+    names = ("gateway", "coordinator", *(f"node-{number}" for number in range(4)))
+    spaces = {name: "" if name == "gateway" else name for name in names}
+    async with AsyncExitStack() as stack:
+        stack.enter_context(joined(list(spaces.values())))
+        stack.callback(_unmount, folder, names)
+        cluster = await stack.enter_async_context(SeparateCluster(folder, spaces, **settings))
+        ring = await stack.enter_async_context(started(cluster, stages=3))
+        client = await stack.enter_async_context(ring.sealing())
+        place = SeparatePlace(ring, client, {})
+        await place.ready()
+        place.expected = await place.ask()
+        assert not any(answer.error for answer in place.expected.values())
+        yield place
+
+
+def _unmount(folder: Path, names: Sequence[str]) -> None:
+    for name in names:
+        subprocess.run(["umount", "--lazy", folder / name], check=False, capture_output=True)

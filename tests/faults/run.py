@@ -1,0 +1,93 @@
+"""`make faults`: every case of the matrix against real processes; exits with 1 if anything was lost, wrong or left.
+
+    make faults ARGS="--only 'kill engine' --json docs/reliability/data/faults.json"
+
+Needs root on Linux, for network namespaces. Everything is in namespaces of this command, and ends with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from cases import CASES, Case
+from harness import Outcome, SeparatePlace, separate_place, suffer
+
+ROOT = Path(__file__).parents[2]
+
+
+async def main(options: argparse.Namespace) -> int:
+    wanted = [one for one in CASES if re.search(options.only, one.name)]
+    found: list[tuple[Case, Outcome]] = []
+    async with Clusters() as clusters:
+        for number, case in enumerate(wanted, 1):
+            begun = time.monotonic()
+            outcome = await suffer(await clusters.place(), case)
+            if not outcome.good:
+                clusters.keep_logs(re.sub(r"\W+", "-", case.name))
+            if outcome.broken:
+                await clusters.discard()
+            found.append((case, outcome))
+            say(f"{number}/{len(wanted)} {line(case, outcome)} ({time.monotonic() - begun:.0f} s)")
+    return int(not all(outcome.good for _, outcome in found))
+
+
+class Clusters:
+    """One cluster for all cases; another where a case broke it."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._place: SeparatePlace | None = None
+
+    async def __aenter__(self) -> Clusters:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.discard()
+
+    async def place(self) -> SeparatePlace:
+        if self._place is None:
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-faults-"))
+            self._place = await self._stack.enter_async_context(separate_place(Path(folder) / "state"))
+        return self._place
+
+    def keep_logs(self, name: str) -> None:
+        if self._place is not None:
+            there = ROOT / "build" / "faults" / name
+            shutil.copytree(self._place.cluster.state_dir / "logs", there, dirs_exist_ok=True)
+
+    async def discard(self) -> None:
+        self._place = None
+        await self._stack.aclose()
+
+
+def line(case: Case, outcome: Outcome) -> str:
+    if outcome.lacking:
+        return f"{case.name}: not run, {outcome.lacking}"
+    errors = ", ".join(f"{count} x {name}" for name, count in outcome.errors.items()) or "none"
+    said = [
+        f"{case.name}: {'good' if outcome.good else 'BAD'}, of {outcome.requests} lost {outcome.lost}, wrong "
+        f"{outcome.wrong}, pause {outcome.pause:.1f} s, whole after {outcome.back:.1f} s, errors: {errors}",
+        *(f"left {one}" for one in outcome.left),
+        *outcome.notes,
+        *([f"broken: {outcome.broken}"] if outcome.broken else []),
+    ]
+    return "; ".join(said)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="a regular expression for the cases' names")
+    sys.exit(asyncio.run(main(parser.parse_args())))
