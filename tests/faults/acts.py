@@ -1,6 +1,7 @@
 """The acts of the fault matrix.
 
-Each does its harm, waits as long as it lasts, and mends what nobody else would. An act is `async def kind(place, *words)`; it returns what a report should say of it, if anything.
+Each does its harm, waits as long as it lasts, and mends what nobody else would. An act is
+`async def kind(place, *words)`; it returns what a report should say of it, if anything.
 """
 
 from __future__ import annotations

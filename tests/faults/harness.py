@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from sealring.v1 import admin_pb2, membership_pb2
 
 ENGINE, CARRIER = "sealring.node.engine.main", "sealring.node.carrier.main"
 MODULES = {"engine": ENGINE, "carrier": CARRIER, "daemon": ""}
+FEW = {"clear": ("greedy", "drawn", "long prompt"), "sealed": ("penalties",)}
 SETTLE_SECONDS = 20.0
 _DISK_BYTES = 16 << 20
 _FAKETIME = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib/faketime/libfaketimeMT.so.1")
@@ -78,6 +80,9 @@ class Outcome:
 
 class Place:
     """A ring on loopback, of which processes are killed and stopped."""
+
+    few = False
+    """Only one of each kind of answer is asked for."""
 
     def __init__(self, ring: Ring, client: AsyncClient, expected: dict[str, Answer]) -> None:
         self.ring, self.client, self.expected = ring, client, expected
@@ -147,7 +152,7 @@ class Place:
 
     async def ask(self, told: Told | None = None) -> dict[str, Answer]:
         """The answers that are compared."""
-        return await ask_all(self.ring, self.client, told)
+        return await ask_all(self.ring, self.client, told, **(FEW if self.few else {}))
 
 
 @dataclass
@@ -249,7 +254,7 @@ def _pause(times: Sequence[float], at: float) -> float:
     if not times or times[0] > at:
         return 0.0
     after = [at, *(one for one in times if one > at)]
-    return max((b - a for a, b in zip(after, after[1:])), default=0.0)
+    return max((b - a for a, b in pairwise(after)), default=0.0)
 
 
 async def _settled(place: Place, before: Things) -> list[str]:
@@ -314,9 +319,10 @@ MOMENTS = {"start": _starting, "handshake": _handshake, "epoch": _epoch, "drain"
 
 
 class SeparateCluster(LocalCluster):
-    """Four nodes and a coordinator in network namespaces of their own, each state folder on a disk of its own.
+    """Four nodes and a coordinator in network namespaces of their own, each state folder on a disk.
 
-    The gateway and its clients are in the caller's namespaces, which have to be private: `unshare --net --mount`.
+    The gateway and its clients are in the caller's namespaces, which have to be private
+    (`unshare --net --mount`).
     """
 
     def __init__(self, folder: Path, spaces: dict[str, str], **settings: dict[str, Any]) -> None:
@@ -369,9 +375,8 @@ def _own_disk(folder: Path) -> None:
     aside = folder.with_name(f".{folder.name}")
     folder.rename(aside)
     folder.mkdir(mode=0o700)
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES},mode=700", "tmpfs", folder], check=True
-    )
+    options = f"size={_DISK_BYTES},mode=700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
     subprocess.run(["cp", "-a", f"{aside}/.", folder], check=True)
     subprocess.run(["rm", "-r", aside], check=True)
 
@@ -380,6 +385,7 @@ class SeparatePlace(Place):
     """A ring of three of four machines, with networks, disks and clocks to break."""
 
     cluster: SeparateCluster
+    few = True
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -405,12 +411,6 @@ class SeparatePlace(Place):
 
     async def lasting(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-
-    async def ask(self, told: Told | None = None) -> dict[str, Answer]:
-        """One of each kind: the matrix is long."""
-        return await ask_all(
-            self.ring, self.client, told, clear=("greedy", "drawn", "long prompt"), sealed=("penalties",)
-        )
 
     def command(self, name: str) -> list[str]:
         component = "node" if name in self.cluster.node_names else name

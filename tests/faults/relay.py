@@ -1,7 +1,7 @@
 """A machine's network cable led through this process, which delays, loses, alters or stops its frames.
 
-Linux has `netem` for most of that, and many kernels are without it. The other end of the cable leaves the switch
-for the time, and a cable of the relay's own takes its place there.
+Linux has `netem` for most of that, and many kernels are without it. The other end of the cable leaves the
+switch for the time, and a cable of the relay's own takes its place there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OUTGOING = 4
 _SIOCETHTOOL = 0x8946
 _CLONE_NEWNET = 0x40000000
 _OFFLOADS = (0x17, 0x1F, 0x24)
-"""ETHTOOL_STXCSUM, ETHTOOL_STSO, ETHTOOL_SGSO: what would hand us frames without a sum, or larger than any."""
+"""ETHTOOL_STXCSUM, ETHTOOL_STSO, ETHTOOL_SGSO: frames without a sum, or larger than any."""
 
 _RECORD = 100
 """Bytes of payload that no bare acknowledgement has."""
@@ -42,7 +42,7 @@ class Relay:
         self.rate = float("inf")
         """Bytes per second, each way."""
         self.flips = 0
-        """Bits to flip, each in a frame of its own that is sent to the machine, from and to no spared port."""
+        """Bits to flip, each in a frame of its own that is sent to the machine, not at a spared port."""
         self.spared: set[int] = set()
         self._chance = random.Random(seed)
         self._ends = {"out": _opened(cable), "in": _opened(side)}

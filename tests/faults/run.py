@@ -1,6 +1,6 @@
-"""`make faults`: every case of the matrix against real processes; exits with 1 if anything was lost, wrong or left.
+"""`make faults`: the matrix against real processes; exits with 1 if anything was lost, wrong or left.
 
-    make faults ARGS="--only 'kill engine' --json docs/reliability/data/faults.json"
+    make faults ARGS="--only 'kill engine'"
 
 Needs root on Linux, for network namespaces. Everything is in namespaces of this command, and ends with it.
 """

@@ -87,7 +87,7 @@ async def ask_all(
     clear: Iterable[str] = PROMPTS,
     sealed: Iterable[str] = PROMPTS,
 ) -> dict[str, Answer]:
-    """Prompts in clear over gRPC and sealed, one over HTTP, at once. What fails is an answer with an error."""
+    """Prompts in clear over gRPC and sealed, one over HTTP, at once. One that fails has an error."""
     told = told or Told()
     plain, closed, http = {name: Answer() for name in clear}, {name: Answer() for name in sealed}, Answer()
     async with asyncio.timeout(2 * LIMIT_SECONDS):

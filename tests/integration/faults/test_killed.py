@@ -10,11 +10,13 @@ pytestmark = CLUSTER
 
 @pytest.mark.parametrize("one", SHORT, ids=lambda one: one.name)
 async def test_nothing_is_lost_or_left(place, one):
+    place.few = one not in SHORT[:2]
     outcome = await suffer(place, one)
     assert outcome.good, outcome
 
 
 async def test_a_killed_carrier_costs_no_weights(place):
+    place.few = True
     engine = (await place.process(("engine", "1"))).pid
     outcome = await suffer(place, case("decode", "kill carrier 1"))
     assert outcome.good, outcome
