@@ -17,6 +17,7 @@ async def test_nothing_is_lost_or_left(place, one):
 
 async def test_a_killed_carrier_costs_no_weights(place):
     place.few = True
+    await place.ready()
     engine = (await place.process(("engine", "1"))).pid
     outcome = await suffer(place, case("decode", "kill carrier 1"))
     assert outcome.good, outcome
