@@ -64,7 +64,7 @@ class Timings:
         if self.announced:
             found["queue_wait"] += self.room - self.answered
             found["reserve"] = self.announced - self.room
-        if self.first:
+        if self.first and self.announced:
             found["coordinator_to_provider"] = self.first - self.announced
         return found
 

@@ -219,6 +219,7 @@ class ControlStreams:
     ) -> None:
         self.ring = ring
         self.epoch = epoch
+        self.guest = False
         self._waiting_since: float | None = None
         self._clock = clock
         self._losses = LossWatch(len(members))
@@ -229,11 +230,17 @@ class ControlStreams:
         self._pings = 0
 
     async def attach(self) -> list[control.Attached]:
-        """Attaches to every member, in the order of ranks. Raises SealringError."""
-        # All are waited for, so that no attempt is left running when the first failure is raised.
-        answers = await asyncio.gather(
-            *(stream.attach(self.ring, self.epoch) for stream in self._streams), return_exceptions=True
-        )
+        """Attaches to the head, and to the others unless that has another gateway already: then this one is
+        its `guest`. The answers are in the order of ranks. Raises SealringError."""
+        head, *others = self._streams
+        first = await head.attach(self.ring, self.epoch)
+        answers: list[control.Attached | BaseException] = [first]
+        self.guest = first.guest
+        if self.guest:
+            self._streams = [head]
+        else:  # all are waited for, so that no attempt is left running when the first failure is raised
+            attaching = (stream.attach(self.ring, self.epoch) for stream in others)
+            answers += await asyncio.gather(*attaching, return_exceptions=True)
         attached = []
         for rank, answer in enumerate(answers):
             if isinstance(answer, BaseException):

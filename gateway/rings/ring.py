@@ -15,6 +15,7 @@ from sealring.gateway.inference.answer import Answer
 from sealring.gateway.inference.timings import Timings
 from sealring.gateway.metrics import Metrics
 from sealring.gateway.rings.control import ControlStreams, MemberTarget
+from sealring.gateway.rings.guests import GuestAnswer, Sent
 from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
@@ -23,6 +24,7 @@ from sealring.gateway.scheduler import (
     DiscardRow,
     Fail,
     Finish,
+    Load,
     MemberMemory,
     OpenRow,
     Request,
@@ -103,6 +105,7 @@ class Ring:
         self._metrics = metrics
         self._clock = clock
         self._answers: dict[str, _Waiting] = {}
+        self._sent = Sent()  # while another gateway schedules
         self._unstarted: dict[int, Timings] = {}  # of rows given to the head, until their first step
         self._event = 0.0
         self._streams: ControlStreams | None = None
@@ -118,6 +121,10 @@ class Ring:
     @property
     def attached(self) -> bool:
         return self._streams is not None
+
+    def load(self) -> Load:
+        """How busy the ring is, as far as this gateway knows."""
+        return self.scheduler.load() if self.scheduler.attached else Load(len(self._sent), 0, 0.0)
 
     @property
     def patient(self) -> bool:
@@ -163,11 +170,19 @@ class Ring:
     def submit(self, request: Request, answer: Answer, min_trust: int) -> None:
         self._answers[request.id] = _Waiting(answer, min_trust)
         answer.timings.routed = time.perf_counter()
-        self._perform(self.scheduler.submit(request, self._clock()))
+        if self._streams is not None and self._streams.guest:
+            self._forward(self._streams, request)
+        else:
+            self._perform(self.scheduler.submit(request, self._clock()))
 
     def cancel(self, request_id: str) -> None:
         """Ends a request that may or may not be here."""
-        if self._answers.pop(request_id, None) is not None:
+        if self._answers.pop(request_id, None) is None:
+            return
+        if request_id in self._sent:
+            cancelled = self._sent.cancel(request_id)
+            self._send_head(control.ScheduleRequest(forward=cancelled))
+        else:
             self._perform(self.scheduler.cancel(request_id))
 
     def take_waiting(self) -> list[tuple[Request, Answer, int]]:
@@ -210,7 +225,8 @@ class Ring:
         try:
             attached = await streams.attach()
             self._begin(serving, streams, attached)
-            known.info("ring_attached", stages=len(attached), min_trust=serving.min_trust)
+            stages = len(serving.members)
+            known.info("ring_attached", stages=stages, min_trust=serving.min_trust, guest=streams.guest)
             await streams.run(self._handle)
         except SealringError as error:
             reason = error.reason
@@ -228,6 +244,10 @@ class Ring:
     ) -> None:
         self._streams = streams
         self._unstarted.clear()
+        if streams.guest:
+            for request in self.scheduler.drain():
+                self._forward(streams, request)
+            return
         self._perform(self.scheduler.attach(ring_facts(serving, attached)))
 
     def _end(self, streams: ControlStreams, reason: str) -> bool:
@@ -239,20 +259,75 @@ class Ring:
         if used:
             self._over = streams.epoch
             self._metrics.epochs_ended.labels(self.deployment).inc()
+        for request_id in [each for each in self._answers if ":" in each]:
+            self.cancel(request_id)  # the guests bring them again
         self._perform(self.scheduler.end_epoch(epoch_ended(reason)))
+        self._perform(self.scheduler.give_back(*self._sent.clear(), epoch_ended(reason)))
         self._on_lost(self)
         return used
+
+    def _forward(self, streams: ControlStreams, request: Request) -> None:
+        """To the gateway that schedules."""
+        forward = self._sent.add(request, self._answers[request.id].min_trust)
+        streams.send_head(control.ScheduleRequest(forward=forward).SerializeToString())
+
+    def _told(self, forwarded: control.Forwarded) -> None:
+        """What became of a request that was forwarded. Raises InvalidInput (BAD_MESSAGE)."""
+        request = self._sent.take(forwarded)
+        if request is None:
+            return
+        answer, event = self._answers[request.id].answer, forwarded.event
+        match forwarded.WhichOneof("what"), event.WhichOneof("event"):
+            case "problem", _:
+                self._answers.pop(request.id).answer.fail(from_problem(forwarded.problem))
+            case "event", "started":
+                if not request.begun:
+                    request.begun, event.started.request_id = True, request.id
+                    answer.started(event.started)
+            case "event", "delta":
+                delta = event.delta
+                parsed = delta.parsed if delta.HasField("parsed") else None
+                answer.delta(delta.text, delta.sealed, delta.tokens, delta.logprobs, delta.choice, parsed)
+            case "event", "finished":
+                self._answers.pop(request.id).answer.finished(event.finished)
+
+    def _serve_guest(self, forward: control.Forward) -> None:
+        """A request of a gateway that does not schedule this ring, or the end of one."""
+        asked = f"{forward.guest}:{forward.number}"
+        if forward.cancel:
+            every = [each for each in self._answers if each.startswith(f"{forward.guest}:")]
+            for request_id in [asked] if forward.number else every:
+                self.cancel(request_id)
+            return
+        answer = GuestAnswer(self._tell_guest, forward.guest, forward.number)
+        try:
+            request = answer.request(forward, self.deployment)
+        except SealringError as error:
+            answer.fail(error)
+        else:
+            if asked not in self._answers:
+                self.submit(request, answer, answer.min_trust)
+
+    def _tell_guest(self, forwarded: control.Forwarded) -> None:
+        self._send_head(control.ScheduleRequest(forwarded=forwarded))
 
     def _handle(self, response: control.ScheduleResponse) -> None:
         streams = self._streams
         if streams is None:
             return
         kind = response.WhichOneof("message")
+        if streams.guest:
+            if kind == "forwarded":
+                self._told(response.forwarded)
+            return
         if kind == "pong":
             self._perform(self.scheduler.steps_executed(response.pong.steps))
             return
         now = self._clock()
         self._event = time.perf_counter()
+        if kind == "forward":
+            self._serve_guest(response.forward)
+            return
         streams.answered()
         if kind == "done":
             self._perform(self.scheduler.step_done(response.done, now))
@@ -324,7 +399,10 @@ class Ring:
             return self.scheduler.row_refused(action.row, below_floor(floor, serving.min_trust))
         if self._streams is not None:
             self._streams.expect()
-        timings = self._unstarted[action.row] = self._answers[request.id].answer.timings
+        answer = self._answers[request.id].answer
+        if isinstance(answer, GuestAnswer):
+            answer.opened()
+        timings = self._unstarted[action.row] = answer.timings
         timings.opened = time.perf_counter()
         envelope, choices = request.envelope, request.choices
         if action.resume is not None:

@@ -203,7 +203,7 @@ class Rings:
         response = inference.GetRosterResponse(roster=roster, root_metadata=root_metadata)
         for ring in self._rings.values():
             if ring.attached and ring.serving:
-                load = ring.scheduler.load()
+                load = ring.load()
                 state = self._states.get(ring.name)
                 response.serving.add(
                     ring=ring.name,
@@ -311,7 +311,7 @@ class Rings:
     def _loads(self) -> dict[str, ModelLoad]:
         loads: dict[str, ModelLoad] = {}
         for ring in self._rings.values():
-            load, (tokens, held) = ring.scheduler.load(), ring.scheduler.kept()
+            load, (tokens, held) = ring.load(), ring.scheduler.kept()
             model = loads.setdefault(ring.deployment, ModelLoad())
             model.waiting += load.waiting
             model.running += load.running
@@ -348,13 +348,13 @@ def _draw(rings: Sequence[Ring]) -> Sequence[Ring]:
 
 def _busy(ring: Ring) -> tuple[float, float]:
     """Requests per row that the ring could run, then memory: the less the better."""
-    load = ring.scheduler.load()
+    load = ring.load()
     return ((load.waiting + load.running) / _rows(ring), load.kv_usage)
 
 
 def _requests(ring: Ring) -> tuple[int, int]:
     """Requests there, and rows that it could run."""
-    load = ring.scheduler.load()
+    load = ring.load()
     return load.waiting + load.running, _rows(ring)
 
 

@@ -233,13 +233,25 @@ class Scheduler:
         ended, self._rows_of = self._rows_of, {}
         self._epoch = None
         for rows in reversed(ended.values()):
-            request = rows[0].request
-            request.broke(rows[0].reused)
-            if request.attempts >= MAX_ATTEMPTS or (request.sealed and request.brought):
-                self._actions.append(Fail(request, error))
-            else:
-                self._queue.push_front(request)
+            self._broke(rows[0].request, rows[0].reused, error)
         return self._take()
+
+    def give_back(
+        self, begun: Sequence[Request], waiting: Sequence[Request], error: EpochEnded
+    ) -> list[Action]:
+        """What another scheduler had in an epoch that is over."""
+        for request in reversed(waiting):
+            self._queue.push_front(request)
+        for request in reversed(begun):
+            self._broke(request, 0, error)
+        return self._take()
+
+    def _broke(self, request: Request, reused: int, error: EpochEnded) -> None:
+        request.broke(reused)
+        if request.attempts >= MAX_ATTEMPTS or (request.sealed and request.brought):
+            self._actions.append(Fail(request, error))
+        else:
+            self._queue.push_front(request)
 
     def drain(self) -> list[Request]:
         """Takes all waiting requests away, for another ring to serve."""

@@ -96,11 +96,15 @@ def reframe(message: bytes, tag: bytes) -> bytes:
 
 
 class GatewayStream:
-    """One gateway's stream: in to the engine, out to the gateway. Belongs to one epoch."""
+    """One gateway's stream: in to the engine, out to the gateway. Belongs to one epoch.
+
+    A guest's goes to the gateway that schedules instead, and what it answers comes back.
+    """
 
     def __init__(self, identifier: str, epoch: MemberEpoch, unsealer: Unsealer, tenure: Tenure) -> None:
         self.id = identifier
         self.used = False
+        self.guest = 0
         self.goodbye = ""
         self._unsealer = unsealer
         self._tenure = tenure
@@ -126,6 +130,11 @@ class GatewayStream:
         fault = membership_pb2.EpochFault(ring=plan.ring, epoch=plan.epoch, problem=problem)
         self._finish(control_pb2.ScheduleResponse(fault=fault))
 
+    @property
+    def behind(self) -> bool:
+        """Whether it has much to read before it reads what comes next."""
+        return self._waiting.qsize() > MAX_WAITING // 2
+
     def close(self) -> None:
         """Nothing more is answered."""
         if self._looking is not None:
@@ -135,13 +144,22 @@ class GatewayStream:
         """Queues a goodbye as the stream's last message."""
         self._finish(control_pb2.ScheduleResponse(goodbye=membership_pb2.Goodbye(reason=reason)))
 
+    def pass_on(self, **message: Any) -> None:
+        """Queues what another gateway's stream has brought."""
+        self._put(control_pb2.ScheduleResponse(**message).SerializeToString())
+
+    def guest_left(self, guest: int) -> None:
+        """Nobody waits any more for what this guest has forwarded."""
+        self.pass_on(forward=control_pb2.Forward(guest=guest, cancel=True))
+
     async def answer(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Writes everything that is queued, until the stream is finished."""
         while (message := await self._waiting.get()) is not None:
             await write(message)
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
-        """Takes requests until the gateway ends its stream; whatever is wrong with one ends the epoch."""
+        """Takes requests until the gateway ends its stream; whatever is wrong with one ends the epoch, or
+        the stream of a guest."""
         try:
             async for request in requests:
                 if request[:1] == _REQUEST_STEP:
@@ -152,13 +170,18 @@ class GatewayStream:
                 if engine is not None:
                     await engine.drained()
         except Exception as error:
-            self._epoch.fault(error)
+            if self.guest:
+                log.warning("guest_refused", gateway=self.id, error=type(error).__name__)
+            else:
+                self._epoch.fault(error)
         self._waiting.put_nowait(None)
 
     def _take(self, request: bytes) -> bool:
         """One request; False when it was the last."""
         message = parse_request(request)
         what = message.WhichOneof("message")
+        if self.guest and what not in ("forward", "ping", "renewal", "goodbye"):
+            raise InvalidInput("a guest may only forward", reason="BAD_MESSAGE")
         if what == "step":
             if len(message.step.changes) > MAX_CHANGES:
                 raise InvalidInput("a step has too many changes", reason="BAD_MESSAGE")
@@ -173,6 +196,12 @@ class GatewayStream:
                 self._looking = asyncio.get_running_loop().create_task(self._pong(message.ping))
         elif what == "open" and self._head:
             self._open(message.open)
+        elif what == "forward" and self.guest:
+            self._forward(message.forward)
+        elif what == "forwarded" and self._head:
+            guest = self._epoch.guests.get(message.forwarded.guest)
+            if guest is not None:
+                guest.pass_on(forwarded=message.forwarded)
         elif what == "renewal":
             self._tenure.renew(message.renewal)
         elif what == "goodbye":
@@ -189,6 +218,16 @@ class GatewayStream:
             raise EpochEnded("the epoch is over")
         self.used = True
         engine.send_work(command)
+
+    def _forward(self, forward: control_pb2.Forward) -> None:
+        """To the gateway that schedules; where there is none, or one that is behind, it comes back."""
+        scheduler, forward.guest = self._epoch.gateway, self.guest
+        if scheduler is not None and not scheduler.behind:
+            scheduler.pass_on(forward=forward)
+        elif not forward.cancel:
+            error = ResourceExhausted("the gateway that schedules is behind", reason="QUEUE_FULL")
+            refused = control_pb2.Forwarded(number=forward.number, problem=to_problem(error))
+            self.pass_on(forwarded=refused)
 
     def _open(self, open_row: control_pb2.OpenRow) -> None:
         self._sealed.check(open_row.row, open_row.choices or 1)
@@ -242,7 +281,11 @@ class GatewayStream:
         if self._over:
             return
         if self._waiting.qsize() >= MAX_WAITING:
-            self._epoch.fault(ResourceExhausted("the gateway is behind in reading", reason="GATEWAY_SLOW"))
+            if self.guest:
+                self.say_goodbye("GATEWAY_SLOW")
+            else:
+                slow = ResourceExhausted("the gateway is behind in reading", reason="GATEWAY_SLOW")
+                self._epoch.fault(slow)
             return
         self._waiting.put_nowait(message)
 
@@ -291,7 +334,9 @@ class ControlService:
         log.info("gateway_attached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
         reader: asyncio.Task[None] | None = None
         try:
-            await context.write(control_pb2.ScheduleResponse(attached=_attached(epoch)).SerializeToString())
+            attached = _attached(epoch)
+            attached.guest = stream.guest > 0
+            await context.write(control_pb2.ScheduleResponse(attached=attached).SerializeToString())
             reader = asyncio.get_running_loop().create_task(stream.read(requests))
             await stream.answer(context.write)
         finally:

@@ -247,6 +247,8 @@ class Daemon:
             epoch.fault(EpochEnded("the ring has other members now", reason="RING_CHANGED"))
         elif gateway is not None and all(gateway.id != one.id for one in roster.gateways):
             epoch.fault(EpochEnded("the gateway is not in the roster any more", reason="GATEWAY_REMOVED"))
+        else:
+            epoch.dismiss({one.id for one in roster.gateways}, "GATEWAY_REMOVED")
 
     async def _profile(self, request: membership_pb2.ProfileRequest) -> None:
         result = membership_pb2.ProfileResult(id=request.id)

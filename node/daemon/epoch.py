@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -121,8 +121,14 @@ class LinkSecrets:
         )
 
 
+MAX_GUESTS = 16
+
+
 class GatewayStream(Protocol):
-    """The one control stream of an epoch."""
+    """A gateway's control stream: of the one that schedules, or at the head also a guest's."""
+
+    guest: int
+    """The number of a guest, from 1 on."""
 
     @property
     def id(self) -> str: ...
@@ -140,6 +146,13 @@ class GatewayStream(Protocol):
     def epoch_over(self, problem: membership_pb2.Problem) -> None: ...
 
     def say_goodbye(self, reason: str) -> None: ...
+
+    def guest_left(self, guest: int) -> None: ...
+
+    @property
+    def behind(self) -> bool: ...
+
+    def pass_on(self, **message: Any) -> None: ...
 
 
 class Workshop(Protocol):
@@ -181,6 +194,8 @@ class MemberEpoch:
         self.phase = Phase.PREPARING
         self.gate = StepGate()
         self.gateway: GatewayStream | None = None
+        self.guests: dict[int, GatewayStream] = {}
+        self._guests = 0  # ever
         self.engine: StageEngine | None = None
         self.kept: Sequence[control_pb2.KeptPrefix] = ()
         self.links: list[membership_pb2.LinkInfo] = []
@@ -209,24 +224,49 @@ class MemberEpoch:
             self.fault(FailedPrecondition("the epoch was committed before it was prepared"))
 
     def attach(self, gateway: GatewayStream) -> None:
-        """Makes `gateway` the one that schedules. Raises FailedPrecondition, Conflict (GATEWAY_ATTACHED)."""
+        """Makes `gateway` the one that schedules, or at the head a guest while another one does.
+
+        Raises FailedPrecondition (EPOCH_NOT_SERVING), Conflict (GATEWAY_ATTACHED).
+        """
         if self.phase is not Phase.UP:
             raise FailedPrecondition(
                 "the epoch does not serve", hint="attach to the current epoch", reason="EPOCH_NOT_SERVING"
             )
-        if self.gateway is not None:
+        if self.gateway is None:
+            self.gateway = gateway
+        elif self.plan.rank or len(self.guests) >= MAX_GUESTS:
             raise Conflict(
                 "another gateway schedules this ring", hint="one at a time", reason="GATEWAY_ATTACHED"
             )
-        self.gateway = gateway
+        else:
+            self._guests += 1
+            gateway.guest = self._guests
+            self.guests[gateway.guest] = gateway
 
     def detach(self, gateway: GatewayStream) -> None:
-        """The gateway's stream is over. If it gave any step, their order went with it: the epoch ends."""
+        """The gateway's stream is over. If it gave any step, their order went with it: the epoch ends.
+
+        Otherwise whichever guest comes back first is the next that schedules.
+        """
+        if self.guests.pop(gateway.guest, None) is not None and self.gateway is not None:
+            self.gateway.guest_left(gateway.guest)
         if self.gateway is not gateway:
             return
         self.gateway = None
         if gateway.used:
             self.fault(_gateway_over(gateway.goodbye))
+        for guest in self._take_guests():
+            guest.say_goodbye("NOBODY_SCHEDULES")
+
+    def dismiss(self, allowed: Collection[str], reason: str) -> None:
+        """Parts with the guests that are not `allowed`, by their ids."""
+        for guest in self.guests.values():
+            if guest.id not in allowed:
+                guest.say_goodbye(reason)
+
+    def _take_guests(self) -> list[GatewayStream]:
+        guests, self.guests = self.guests, {}
+        return list(guests.values())
 
     async def look(self) -> LinkFigures:
         """What has gone over the links. Raises EpochEnded."""
@@ -394,8 +434,9 @@ class MemberEpoch:
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
         gateway, self.gateway = self.gateway, None
-        if gateway is not None:
-            gateway.epoch_over(problem)
+        for each in (gateway, *self._take_guests()):
+            if each is not None:
+                each.epoch_over(problem)
         self._cleanup = asyncio.get_running_loop().create_task(self._clean_up())
 
     async def _clean_up(self) -> None:

@@ -61,6 +61,8 @@ class ScheduleRequest(_message.Message):
     OFFER_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
     RENEWAL_FIELD_NUMBER: _builtins.int
+    FORWARD_FIELD_NUMBER: _builtins.int
+    FORWARDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach: ...
     @_builtins.property
@@ -87,6 +89,14 @@ class ScheduleRequest(_message.Message):
 
     @_builtins.property
     def renewal(self) -> _proof_pb2.ProofRenewal: ...
+    @_builtins.property
+    def forward(self) -> Global___Forward:
+        """head only: of a guest"""
+
+    @_builtins.property
+    def forwarded(self) -> Global___Forwarded:
+        """head only: to a guest"""
+
     def __init__(
         self,
         *,
@@ -99,12 +109,14 @@ class ScheduleRequest(_message.Message):
         offer: _proof_pb2.ProofOffer | None = ...,
         proof: _proof_pb2.ProofFinish | None = ...,
         renewal: _proof_pb2.ProofRenewal | None = ...,
+        forward: Global___Forward | None = ...,
+        forwarded: Global___Forwarded | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye", "offer", "proof", "renewal"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye", "offer", "proof", "renewal", "forward", "forwarded"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -122,6 +134,8 @@ class ScheduleResponse(_message.Message):
     FAULT_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    FORWARD_FIELD_NUMBER: _builtins.int
+    FORWARDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached: ...
     @_builtins.property
@@ -148,6 +162,14 @@ class ScheduleResponse(_message.Message):
     def proof(self) -> _proof_pb2.ProofAnswer:
         """first"""
 
+    @_builtins.property
+    def forward(self) -> Global___Forward:
+        """head only: of a guest"""
+
+    @_builtins.property
+    def forwarded(self) -> Global___Forwarded:
+        """head only: to a guest"""
+
     def __init__(
         self,
         *,
@@ -159,12 +181,14 @@ class ScheduleResponse(_message.Message):
         fault: _membership_pb2.EpochFault | None = ...,
         goodbye: _membership_pb2.Goodbye | None = ...,
         proof: _proof_pb2.ProofAnswer | None = ...,
+        forward: Global___Forward | None = ...,
+        forwarded: Global___Forwarded | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "proof", b"proof", "refused", b"refused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "proof", b"proof", "refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "proof", b"proof", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "proof", b"proof", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attached", "opened", "refused", "done", "pong", "fault", "goodbye", "proof"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attached", "opened", "refused", "done", "pong", "fault", "goodbye", "proof", "forward", "forwarded"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -205,6 +229,7 @@ class Attached(_message.Message):
     PREFIXES_FIELD_NUMBER: _builtins.int
     ROWS_IN_TURN_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    GUEST_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     rank: _builtins.int
@@ -218,6 +243,8 @@ class Attached(_message.Message):
     """what this member's caches allow"""
     rows_in_turn: _builtins.bool
     """a step takes about as long as its rows would one after the other"""
+    guest: _builtins.bool
+    """head only: another gateway schedules, and answers what this one forwards"""
     @_builtins.property
     def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptPrefix]:
         """of earlier epochs; what the first step does not adopt is given up"""
@@ -234,10 +261,11 @@ class Attached(_message.Message):
         prefixes: Global___PrefixSupport.ValueType = ...,
         rows_in_turn: _builtins.bool = ...,
         kept: _abc.Iterable[Global___KeptPrefix] | None = ...,
+        guest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring", "rows_in_turn", b"rows_in_turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring", "rows_in_turn", b"rows_in_turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -273,6 +301,129 @@ class KeptPrefix(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KeptPrefix: _TypeAlias = KeptPrefix  # noqa: Y015
+
+@_typing.final
+class Forward(_message.Message):
+    """A request of a guest, on its way over the head to the gateway that schedules."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GUEST_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    guest: _builtins.int
+    """the head's number for who forwards"""
+    number: _builtins.int
+    """the guest's for the request, never used twice on a stream; with `cancel` 0: all of them"""
+    cancel: _builtins.bool
+    key: _builtins.str
+    """who asks, for fairness"""
+    tenant: _builtins.str
+    """whose prompts may share prefixes with this one"""
+    @_builtins.property
+    def request(self) -> _inference_pb2.GenerateRequest: ...
+    @_builtins.property
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
+        """of each answer, where an earlier epoch has begun the request"""
+
+    def __init__(
+        self,
+        *,
+        guest: _builtins.int = ...,
+        number: _builtins.int = ...,
+        request: _inference_pb2.GenerateRequest | None = ...,
+        cancel: _builtins.bool = ...,
+        key: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        progress: _abc.Iterable[Global___Progress] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "request", b"request", "what", b"what"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "guest", b"guest", "key", b"key", "number", b"number", "progress", b"progress", "request", b"request", "tenant", b"tenant", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["request", "cancel"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
+
+Global___Forward: _TypeAlias = Forward  # noqa: Y015
+
+@_typing.final
+class Progress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """ids; 0 for each of a sealed one"""
+
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprob]: ...
+    @_builtins.property
+    def end(self) -> _inference_pb2.FinishedChoice:
+        """of an answer that is complete"""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        held: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
+        end: _inference_pb2.FinishedChoice | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "held", b"held", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class Forwarded(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GUEST_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    guest: _builtins.int
+    number: _builtins.int
+    @_builtins.property
+    def event(self) -> _inference_pb2.GenerateResponse: ...
+    @_builtins.property
+    def problem(self) -> _membership_pb2.Problem:
+        """the last"""
+
+    @_builtins.property
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
+        """of each answer since the event before; its `held` counts as it is"""
+
+    def __init__(
+        self,
+        *,
+        guest: _builtins.int = ...,
+        number: _builtins.int = ...,
+        event: _inference_pb2.GenerateResponse | None = ...,
+        problem: _membership_pb2.Problem | None = ...,
+        progress: _abc.Iterable[Global___Progress] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "problem", b"problem", "what", b"what"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "guest", b"guest", "number", b"number", "problem", b"problem", "progress", b"progress", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["event", "problem"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
+
+Global___Forwarded: _TypeAlias = Forwarded  # noqa: Y015
 
 @_typing.final
 class OpenRow(_message.Message):

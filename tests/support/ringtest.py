@@ -69,7 +69,7 @@ class Ring:
     def sealing(self, **settings: Any) -> AsyncClient:
         """A client that seals its prompts."""
         given = {"root_sha256": self.pin, "timeout": LIMIT_SECONDS, "api_key": self.key or None} | settings
-        return AsyncClient(self.cluster.grpc_address, **given)
+        return AsyncClient(given.pop("gateway", self.cluster.grpc_address), **given)
 
     def openai(self) -> openai.AsyncOpenAI:
         url = f"{self.cluster.http_url}/v1"

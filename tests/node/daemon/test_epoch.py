@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sealring.mesh.errors import Conflict, EpochEnded, FailedPrecondition
 from sealring.node.daemon.engine_process import EngineFigures
-from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
+from sealring.node.daemon.epoch import MAX_GUESTS, LinkSecrets, MemberEpoch, Phase
 from sealring.node.ipc.channel import create_channel
 from sealring.v1 import engine_pb2, membership_pb2, trace_pb2
 
@@ -77,10 +77,16 @@ class Carrier(Part):
 
 
 class Gateway:
-    id, used = "g", True
-
-    def __init__(self) -> None:
+    def __init__(self, *, used: bool = True) -> None:
+        self.id, self.used, self.guest, self.goodbye = "g", used, 0, ""
         self.problems: list[str] = []
+        self.said: list[Any] = []
+
+    def say_goodbye(self, reason: str) -> None:
+        self.said.append(reason)
+
+    def guest_left(self, guest: int) -> None:
+        self.said.append(guest)
 
     def epoch_over(self, problem: membership_pb2.Problem) -> None:
         self.problems.append(problem.reason)
@@ -171,16 +177,63 @@ async def test_the_whole_way(size: int) -> None:
     assert epoch.phase is Phase.UP
     assert shop.reports == ["prepared", "up"]
     assert [one.since for one in await epoch.trace(40)] == [40, 41][:size]
-    gateway = Gateway()
+    gateway, guest = Gateway(), Gateway()
     epoch.attach(gateway)
+    epoch.attach(guest)
+    epoch.end("done")
+    await epoch.closed()
+    assert shop.reports == ["prepared", "up"]
+    assert gateway.problems == guest.problems == ["EPOCH_ENDED"]
+    assert shop.made_engine.log == ["open", "close"]
+    assert shop.released == 1
+
+
+async def up(plan: Any) -> MemberEpoch:
+    shop = Workshop()
+    epoch = MemberEpoch(plan, shop)
+    epoch.prepare()
+    for gate in GATES[:4]:
+        shop.open(gate)
+        await settle()
+    epoch.commit()
+    shop.open("form")
+    await settle()
+    assert epoch.phase is Phase.UP
+    return epoch
+
+
+async def test_one_gateway_schedules_and_others_are_guests_of_the_head() -> None:
+    epoch = await up(Plan(2))
+    first, guests = Gateway(used=False), [Gateway() for _ in range(MAX_GUESTS)]
+    for gateway in (first, *guests):
+        epoch.attach(gateway)
+    assert [one.guest for one in guests] == list(range(1, MAX_GUESTS + 1))
+    with pytest.raises(Conflict):
+        epoch.attach(Gateway())
+    epoch.detach(guests.pop())
+    assert first.said == [MAX_GUESTS], "what it has forwarded is for nobody"
+    guests[0].id = "evicted"
+    epoch.dismiss({"g"}, "GATEWAY_REMOVED")
+    assert [one.said for one in guests] == [["GATEWAY_REMOVED"], *([] for _ in guests[1:])]
+    epoch.detach(first)
+    assert all(one.said[-1] == "NOBODY_SCHEDULES" for one in guests)
+    assert (epoch.phase, epoch.gateway, epoch.guests) == (Phase.UP, None, {})
+    epoch.attach(Gateway())
+    assert epoch.gateway is not None
+    assert epoch.gateway.guest == 0
+    epoch.end("done")
+    await epoch.closed()
+
+
+async def test_nobody_but_the_head_has_guests() -> None:
+    plan = Plan(2)
+    plan.rank = 1
+    epoch = await up(plan)
+    epoch.attach(Gateway())
     with pytest.raises(Conflict):
         epoch.attach(Gateway())
     epoch.end("done")
     await epoch.closed()
-    assert shop.reports == ["prepared", "up"]
-    assert gateway.problems == ["EPOCH_ENDED"]
-    assert shop.made_engine.log == ["open", "close"]
-    assert shop.released == 1
 
 
 @pytest.mark.parametrize("when", ["before the keys are given", "when they have been"])

@@ -194,8 +194,11 @@ async def test_who_may_schedule(make_bed: Any, make_gateway: Any, cluster: Any) 
     missing = grpc.StatusCode.FAILED_PRECONDITION
     assert await refused(ring, make_gateway, good, epoch=ring.epoch + 1) is missing
     first = await ring.attach()
-    assert await refused(ring, make_gateway, good) is grpc.StatusCode.ABORTED
+    guest = make_gateway(good)
+    assert [one.guest for one in await guest.attach(ring.nodes, ring.epoch)] == [True]
     await first.close()
+    assert (await guest.next(guest.calls[0])).goodbye.reason == "NOBODY_SCHEDULES"
+    await guest.close()
     async with asyncio.timeout(200):
         while (second := await let_in(ring, make_gateway)) is None:
             pass

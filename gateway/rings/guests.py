@@ -1,0 +1,185 @@
+"""Several gateways, one ring: whoever attaches to its head first schedules it, later ones are guests.
+
+A guest's requests go over the head to the gateway that schedules, and the answers come back. Whoever has the
+client's connection keeps the request and the tokens so far, so neither gateway loses them with the other.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Sequence
+
+from sealring.gateway.inference.answer import Answer
+from sealring.gateway.scheduler import Request
+from sealring.gateway.scheduler.actions import Answered, End
+from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.mesh.prompt.validate import validate_request
+from sealring.mesh.rpc.problem import to_problem
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+
+class Sent:
+    """What a guest has forwarded and is not over."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, Request] = {}
+        self._numbers: dict[str, int] = {}
+        self._begun: set[int] = set()
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._numbers
+
+    def add(self, request: Request, min_trust: int) -> control.Forward:
+        """The request as it goes out."""
+        self._last += 1
+        self._requests[self._last] = request
+        self._numbers[request.id] = self._last
+        return control.Forward(
+            number=self._last,
+            request=inference.GenerateRequest(
+                request_id=request.id,
+                model=request.deployment,
+                envelope=request.envelope,
+                max_tokens=request.max_tokens,
+                min_trust=min_trust,
+                priority=request.priority,
+                deadline_ms=int(request.patience * 1e3) if math.isfinite(request.patience) else 0,
+                choices=request.choices,
+            ),
+            key=request.key,
+            tenant=request.tenant,
+            progress=[_progress(answer, 0) for answer in request.answers] if request.begun else [],
+        )
+
+    def cancel(self, request_id: str) -> control.Forward:
+        """Forgets a request that nobody waits for any more."""
+        return control.Forward(number=self._remove(request_id), cancel=True)
+
+    def take(self, forwarded: control.Forwarded) -> Request | None:
+        """The request of which this is told, with its new tokens; None where it is over.
+
+        Raises InvalidInput (BAD_MESSAGE).
+        """
+        request = self._requests.get(forwarded.number)
+        if request is None:
+            return None
+        kind = forwarded.WhichOneof("what")
+        if kind is None:
+            self._begun.add(forwarded.number)
+        told, choices = forwarded.progress, request.choices
+        if len(told) not in (0, choices) or forwarded.event.delta.choice >= choices:
+            raise InvalidInput("a forwarded answer has other choices", reason="BAD_MESSAGE")
+        for answer, came in zip(request.answers, told, strict=False):
+            _extend(answer, came)
+        if kind == "problem" or forwarded.event.HasField("finished"):
+            self._remove(request.id)
+        return request
+
+    def clear(self) -> tuple[list[Request], list[Request]]:
+        """Forgets all, and returns them: those that the head was given, and those that waited."""
+        begun = [request for number, request in self._requests.items() if number in self._begun]
+        waiting = [request for number, request in self._requests.items() if number not in self._begun]
+        self._requests, self._numbers, self._begun = {}, {}, set()
+        return begun, waiting
+
+    def _remove(self, request_id: str) -> int:
+        number = self._numbers.pop(request_id)
+        del self._requests[number]
+        self._begun.discard(number)
+        return number
+
+
+class GuestAnswer(Answer):
+    """What is told of a guest's request goes back to the guest, with the tokens that it is of."""
+
+    def __init__(self, tell: Callable[[control.Forwarded], None], guest: int, number: int) -> None:
+        super().__init__()
+        self.min_trust = 0
+        self._tell = tell
+        self._guest, self._number = guest, number
+        self._request: Request | None = None
+        self._told: list[int] = []
+
+    def request(self, forward: control.Forward, deployment: str) -> Request:
+        """What is asked for. Raises InvalidInput."""
+        asked = forward.request
+        validate_request(asked)
+        self.min_trust = asked.min_trust
+        request = Request(
+            f"{self._guest}:{self._number}",  # no client can choose one with a colon
+            forward.key[:256],
+            asked.max_tokens,
+            asked.envelope,
+            deployment,
+            forward.tenant[:256],
+            asked.choices or 1,
+            asked.envelope.clear.sampling.HasField("logprobs"),
+            priority=asked.priority,
+            patience=asked.deadline_ms / 1e3 or math.inf,
+        )
+        if asked.model != deployment or len(forward.progress) not in (0, request.choices):
+            raise InvalidInput("a forwarded request is not for this ring", reason="BAD_MESSAGE")
+        if forward.progress:
+            request.begun, request.due = True, -math.inf  # it has had its turn
+            for answer, came in zip(request.answers, forward.progress, strict=True):
+                _extend(answer, came)
+            request.brought = sum(len(answer.tokens) for answer in request.answers)
+        self._request = request
+        self._told = [len(answer.tokens) for answer in request.answers]
+        return request
+
+    def opened(self) -> None:
+        """The head is given the prompt."""
+        self._tell(control.Forwarded(guest=self._guest, number=self._number))
+
+    def started(self, event: inference.Started) -> None:
+        self._event(inference.GenerateResponse(started=event))
+
+    def delta(
+        self,
+        text: str,
+        sealed: bytes,
+        tokens: int,
+        logprobs: Sequence[inference.TokenLogprob] = (),
+        choice: int = 0,
+        parsed: inference.Parsed | None = None,
+    ) -> None:
+        if sealed:
+            delta = inference.Delta(sealed=sealed, tokens=tokens)
+        else:
+            delta = inference.Delta(text=text, tokens=tokens, logprobs=logprobs, choice=choice, parsed=parsed)
+        self._event(inference.GenerateResponse(delta=delta))
+
+    def finished(self, event: inference.Finished) -> None:
+        self._event(inference.GenerateResponse(finished=event))
+
+    def fail(self, error: SealringError) -> None:
+        problem = to_problem(error)
+        self._tell(control.Forwarded(guest=self._guest, number=self._number, problem=problem))
+
+    def _event(self, event: inference.GenerateResponse) -> None:
+        assert self._request is not None
+        answers = self._request.answers
+        progress = [_progress(answer, told) for answer, told in zip(answers, self._told, strict=True)]
+        self._told = [len(answer.tokens) for answer in answers]
+        self._tell(control.Forwarded(guest=self._guest, number=self._number, event=event, progress=progress))
+
+
+def _progress(answer: Answered, told: int) -> control.Progress:
+    end = answer.end and inference.FinishedChoice(
+        reason=answer.end.reason, completion_tokens=answer.end.completion_tokens
+    )
+    return control.Progress(tokens=answer.tokens[told:], held=answer.held, end=end)
+
+
+def _extend(answer: Answered, came: control.Progress) -> None:
+    answer.tokens.extend(array("I", came.tokens))
+    answer.held = list(came.held)
+    if came.HasField("end"):
+        answer.end = End(came.end.reason, came.end.completion_tokens)

@@ -1,0 +1,93 @@
+"""What goes between two gateways of one ring: a request and its answer are on either side what they were."""
+
+from array import array
+
+import pytest
+
+from sealring.gateway.rings.guests import GuestAnswer, Sent
+from sealring.gateway.scheduler import Request
+from sealring.gateway.scheduler.actions import Answered, End
+from sealring.mesh.errors import InvalidInput, ResourceExhausted
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+PROMPT = inference.Envelope(clear=inference.Prompt(text="hello"))
+
+
+def ask(choices: int = 1, **fields: object) -> Request:
+    return Request("req-1", "who", 50, PROMPT, "demo", "tenant", choices, priority=2, patience=7.5, **fields)
+
+
+def state(answer: Answered) -> tuple[list[int], list[int], End | None]:
+    return list(answer.tokens), [one.id for one in answer.held], answer.end
+
+
+def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
+    told: list[control.Forwarded] = []
+    sent, asked = Sent(), ask(choices=2)
+    forward = sent.add(asked, min_trust=10)
+    forward.guest = 3
+    answer = GuestAnswer(told.append, 3, forward.number)
+    served = answer.request(forward, "demo")
+    assert (served.id, served.key, served.tenant, served.max_tokens) == ("3:1", "who", "tenant", 50)
+    assert (served.choices, served.priority, served.patience, answer.min_trust) == (2, 2, 7.5, 10)
+    assert (served.begun, served.brought, served.envelope) == (False, 0, PROMPT)
+
+    answer.opened()
+    answer.started(inference.Started(ring="demo-0"))
+    served.answers[0].tokens.extend([5, 6])
+    answer.delta("a", b"", 2)
+    served.answers[1].tokens.append(7)
+    served.answers[1].held = [inference.TokenLogprob(id=7)]
+    served.answers[0].end = End(inference.FINISH_REASON_STOP, 2)
+    answer.delta("b", b"", 1, choice=1)
+    requests = [sent.take(one) for one in told]
+    assert requests == [asked] * 4
+    assert [state(one) for one in asked.answers] == [state(one) for one in served.answers]
+    assert [one.event.delta.text for one in told[2:]] == ["a", "b"]
+    assert [list(one.tokens) for one in told[3].progress] == [[], [7]]
+
+    begun, waiting = sent.clear()
+    assert (begun, waiting, len(sent)) == ([asked], [], 0)
+    asked.begun = True
+    again = GuestAnswer(told.append, 1, 1).request(sent.add(asked, 0), "demo")
+    assert [state(one) for one in again.answers] == [state(one) for one in asked.answers]
+    assert (again.begun, again.brought) == (True, 3)
+
+
+def test_what_is_over_is_forgotten() -> None:
+    told: list[control.Forwarded] = []
+    sent = Sent()
+    first, second, third = ask(), ask(), ask()
+    second.id, third.id = "req-2", "req-3"
+    forwards = [sent.add(one, 0) for one in (first, second, third)]
+    assert [one.number for one in forwards] == [1, 2, 3]
+    GuestAnswer(told.append, 1, 1).fail(ResourceExhausted("full", reason="QUEUE_FULL"))
+    assert told[0].problem.reason == "QUEUE_FULL"
+    assert sent.take(told[0]) is first
+    assert sent.take(told[0]) is None
+    assert sent.cancel("req-2") == control.Forward(number=2, cancel=True)
+    assert "req-2" not in sent
+    assert sent.clear() == ([], [third])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    sent, asked = Sent(), ask()
+    sent.add(asked, 0)
+    with pytest.raises(InvalidInput):
+        sent.take(control.Forwarded(number=1, progress=[control.Progress(), control.Progress()]))
+    wrong = inference.GenerateResponse(delta=inference.Delta(text="x", choice=1))
+    with pytest.raises(InvalidInput):
+        sent.take(control.Forwarded(number=1, event=wrong))
+    answer = GuestAnswer(lambda told: None, 1, 1)
+    for forward in (
+        control.Forward(number=1),
+        sent.add(ask(), 0),
+    ):
+        with pytest.raises(InvalidInput):
+            answer.request(forward, "another")
+    forward = sent.add(ask(), 0)
+    forward.progress.add(tokens=array("I", [1]))
+    forward.progress.add()
+    with pytest.raises(InvalidInput):
+        answer.request(forward, "demo")

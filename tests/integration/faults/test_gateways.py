@@ -1,0 +1,81 @@
+"""Two gateways of one ring, of which one is killed: the answers are those of a ring that nothing happened to."""
+
+import asyncio
+import dataclasses
+from types import SimpleNamespace
+
+import grpc
+import pytest_asyncio
+from answering import PROMPTS, Told, _sealed, ask_all
+from ringtest import CLUSTER, LIMIT_SECONDS
+
+from sealring.cli.setup.settings_files import as_toml
+from sealring.gateway.join import join
+from sealring.gateway.settings import GatewaySettings
+from sealring.mesh.system.addresses import free_port
+from sealring.v1 import inference_pb2_grpc
+
+pytestmark = CLUSTER
+NAME = "gateway-2"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def second(broken):
+    """The ring as it is seen over another gateway."""
+    await broken.serving()
+    cluster = broken.cluster
+    settings = {
+        "state_dir": str(cluster.state_dir / NAME),
+        "name": NAME,
+        "grpc_listen": f"127.0.0.1:{free_port('127.0.0.1')}",
+        "http_listen": f"127.0.0.1:{free_port('127.0.0.1')}",
+    }
+    await join(GatewaySettings(**settings), await cluster._token("ROLE_GATEWAY"))
+    file = cluster.state_dir / "config" / f"{NAME}.toml"
+    file.write_bytes(as_toml("gateway", settings))
+
+    async def start():
+        await cluster._children.start(NAME, ["--config", str(file), "gateway", "run"])
+
+    seen = SimpleNamespace(
+        http_url=f"http://{settings['http_listen']}", grpc_address=settings["grpc_listen"], start=start
+    )
+    async with grpc.aio.insecure_channel(settings["grpc_listen"]) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        await start()
+        ring = dataclasses.replace(broken, cluster=seen, stub=stub)
+        await wait_ready(channel)
+        await ring.offered(1)
+        yield ring
+    await cluster._children.kill_one(NAME)
+
+
+async def wait_ready(channel):
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await channel.channel_ready()
+
+
+async def test_answers_go_on_without_the_gateway_that_schedules(broken, second, undisturbed):
+    engines = [broken.part(node, "engine.main").pid for node in broken.cluster.node_names]
+    addresses = [second.cluster.grpc_address, broken.cluster.grpc_address]
+    async with broken.sealing(gateway=addresses[0]) as client:
+        assert await ask_all(second, client) == undisturbed, "as a guest"
+
+        async def kill():
+            await broken.cluster._children.kill_one("gateway")
+
+        assert await ask_all(second, client, kill) == undisturbed, "as who takes over"
+    await broken.cluster._start("gateway", "gateway")
+    await broken.serving()
+
+    async def kill_second():
+        await broken.cluster._children.kill_one(NAME)
+
+    async with broken.sealing(gateway=addresses) as client:
+        told = Told(60, kill_second)
+        async with asyncio.timeout(2 * LIMIT_SECONDS):
+            found = await asyncio.gather(*(_sealed(client, name, told) for name in PROMPTS))
+    expected = [undisturbed[f"{name}, sealed"] for name in PROMPTS]
+    assert found == expected, "over the other gateway"
+    await second.cluster.start()
+    assert [broken.part(node, "engine.main").pid for node in broken.cluster.node_names] == engines
