@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from sealring.gateway.access.gate import Gate
 from sealring.gateway.http.answers import EventStream, collect, started, unless_disconnected
 from sealring.gateway.http.body import read_json
 from sealring.gateway.http.guard import Guard
+from sealring.gateway.http.kept import KeptAnswers
 from sealring.gateway.inference.service import InferenceBackend, model_not_found
 from sealring.gateway.inference.timings import CURRENT, HEADER
 from sealring.v1 import inference_pb2 as inference
@@ -103,13 +105,15 @@ class _Edge:
     def __init__(self, backend: InferenceBackend, exposition: Callable[[], bytes]) -> None:
         self._backend = backend
         self._exposition = exposition
+        self._kept = KeptAnswers()
 
     def answers(self, ask: Ask) -> Callable[[Request], Awaitable[Response]]:
         """The endpoint of one API's questions."""
 
         async def endpoint(request: Request) -> Response:
-            asked = ask(await read_json(request), request.state.request_id)
-            events = self._events(request, asked)
+            body = await read_json(request)
+            asked = ask(body, request.state.request_id)
+            events = self._answer(request, asked, body)
             if asked.stream:
                 stream = EventStream(events, asked, _headers)
                 await stream.begin(request.receive)
@@ -120,6 +124,18 @@ class _Edge:
             return Response(answer, headers=_headers(begin), media_type="application/json")
 
         return endpoint
+
+    def _answer(
+        self, request: Request, asked: Asked, body: dict[str, Any]
+    ) -> AsyncGenerator[inference.GenerateResponse, None]:
+        """A new answer, or the one that has the request's `Idempotency-Key`."""
+        key = request.headers.get("idempotency-key")
+        if key is None:
+            return self._events(request, asked)
+        text = json.dumps([request.url.path, body], sort_keys=True)
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        caller = request.state.caller.key_id or ""
+        return self._kept.events(caller, key, digest, lambda: self._events(request, asked))
 
     def _events(self, request: Request, asked: Asked) -> AsyncGenerator[inference.GenerateResponse, None]:
         key_id = request.state.caller.key_id or ""

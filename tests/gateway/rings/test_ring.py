@@ -58,6 +58,7 @@ class Session:
     """As gateway.rings.control.ControlStreams, to members that take everything and never answer."""
 
     epoch = 4
+    guest = False
 
     def send_all(self, message: bytes) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Two gateways of one ring, of which one is killed: the answers are those of a ring that nothing happened to."""
+"""Two gateways of one ring, one of them killed: the answers are those of a ring that nothing happened to."""
 
 import asyncio
 import dataclasses
