@@ -16,6 +16,7 @@ from sealring.cli.commands import (
     bench,
     chat,
     config,
+    connect,
     coordinator,
     dashboard,
     demo,
@@ -43,7 +44,10 @@ from sealring.mesh.errors import SealringError
 from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.mesh.system.lean import hide_rich
 
-_COMMANDS = (demo, up, join, deployment.short, chat, proxy, status, dashboard, doctor, logs, trace, bench)
+_COMMANDS = (
+    *(demo, up, join, deployment.short, chat, proxy, connect),
+    *(status, dashboard, doctor, logs, trace, bench),
+)
 _GROUPS = (
     *(coordinator, node, gateway, deployment, model, token, key, operator, roster, root_commands, audit),
     *(service, config),

@@ -1,0 +1,71 @@
+"""`sealring connect`: the settings that make a tool work with a running gateway or proxy."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sealring.cli.setup.tools import TOOLS, Settings, filled, shown
+from sealring.cli.terminal.command import command, load_settings
+from sealring.cli.terminal.output import say, write
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.system.paths import default_state_root
+
+app = typer.Typer()
+
+
+@command(
+    app,
+    example="sealring connect codex --write",
+    section="cli",
+    fields=("api_key_file",),
+    rich_help_panel="Start",
+)
+def connect(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help=", ".join(TOOLS))],
+    url: Annotated[
+        str, typer.Option(metavar="URL", help="of a proxy or a gateway's HTTP edge, without /v1")
+    ] = "http://127.0.0.1:8081",
+    model: Annotated[str, typer.Option(help="[default: the only one that is served]")] = "",
+    to_file: Annotated[bool, typer.Option("--write", help="write them into the tool's own file")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="put back what --write found")] = False,
+) -> None:
+    """Print the settings that make a tool work with a running gateway or proxy.
+
+    They keep the tool's prefix cache alive. The proxy seals prompts; a gateway's own address does not.
+    """
+    tool = TOOLS.get(name)
+    if tool is None:
+        raise InvalidInput(f"no tool {name!r} is known", hint=f"give {', '.join(TOOLS)}", reason="BAD_TOOL")
+    below = tool.file_on_macs if sys.platform == "darwin" and tool.file_on_macs else tool.file
+    if (to_file or undo) and not below:
+        raise InvalidInput(
+            f"{name} has no file to be written", hint="enter them by hand", reason="BAD_OPTION"
+        )
+    settings = Settings(Path.home() / below, default_state_root() / "connect" / f"{name}.json")
+    if undo:
+        settings.undo()
+        say(f"~/{below} is as it was")
+        return
+
+    from sealring.cli.calls.models import served
+    from sealring.mesh.system.files import read_secret
+
+    key_file = load_settings(context).settings.api_key_file
+    key = read_secret(key_file).decode().strip() if key_file else "none"
+    url = url.rstrip("/").removesuffix("/v1")
+    found, length = served(url, key, model)
+    values: dict[str, str | int] = {"url": url, "model": found, "key": key, "context": length}
+    content = filled(tool.content, values)
+    if to_file:
+        settings.write(tool, content)
+        say(f"wrote ~/{below}; `sealring connect {name} --undo` puts back what was there")
+    else:
+        if below:
+            say(f"~/{below}:")
+        write(shown(content))
+    say(filled(tool.then, values))
