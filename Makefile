@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell $(PYTHON) -c 'import os; usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0); print(min(4, len(usable)) + 1)')
 BASE ?= main
 
-.PHONY: env demo test clients darwin faults sweep lint format protos protos-check protos-breaking clean
+.PHONY: env demo test clients darwin faults soak sweep lint format protos protos-check protos-breaking clean
 
 env: $(VENV)/.ready
 
@@ -41,10 +41,16 @@ darwin: env
 	@$(BIN)/python tests/support/darwin.py build/darwin >/dev/null
 	@ulimit -S -n 256; build/darwin/bin/python -m pytest -n $(WORKERS) $(or $(ARGS),tests/integration)
 
+PRIVATE = unshare --net --mount sh -c 'mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && exec "$$@"' sh \
+  env PYTHONPATH=tests/support:tests/faults:.
+
 # Every fault of tests/faults/cases.py, in namespaces of its own (needs root, on Linux): ARGS="--only REGEX".
 faults: env
-	@unshare --net --mount sh -c 'mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && exec "$$@"' sh \
-	  env PYTHONPATH=tests/support:tests/faults:. $(BIN)/python tests/faults/run.py $(ARGS)
+	@$(PRIVATE) $(BIN)/python tests/faults/run.py $(ARGS)
+
+# Half an hour of requests and random faults; ARGS=--quick takes a minute.
+soak: env
+	@$(PRIVATE) $(BIN)/python tests/faults/soak.py $(ARGS)
 
 # All architectures in all numbers of stages, of which `test` takes those that differ most; takes long.
 sweep: env

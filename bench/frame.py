@@ -110,7 +110,7 @@ def measure(benchmark: Benchmark, arguments: Sequence[str], times: int = 1) -> R
     return {
         "bench": benchmark.name,
         "command": " ".join(["sealring", "bench", benchmark.name, *repeated, *arguments]),
-        "commit": _commit(),
+        "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine() | {"load_before": round(load_before, 2), "load_after": os.getloadavg()[0]},
         "passed": all(one.verdict != MISSED and None not in one.rounds for one in checks),
@@ -190,7 +190,7 @@ def progress(text: str) -> None:
     sys.stderr.flush()
 
 
-def _commit() -> str:
+def commit() -> str:
     """Of the tree that was measured, with a + when it was changed; "" where there is no git."""
     command = ["git", "describe", "--always", "--abbrev=7", "--dirty=+", "--exclude=*"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):

@@ -1,4 +1,5 @@
-"""Tables and charts of docs/performance.md, made of the measurements that are committed beside it.
+"""Tables and charts of docs/performance.md, made of the measurements that are committed beside it; and the
+table of docs/reliability.md, made of what `make faults` wrote.
 
 Measurements are what `sealring bench NAME --json docs/performance/data/NAME.json` writes. Figures of earlier
 days that have no measurement beside them stand in `earlier.json`: they can say that a target was missed, and
@@ -22,8 +23,17 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "performance"
 PAGE, FIGURES = FOLDER.with_suffix(".md"), FOLDER / "figures.md"
 EARLIER = "earlier.json"
+RELIABILITY = ROOT / "docs" / "reliability.md"
+FAULTS = ROOT / "docs" / "reliability" / "faults.json"
 BEGIN, END = "<!-- made by: python -m bench report -->", "<!-- end of what is made -->"
+_PAUSE = 1.0
+"""Seconds without a token that a reader of an answer notices."""
+
 _COLUMNS = ("target", "wanted", "worst", "verdict", "bench")
+_FAULT_COLUMNS = (
+    *("what, when", "clients saw", "no token for, s", "whole after, s", "lost", "wrong", "left"),
+    *("rounds", "verdict"),
+)
 _ALL_COLUMNS = ("target", "wanted", "worst", "rounds", "verdict", "measured by", "when and on what")
 
 
@@ -88,11 +98,35 @@ def table(found: list[Row], columns: Sequence[str] = _COLUMNS) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
 
 
+def faults(runs: list[dict[str, Any]]) -> str:
+    """A row for each case: the worst of its rounds. Nothing may be lost, wrong or left."""
+    rounds: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        for name, outcome in run["cases"].items():
+            rounds.setdefault(name, []).append(outcome)
+    lines: list[Sequence[str]] = [_FAULT_COLUMNS, ["---"] * len(_FAULT_COLUMNS)]
+    for name, found in rounds.items():
+        done = [one for one in found if not one["lacking"]]
+        bad = [one["lost"] + one["wrong"] + len(one["left"]) + bool(one["broken"]) for one in done]
+        saw = {error for one in done for error in one["errors"]} | {"broken" for one in done if one["broken"]}
+        worst = [max((one[key] for one in done), default=0) for key in ("pause", "back", "lost", "wrong")]
+        left = {thing for one in done for thing in one["left"]}
+        quiet = "a pause" if worst[0] >= _PAUSE else "nothing"
+        cells = (", ".join(sorted(saw)) or quiet, *(f"{one:.3g}" for one in worst), ", ".join(sorted(left)))
+        verdict = Check(name, bad, 0).verdict
+        lines.append((name, *(cells if done else ("",) * len(cells)), str(len(done)), verdict))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def made() -> dict[Path, str]:
     """What stands between the marks of each page."""
     earlier = json.loads((FOLDER / "data" / EARLIER).read_text())
     found = rows(reports(), earlier)
-    return {PAGE: table(found), FIGURES: table(found, _ALL_COLUMNS)}
+    return {
+        PAGE: table(found),
+        FIGURES: table(found, _ALL_COLUMNS),
+        RELIABILITY: faults(json.loads(FAULTS.read_text())),
+    }
 
 
 def put(page: str, text: str) -> str:

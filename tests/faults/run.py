@@ -1,6 +1,9 @@
 """`make faults`: the matrix against real processes; exits with 1 if anything was lost, wrong or left.
 
     make faults ARGS="--only 'kill engine'"
+    make faults ARGS="--json docs/reliability/faults.json" && python -m bench report
+
+A run adds its round to the file.
 
 Needs root on Linux, for network namespaces. Everything is in namespaces of this command, and ends with it.
 """
@@ -9,23 +12,30 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
+import json
+import os
 import re
 import shutil
 import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 from cases import CASES, Case
 from harness import Outcome, SeparatePlace, separate_place, suffer
+
+from bench.frame import commit, machine
 
 ROOT = Path(__file__).parents[2]
 
 
 async def main(options: argparse.Namespace) -> int:
     wanted = [one for one in CASES if re.search(options.only, one.name)]
-    found: list[tuple[Case, Outcome]] = []
+    found: dict[str, Outcome] = {}
+    record = Record(options.json)
     async with Clusters() as clusters:
         for number, case in enumerate(wanted, 1):
             begun = time.monotonic()
@@ -34,9 +44,26 @@ async def main(options: argparse.Namespace) -> int:
                 clusters.keep_logs(re.sub(r"\W+", "-", case.name))
             if outcome.broken:
                 await clusters.discard()
-            found.append((case, outcome))
+            found[case.name] = outcome
+            record.write(found)
             say(f"{number}/{len(wanted)} {line(case, outcome)} ({time.monotonic() - begun:.0f} s)")
-    return int(not all(outcome.good for _, outcome in found))
+    return int(not all(outcome.good for outcome in found.values()))
+
+
+class Record:
+    """The rounds of a file, this one the last; written after every case."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._before = json.loads(path.read_text()) if path and path.exists() else []
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._run = {"date": date, "commit": commit(), "machine": machine(), "load": os.getloadavg()[0]}
+
+    def write(self, found: dict[str, Outcome]) -> None:
+        if self._path is not None:
+            cases = {name: asdict(one) | {"lost": one.lost} for name, one in found.items()}
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(json.dumps([*self._before, self._run | {"cases": cases}], indent=1) + "\n")
 
 
 class Clusters:
@@ -89,5 +116,6 @@ def say(text: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="where to add what was seen")
     parser.add_argument("--only", default="", help="a regular expression for the cases' names")
     sys.exit(asyncio.run(main(parser.parse_args())))

@@ -93,7 +93,7 @@ async def ask_all(
     async with asyncio.timeout(2 * LIMIT_SECONDS):
         await asyncio.gather(
             *(ask_clear(ring, name, answer, told) for name, answer in plain.items()),
-            *(_ended(_sealed(client, name, answer, told), answer) for name, answer in closed.items()),
+            *(ask_sealed(client, name, answer, told) for name, answer in closed.items()),
             _ended(_http(ring, http, told), http),
         )
     return plain | {f"{name}, sealed": answer for name, answer in closed.items()} | {"http": http}
@@ -102,6 +102,11 @@ async def ask_all(
 async def ask_clear(ring: Ring, name: str, answer: Answer, told: Told) -> None:
     """One prompt in clear over gRPC; puts all it is told into `answer`."""
     await _ended(_clear(ring, name, answer, told), answer)
+
+
+async def ask_sealed(client: AsyncClient, name: str, answer: Answer, told: Told) -> None:
+    """One prompt sealed, as `ask_clear`."""
+    await _ended(_sealed(client, name, answer, told), answer)
 
 
 async def _ended(asking: Awaitable[None], answer: Answer) -> None:

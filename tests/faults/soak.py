@@ -1,0 +1,133 @@
+"""`make soak`: requests come in an open loop while a random fault happens every 10 s.
+
+    make soak ARGS="--quick"
+    make soak ARGS="--seconds 600 --requests 3000 --seed 7"
+
+The printed seed makes the same requests and faults at the same seconds again. Exits with 1 if an answer was
+lost, wrong or late, or if the memory of a process grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import secrets
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from statistics import median
+
+import psutil
+from acts import ACTS
+from answering import Answer, Told, ask_clear, ask_sealed
+from harness import MODULES, Outcome, SeparatePlace, separate_place
+
+FAULTS = (
+    *(f"kill {part} {rank}" for part in ("engine", "carrier", "daemon") for rank in range(3)),
+    *(f"stop {part} {rank} 5" for part in ("engine", "carrier", "daemon") for rank in range(3)),
+    *(f"reset {what}" for what in ("ring", "control", "session", "watch")),
+    *("kill coordinator", "stop coordinator 5", "cut daemon 1 both 4", "cut coordinator both 4"),
+    *("lose daemon 1 0.05 5", "delay daemon 1 0.1 5", "leave"),
+)
+"""The gateway is not among them: whoever asks in clear has to ask another one again."""
+
+EVERY_SECONDS = 10.0
+WARM_SHARE = 1 / 6
+"""Of the time, until memory has to be flat: 5 minutes of 30."""
+GROWTH = 1.15, 16 << 20
+"""The share and the bytes on top of it by which a process's memory may be above what it was."""
+
+
+async def main(options: argparse.Namespace) -> int:
+    chance = random.Random(options.seed)
+    say(f"seed {options.seed}: {options.requests} requests in {options.seconds:g} s")
+    with tempfile.TemporaryDirectory(prefix="sealring-soak-") as folder:
+        async with separate_place(Path(folder) / "state") as place:
+            outcome, grown = await soak(place, chance, options.seconds, options.requests)
+    late = outcome.errors.pop("DEADLINE_EXCEEDED", 0)
+    errors = ", ".join(f"{count} x {name}" for name, count in outcome.errors.items()) or "none"
+    say(f"{outcome.requests} requests: lost {outcome.lost} ({errors}), wrong {outcome.wrong}, hung {late}")
+    say("\n".join(grown or ["memory: flat"]))
+    return int(bool(outcome.lost or outcome.wrong or late or grown))
+
+
+async def soak(
+    place: SeparatePlace, chance: random.Random, seconds: float, requests: int
+) -> tuple[Outcome, list[str]]:
+    """What the answers were, and which processes have grown."""
+    outcome, memory = Outcome(), defaultdict[str, list[tuple[float, int]]](list)
+    begun = time.monotonic()
+    arrivals = sorted(chance.uniform(0, seconds) for _ in range(requests))
+    kinds = [(chance.choice([kind for kind in place.expected if kind != "http"]), at) for at in arrivals]
+    faults = [(chance.choice(FAULTS), at * EVERY_SECONDS) for at in range(1, int(seconds / EVERY_SECONDS))]
+
+    async def ask(kind: str, at: float) -> None:
+        await asyncio.sleep(begun + at - time.monotonic())
+        answer, (name, _, sealed) = Answer(), kind.partition(", ")
+        asking = ask_sealed(place.client, name, answer, Told()) if sealed else None
+        await (asking or ask_clear(place.ring, name, answer, Told()))
+        outcome.count(answer, place.expected[kind])
+
+    async def break_it() -> None:
+        for fault, at in faults:
+            await asyncio.sleep(max(0.0, begun + at - time.monotonic()))
+            kind, *words = fault.split()
+            done = outcome.requests
+            with contextlib.suppress(AssertionError):  # nothing was there to be reset
+                await ACTS[kind](place, *words)
+            say(f"{at:5.0f} s  {fault}  ({done} answered)")
+
+    async def watch() -> None:
+        while True:
+            for name, size in sizes(place).items():
+                memory[name].append((time.monotonic() - begun, size))
+            await asyncio.sleep(min(5.0, seconds / 20))
+
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(watch())
+        breaking = group.create_task(break_it())
+        await asyncio.gather(breaking, *(group.create_task(ask(*one)) for one in kinds))
+        watching.cancel()
+    return outcome, list(filter(None, (grown(name, all_of) for name, all_of in memory.items())))
+
+
+def sizes(place: SeparatePlace) -> Counter[str]:
+    """Bytes of memory of every process, by what it is."""
+    found = Counter[str]()
+    for name, pid in place.cluster.processes.items():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in (own := psutil.Process(pid), *own.children(recursive=True)):
+                words = " ".join(one.cmdline())
+                kind = next((kind for kind in ("engine", "carrier") if MODULES[kind] in words), "process")
+                found[f"{name}'s {kind}"] += one.memory_info().rss
+    return found
+
+
+def grown(name: str, samples: list[tuple[float, int]]) -> str:
+    """What to say of a process whose last third needs more than its first, once it was warm."""
+    after = [size for at, size in samples if at >= samples[-1][0] * WARM_SHARE]
+    first, last = median(after[: len(after) // 3 or 1]), median(after[-(len(after) // 3 or 1) :])
+    if last <= first * GROWTH[0] + GROWTH[1]:
+        return ""
+    return f"memory of {name}: {first / 2**20:.0f} to {last / 2**20:.0f} MiB"
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1800.0)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000))
+    parser.add_argument("--quick", action="store_true", help="60 s and 60 requests")
+    given = parser.parse_args()
+    if given.quick:
+        given.seconds, given.requests = 60.0, 60
+    sys.exit(asyncio.run(main(given)))
