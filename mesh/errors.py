@@ -124,6 +124,8 @@ class StageFailed(Internal):
     """The code of a model failed on a step: not a member that was lost, so the next epoch may fail alike."""
 
     default_reason = "STAGE_FAILED"
+    out_of_memory = "OUT_OF_MEMORY"
+    """The reason where the member had no room for what the step needs: a smaller request may fit."""
 
 
 class EpochEnded(Unavailable):

@@ -500,6 +500,10 @@ def below_floor(floor: int, trust: int) -> FailedPrecondition:
 
 def epoch_ended(reason: str) -> EpochEnded:
     """What clients are told whose answers an epoch's end cut off. `reason` is that of the end."""
+    if reason == StageFailed.out_of_memory:
+        return EpochEnded(
+            "a member of the ring ran out of memory", hint="send the request again", reason=reason
+        )
     if reason == StageFailed.default_reason:
         return EpochEnded(
             "the model failed while it computed the answer",

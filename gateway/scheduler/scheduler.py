@@ -37,7 +37,14 @@ from sealring.gateway.scheduler.pace import Pace
 from sealring.gateway.scheduler.planner import EXTENSION, StepPlanner
 from sealring.gateway.scheduler.queue import FairQueue
 from sealring.gateway.scheduler.row import Phase, Row
-from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, ResourceExhausted, SealringError
+from sealring.mesh.errors import (
+    DeadlineExceeded,
+    EpochEnded,
+    InvalidInput,
+    ResourceExhausted,
+    SealringError,
+    StageFailed,
+)
 from sealring.mesh.prompt.prefix_names import split
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -232,9 +239,21 @@ class Scheduler:
         """The epoch is over, whatever was under way."""
         ended, self._rows_of = self._rows_of, {}
         self._epoch = None
+        if error.reason == StageFailed.out_of_memory:
+            self._blame(ended)
         for rows in reversed(ended.values()):
             self._broke(rows[0].request, rows[0].reused, error)
         return self._take()
+
+    def _blame(self, ended: dict[str, list[Row]]) -> None:
+        """Fails the request whose prompt was being computed: nothing else needs memory at once."""
+        for request_id, rows in ended.items():
+            if any(row.begun and row.phase is Phase.PREFILLING for row in rows) or (
+                rows[0].phase is Phase.PREFILLED and not rows[0].told.tokens
+            ):
+                del ended[request_id]
+                self._actions.append(Fail(rows[0].request, _out_of_memory(rows[0])))
+                return
 
     def give_back(
         self, begun: Sequence[Request], waiting: Sequence[Request], error: EpochEnded
@@ -391,6 +410,15 @@ def _too_late(request: Request) -> DeadlineExceeded:
         reason="DEADLINE_PASSED",
         hint="try again later, or with a later deadline",
         param="deadline_ms",
+    )
+
+
+def _out_of_memory(row: Row) -> InvalidInput:
+    return InvalidInput(
+        f"a member of the ring ran out of memory while it computed this prompt of {row.prompt_tokens} tokens",
+        hint="send a shorter prompt; the cluster's operator sees in its status which member it was",
+        reason=StageFailed.out_of_memory,
+        param="messages",
     )
 
 

@@ -6,6 +6,7 @@ that it brings. `execute` runs in the compute thread. `end` may come from any th
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +64,11 @@ _SETTLE_EVERY = 64
 """Decode steps of a lane after which its caches are evaluated whole, also what no output needs."""
 
 _JOIN_SECONDS = 2.0
+
+_NO_MEMORY = re.compile(
+    r"unable to allocate|attempting to allocate|out ?of ?memory|insufficient memory|::malloc", re.I
+)
+"""How MLX says so, which has one kind of error for everything; on a CPU the process ends instead."""
 
 
 class Prompts(Protocol):
@@ -231,11 +237,18 @@ class StageEpoch:
     def _stage_failed(self, error: BaseException) -> StageFailed:
         """Without the error's own words, which may quote what was computed."""
         spec = self._spec
-        failed = StageFailed(
-            f"the code of {spec.model_type} failed in layers {spec.lo} to {spec.hi - 1} "
-            f"({type(error).__name__})",
-            hint="the engine's log says where; if `sealring model check` fails too, it cannot be served",
-        )
+        where = f"in layers {spec.lo} to {spec.hi - 1}"
+        if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+            failed = StageFailed(
+                f"there was no memory left for a step {where}",
+                hint="send shorter prompts, or lower the node's memory_limit so that less is planned there",
+                reason=StageFailed.out_of_memory,
+            )
+        else:
+            failed = StageFailed(
+                f"the code of {spec.model_type} failed {where} ({type(error).__name__})",
+                hint="the engine's log says where; if `sealring model check` fails too, it cannot be served",
+            )
         failed.__cause__ = error
         return failed
 

@@ -49,6 +49,7 @@ def test_one_lane_more_than_stages_wants_all_members_to_compute_rows_in_turn(
 
 def test_a_model_that_fails_is_not_called_a_lost_member() -> None:
     failed, lost = epoch_ended("STAGE_FAILED"), epoch_ended("RECORD_LOST")
+    assert "ran out of memory" in epoch_ended("OUT_OF_MEMORY").message
     assert (failed.reason, lost.reason) == ("STAGE_FAILED", "EPOCH_ENDED")
     assert "the model failed" in failed.message
     assert failed.hint != lost.hint == "send the request again"

@@ -493,6 +493,20 @@ def test_a_request_that_ends_every_epoch_is_given_up() -> None:
     assert driver.failed == {"poison": "EPOCH_ENDED"}
 
 
+def test_of_an_epoch_without_memory_the_request_fails_whose_prompt_was_computed() -> None:
+    driver = Driver(1)
+    driver.ask("decoding", max_tokens=20)
+    driver.done(3)
+    driver.ask("large", prompt=5000)
+    driver.ask("waiting", prompt=9000)
+    driver.take(driver.scheduler.end_epoch(EpochEnded("gone", reason="OUT_OF_MEMORY")))
+    assert driver.failed == {"large": "OUT_OF_MEMORY"}
+    assert driver.scheduler.load().waiting == 2
+    driver.under_way.clear()
+    driver.take(driver.scheduler.end_epoch(EpochEnded("gone", reason="OUT_OF_MEMORY")))
+    assert list(driver.failed) == ["large"]
+
+
 def test_a_sealed_answer_that_has_begun_is_its_clients_to_go_on_with() -> None:
     driver = Driver(1, max_rows=1)
     for name in ("seen", "waiting"):

@@ -10,8 +10,10 @@ import pytest
 from sealring.mesh.errors import EpochEnded, InvalidInput, StageFailed
 from sealring.node.engine.check import check
 from sealring.node.engine.epoch import Allowance, StageEpoch
+from sealring.node.engine.prefixes import Prefixes
 from sealring.node.engine.staging import Stage, random_stage
 from sealring.node.engine.warm_up import warm_up
+from sealring.v1 import control_pb2 as control
 
 FAMILIES = ["gemma3n", "gemma4", "gemma4_text", "afm7"]
 """They hand on slices of arrays, and keys and values with their axes swapped."""
@@ -49,6 +51,7 @@ def epoch_of(stage: Stage, faults: list[BaseException]) -> StageEpoch:
         allowance=Allowance(1, 1, 1 << 20),
         channel=None,
         prompts=None,
+        prefixes=Prefixes(control.PREFIX_SUPPORT_UNSPECIFIED),
         on_fault=faults.append,
     )
 
@@ -64,6 +67,28 @@ def test_a_failure_of_the_models_code_is_told_as_one(llama: dict[str, Any]) -> N
     assert fault.__cause__ is error
     assert "words" not in str(fault)
     assert "llama failed in layers 0 to 4 (ValueError)" in fault.message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[metal::malloc] Resource limit (499000) exceeded."),
+        RuntimeError(
+            "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPU...OutOfMemory)"
+        ),
+        RuntimeError("[malloc] Unable to allocate 8589934592 bytes."),
+    ],
+)
+def test_a_step_without_memory_is_told_as_one(llama: dict[str, Any], error: Exception) -> None:
+    faults: list[BaseException] = []
+    epoch = epoch_of(random_stage(llama, 0, 5, seed=0), faults)
+    epoch.fail(error)
+    epoch.close()
+    (fault,) = faults
+    assert isinstance(fault, StageFailed)
+    assert fault.reason == "OUT_OF_MEMORY"
+    assert "no memory left for a step in layers 0 to 4" in fault.message
 
 
 def test_a_named_end_stays_what_it_is(llama: dict[str, Any]) -> None:
