@@ -41,6 +41,23 @@ def test_what_was_measured_takes_the_place_of_a_figure_without_data() -> None:
     assert "2026-11-23, abcdef0, 4 cores of P, load 0.1 before" in report.table(found, report._ALL_COLUMNS)
 
 
+def test_a_fault_is_met_after_three_rounds_without_a_loss() -> None:
+    good = {"pause": 0.5, "back": 2.0, "lost": 0, "wrong": 0, "left": [], "errors": {}}
+    good |= {"broken": "", "lacking": ""}
+    lost = good | {"lost": 2, "errors": {"RING_DOWN": 2}, "pause": 3.0}
+    told = [
+        [{"cases": {"a": good, "b": good, "c": good | {"lacking": "no root"}}} for _ in range(3)],
+        [{"cases": {"a": good}}, {"cases": {"a": lost}}],
+    ]
+    first, second = (report.faults(runs).splitlines()[2:] for runs in told)
+    assert first == [
+        "| a | nothing | 0.5 | 2 | 0 | 0 |  | 3 | met |",
+        "| b | nothing | 0.5 | 2 | 0 | 0 |  | 3 | met |",
+        "| c |  |  |  |  |  |  | 0 | open |",
+    ]
+    assert second == ["| a | RING_DOWN | 3 | 2 | 2 | 0 |  | 2 | missed |"]
+
+
 def test_the_page_holds_what_the_measurements_say() -> None:
     for file, text in report.made().items():
         page = file.read_text()
