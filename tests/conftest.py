@@ -9,7 +9,10 @@ What this machine lacks, a privilege or a package, skips a test. In CI everythin
 and only what a mark keeps for other systems is skipped.
 """
 
+import contextlib
+import fcntl
 import os
+import sys
 import time
 from collections.abc import Generator
 from typing import Any
@@ -22,6 +25,11 @@ settings.register_profile(
     "sealring", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("sealring")
+
+# No test calls anybody outside: httpx, and so each client of an SDK, need not parse the world's authorities,
+# which takes 35 ms.
+os.environ["SSL_CERT_DIR"] = os.devnull
+os.environ.pop("SSL_CERT_FILE", None)
 
 BEHIND_SECONDS = 2 * 86400
 _right, _right_ns = time.time, time.time_ns
@@ -39,13 +47,27 @@ def _time_ns() -> int:
 time.time, time.time_ns = _time, _time_ns
 
 
+@contextlib.contextmanager
+def _after_the_first() -> Generator[None]:
+    """In a clone without bytecode half of a collection is that pytest compiles asserts: one worker does, and
+    the others wait until they can read what it wrote."""
+    with open(__file__) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Ends it: also for those who keep a name of the clock that stood behind, as
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Ends the wrong time: also for those who keep a name of the clock that stood behind, as
     `sealring.mesh.clock.wall_clock`."""
     global _behind
+    worker = hasattr(session.config, "workerinput") and not sys.dont_write_bytecode
     try:
-        return (yield)
+        with _after_the_first() if worker else contextlib.nullcontext():
+            return (yield)
     finally:
         _behind = 0
         time.time, time.time_ns = _right, _right_ns
