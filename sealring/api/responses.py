@@ -40,6 +40,17 @@ _NEUTRAL: dict[str, Any] = {"background": False, "truncation": "disabled", "top_
 _LONGEST_NAME = 64
 _CUSTOM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
+_CALLS = {
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "local_shell_call": "action",
+    "tool_search_call": "arguments",
+}
+"""Items that are calls, and the field that tells of what."""
+
+_HOSTED = frozenset({"web_search_call", "image_generation_call", "ghost_snapshot"})
+"""Items of what its maker's servers did or Codex notes for itself: nothing of them was said."""
+
 _Object = dict[str, Any]
 
 
@@ -135,6 +146,8 @@ def _chat(value: _Object, tools: _Tools) -> _Object:
             raise unsupported(name[:64])
     reasoning = as_object(value.get("reasoning") or {}, "reasoning")
     chat["reasoning"] = {name: item for name, item in reasoning.items() if name in ("effort", "summary")}
+    if reasoning.get("effort") == "max":
+        chat["reasoning"]["effort"] = "xhigh"
     if value.get("tools"):
         tools.add(value["tools"], "tools")
     chat["messages"] = _messages(value, tools)
@@ -161,31 +174,43 @@ def _messages(value: _Object, tools: _Tools) -> list[_Object]:
     for index, each in enumerate(items):
         param = f"input[{index}]"
         item = as_object(each, param)
-        kind = item.get("type") or "message"
+        kind = str(item.get("type") or "message")
         if kind == "message":
             role, content = item.get("role"), item.get("content")
             if role in ("system", "developer") and not found:
                 system += content if isinstance(content, list) else [content]
+            elif role == "assistant" and found and set(found[-1]) == {"role", "tool_calls"}:
+                found[-1]["content"] = content  # templates take nothing between calls and their results
             else:
                 later = role in ("system", "developer")
                 found.append({"role": "user" if later else role, "content": content})
-        elif kind in ("function_call_output", "custom_tool_call_output"):
+        elif kind == "agent_message":  # what another agent of the same conversation says
+            found.append({"role": "user", "content": item.get("content")})
+        elif kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
             output = item.get("output") or ""
             found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
-        elif kind == "additional_tools":
-            tools.add(item.get("tools"), f"{param}.tools")
-        elif kind in ("function_call", "custom_tool_call"):
-            arguments = item.get("arguments") or "{}"
+        elif kind in ("additional_tools", "tool_search_output"):
+            tools.add(item.get("tools") or [], f"{param}.tools")
+            if kind == "tool_search_output":
+                names = ", ".join(str(tool.get("name")) for tool in item.get("tools") or [])
+                told = f"tools found: {names or 'none'}"
+                found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": told})
+        elif kind in _CALLS:
+            arguments = item.get(_CALLS[kind]) or {}
             if kind == "custom_tool_call":
-                arguments = json.dumps({"input": item.get("input")})
-            function = {"name": tools.known(item.get("namespace"), item.get("name")), "arguments": arguments}
+                arguments = {"input": arguments or ""}
+            name = item.get("name") or kind.removesuffix("_call")
+            function = {
+                "name": tools.known(item.get("namespace"), name),
+                "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
+            }
             message = _speaking(found)
             message.setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
         elif kind == "reasoning":
             parts = as_list(item.get("content") or item.get("summary") or [], f"{param}.content")
             told = [str(as_object(part, param).get("text", "")) for part in parts]
             found.append({"role": "assistant", "reasoning_content": "\n".join(told)})
-        else:
+        elif kind not in _HOSTED:
             raise unsupported(f"{param}.type", "send messages, reasoning, calls and their outputs")
     said = [part if isinstance(part, dict) else {"type": "input_text", "text": part} for part in system]
     return [*([{"role": "system", "content": said}] if said else []), *_joined(found)]

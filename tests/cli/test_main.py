@@ -133,7 +133,7 @@ def test_config_show_names_sources(sealring: Any, home: Path) -> None:
     )
     assert done.status == 0, done.err
     assert done.data["cli"]["timeout"] == {"value": 5.0, "origin": "file:s.toml"}
-    assert done.data["cli"]["gateway"] == {"value": "a:1", "origin": "env:SEALRING_CLI_GATEWAY"}
+    assert done.data["cli"]["gateway"] == {"value": ["a:1"], "origin": "env:SEALRING_CLI_GATEWAY"}
     assert done.data["cli"]["coordinator"] == {"value": None, "origin": "default"}
     assert done.data["node"]["name"] == {"value": "two", "origin": "file:s.toml"}
 

@@ -156,7 +156,7 @@ async def test_what_codex_sends_is_taken(port: int, backend: Any) -> None:
         ({"conversation": "x"}, "conversation"),
         ({"background": True}, "background"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-        ({"input": [{"type": "local_shell_call"}]}, "input[0].type"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "messages[0].content[0]"),
         ({"input": 5}, "input"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
