@@ -193,8 +193,8 @@ def _messages(value: _Object, tools: _Tools) -> list[_Object]:
             tools.add(item.get("tools") or [], f"{param}.tools")
             if kind == "tool_search_output":
                 names = ", ".join(str(tool.get("name")) for tool in item.get("tools") or [])
-                told = f"tools found: {names or 'none'}"
-                found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": told})
+                listed = f"tools found: {names or 'none'}"
+                found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": listed})
         elif kind in _CALLS:
             arguments = item.get(_CALLS[kind]) or {}
             if kind == "custom_tool_call":
