@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from random import Random
 
+import calls
 import facts
 from facts import FACTS
 from families import FAMILIES, Family, Row
@@ -319,8 +320,13 @@ def after_notes(random: Random) -> Turn:
 
 
 def conversation(random: Random) -> list[Message]:
-    """Chat messages of one to six turns, some of them under a system prompt."""
+    """Chat messages of one to six turns, some of them under a system prompt, some with tools."""
     kind = random.random()
+    if kind > 0.86:
+        system = random.choice(DRESSING["system_prompts"]) if random.random() < 0.2 else ""
+        return calls.with_tools(random, expand, one_turn, system)
+    if kind > 0.8:
+        return calls.in_json(random, expand, wording, dressed)
     if kind < 0.15:
         turns = follow_ups(random)
     elif kind < 0.18:
