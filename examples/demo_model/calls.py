@@ -1,7 +1,7 @@
 """Writes conversations in which tools are offered, and such in which JSON is asked for.
 
-They are written as the chat template renders them: tools in the system's turn, a call in the assistant's, what
-came of it in a user's.
+They are written as the chat template renders them: tools in the system's turn, a call in the assistant's,
+what came of it in a user's.
 """
 
 import json
@@ -54,7 +54,9 @@ class Offer:
 
     def __init__(self, tool: dict[str, Any], random: Random, expand: Expand) -> None:
         self.tool = tool
-        made = f"{random.choice(['get', 'read', 'do', 'show', facts.invented(random)])}_{facts.invented(random)}"
+        made = (
+            f"{random.choice(['get', 'read', 'do', 'show', facts.invented(random)])}_{facts.invented(random)}"
+        )
         self.name = random.choice([*tool["names"]] or [made, facts.invented(random)])
         self.parameters = [random.choice(names) for names in tool["parameters"]]
         template = random.choice(tool["descriptions"])
@@ -85,7 +87,11 @@ class Offer:
             "y": given[-1],
             "p": self.parameters[0],
             "tool": self.name,
-            "n": str(random.randint(-20, 10 ** random.randint(1, 5)) if kind in ("sum", "any") else random.randint(-20, 40)),
+            "n": str(
+                random.randint(-20, 10 ** random.randint(1, 5))
+                if kind in ("sum", "any")
+                else random.randint(-20, 40)
+            ),
             "sky": random.choice(SKIES),
             "clock": f"{random.randint(0, 23):02}:{random.randint(0, 59):02}",
             "sentence": sentence(random),
@@ -105,7 +111,9 @@ class Offer:
 
 def with_tools(random: Random, expand: Expand, turn: Callable[[Random], Turn], system: str) -> list[Message]:
     """One or two questions for one of some tools, or for none of them."""
-    offers = [Offer(tool, random, expand) for tool in random.sample(TABLE["tools"], random.choice([1, 1, 2, 3, 4]))]
+    offers = [
+        Offer(tool, random, expand) for tool in random.sample(TABLE["tools"], random.choice([1, 1, 2, 3, 4]))
+    ]
     shown = "\n".join(["You can call these tools:", *(offer.line() for offer in offers)])
     messages = [{"role": "system", "content": f"{system}\n\n{shown}" if system else shown}]
     for _ in range(random.choice([1, 1, 2])):
@@ -121,7 +129,9 @@ def with_tools(random: Random, expand: Expand, turn: Callable[[Random], Turn], s
     return messages
 
 
-def in_json(random: Random, expand: Expand, wording: Callable[..., str], dressed: Callable[..., str]) -> list[Message]:
+def in_json(
+    random: Random, expand: Expand, wording: Callable[..., str], dressed: Callable[..., str]
+) -> list[Message]:
     """A question of a family, whose answer is an object."""
     family = random.choice([one for one in FAMILIES if one.name in JSON["families"]])
     row = family.draw(random)

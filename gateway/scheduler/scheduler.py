@@ -202,10 +202,13 @@ class Scheduler:
         return self._pump()
 
     def row_refused(self, number: int, error: SealringError) -> list[Action]:
-        """The head will not have a row: a prompt that is too long, an envelope that does not open."""
-        row = self._running_epoch().opened.get(number)
-        if row is not None:
+        """The head will not have a row: a prompt that is too long, an envelope that does not open. Or it will
+        not go on with one that it has: an answer that cannot be held to its grammar."""
+        epoch = self._running_epoch()
+        if (row := epoch.opened.get(number)) is not None:
             row.phase = Phase.GONE
+            self._fail(row, error)
+        elif (row := epoch.rows.get(number)) is not None and not row.closed:
             self._fail(row, error)
         return self._pump()
 

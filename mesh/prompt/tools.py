@@ -14,6 +14,9 @@ MAX_CALLS = 128
 """Of one message."""
 
 MAX_JSON_BYTES = 1 << 20
+MAX_SCHEMA_BYTES = 64 << 10
+"""Of a schema that an answer, or the arguments of a strict tool, are held to."""
+
 MAX_JSON_DEPTH = 32
 
 _OWN = {"messages", "tools", "documents", "add_generation_prompt"}
@@ -36,6 +39,19 @@ def parse_json_object(text: str, param: str) -> dict[str, Any]:
     if too_deep(value):
         raise _bad_json(param, f"it is nested deeper than {MAX_JSON_DEPTH} levels")
     return value
+
+
+def check_schema(text: str, param: str) -> None:
+    """Raises InvalidInput: BAD_JSON_FIELD, SCHEMA_TOO_LONG."""
+    parse_json_object(text, param)
+    if len(text.encode()) > MAX_SCHEMA_BYTES:
+        raise InvalidInput(
+            f"{param} has a schema of more than {MAX_SCHEMA_BYTES} bytes",
+            hint="send a smaller one",
+            reason="SCHEMA_TOO_LONG",
+            param=param,
+            limit=MAX_SCHEMA_BYTES,
+        )
 
 
 def too_deep(value: Any, levels: int = MAX_JSON_DEPTH) -> bool:
@@ -66,7 +82,11 @@ def check_tools(chat: inference.Chat) -> int:
         )
     for index, tool in enumerate(chat.tools):
         check_tool_name(tool.name, f"tools[{index}].name")
-        parse_json_object(tool.parameters, f"tools[{index}].parameters")
+        param = f"tools[{index}].parameters"
+        if tool.strict:
+            check_schema(tool.parameters, param)
+        else:
+            parse_json_object(tool.parameters, param)
     if chat.call_required and not chat.tools:
         raise InvalidInput("a tool must be called and there is none", reason="NO_TOOLS", param="tools")
     for name in parse_json_object(chat.template_arguments, "chat_template_kwargs"):

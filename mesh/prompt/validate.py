@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import MAX_CHOICES
-from sealring.mesh.prompt.tools import check_calls, check_tools
+from sealring.mesh.prompt.tools import check_calls, check_schema, check_tools
 from sealring.v1 import inference_pb2 as inference
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -55,6 +55,8 @@ def validate_prompt(prompt: inference.Prompt) -> None:
         _check_length(len(prompt.text.encode()), "prompt")
     else:
         raise InvalidInput("the prompt is empty", reason="EMPTY_PROMPT", param="prompt")
+    if prompt.schema:
+        check_schema(prompt.schema, "response_format")
     _check_sampling(prompt.sampling)
     _check_stops(prompt.stop)
 

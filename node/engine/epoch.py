@@ -6,6 +6,7 @@ that it brings. `execute` runs in the compute thread. `end` may come from any th
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 import time
@@ -39,8 +40,10 @@ from sealring.mesh.prompt.composition import (
 )
 from sealring.node.engine import params, records
 from sealring.node.engine.feedback import LocalFeedback, RingFeedback
+from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lanes, Row
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
+from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.sampling import Sampler
@@ -130,8 +133,8 @@ class Allowance:
 class StageEpoch:
     """One life of a ring, on one member: its rows, its lanes and its place on the links.
 
-    `channel` is None in a ring of one, `prompts` is given at the head only. `on_fault` is called once, by any
-    thread, when the epoch cannot go on, and never after `end`.
+    `channel` is None in a ring of one, `prompts` is given at the head only, `grammars` at the tail.
+    `on_fault` is called once, by any thread, when the epoch cannot go on, and never after `end`.
     """
 
     def __init__(
@@ -145,6 +148,7 @@ class StageEpoch:
         channel: EngineChannel | None,
         prompts: Prompts | None,
         prefixes: Prefixes,
+        grammars: Grammars | None = None,
         on_fault: Callable[[BaseException], None],
         deadline: float = RECORD_DEADLINE,
     ) -> None:
@@ -154,6 +158,7 @@ class StageEpoch:
         self._spec = stage.spec
         self._channel = channel
         self._prompts = prompts
+        self._grammars = grammars
         self._on_fault = on_fault
         self._allowance = allowance
         self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
@@ -357,8 +362,10 @@ class StageEpoch:
             header = records.state_record(step, self._spec.hands_on, len(step.rows), 1)
             self._launch_state(step, header, departure, [], times)
         else:
-            if landing is None and not lane.sampler.greedy:
-                _launch(outputs)  # the device starts while the sampler's many operations are put together
+            if lane.sampler.masked:
+                self._await(landing, step, times)
+            if lane.sampler.masked or (landing is None and not lane.sampler.greedy):
+                _launch(outputs)  # the device starts while masks and the sampler's many operations are made
             tokens, departure = self._sampled(lane.sampler, outputs[0][:, -1, :])
             times.built = time.perf_counter()
             self._await(landing, step, times)
@@ -477,11 +484,16 @@ class StageEpoch:
         self._lanes.start(row)
         record = self._parameter_record(chunk)
         if self._spec.is_tail:
-            row.parameters = params.decode(record)
+            row.parameters = self._with_matcher(params.decode(record))
         elif record:
             times = StepTimes(step.number, time.perf_counter())
             self._outbox.put(records.params_record(step, chunk), SharedDeparture([record]), times)
         return row
+
+    def _with_matcher(self, row: RowParameters) -> RowParameters:
+        if not row.grammar or self._grammars is None:
+            return row
+        return dataclasses.replace(row, matcher=self._grammars.start(row.grammar, row.answered))
 
     def _parameter_record(self, chunk: Chunk) -> bytes:
         if self._prompts is not None:

@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import structlog
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import device
+from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.profile import digest, profile
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import not_runnable
 from sealring.node.engine.staging.caches import OneRow
 from sealring.node.engine.text.front import Front
+from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.warm_up import warm_up
 from sealring.node.engine.weights import load_stage
 from sealring.v1 import engine_pb2 as engine
@@ -44,6 +47,7 @@ class Loaded:
     front: Front | None
     command: engine.LoadStage
     measured: dict[str, Any]
+    grammars: Grammars
     prefixes: Prefixes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,7 +115,8 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             front.stop()
         raise
     log.info("stage_loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
-    return Loaded(stage, front, command, measured)
+    grammars = front.grammars if front else Grammars(partial(load_tokenizer, path), measured["vocab_size"])
+    return Loaded(stage, front, command, measured, grammars)
 
 
 def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, chunk: int) -> tuple[int, int]:

@@ -32,7 +32,8 @@ class Row:
         parameters = self.parameters
         if parameters is not None:
             seed = (parameters.seed + number - self.number) % (1 << 64)
-            parameters = dataclasses.replace(parameters, seed=seed)
+            matcher = parameters.matcher and parameters.matcher.copy()
+            parameters = dataclasses.replace(parameters, seed=seed, matcher=matcher)
         return Row(number, caches.first_tokens(self.cache, tokens), parameters)
 
 

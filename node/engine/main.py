@@ -188,6 +188,7 @@ class Engine:
             channel=channel,
             prompts=loaded.front,
             prefixes=loaded.prefixes,
+            grammars=loaded.grammars,
             on_fault=partial(self._fault, command.epoch),
         )
         kept = [control.KeptPrefix(**origin._asdict(), names=names.get(origin, b"")) for origin in origins]

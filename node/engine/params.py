@@ -1,8 +1,8 @@
 """The parameter record: what the tail must know of a row in order to sample it.
 
 Made by the head, sealed along the ring like everything else, read by the tail only; members in between pass
-its bytes on unread. Its length is a multiple of 256 bytes, one block unless biases or a repetition penalty
-are asked for, so that it tells next to nothing of its content.
+its bytes on unread. Its length is a multiple of 256 bytes, one block unless biases, a repetition penalty or a
+grammar are asked for, so that it tells next to nothing of its content; with a grammar it is a power of two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
@@ -22,6 +22,9 @@ from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt import validate as limits
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
+
+if TYPE_CHECKING:
+    from sealring.node.engine.grammar import Matcher
 
 BLOCK = 256
 DEFAULT_CONTEXT_SIZE = 20
@@ -40,7 +43,8 @@ class RowParameters:
     for no log-probabilities at all.
 
     `position` counts the answer's tokens that were generated in an earlier epoch; `answered` are these, for
-    penalties that count them.
+    penalties that count them and a grammar. `grammar` is what the answer is held to (node.engine.grammar),
+    and `matcher` how far it got: at the tail only, and no part of the record.
     """
 
     temperature: float = 0.0
@@ -57,6 +61,8 @@ class RowParameters:
     position: int = 0
     answered: tuple[int, ...] = ()
     logprobs: int | None = None
+    grammar: str = ""
+    matcher: Matcher | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def greedy(self) -> bool:
@@ -79,11 +85,16 @@ class RowParameters:
 
 
 def from_sampling(
-    sampling: inference.Sampling, prompt: Sequence[int] = (), answered: Sequence[int] = (), choice: int = 0
+    sampling: inference.Sampling,
+    prompt: Sequence[int] = (),
+    answered: Sequence[int] = (),
+    choice: int = 0,
+    grammar: str = "",
 ) -> RowParameters:
     """The parameters of a validated request; a request without a seed gets a random one.
 
-    Of the prompt's tokens, and those `answered` before a fault, only those are taken that penalties ask for.
+    Of the prompt's tokens, and those `answered` before a fault, only those are taken that penalties or the
+    grammar ask for.
     """
     penalty = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
     size = 0
@@ -105,13 +116,16 @@ def from_sampling(
         logit_bias=tuple(sorted((token, bias) for token, bias in sampling.logit_bias.items() if bias)),
         prompt_tail=(*prompt[-size:], *answered)[-size:] if size else (),
         position=len(answered),
-        answered=tuple(answered) if counts else (),
+        answered=tuple(answered) if counts or grammar else (),
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        grammar=grammar,
     )
 
 
 _AS_THEY_ARE = tuple(
-    field.name for field in dataclasses.fields(RowParameters) if field.name not in ("logit_bias", "logprobs")
+    field.name
+    for field in dataclasses.fields(RowParameters)
+    if field.name not in ("logit_bias", "logprobs", "matcher")
 )
 
 
@@ -124,7 +138,10 @@ def encode(parameters: RowParameters) -> bytes:
         **{name: getattr(parameters, name) for name in _AS_THEY_ARE},
     ).SerializeToString()
     record = _LENGTH.pack(len(content)) + content
-    return record.ljust(-(-len(record) // BLOCK) * BLOCK, b"\0")
+    blocks = -(-len(record) // BLOCK)
+    if parameters.grammar:
+        blocks = 1 << (blocks - 1).bit_length()
+    return record.ljust(blocks * BLOCK, b"\0")
 
 
 def decode(record: bytes | memoryview) -> RowParameters:
@@ -162,7 +179,7 @@ _CHECKS: tuple[Callable[[RowParameters], bool], ...] = (
     lambda row: len(row.prompt_tail) <= row.repetition_context_size,
     lambda row: len(row.logit_bias) <= limits.MAX_LOGIT_BIASES,
     lambda row: max(row.prompt_tail + row.answered, default=0) <= 0x7FFFFFFF,
-    lambda row: len(row.answered) == (row.position if row.counts else 0),
+    lambda row: len(row.answered) == (row.position if row.counts or row.grammar else 0),
     lambda row: abs(row.presence_penalty) <= limits.MAX_PENALTY,
     lambda row: abs(row.frequency_penalty) <= limits.MAX_PENALTY,
     lambda row: row.logprobs is None or row.logprobs <= limits.MAX_LOGPROBS,

@@ -1,11 +1,11 @@
 """Samples one token for every row of a lane at once, each row by its own parameters.
 
-Bias and penalties come first (node.engine.penalties). The filters mean what they mean in
-mlx_lm.sample_utils.make_sampler: on log-probabilities, before the temperature, and in its order (top_p,
-min_p, top_k); each only removes tokens, and none renormalises for the next. A token is drawn by inverting the
-cumulative distribution in the order of the vocabulary at one uniform number per row, which depends on the
-row's seed and the token's position in the row only, so a seed gives the same text whatever else is in the
-batch.
+Grammars come first (node.engine.grammar), then bias and penalties (node.engine.penalties). The filters mean
+what they mean in mlx_lm.sample_utils.make_sampler: on log-probabilities, before the temperature, and in its
+order (top_p, min_p, top_k); each only removes tokens, and none renormalises for the next. A token is drawn by
+inverting the cumulative distribution in the order of the vocabulary at one uniform number per row, which
+depends on the row's seed and the token's position in the row only, so a seed gives the same text whatever
+else is in the batch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from sealring.node.engine.grammar import Masks
 from sealring.node.engine.logprobs import Asking, Reporter, asking_of
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.penalties import History, Penalties
@@ -41,6 +42,11 @@ class Sampler:
     def greedy(self) -> bool:
         """Whether all rows are and none has penalties, so that sampling costs next to nothing."""
         return self._greedy
+
+    @property
+    def masked(self) -> bool:
+        """Whether a row has a grammar: the sampler then waits for the last token, and masks the logits."""
+        return self._masks is not None
 
     @property
     def asking(self) -> Asking:
@@ -76,6 +82,8 @@ class Sampler:
         self._adjusts = any(row.adjusts for row in self._rows)
         self._greedy = not self._adjusts and all(row.greedy for row in self._rows)
         self._asking = asking_of(row.logprobs for row in self._rows)
+        matchers = [(index, row.matcher) for index, row in enumerate(self._rows) if row.matcher is not None]
+        self._masks = Masks(matchers, len(self._rows)) if matchers else None
         self._ready = False
 
     def _prepare(self, vocabulary: int) -> None:
@@ -112,6 +120,13 @@ class Sampler:
         if not self._ready:
             self._prepare(logits.shape[-1])
         self._taken += 1
+        if self._masks is None:
+            return self._sample(logits)
+        tokens = self._sample(self._masks(logits))
+        self._masks.sampled(tokens)
+        return tokens
+
+    def _sample(self, logits: mx.array) -> mx.array:
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._greedy:
             return mx.argmax(logprobs, axis=-1)

@@ -55,8 +55,14 @@ def _chat(value: dict[str, Any]) -> dict[str, Any]:
         elif name == "thinking":
             thinking = as_object(item, name)
         elif name == "output_config":
-            if unknown := set(as_object(item, name)) - {"effort"}:
+            if unknown := set(as_object(item, name)) - {"effort", "format"}:
                 raise unsupported(f"output_config.{min(unknown)[:64]}")
+            if item.get("format") is not None:
+                form = as_object(item["format"], "output_config.format")
+                chat["response_format"] = {
+                    "type": form.get("type"),
+                    "json_schema": {"schema": form.get("schema")},
+                }
             effort = item.get("effort")
             chat["reasoning_effort"] = "xhigh" if effort == "max" else effort
         elif name not in ("messages", "system", "tools", "tool_choice"):
@@ -150,7 +156,8 @@ def _tool(tool: Any, param: str) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise unsupported(f"{param}.type", "only tools with an input_schema are")
     function = {"name": tool.get("name"), "description": tool.get("description")}
-    return {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
+    function |= {"parameters": tool.get("input_schema"), "strict": tool.get("strict")}
+    return {"type": "function", "function": function}
 
 
 class MessageRenderer(Renderer):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from sealring.api.answers import Asked, Choice, Logprobs, Renderer, call_id, event, usage_of
-from sealring.api.fields import DUMPED, MAX_STRING, Body, check_body
+from sealring.api.fields import DUMPED, MAX_STRING, Body, bad, check_body
 from sealring.api.logprobs import chat_logprobs
 from sealring.api.sampling import CommonBody, clean, make_request
 from sealring.mesh.errors import InvalidInput
@@ -62,7 +62,7 @@ class Function(Body):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # not enforced: docs/clients.md
+    strict: bool | None = None
 
 
 class Tool(Body):
@@ -87,6 +87,18 @@ class Reasoning(Body):
     summary: str | None = None  # the reasoning is told as it is
 
 
+class JsonSchema(Body):
+    name: str | None = None
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None  # it is held to in any case
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
 class ChatBody(CommonBody):
     """docs/sampling.md tells which fields are not OpenAI's."""
 
@@ -97,6 +109,7 @@ class ChatBody(CommonBody):
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
     reasoning_effort: _Effort | None = None
     reasoning: Reasoning | None = None
     enable_thinking: bool | None = None
@@ -109,7 +122,7 @@ class ChatBody(CommonBody):
 
 def parse_chat(value: dict[str, Any]) -> ChatBody:
     """Raises InvalidInput with `param`: as check_body, BAD_FIELD."""
-    for name in ("tools", "chat_template_kwargs"):
+    for name in ("tools", "chat_template_kwargs", "response_format"):
         if too_deep(value.get(name), MAX_JSON_DEPTH + 4):
             raise InvalidInput(f"{name} is nested too deep", reason="BAD_FIELD", param=name)
     body = check_body(value, ChatBody)
@@ -134,6 +147,7 @@ def chat_request(body: ChatBody, request_id: str) -> inference.GenerateRequest:
     for index, message in enumerate(body.messages):
         _add_message(prompt.chat, message, f"messages[{index}]")
     _add_tools(prompt.chat, body)
+    prompt.schema = _schema(body.response_format)
     if arguments := _template_arguments(body):
         prompt.chat.template_arguments = json.dumps(arguments)
     return make_request(body, prompt, max(limits, default=0), request_id)
@@ -194,11 +208,23 @@ def _add_tools(chat: inference.Chat, body: ChatBody) -> None:
             name=clean(function.name, f"tools[{index}].function.name"),
             description=clean(function.description or "", f"tools[{index}].function.description"),
             parameters=json.dumps(function.parameters) if function.parameters else "",
+            strict=bool(function.strict),
         )
     if isinstance(chosen, NamedTool) and not chat.tools:
         raise InvalidInput("tool_choice names none of the tools", reason="BAD_FIELD", param="tool_choice")
     chat.call_required = chosen not in (None, "auto")
     chat.one_call = isinstance(chosen, NamedTool) or body.parallel_tool_calls is False
+
+
+def _schema(form: ResponseFormat | None) -> str:
+    """What an answer in this form is an instance of; empty where it is any text."""
+    if form is None or form.type == "text":
+        return ""
+    if form.type == "json_object":
+        return '{"type": "object"}'
+    if form.json_schema is None or form.json_schema.json_schema is None:
+        raise bad("response_format.json_schema.schema", "it is missing")
+    return json.dumps(form.json_schema.json_schema)
 
 
 def _template_arguments(body: ChatBody) -> dict[str, Any]:

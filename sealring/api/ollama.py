@@ -71,6 +71,9 @@ def _common(value: _Object, own: set[str]) -> _Object:
             chat["enable_thinking"] = item is not False
             if isinstance(item, str):
                 chat["reasoning_effort"] = item
+        elif name == "format":
+            schema = {"type": "object"} if item == "json" else as_object(item, name)
+            chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
         elif name == "options" and isinstance(item, dict):
             for option, number in item.items():
                 if option in _OPTIONS:

@@ -75,6 +75,7 @@ class _Tools:
                 continue
             function = {"name": self._named(space, name), "description": tool.get("description")}
             function["parameters"] = tool.get("parameters")
+            function["strict"] = tool.get("strict") if kind == "function" else None
             if kind == "custom":
                 self.custom.add(function["name"])
                 form = as_object(tool.get("format") or {}, f"{param}[{index}].format")
@@ -137,8 +138,9 @@ def _chat(value: _Object, tools: _Tools) -> _Object:
             chat["max_tokens"] = item
         elif name == "text":
             settings = as_object(item, name)
-            if settings.get("format") not in (None, {"type": "text"}):
-                raise unsupported("text.format")
+            chat["response_format"] = _format(
+                as_object(settings.get("format") or {"type": "text"}, "text.format")
+            )
         elif name in _NEUTRAL:
             if item != _NEUTRAL[name]:
                 raise unsupported(name)
@@ -160,6 +162,12 @@ def _chat(value: _Object, tools: _Tools) -> _Object:
         choice = {"type": "function", "function": {"name": name}}
     chat["tool_choice"] = choice
     return chat
+
+
+def _format(form: _Object) -> _Object:
+    """As a chat completion has it: all but the type is one level deeper."""
+    rest = {name: item for name, item in form.items() if name != "type"}
+    return {"type": form.get("type"), **({"json_schema": rest} if rest else {})}
 
 
 def _messages(value: _Object, tools: _Tools) -> list[_Object]:

@@ -269,8 +269,11 @@ class Prompt(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    SCHEMA_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """completed as it stands, without the chat template"""
+    schema: _builtins.str
+    """a JSON schema, an object of at most 64 KiB, that the answer is an instance of; empty: none"""
     @_builtins.property
     def chat(self) -> Global___Chat: ...
     @_builtins.property
@@ -289,10 +292,11 @@ class Prompt(_message.Message):
         sampling: Global___Sampling | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
         resume: Global___Resume | None = ...,
+        schema: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "schema", b"schema", "stop", b"stop", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["chat", "text"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -422,21 +426,25 @@ class Tool(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """[A-Za-z0-9_.-], at most 128 characters"""
     description: _builtins.str
     parameters: _builtins.str
     """a JSON schema, which is an object; empty: none"""
+    strict: _builtins.bool
+    """the arguments of a call are held to it"""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         description: _builtins.str = ...,
         parameters: _builtins.str = ...,
+        strict: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -106,7 +106,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"stop_token_ids": [2]}, "unsupported_field", "stop_token_ids"),
     ({"tools": [{"type": "function"}]}, "missing_field", "tools[0].function"),
     ({"tools": [{"type": "web_search"}]}, "bad_field", "tools[0].type"),
-    ({"response_format": {"type": "json_object"}}, "unsupported_field", "response_format"),
+    ({"response_format": {"type": "grammar"}}, "bad_field", "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "bad_field", "response_format.json_schema.schema"),
     ({"model": 3}, "bad_field", "model"),
     ({"user": "x" * 300}, "bad_field", "user"),
     ({"prompt_cache_key": "x" * 257}, "bad_field", "prompt_cache_key"),
@@ -174,7 +175,6 @@ NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
     "best_of": ([1, 1.0], [0, 2, True, "1"]),
     "echo": ([False], [True, 0]),
     "suffix": ([""], ["x"]),
-    "response_format": ([{"type": "text"}], [{}, {"type": "json_object"}]),
     "functions": ([[]], [[{}]]),
     "function_call": (["none", "auto"], [{}]),
     "modalities": ([["text"]], [["audio"], []]),
@@ -470,7 +470,7 @@ def test_what_sdks_pass_back_is_taken() -> None:
         role="tool", content="ok", tool_call_id="c1", name="look"
     )
     assert list(chat.tools) == [
-        inference.Tool(name="look", description="looks", parameters='{"type": "object"}')
+        inference.Tool(name="look", description="looks", parameters='{"type": "object"}', strict=True)
     ]
 
 

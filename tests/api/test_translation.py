@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -61,3 +62,50 @@ def test_a_body_is_asked_or_refused(ask: Any, body: dict[str, Any]) -> None:
         else:
             named = asked.request.SerializeToString()
         assert named
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+SAID = {"messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("ask", "body"),
+    [
+        (ask_chat, {**SAID, "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}),
+        (
+            ask_responses,
+            {
+                "input": "x",
+                "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True}},
+            },
+        ),
+        (
+            ask_messages,
+            {**SAID, "max_tokens": 9, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        ),
+        (ask_ollama_chat, {**SAID, "model": "m", "format": SCHEMA}),
+        (ask_ollama_generate, {"model": "m", "prompt": "x", "format": SCHEMA}),
+    ],
+)
+def test_a_schema_goes_with_the_prompt_from_every_api(ask: Any, body: dict[str, Any]) -> None:
+    assert json.loads(ask(body, "id").request.envelope.clear.schema) == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("ask", "body"),
+    [
+        (ask_chat, {**SAID, "response_format": {"type": "json_object"}}),
+        (ask_responses, {"input": "x", "text": {"format": {"type": "json_object"}}}),
+        (ask_ollama_chat, {**SAID, "model": "m", "format": "json"}),
+    ],
+)
+def test_any_object_is_a_schema_too(ask: Any, body: dict[str, Any]) -> None:
+    assert json.loads(ask(body, "id").request.envelope.clear.schema) == {"type": "object"}
+
+
+def test_no_form_is_no_schema() -> None:
+    for form in ({"type": "text"}, None):
+        assert not ask_chat({**SAID, "response_format": form}, "id").request.envelope.clear.schema
+    assert not ask_responses(
+        {"input": "x", "text": {"format": {"type": "text"}}}, "id"
+    ).request.envelope.clear.schema

@@ -25,6 +25,7 @@ from sealring.mesh.errors import EpochEnded
 from sealring.mesh.prompt.composition import Adopting, Chunk, Composition, Keeping, ResolvedStep
 from sealring.node.engine import device, params
 from sealring.node.engine.epoch import Allowance, StageEpoch
+from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes, support
@@ -233,6 +234,7 @@ class Ring:
         allowance: Allowance = Allowance(1, 1, 1 << 40),
         number: int = 1,
         prefixes: list[Prefixes] | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         size = len(stages)
         links = [Link() for _ in stages]
@@ -253,6 +255,7 @@ class Ring:
                 channel=MemoryChannel(links[rank], links[rank - 1]) if size > 1 else None,
                 prompts=prompts if rank == 0 else None,
                 prefixes=self.prefixes[rank],
+                grammars=grammars,
                 on_fault=self.faults.append,
                 deadline=deadline,
             )
@@ -396,10 +399,13 @@ def sampling(steps: list[control.Step]) -> list[int]:
 
 
 def run_on(
-    stages: list[Stage], steps: list[control.Step], rows: dict[int, tuple[list[int], RowParameters]]
+    stages: list[Stage],
+    steps: list[control.Step],
+    rows: dict[int, tuple[list[int], RowParameters]],
+    grammars: Grammars | None = None,
 ) -> Prompts:
     prompts = Prompts(rows)
-    ring = Ring(stages, prompts)
+    ring = Ring(stages, prompts, grammars=grammars)
     try:
         for step in steps:
             ring.announce(step)

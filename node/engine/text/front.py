@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from sealring.mesh.errors import (
     FailedPrecondition,
+    Internal,
     InvalidInput,
     ModelError,
     ResourceExhausted,
@@ -38,8 +39,10 @@ from sealring.mesh.prompt.prefix_names import KEY_BYTES, PrefixNames
 from sealring.mesh.prompt.validate import validate_prompt
 from sealring.mesh.rpc.problem import to_problem
 from sealring.node.engine import params
+from sealring.node.engine.grammar import Follower, Grammars, left_its_grammar
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.text.chat import encode_chat, sections_of
+from sealring.node.engine.text.constraints import grammar_of
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
 from sealring.node.engine.text.sections import Sections
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -65,7 +68,8 @@ Tokens = npt.NDArray[np.uint32]
 
 
 class Answer:
-    """One row's text: counts its tokens and tells when it ends. `log` is for a row that asks for one."""
+    """One row's text: counts its tokens and tells when it ends. `log` is for a row that asks for one, and
+    `follower` for one that has a grammar."""
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class Answer:
         max_tokens: int,
         log: TokenLog | None = None,
         sections: Sections | None = None,
+        follower: Follower | None = None,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
@@ -82,13 +87,20 @@ class Answer:
         self._max_tokens = max_tokens
         self._log = log
         self._sections = sections
+        self._follower = follower
         self._certain = self._told = 0  # characters
         self.tokens = 0
         self.finish: inference.FinishReason.ValueType = inference.FINISH_REASON_UNSPECIFIED
 
     def add(self, token: int) -> str:
-        """The text that may be told after this token; `finish` is set with the last one."""
+        """The text that may be told after this token; `finish` is set with the last one.
+
+        Raises Internal (GRAMMAR_FAILED) where it is none of the row's grammar.
+        """
         self.tokens += 1
+        if self._follower is not None and not self._follower.allows(token):
+            self.finish = inference.FINISH_REASON_STOP  # nothing more is told
+            raise left_its_grammar()
         if token in self._end_tokens:
             self.finish = inference.FINISH_REASON_STOP
             return self._rest()
@@ -196,6 +208,7 @@ class Front:
         self._loaded = threading.Event()
         self._failure: BaseException | None = None
         self._tokenizer: Tokenizer | None = None
+        self.grammars = Grammars(self._loaded_tokenizer, vocabulary)
         threading.Thread(target=self._run, args=(path,), name="front", daemon=True).start()
 
     def wait_loaded(self) -> None:
@@ -208,6 +221,10 @@ class Front:
             )
         if self._failure is not None:
             raise self._failure
+
+    def _loaded_tokenizer(self) -> Tokenizer:
+        assert self._tokenizer is not None  # nobody has opened a row before
+        return self._tokenizer
 
     @property
     def stuck(self) -> bool:
@@ -329,7 +346,11 @@ class Front:
         room = self._room(len(ids), param)
         max_tokens = min(command.max_tokens or room, room)
         _check_biases(prompt.sampling, tokenizer.size)
-        record = params.encode(params.from_sampling(prompt.sampling, ids, answered, resume.choice))
+        said = tokenizer.last_turn(ids)
+        grammar = grammar_of(prompt, tokenizer.format, tokenizer.special, said)
+        matcher = self.grammars.compile(grammar) if grammar else None
+        sampled = params.from_sampling(prompt.sampling, ids, answered, resume.choice, grammar)
+        record = params.encode(sampled)
         if len(record) > MAX_PARAMS_BYTES or len(answered) >= max_tokens:
             raise _bad_resume("the answer was longer than it may be")
         tokens = np.array(ids + answered, np.uint32)
@@ -348,7 +369,8 @@ class Front:
             stops = StopStrings(prompt.stop)
             sections = sections_of(tokenizer, prompt, ids)
             detokenizer = tokenizer.detokenizer(spelt=sections is not None)
-            return Answer(detokenizer, stops, tokenizer.end_tokens, max_tokens, log, sections)
+            follower = None if matcher is None else Follower(matcher, tokenizer.end_tokens)
+            return Answer(detokenizer, stops, tokenizer.end_tokens, max_tokens, log, sections, follower)
 
         row = OpenRow(tokens, record, answer(), names, list(numbers[1:]))
         row.answer.resume(resume)
@@ -430,30 +452,41 @@ class Front:
 
     def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
         """Tells the gateway what a step brought. Rows that have finished or are gone are left out."""
-        outputs = []
+        outputs, failed = [], []
         for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
             opened = self._rows.get(row)
             if opened is None or opened.answer.finish:
                 continue
-            answer = opened.answer
-            output = control.RowOutput(row=row)
-            if index in logprobs:
-                text, told = answer.add_logged(token, logprobs[index])
-                output.logprobs.extend(told)
-                output.held.extend(answer.held)
-            else:
-                text = answer.add(token)
-            output.text, parsed = answer.divide(text)
-            if parsed is not None:
-                output.parsed.CopyFrom(parsed)
-            output.token = token
-            output.tokens, output.finish = answer.tokens, answer.finish
-            if opened.names is not None:
-                if answer.finish:  # the last token was not computed on
-                    output.prefixes = opened.names.extend(np.array(opened.generated, np.uint32).tobytes())
-                opened.generated.append(token)
-            outputs.append(output)
+            try:
+                outputs.append(self._output(row, opened, token, logprobs.get(index)))
+            except Internal as error:
+                failed.append(refusal(row, error))
         self._emit(engine.EngineEvent(done=control.StepDone(step=step.number, outputs=outputs)))
+        for event in failed:
+            self._emit(event)
+
+    def _output(
+        self, row: int, opened: OpenRow, token: int, logprobs: TokenLogprobs | None
+    ) -> control.RowOutput:
+        """Raises Internal (GRAMMAR_FAILED)."""
+        answer = opened.answer
+        output = control.RowOutput(row=row)
+        if logprobs is not None:
+            text, told = answer.add_logged(token, logprobs)
+            output.logprobs.extend(told)
+            output.held.extend(answer.held)
+        else:
+            text = answer.add(token)
+        output.text, parsed = answer.divide(text)
+        if parsed is not None:
+            output.parsed.CopyFrom(parsed)
+        output.token = token
+        output.tokens, output.finish = answer.tokens, answer.finish
+        if opened.names is not None:
+            if answer.finish:  # the last token was not computed on
+                output.prefixes = opened.names.extend(np.array(opened.generated, np.uint32).tobytes())
+            opened.generated.append(token)
+        return output
 
 
 def refusal(row: int, error: BaseException) -> engine.EngineEvent:

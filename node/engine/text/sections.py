@@ -60,6 +60,8 @@ class Format:
     thinking: tuple[str, str] | None = None
     call: tuple[str, str] | None = None
     parse: Parse | None = None
+    name: str = ""
+    """Of the parser, by which node.engine.text.constraints knows how calls are written."""
 
     def __bool__(self) -> bool:
         return self.thinking is not None or self.call is not None
@@ -78,7 +80,7 @@ def format_of(source: str, vocabulary: Collection[str], parser: str = "") -> For
         return Format(thinking)
     mlx_lm_import.install()
     module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    return Format(thinking, (module.tool_call_start, module.tool_call_end), module.parse_tool_call)
+    return Format(thinking, (module.tool_call_start, module.tool_call_end), module.parse_tool_call, name)
 
 
 def vocabulary_has(vocabulary: Collection[str], *tokens: str) -> bool:

@@ -80,6 +80,9 @@ class Tokenizer(Protocol):
     def spelling(self, token: int) -> bytes:
         """A token as it is spelt by itself, special ones by their name; may be a part of a character."""
 
+    def vocabulary(self) -> str | None:
+        """The content of a `tokenizer.json`, for who knows how to read one; None where there is none."""
+
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of the model folder `path`, whose files are files. Raises ModelError."""
@@ -144,6 +147,10 @@ class FileTokenizer:
     def spelling(self, token: int) -> bytes:
         return self._spelling.of(token)
 
+    def vocabulary(self) -> str | None:
+        text: str = self._backend.to_str()
+        return text
+
 
 class LoadedTokenizer:
     """Whatever mlx-lm's loader makes of a folder; imports transformers."""
@@ -158,6 +165,7 @@ class LoadedTokenizer:
             raise _corrupt(path, "tokenizer") from None
         self.end_tokens = frozenset(_end_tokens(path) | set(self._wrapper.eos_token_ids))
         backend = getattr(self._wrapper, "backend_tokenizer", None)
+        self._backend = backend
         self._spelling = None if backend is None else Spelling(backend)
         self.size = len(self._wrapper)
         source = self._wrapper.chat_template
@@ -173,7 +181,8 @@ class LoadedTokenizer:
         )
         call = (self._wrapper.tool_call_start, self._wrapper.tool_call_end)
         calls = self._wrapper.has_tool_calling
-        self.format = Format(thinking, call if calls else None, self._wrapper.tool_parser)
+        name = getattr(self._wrapper.tool_parser, "__module__", "").rpartition(".")[2]
+        self.format = Format(thinking, call if calls else None, self._wrapper.tool_parser, name)
         self.special: Mapping[int, str] = {
             token: self._wrapper.decode([token]) for token in self._wrapper.all_special_ids
         }
@@ -240,6 +249,9 @@ class LoadedTokenizer:
         except Exception:  # models have more logits than tokens, and what then happens is up to the class
             return b""
         return text.encode()
+
+    def vocabulary(self) -> str | None:
+        return None if self._backend is None else str(self._backend.to_str())
 
 
 class Spelling:

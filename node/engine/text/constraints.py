@@ -1,0 +1,129 @@
+"""What an answer is held to: a grammar of a request's schema, its strict tools and the calls it requires.
+
+Lark in llguidance's dialect (its docs/syntax.md). What a model thinks stays free, and so does text beside
+calls. A marker that is a special token is that token in the grammar, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.tools import parse_json_object
+from sealring.node.engine.text.sections import Format, parameters
+from sealring.v1 import inference_pb2 as inference
+
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""JSON with at most one space behind commas and colons: models otherwise write spaces until they are cut."""
+
+_SYNTAX = {
+    "json_tools": ('\n{"name": "%s", "arguments": ', "}\n", False),
+    "mistral": ("%s[ARGS]", "", False),
+    "deepseek": ("<｜tool▁call▁begin｜>%s<｜tool▁sep｜>", "<｜tool▁call▁end｜>", True),
+}
+"""By parser: what stands around a call's arguments, and whether one pair of markers holds several calls."""
+
+
+def grammar_of(prompt: inference.Prompt, form: Format, special: Mapping[int, str], said: str) -> str:
+    """The grammar of the answer to a prompt whose last turn is `said` so far; empty where it is free.
+
+    Raises InvalidInput (NO_STRICT_TOOLS) where calls are to be held to a schema and how the model writes them
+    is not known.
+    """
+    chat = prompt.chat
+    calls = form.call is not None and bool(chat.tools)
+    strict = calls and any(tool.strict for tool in chat.tools)
+    known = form.name in _SYNTAX
+    if strict and not known:
+        raise InvalidInput(
+            "this model's tool calls cannot be held to a schema",
+            hint="leave strict out of the tools",
+            reason="NO_STRICT_TOOLS",
+            param="tools",
+        )
+    required = calls and chat.call_required
+    if not (prompt.schema or strict or (required and known)):
+        return ""
+    return _Writer(form, special, chat).grammar(prompt, said, calls=calls)
+
+
+class _Writer:
+    """Of one grammar, rule by rule."""
+
+    def __init__(self, form: Format, special: Mapping[int, str], chat: inference.Chat) -> None:
+        self._form = form
+        self._special = {name: token for token, name in special.items()}
+        self._names = re.compile(
+            "|".join(map(re.escape, sorted(self._special, key=len, reverse=True))) or r"\Z."
+        )
+        self._chat = chat
+        self._rules = ["FREE: /(?s:.*)/", "SPACE: /[ \\n]{1,4}/"]
+
+    def grammar(self, prompt: inference.Prompt, said: str, *, calls: bool) -> str:
+        if calls and self._chat.call_required:  # the prompt ends with the call's beginning
+            start = "rest_of_call" if self._chat.one_call else "rest_of_call (SPACE? call)*"
+            self._add_calls()
+        elif prompt.schema:
+            start = f"{self._thoughts(said)} SPACE? answer"
+            self._rules.append(f"answer: schema{' | call (SPACE? call)*' if calls else ''}")
+            self._rules.append(f"schema: {_json(parse_json_object(prompt.schema, 'response_format'))}")
+            if calls:
+                self._add_calls()
+        else:
+            assert self._form.call is not None
+            start = f"{self._thoughts(said)} (called rest_of_call)* FREE"
+            self._rules.append(f"called{self._up_to(self._form.call[0])}")
+            self._add_calls()
+        return "\n".join([f"start: {start}", *self._rules])
+
+    def _thoughts(self, said: str) -> str:
+        """Where the model is thinking already, the rest of it; else it may think first."""
+        if self._form.thinking is None:
+            return ""
+        begin, end = self._form.thinking
+        self._rules.append(f"thought{self._up_to(end)}")
+        if said.rfind(begin) > said.rfind(end):
+            return "thought"
+        return f"(SPACE? {self._literal(begin)} thought)?"
+
+    def _up_to(self, marker: str) -> str:
+        """The body of a rule for free text and the marker that ends it."""
+        if self._names.search(marker):
+            return f": FREE {self._literal(marker)}"
+        return f"[lazy]: /(?s:.*)/ {json.dumps(marker, ensure_ascii=False)}"
+
+    def _add_calls(self) -> None:
+        assert self._form.call is not None
+        begin, end = self._form.call
+        if self._form.name in _SYNTAX:
+            before, after, several = _SYNTAX[self._form.name]
+            kinds = []
+            for index, tool in enumerate(self._chat.tools):
+                schema = {"type": "object", **(parameters(tool) if tool.strict else {})}
+                around = self._literal(before % tool.name), self._literal(after)
+                self._rules.append(f"tool_{index}: {around[0]} {_json(schema)} {around[1]}")
+                kinds.append(f"tool_{index}")
+            one = "(" + " | ".join(kinds) + ")"
+            body = f"{one} (SPACE? {one})*" if several and not self._chat.one_call else one
+            self._rules.append(f"rest_of_call: {body} {self._literal(end)}")
+        else:
+            self._rules.append(f"rest_of_call{self._up_to(end)}" if end else "rest_of_call: FREE")
+        self._rules.append(f"call: {self._literal(begin)} rest_of_call")
+
+    def _literal(self, text: str) -> str:
+        """Of text with special tokens in it."""
+        found, start = [], 0
+        for match in self._names.finditer(text):
+            found += [json.dumps(text[start : match.start()], ensure_ascii=False)] * (match.start() > start)
+            found.append(f"<[{self._special[match[0]]}]>")
+            start = match.end()
+        if start < len(text):
+            found.append(json.dumps(text[start:], ensure_ascii=False))
+        return " ".join(found)
+
+
+def _json(schema: dict[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": _COMPACT})

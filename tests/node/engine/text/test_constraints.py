@@ -1,0 +1,146 @@
+"""What of a request becomes a grammar, and what that allows."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sealring.mesh.errors import InvalidInput
+from sealring.node.engine.grammar import Follower, Grammars
+from sealring.node.engine.text.constraints import grammar_of
+from sealring.node.engine.text.sections import Format
+from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
+from sealring.v1 import inference_pb2 as inference
+
+MODEL = Path(__file__).parents[4] / "examples" / "demo_model" / "model"
+HERMES = Format(("<think>", "</think>"), ("<tool_call>", "</tool_call>"), name="json_tools")
+SPECIAL = Format(("<|system|>", "<|user|>"), ("<|assistant|>", "<|pad|>"), name="json_tools")
+NUMBER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+CALL = '<tool_call>\n{"name": "count", "arguments": {"n": 1}}\n</tool_call>'
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(MODEL)
+
+
+@cache
+def grammars() -> Grammars:
+    return Grammars(tokenizer, 1536)
+
+
+def prompt_with(*, schema: bool = False, strict: bool = True, **fields: Any) -> inference.Prompt:
+    tools = [
+        inference.Tool(name=name, parameters=json.dumps(NUMBER), strict=strict) for name in ("count", "b.c")
+    ]
+    chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="x")], tools=tools, **fields)
+    return inference.Prompt(chat=chat, schema=json.dumps(NUMBER) if schema else "")
+
+
+def takes(grammar: str, *answers: str) -> list[bool]:
+    """Which of these are whole answers. Special tokens are spelt."""
+    found = []
+    for answer in answers:
+        follower = Follower(grammars().compile(grammar), tokenizer().end_tokens)
+        tokens = [*tokenizer().encode_markers(answer), *tokenizer().end_tokens]
+        found.append(all(map(follower.allows, tokens)))
+    return found
+
+
+def test_what_asks_for_nothing_has_no_grammar() -> None:
+    assert grammar_of(prompt_with(strict=False), HERMES, {}, "") == ""
+    assert grammar_of(prompt_with(), Format(), {}, "") == ""  # a model that calls nothing
+    assert grammar_of(inference.Prompt(text="x"), HERMES, {}, "") == ""
+    unknown = Format(None, ("<a>", "</a>"), name="qwen3_coder")
+    assert grammar_of(prompt_with(strict=False, call_required=True), unknown, {}, "") == ""
+
+
+def test_calls_of_strict_tools_fit_their_schemas_and_text_is_free() -> None:
+    grammar = grammar_of(prompt_with(), HERMES, {}, "")
+    thought = "<think>\nso {n}, or <tool_call> perhaps"
+    assert (
+        takes(grammar, "any text", CALL, f"first {CALL} then {CALL}", "<think>hm</think>\n\nno") == [True] * 4
+    )
+    assert (
+        takes(
+            grammar,
+            CALL.replace("1", '"1"'),
+            CALL.replace("count", "other"),
+            CALL.replace("</tool_call>", ""),
+            thought,
+        )
+        == [False] * 4
+    )
+
+
+def test_a_schema_begins_after_thinking() -> None:
+    prompt = prompt_with(schema=True, strict=False)
+    del prompt.chat.tools[:]
+    begun = grammar_of(prompt, HERMES, {}, "<think>\n")
+    assert takes(begun, 'I {"n":</think>\n\n{"n": 1}', '</think>{"n":1}', '{"n": 1}', "<think>") == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    silent = grammar_of(prompt, HERMES, {}, "<think>\n\n</think>\n\n")
+    assert takes(silent, '{"n": 1}', '<think>so</think>{"n": 1}', 'so {"n": 1}', '{"n": 1} so') == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    special = grammar_of(prompt, SPECIAL, tokenizer().special, "<|system|>")
+    assert takes(special, 'so<|user|>{"n": 1}', '{"n": 1}') == [True, False]
+
+
+def test_with_tools_the_answer_is_a_call_or_fits_the_schema() -> None:
+    grammar = grammar_of(prompt_with(schema=True, strict=False), HERMES, {}, "")
+    assert takes(
+        grammar, '{"n": 1}', CALL, f"{CALL}\n{CALL}", CALL.replace("1", '"1"'), "text", f"{CALL} text"
+    ) == [
+        True,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    unknown = Format(None, ("<a>", "</a>"), name="qwen3_coder")
+    grammar = grammar_of(prompt_with(schema=True, strict=False), unknown, {}, "")
+    assert takes(grammar, '{"n": 1}', "<a>whatever</a>", "text") == [True, True, False]
+
+
+def test_a_required_call_is_the_answer() -> None:
+    rest = CALL.removeprefix("<tool_call>")
+    one = grammar_of(prompt_with(strict=False, call_required=True, one_call=True), HERMES, {}, "")
+    assert takes(one, rest, rest + CALL, "text", rest.replace("count", "other")) == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    several = grammar_of(prompt_with(strict=False, call_required=True), HERMES, {}, "")
+    assert takes(several, rest, rest + CALL, rest + "text") == [True, True, False]
+
+
+def test_other_syntaxes() -> None:
+    mistral = Format(None, ("[TOOL_CALLS]", ""), name="mistral")
+    grammar = grammar_of(prompt_with(), mistral, {}, "")
+    assert takes(grammar, "hm", '[TOOL_CALLS]b.c[ARGS]{"n": 1}', "[TOOL_CALLS]b.c[ARGS]{}") == [
+        True,
+        True,
+        False,
+    ]
+    with pytest.raises(InvalidInput) as caught:
+        grammar_of(prompt_with(), Format(None, ("<a>", "</a>"), name="qwen3_coder"), {}, "")
+    assert caught.value.reason == "NO_STRICT_TOOLS"
