@@ -545,7 +545,9 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
     with ours, theirs:
         tested = main.Engine(FrameSocket(theirs), None)
         prefixes = SimpleNamespace(turn_over=lambda ring: [])
-        tested._loaded = SimpleNamespace(stage=stage, front=None, kv_bytes=(1, 1), prefixes=prefixes)
+        tested._loaded = SimpleNamespace(
+            stage=stage, front=None, kv_bytes=(1, 1), prefixes=prefixes, grammars=None
+        )
         tested._open_epoch(engine.OpenEngineEpoch(id=1, epoch=1, rank=0, size=1, kv_budget=500))
     assert wired == [1500]
 
