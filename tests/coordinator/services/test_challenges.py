@@ -55,8 +55,8 @@ async def quick(start_cluster: Callable[..., Awaitable[Cluster]]) -> AsyncIterat
     await running.close()
 
 
-async def deploy(cluster: Cluster, stages: int) -> None:
-    spec = admin_pb2.DeploymentSpec(name="demo", model="demo", stages=stages)
+async def deploy(cluster: Cluster, **fields: Any) -> None:
+    spec = admin_pb2.DeploymentSpec(name="demo", model="demo", **fields)
     await cluster.call("CreateDeployment", admin_pb2.CreateDeploymentRequest(spec=spec))
 
 
@@ -141,7 +141,7 @@ async def test_when_it_was_challenged_stands_in_the_next_roster(quick: Cluster) 
 
 async def test_an_updated_node_stays_a_member(cluster: Cluster) -> None:
     node = await cluster.node("alpha")
-    await deploy(cluster, 1)
+    await deploy(cluster, stages=1)
     await ring_state(cluster, SERVING)
     before = node.roster.member(node.id)
     await node.stop()
@@ -159,7 +159,7 @@ async def test_an_updated_node_stays_a_member(cluster: Cluster) -> None:
 async def test_software_that_changes_while_it_runs_is_trusted_no_more(cluster: Cluster) -> None:
     """Also when it is put back: what runs may be what was there in between."""
     node = await cluster.node("alpha")
-    await deploy(cluster, 1)
+    await deploy(cluster, stages=1)
     await ring_state(cluster, SERVING)
     for manifest in (OTHER, bytes(32)):
         node.said = {"manifest_hash": manifest}
@@ -185,7 +185,7 @@ async def test_only_allowed_software_serves(start_cluster: Callable[..., Awaitab
         assert caught.value.metadata["cause"] == "MANIFEST_NOT_ALLOWED"
         assert OTHER.hex() in caught.value.message
         node = await cluster.node("alpha")
-        await deploy(cluster, 1)
+        await deploy(cluster, stages=1)
         await ring_state(cluster, SERVING)
         await node.stop()
         again = await started(cluster, "alpha", answers=False)
@@ -367,7 +367,7 @@ async def test_an_oversized_answer_ends_the_session(cluster: Cluster, field: str
 
 async def test_failing_in_mid_epoch_ends_it_and_recovery_needs_another(cluster: Cluster) -> None:
     nodes = [await cluster.node(name) for name in ("alpha", "beta")]
-    await deploy(cluster, 2)
+    await deploy(cluster, split=[5, 4])  # which one node alone does not take over
     assert (await ring_state(cluster, SERVING)).epoch == 1
     bad, good = nodes
     for posture in (GOOD, dataclasses.replace(GOOD, sip=False)):
@@ -388,7 +388,7 @@ async def test_failing_in_mid_epoch_ends_it_and_recovery_needs_another(cluster: 
 
 async def test_a_model_whose_files_changed_is_distrusted_at_once(cluster: Cluster) -> None:
     node = await cluster.node("alpha")
-    await deploy(cluster, 1)
+    await deploy(cluster, stages=1)
     await ring_state(cluster, SERVING)
     node.said = {"models": (bytes.fromhex("ab" * 32),)}
     await challenge(cluster, node)
@@ -406,7 +406,7 @@ async def test_a_model_whose_files_changed_is_distrusted_at_once(cluster: Cluste
 
 async def test_stale_evidence_lowers_the_score_and_an_answer_restores_it(cluster: Cluster) -> None:
     node = await cluster.node("alpha")
-    await deploy(cluster, 1)
+    await deploy(cluster, stages=1)
     assert (await ring_state(cluster, SERVING)).epoch == 1
     member = cluster.coordinator.store.members.get(node.id)
     old = dataclasses.replace(member, challenged_at=int(time.time()) - 700)
@@ -433,7 +433,7 @@ async def test_a_chain_to_the_pinned_root_makes_hardware(
         assert trust_of(cluster, node) == (TrustLevel.HARDWARE, 30)
         plain = await enclave_node(cluster, "beta")
         assert trust_of(cluster, plain) == (TrustLevel.SELF_SIGNED, 20)
-        await deploy(cluster, 2)
+        await deploy(cluster, split=[5, 4])
         await eventually(lambda: bool(node.roster.rings))
         assert (node.roster.rings[0].min_trust, node.roster.min_trust) == (20, 20)
         node.said = {"posture": dataclasses.replace(GOOD, serial="C02OTHER")}
@@ -485,7 +485,7 @@ async def test_software_members_count_for_nothing_once_they_are_not_allowed(
     cluster: Cluster, start_cluster: Callable[..., Awaitable[Cluster]]
 ) -> None:
     await cluster.node("alpha")
-    await deploy(cluster, 1)
+    await deploy(cluster, stages=1)
     await ring_state(cluster, SERVING)
     await cluster.close()
     strict = await start_cluster(software_identity_allowed=False)
