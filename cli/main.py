@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from sealring.cli.commands import (
     audit,
     bench,
+    bugreport,
     chat,
     config,
     connect,
@@ -46,7 +47,7 @@ from sealring.mesh.system.lean import hide_rich
 
 _COMMANDS = (
     *(demo, up, join, deployment.short, chat, proxy, connect),
-    *(status, dashboard, doctor, logs, trace, bench),
+    *(status, dashboard, doctor, logs, bugreport, trace, bench),
 )
 _GROUPS = (
     *(coordinator, node, gateway, deployment, model, token, key, operator, roster, root_commands, audit),

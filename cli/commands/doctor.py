@@ -78,18 +78,24 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -> list[Finding]:
+def examine_machine(context: typer.Context, state_dir: Path | None) -> Report:
+    """What there is to say of this machine. Raises ConfigError."""
     from sealring.cli.doctor.daemon import ask_daemon
     from sealring.cli.doctor.local import examine
-    from sealring.cli.doctor.report import plain
-    from sealring.cli.doctor.show import lines
     from sealring.cli.doctor.system import System
     from sealring.cli.doctor.view import read_view
 
     settings = _node_settings(context, state_dir)
     with progress("looking at this machine"):
         view = asyncio.run(ask_daemon(read_view(settings)))
-        report = examine(System(), view)
+        return examine(System(), view)
+
+
+def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -> list[Finding]:
+    from sealring.cli.doctor.report import plain
+    from sealring.cli.doctor.show import lines
+
+    report = examine_machine(context, state_dir)
     if as_json:
         print_json(plain(report))
     else:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import grpc
 import pytest_asyncio
-from answering import PROMPTS, Told, _sealed, ask_all
+from answering import PROMPTS, Answer, Told, ask_all, ask_sealed
 from ringtest import CLUSTER, LIMIT_SECONDS
 
 from sealring.cli.setup.settings_files import as_toml
@@ -20,8 +20,9 @@ NAME = "gateway-2"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def second(broken):
+async def second(place):
     """The ring as it is seen over another gateway."""
+    broken = place.ring
     await broken.serving()
     cluster = broken.cluster
     settings = {
@@ -55,27 +56,28 @@ async def wait_ready(channel):
         await channel.channel_ready()
 
 
-async def test_answers_go_on_without_the_gateway_that_schedules(broken, second, undisturbed):
+async def test_answers_go_on_without_the_gateway_that_schedules(place, second):
+    broken, expected = place.ring, place.expected
     engines = [broken.part(node, "engine.main").pid for node in broken.cluster.node_names]
     addresses = [second.cluster.grpc_address, broken.cluster.grpc_address]
     async with broken.sealing(gateway=addresses[0]) as client:
-        assert await ask_all(second, client) == undisturbed, "as a guest"
+        assert await ask_all(second, client) == expected, "as a guest"
 
         async def kill():
             await broken.cluster._children.kill_one("gateway")
 
-        assert await ask_all(second, client, kill) == undisturbed, "as who takes over"
+        assert await ask_all(second, client, Told(100, kill)) == expected, "as who takes over"
     await broken.cluster._start("gateway", "gateway")
     await broken.serving()
 
     async def kill_second():
         await broken.cluster._children.kill_one(NAME)
 
-    async with broken.sealing(gateway=addresses) as client:
+    answers = {name: Answer() for name in PROMPTS}
+    async with broken.sealing(gateway=addresses) as client, asyncio.timeout(2 * LIMIT_SECONDS):
         told = Told(60, kill_second)
-        async with asyncio.timeout(2 * LIMIT_SECONDS):
-            found = await asyncio.gather(*(_sealed(client, name, told) for name in PROMPTS))
-    expected = [undisturbed[f"{name}, sealed"] for name in PROMPTS]
-    assert found == expected, "over the other gateway"
+        await asyncio.gather(*(ask_sealed(client, name, answer, told) for name, answer in answers.items()))
+    for name, answer in answers.items():
+        assert answer == expected[f"{name}, sealed"], "over the other gateway"
     await second.cluster.start()
     assert [broken.part(node, "engine.main").pid for node in broken.cluster.node_names] == engines

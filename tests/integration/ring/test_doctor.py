@@ -4,8 +4,9 @@ import asyncio
 import json
 import os
 import sys
+import tarfile
 
-from ringtest import CLUSTER
+from ringtest import CLUSTER, chat
 
 pytestmark = CLUSTER
 
@@ -48,3 +49,35 @@ async def test_the_cluster_is_looked_at_as_one(ring):
         assert abs(node["clock_offset_s"]) <= node["clock_error_s"]  # it is one machine's
         assert kinds(node["report"]["findings"])["reach.peers"] == "ok"
         assert not any(one["command"] for one in node["report"]["findings"])
+
+
+async def test_a_bug_report_holds_no_secret_and_no_prompt(ring, tmp_path):
+    cluster, file = ring.cluster, tmp_path / "report.tar.gz"
+    await ring.reply(chat("Kanarienvogel, what is your name?"), 4)
+    process = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-m",
+            "sealring.cli",
+            "bugreport",
+            "--output",
+            file,
+            "--gateway",
+            cluster.grpc_address,
+        ),
+        *("--state-dir", cluster.state_dir, "--operator", cluster.operator_bundle),
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    assert await process.wait() == 0
+    with tarfile.open(file) as packed:
+        found = {
+            entry.name.partition("/")[2]: packed.extractfile(entry).read() for entry in packed.getmembers()
+        }
+    assert {"status.json", "doctor.json", "versions.json", "logs/gateway.log"} <= set(found)
+    assert b"sealring_" in found["metrics.txt"] or ring.key
+    keys = [path for path in cluster.state_dir.rglob("*.key") if path.is_file()]
+    assert len(keys) > 2 * len(cluster.node_names)
+    secrets = {line for path in keys for line in path.read_bytes().split(b"\n") if b"-----" not in line}
+    told = b"".join(found.values())
+    assert not [one for one in secrets if len(one) > 20 and (one in told or one.hex().encode() in told)]
+    assert b"Kanarienvogel" not in told
