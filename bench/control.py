@@ -154,6 +154,7 @@ class OneRing:
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
+        self.complete = True
 
     def deployments(self) -> list[str]:
         return ["bench"]

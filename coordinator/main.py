@@ -189,6 +189,7 @@ class Coordinator:
         self.join_port = self._join.listen(
             self.settings.join_listen, server_credentials(self.tls, require_client=False)
         )
+        self.moves.resume()
         self.publisher.publish()
         self._operator_certificate = self._renew_operator()
         await self._main.start()

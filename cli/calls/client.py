@@ -159,6 +159,7 @@ async def _stream(
 
     asked = time.monotonic()
     first = last = 0.0
+    at_first = 0
     started = finished = None
     thought = ""
     pieces: list[str] = []
@@ -169,7 +170,9 @@ async def _stream(
         if kind == "started":
             started = event.started
         elif kind == "delta":
-            first, last = first or now, now
+            if not first:
+                first, at_first = now, event.delta.tokens
+            last = now
             if event.delta.parsed.reasoning:  # shown, and no part of the answer
                 on_text(event.delta.parsed.reasoning)
                 thought = "\n\n"
@@ -183,7 +186,9 @@ async def _stream(
             finished = event.finished
     if started is None or finished is None:
         raise SealringError("the gateway ended the stream without an answer", reason="BROKEN_STREAM")
-    after_first = finished.completion_tokens - 1
+    told, since = finished.completion_tokens - at_first, first
+    if told < at_first:  # most of it came at once, so what came later says nothing
+        told, since = finished.completion_tokens, asked
     reason = enum_word(inference_pb2.FinishReason.DESCRIPTOR, finished.reason)
     return Answer(
         text="".join(pieces),
@@ -193,7 +198,7 @@ async def _stream(
         prompt_tokens=finished.prompt_tokens,
         completion_tokens=finished.completion_tokens,
         ttft_s=round((first or time.monotonic()) - asked, 4),
-        tok_s=round(after_first / (last - first), 2) if last > first and after_first > 0 else 0.0,
+        tok_s=round(told / (last - since), 2) if last > since else 0.0,
         finish=reason,
         logprobs=logprobs,
     )

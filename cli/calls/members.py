@@ -40,23 +40,23 @@ def revoked(role: str) -> Find:
 
 def evict_member(context: typer.Context, name: str, *among: Find) -> None:
     """Takes a member out of the roster. Raises as `find_member`."""
-    say(f"evicted {change_member(context, name, 'EvictNode', *among)}{_TOKENS_GONE}")
+    change_member(context, name, "EvictNode", *among)
+    say(f"evicted {name}{_TOKENS_GONE}")
 
 
 def ban_member(context: typer.Context, name: str, *among: Find) -> None:
     """Takes a member out of the roster for good. Raises as `find_member`."""
-    say(f"banned {change_member(context, name, 'BanNode', *among)}{_TOKENS_GONE}")
+    change_member(context, name, "BanNode", *among)
+    say(f"banned {name}{_TOKENS_GONE}")
 
 
-def change_member(context: typer.Context, name: str, method: str, *among: Find, **fields: Any) -> str:
-    """Calls a method of the Admin service with the id of the one called `name`, and gives the id back."""
+def change_member(context: typer.Context, name: str, method: str, *among: Find, **fields: Any) -> None:
+    """Calls a method of the Admin service with the id of the one called `name`."""
 
-    async def work(admin: Admin) -> str:
-        found = await find_member(admin, name, *among)
-        await admin.call(method, id=found, **fields)
-        return found
+    async def work(admin: Admin) -> None:
+        await admin.call(method, id=await find_member(admin, name, *among), **fields)
 
-    return run_admin(context, work)
+    run_admin(context, work)
 
 
 async def find_node(admin: Admin, node: str) -> str:

@@ -78,8 +78,8 @@ def drain(
     undo: Annotated[bool, typer.Option("--undo", help="let it serve again")] = False,
 ) -> None:
     """Let a node finish what it runs and give it nothing new."""
-    found = change_member(context, node, "DrainNode", enrolled_nodes, undo=undo)
-    say(f"{'no longer draining' if undo else 'draining'} {found}")
+    change_member(context, node, "DrainNode", enrolled_nodes, undo=undo)
+    say(f"{'no longer draining' if undo else 'draining'} {node}")
 
 
 @command(app, example="sealring node evict mac-3", section="cli", fields=ADMIN)

@@ -9,8 +9,9 @@ again and nobody uses the ring.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 from collections.abc import Coroutine
-from dataclasses import dataclass
 
 import structlog
 
@@ -25,14 +26,16 @@ from sealring.coordinator.store import Store, StoredDeployment
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError
+from sealring.mesh.pki.certificates import Role
 from sealring.v1 import admin_pb2
 
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 60.0
+_LONG_AGO = 1
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class _Try:
     """A move that was tried: of what, without whom, over which nodes, and when."""
 
@@ -108,27 +111,43 @@ class Moves:
             self._tried[ring.ring] = now_tried
             self._spawn(self._move(deployment.name, ring.ring, lost))
 
-    def draining(self, member: str) -> None:
-        """The member's ring goes on until it is idle or the time is over, and then moves."""
-        self._rings.keep_serving(member, True)
-        self._drains[member] = self._spawn(self._drain(member))
+    def resume(self) -> None:
+        """Go on with the drains of this coordinator's last run; before any ring is formed."""
+        for member in self._store.members.all(Role.MEMBER):
+            if member.draining > self._clock():
+                self._begin_drain(member.id, member.draining, returning=True)
 
-    def staying(self, member: str) -> None:
-        """The member does not leave after all: nothing of what its draining began goes on."""
+    def draining(self, member: str) -> int:
+        """The member's ring goes on until it is idle or the time is over, and then moves. Returns until when
+        (seconds since 1970)."""
+        until = int(self._clock() + self._drain_timeout) + 1
+        self._begin_drain(member, until)
+        return until
+
+    def staying(self, member: str) -> int:
+        """The member does not leave after all: nothing of what its draining began goes on. Returns 0."""
         drain = self._drains.pop(member, None)
         if drain is not None:
             drain.cancel()
             self._rings.keep_serving(member, False)
+        return 0
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End what is under way; drains are resumed by the next run."""
+        self._drains.clear()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _drain(self, member: str) -> None:
+    def _begin_drain(self, member: str, until: float, *, returning: bool = False) -> None:
+        self._rings.keep_serving(member, True)
+        self._drains[member] = self._spawn(self._drain(member, until - self._clock(), returning))
+
+    async def _drain(self, member: str, seconds: float, returning: bool) -> None:
         try:
-            async with asyncio.timeout(self._drain_timeout):
+            async with asyncio.timeout(seconds):
+                if returning:
+                    await self._returned(member)
                 while not self._idle(member):
                     await self._sessions.next_beat()
         except TimeoutError:
@@ -139,8 +158,22 @@ class Moves:
         finally:
             if self._drains.get(member) is asyncio.current_task():
                 del self._drains[member]
-                self._rings.keep_serving(member, False)
-                self._rings.sync()
+                self._over(member)
+
+    async def _returned(self, member: str) -> None:
+        """Waits for a member that this coordinator has not met yet, as long as for any that is away."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace):
+                while self._sessions.find(member) is None:
+                    await self._sessions.next_beat()
+
+    def _over(self, member: str) -> None:
+        """Its rings have moved or wait; a coordinator that starts again does not take the drain up."""
+        known = self._store.members.find(member)
+        if known is not None and known.draining:
+            self._store.members.save(dataclasses.replace(known, draining=_LONG_AGO))
+        self._rings.keep_serving(member, False)
+        self._rings.sync()
 
     def _idle(self, member: str) -> bool:
         session = self._sessions.find(member)

@@ -17,8 +17,14 @@ from sealring.coordinator.streams.watchers import Watchers, roster_event
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
 from sealring.mesh.rpc.problem import from_problem, one_line
+from sealring.mesh.rpc.protocol import agree
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, RingState, WatchResponse
+
+_MAX_GRACE_SECONDS = 300
+_RELOAD_SECONDS = 30
+"""Requests wait for a ring that is down until its silent member is replaced (five minutes at most), and so
+long for the new member to load."""
 
 _MAX_REASON = 200
 _MAX_WHAT = 64
@@ -70,6 +76,7 @@ class Rings:
         self._timeouts = Timeouts(
             settings.prepare_timeout, settings.commit_timeout, settings.heartbeat_timeout
         )
+        self._patience = int(min(settings.replace_after, _MAX_GRACE_SECONDS)) + _RELOAD_SECONDS
         self._clock = clock
         self._running: dict[str, RunningRing] = {}
         self._still_serving: set[str] = set()
@@ -123,7 +130,7 @@ class Rings:
         )
         self._not_moved.pop(ring.ring, None)
         self._running[ring.ring] = RunningRing(
-            ring, plan.spec, plan.profile.digest, plan.profile.model_type, machine
+            ring, plan.spec, plan.profile.digest, plan.profile.model_type, machine, self._patience
         )
         self._watchers.tell(WatchResponse(ring=self._running[ring.ring].state()))
         for stage in ring.stages:
@@ -152,6 +159,8 @@ class Rings:
             serving = self._serving_epoch(member, running)
             session = self._sessions.find(member)
             links = _links(session.links, running) if session is not None else []
+            if session is not None and serving and running.machine.undecided:
+                running.protocol = session.serving.protocol
             actions = running.machine.online(member, self._clock(), serving=serving, links=links)
             self._apply(name, actions)
 
@@ -220,7 +229,9 @@ class Rings:
             signed and signed.hash != said.roster_hash
         ):
             return 0
-        as_now = running.prepare(running.stage_of(member), said.epoch, said.roster_version, said.roster_hash)
+        stage = running.stage_of(member)
+        protocol = said.protocol if running.machine.undecided else running.protocol
+        as_now = running.prepare(stage, said.epoch, said.roster_version, said.roster_hash, protocol)
         return said.epoch if said == as_now else 0
 
     def beaten(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat, *, first: bool) -> None:
@@ -261,6 +272,7 @@ class Rings:
                 deployment=deployment.name,
                 reason=self._parked(ring).reason,
                 model_type=deployment.plan.profile.model_type,
+                patience=self._patience,
             )
             for deployment, ring in self.planned
             if ring.ring not in self._running
@@ -375,7 +387,9 @@ class Rings:
         running = self._running[name]
         for action in actions:
             if isinstance(action, Prepare):
-                self._tell_prepare(running, action)
+                if over := self._tell_prepare(running, action):
+                    self._apply(name, over)
+                    return
             elif isinstance(action, Commit):
                 commit = membership_pb2.CommitEpoch(ring=name, epoch=action.epoch)
                 self._tell(running, CoordinatorMessage(commit=commit))
@@ -393,11 +407,30 @@ class Rings:
             self._not_moved.pop(name, None)
         self._watchers.tell(WatchResponse(ring=self._running[name].state()))
 
-    def _tell_prepare(self, running: RunningRing, action: Prepare) -> None:
+    def _tell_prepare(self, running: RunningRing, action: Prepare) -> list[Action]:
+        """What follows at once: the end, where the members have no protocol in common."""
+        try:
+            running.protocol = self._protocol(running)
+        except FailedPrecondition as error:
+            member = running.machine.members[0]
+            return running.machine.fault(member, action.epoch, str(error), self._clock())
+        roster = self._publisher.current
         for stage in running.plan.stages:
-            roster = self._publisher.current
-            prepare = running.prepare(stage, action.epoch, roster.version, roster.hash)
+            prepare = running.prepare(stage, action.epoch, roster.version, roster.hash, running.protocol)
             self._sessions.send(stage.member, CoordinatorMessage(prepare=prepare))
+        return []
+
+    def _protocol(self, running: RunningRing) -> int:
+        """What all members and, if there is any such, all gateways speak. Raises FailedPrecondition."""
+        releases = {
+            f"node {stage.member_name}": session.release
+            for stage in running.plan.stages
+            if (session := self._sessions.find(stage.member)) is not None
+        }
+        try:
+            return agree(releases | self._watchers.releases)
+        except FailedPrecondition:
+            return agree(releases)
 
     def _tell_end(
         self, running: RunningRing, action: End, *, unload: bool, staying: Collection[str] = ()

@@ -19,13 +19,16 @@ _PHASES = {
 
 @dataclass
 class RunningRing:
-    """`spec`, `digest` (hex) and `model_type` are the deployment's, with every default filled in."""
+    """`spec`, `digest` (hex) and `model_type` are the deployment's, with every default filled in.
+    Requests wait for it `patience` seconds; `protocol` is that of its epoch."""
 
     plan: admin_pb2.RingPlan
     spec: admin_pb2.DeploymentSpec
     digest: str
     model_type: str
     machine: RingEpochs
+    patience: int
+    protocol: int = 0
 
     def state(self) -> RingState:
         """As gateways see it."""
@@ -40,6 +43,8 @@ class RunningRing:
             prefill_chunk=self.spec.prefill_chunk,
             model_type=self.model_type,
             share_prefixes=self.spec.share_prefixes,
+            protocol=self.protocol,
+            patience=self.patience,
         )
 
     def down(self, reason: str) -> RingState:
@@ -64,7 +69,7 @@ class RunningRing:
         )
 
     def prepare(
-        self, stage: admin_pb2.StagePlan, epoch: int, roster_version: int, roster_hash: bytes
+        self, stage: admin_pb2.StagePlan, epoch: int, roster_version: int, roster_hash: bytes, protocol: int
     ) -> PrepareEpoch:
         """Phase one for the member of a stage, under the roster that is the newest."""
         return PrepareEpoch(
@@ -79,6 +84,7 @@ class RunningRing:
             kv_budget=kv_budget(stage),
             prefill_chunk=self.spec.prefill_chunk,
             kv_bits=self.spec.kv_bits,
+            protocol=protocol,
         )
 
     def name_of(self, member: str) -> str:

@@ -193,11 +193,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         member = self._store.members.get(_member_id(request.id))
         if member.role is not Role.MEMBER:
             raise _bad("id", "a gateway cannot be drained", "NOT_A_NODE")
-        if member.draining != request.undo:
+        if bool(member.draining) != request.undo:
             return admin_pb2.DrainNodeResponse()
-        (self._moves.staying if request.undo else self._moves.draining)(member.id)
+        until = (self._moves.staying if request.undo else self._moves.draining)(member.id)
         with self._publisher.change():
-            self._store.members.save(dataclasses.replace(member, draining=not request.undo))
+            self._store.members.save(dataclasses.replace(member, draining=until))
             action = "undo_drain_node" if request.undo else "drain_node"
             self._store.audit.append(self._clock(), actor, action, member.id, {"name": member.name})
         return admin_pb2.DrainNodeResponse()

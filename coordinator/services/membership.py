@@ -112,7 +112,14 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             yield CoordinatorMessage(goodbye=Goodbye(reason=error.reason))
             await _parted(asyncio.create_task(_read_out(requests)))
             raise
-        session = NodeSession(peer.id, hello.instance, hello.serving, hello.links, clock=monotonic_clock)
+        session = NodeSession(
+            peer.id,
+            hello.instance,
+            hello.serving,
+            hello.links,
+            release=first.offer.release,
+            clock=monotonic_clock,
+        )
         session.send(roster_message(self._publisher.current))
         log.info("node_session", member=peer.id, version=hello.software_version)
         self._sessions.open(session)

@@ -21,6 +21,8 @@ from sealring.mesh.trust.levels import TrustLevel
 class StoredMember:
     """An enrolled node or gateway. A gateway has no sealing key, attestation or addresses.
 
+    `draining` is when a drain ends its rings at the latest, in seconds since 1970; 0 where it does not drain.
+
     `attestation` is the statement that it joined with, `evidence` the newest that it has signed since, from
     which level and trust follow; `device_chain` is Apple's attestation of its machine, DER, leaf first.
     """
@@ -40,7 +42,7 @@ class StoredMember:
     manifest_hash: bytes = b""
     addresses: tuple[str, ...] = ()
     software_version: str = ""
-    draining: bool = False
+    draining: int = 0
     evidence: bytes = b""
     device_chain: tuple[bytes, ...] = ()
 
@@ -187,7 +189,7 @@ def _member(row: Row) -> StoredMember:
         manifest_hash=row["manifest_hash"],
         addresses=tuple(json.loads(row["addresses"])),
         software_version=row["software_version"],
-        draining=bool(row["draining"]),
+        draining=row["draining"],
         enrolled_at=row["enrolled_at"],
         evidence=row["evidence"],
         device_chain=_chain(row["device_chain"]),

@@ -14,6 +14,7 @@ from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.outbox import Outbox
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import SealringError, Unavailable
+from sealring.mesh.rpc.protocol import own_release
 from sealring.v1.membership_pb2 import (
     CoordinatorMessage,
     Goodbye,
@@ -22,6 +23,7 @@ from sealring.v1.membership_pb2 import (
     PrepareEpoch,
     RosterUpdate,
 )
+from sealring.v1.proof_pb2 import Release
 
 _LOOKS = 6
 _REPLACED = 8
@@ -39,6 +41,7 @@ class NodeSession:
         serving: PrepareEpoch | None = None,
         links: Sequence[LinkInfo] = (),
         *,
+        release: Release | None = None,
         clock: Clock,
     ) -> None:
         """`instance` is what the node's process, and no other, is known by; `serving` what it had up when it
@@ -47,6 +50,7 @@ class NodeSession:
         self.instance = instance
         self.serving = serving or PrepareEpoch()
         self.links = links
+        self.release = release or own_release()
         self.outbox: Outbox[CoordinatorMessage] = Outbox()
         self.heartbeat: Heartbeat | None = None
         self.said_goodbye = False

@@ -18,7 +18,8 @@ from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import membership_pb2_grpc
-from sealring.v1.membership_pb2 import FollowRequest, RosterUpdate, WatchResponse
+from sealring.v1.membership_pb2 import AllTold, FollowRequest, RosterUpdate, WatchResponse
+from sealring.v1.proof_pb2 import Release
 
 log = structlog.get_logger()
 
@@ -29,17 +30,21 @@ class Watchers:
     def __init__(self) -> None:
         self._open: dict[Outbox[WatchResponse], str] = {}
         self._troubles: dict[Outbox[WatchResponse], str] = {}
+        self.releases: dict[str, Release] = {}
 
-    def add(self, gateway: str) -> Outbox[WatchResponse]:
+    def add(self, gateway: str, release: Release) -> Outbox[WatchResponse]:
         """A new watch."""
         outbox: Outbox[WatchResponse] = Outbox()
         self._open[outbox] = gateway
+        self.releases[gateway] = release
         return outbox
 
     def remove(self, outbox: Outbox[WatchResponse]) -> None:
         """A watch has ended."""
-        self._open.pop(outbox, None)
+        gateway = self._open.pop(outbox, "")
         self._troubles.pop(outbox, None)
+        if not self.watches(gateway):
+            self.releases.pop(gateway, None)
 
     def troubled(self, outbox: Outbox[WatchResponse], what: str) -> None:
         """A gateway says what keeps it from its work; nothing when that is over."""
@@ -81,6 +86,8 @@ def tell(outbox: Outbox[WatchResponse], event: WatchResponse) -> None:
     kind = event.WhichOneof("event")
     if kind == "roster":
         outbox.put_latest("roster", event, first=True)
+    elif kind == "all_told":
+        outbox.put_latest(kind, event)
     else:
         outbox.put_latest(("ring", getattr(event, str(kind)).ring), event)
 
@@ -110,18 +117,19 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
     ) -> AsyncIterator[WatchResponse]:
         """Role gateway. Raises Unauthenticated (NO_PROOF, BAD_PROOF)."""
         peer = self._access.identify(context, Role.GATEWAY)
-        proof = self._proofs.begin(Purpose.WATCH, peer, context, (await _message(requests)).offer)
+        offer = (await _message(requests)).offer
+        proof = self._proofs.begin(Purpose.WATCH, peer, context, offer)
         yield WatchResponse(proof=await self._proofs.answer(proof))  # also to who is not enrolled any more
         finish = await _message(requests)
         self._access.require(context, Role.GATEWAY)  # it may have been thrown out meanwhile
         if not finish.HasField("proof"):
             raise no_proof()
         tenure = self._proofs.check(proof, peer, finish.proof)
-        outbox = self._watchers.add(peer.id)
+        outbox = self._watchers.add(peer.id, offer.release)
         log.info("gateway_watching", gateway=peer.id)
         reading = asyncio.create_task(self._read(tenure, requests, outbox))
         try:
-            for event in self._snapshot():
+            for event in (*self._snapshot(), WatchResponse(all_told=AllTold())):
                 tell(outbox, event)
             async for event in outbox.messages():
                 yield event

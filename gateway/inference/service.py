@@ -31,6 +31,7 @@ from sealring.v1 import inference_pb2_grpc as inference_grpc
 SERVICE = "sealring.v1.Inference"
 MAX_KEY = 256
 MAX_RING = 64
+_RETRY_SECONDS = 5
 
 
 class InferenceBackend(Protocol):
@@ -60,6 +61,10 @@ class InferenceBackend(Protocol):
 class Router(Protocol):
     """What the backend needs of the rings."""
 
+    @property
+    def complete(self) -> bool:
+        """Whether it is known which deployments there are."""
+
     def deployments(self) -> list[str]: ...
 
     def models(self) -> list[inference.Model]: ...
@@ -86,7 +91,12 @@ class RingBackend:
         self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
     ) -> AsyncGenerator[inference.GenerateResponse, None]:
         if self._draining:
-            raise Unavailable("the gateway is stopping", hint="ask another one", reason="STOPPING")
+            raise Unavailable(
+                "the gateway is stopping",
+                hint="ask another one, or try again later",
+                reason="STOPPING",
+                retry_after=_RETRY_SECONDS,
+            )
         timings = CURRENT.get() or Timings()
         validate_request(request)
         model = self._model(request.model)
@@ -162,6 +172,13 @@ class RingBackend:
             return name
         if not name and len(names) == 1:
             return names[0]
+        if not self._rings.complete:
+            raise Unavailable(
+                "the gateway does not know yet which models there are",
+                hint="try again later",
+                reason="RING_DOWN",
+                retry_after=_RETRY_SECONDS,
+            )
         raise model_not_found(name, names)
 
 

@@ -51,8 +51,7 @@ from sealring.v1 import inference_pb2 as inference
 log = structlog.get_logger()
 
 PATIENCE_SECONDS = 60.0
-"""How long requests wait for a ring that is down before they fail: longer than the coordinator waits until it
-replaces a member (`replace_after`)."""
+"""How long requests wait for a ring that is down, until the coordinator has told how long (`RingState`)."""
 
 RETRY_SECONDS = 5
 """After which a client may ask again for a model that no ring serves."""
@@ -99,6 +98,7 @@ class Ring:
     ) -> None:
         self.name = name
         self.deployment = deployment
+        self.patience = PATIENCE_SECONDS
         self._identity = identity
         self.scheduler = Scheduler(queue_limit=queue_limit)
         self.serving: ServingEpoch | None = None
@@ -129,7 +129,7 @@ class Ring:
     @property
     def patient(self) -> bool:
         """Whether a request may still be given to this ring."""
-        return self.attached or self._clock() - self._down_since < PATIENCE_SECONDS
+        return self.attached or self._clock() - self._down_since < self.patience
 
     def serve(self, serving: ServingEpoch) -> None:
         """Attaches to an epoch, leaving an earlier one. Changes nothing when it is the current one."""
@@ -195,7 +195,7 @@ class Ring:
         """Fails requests that have waited too long. Must be called about every second."""
         self._perform(self.scheduler.expire(self._clock()))
         if not self.patient:
-            error = ring_down(f"the ring has been down for {PATIENCE_SECONDS:g} s")
+            error = ring_down(f"the ring has been down for {self.patience:g} s")
             for request, answer, _ in self.take_waiting():
                 log.info("request_given_up", request_id=request.id, ring=self.name)
                 answer.fail(error)

@@ -19,6 +19,7 @@ from sealring.mesh.member.proof import Identity
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.prompt.routing import choose, ranked
 from sealring.mesh.roster import model as rosters
+from sealring.mesh.rpc.protocol import speaks
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import membership_pb2 as membership
@@ -26,6 +27,7 @@ from sealring.v1 import membership_pb2 as membership
 log = structlog.get_logger()
 
 MAX_RINGS = 4096
+_MAX_PATIENCE_SECONDS = 600
 
 SAMPLE = 16
 """Rings of a deployment that are compared for a request, drawn at random where there are more: the least busy
@@ -53,6 +55,7 @@ class Rings:
         self._roster: rosters.Roster | None = None
         self._states: dict[str, membership.RingState] = {}
         self._told: set[str] = set()  # of which the coordinator has spoken since it was last connected to
+        self.complete = False  # it has spoken of all that there is
         self._rings: dict[str, Ring] = {}
         self._of_model: dict[str, list[Ring]] = {}
         self._trust_of: dict[str, int] = {}
@@ -93,10 +96,15 @@ class Rings:
                 self._follow(ring)
 
     def begin_watch(self) -> None:
-        """All that stands in no roster is told anew."""
+        """All that there is is told anew; until then what was known goes on."""
         self._told.clear()
-        for name in set(self._states) - set(self._rings):
-            del self._states[name]
+        self.complete = False
+
+    def all_told(self) -> None:
+        """What stands in no roster, and was not told, is gone."""
+        self.complete = True
+        for name in {*self._states, *self._rings} - set(self._trust_of) - self._told:
+            self.ring_gone(name)
 
     def ring_gone(self, name: str) -> None:
         self._states.pop(name, None)
@@ -105,8 +113,6 @@ class Rings:
 
     def tick(self) -> None:
         """Must be called about every second."""
-        for name in set(self._rings) - set(self._trust_of) - self._told:
-            self.ring_gone(name)
         for ring in self._rings.values():
             ring.tick()
 
@@ -132,7 +138,12 @@ class Rings:
             )
             self._rings[ring.id] = mine
             self._of_model.setdefault(ring.deployment, []).append(mine)
+        if state is not None and state.patience:
+            mine.patience = min(state.patience, _MAX_PATIENCE_SECONDS)
         if state is None or state.phase != membership.RING_PHASE_SERVING:
+            mine.leave()
+        elif not speaks(state.protocol):
+            log.error("ring_speaks_another_protocol", ring=ring.id, protocol=state.protocol)
             mine.leave()
         elif state.deployment != ring.deployment or not (state.max_rows and state.prefill_chunk):
             log.error("ring_state_contradicts_roster", ring=ring.id)

@@ -114,6 +114,8 @@ class Watch:
             self._rings.ring_state(event.ring)
         elif kind == "gone":
             self._rings.ring_gone(event.gone.ring)
+        elif kind == "all_told":
+            self._rings.all_told()
 
     async def _use(self, envelope: bytes) -> membership.Problem:
         """Why a roster is not used, or an empty problem. Raises PermissionDenied (REMOVED)."""

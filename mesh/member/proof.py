@@ -304,7 +304,7 @@ def no_proof() -> Unauthenticated:
 
 
 def _release(release: proof_pb2.Release) -> bytes:
-    return pack_fields(release.software.encode(), _number(release.protocol))
+    return pack_fields(release.software.encode(), _number(release.protocol), _number(release.oldest))
 
 
 def _number(value: int) -> bytes:

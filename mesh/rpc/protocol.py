@@ -1,21 +1,26 @@
-"""The version of the protocol between the machines of a cluster, and the error for machines that differ.
+"""The protocols that a machine of a cluster speaks, and the error for machines that have none in common.
 
 Every stream between two machines begins with a `Release` of either end (`mesh/member/proof.py`,
 `LinkHello`). It is compared before anything else is checked: what a proof looks like may differ from one
-protocol to the next.
+protocol to the next. The members of a ring and its gateways speak what the coordinator has found that all of
+them do, for as long as an epoch lasts (`PrepareEpoch`, `RingState`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 from sealring.v1 import proof_pb2
 
-PROTOCOL_VERSION = 3
-"""One more whenever old and new do not mix."""
+PROTOCOL_VERSION = 4
+"""The newest that this release speaks: one more whenever something is said in another way."""
+
+OLDEST_PROTOCOL = 4
+"""The oldest: that of the release before, so that machines can be updated one after the other."""
 
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,64}")
 
@@ -39,7 +44,7 @@ def own_release() -> proof_pb2.Release:
         software = software_version()
     except ConfigError:  # whoever needs to know is told by `software_version` itself
         software = ""
-    return proof_pb2.Release(software=software, protocol=PROTOCOL_VERSION)
+    return proof_pb2.Release(software=software, protocol=PROTOCOL_VERSION, oldest=OLDEST_PROTOCOL)
 
 
 def check_release(theirs: proof_pb2.Release, who: str, own: str) -> None:
@@ -47,16 +52,48 @@ def check_release(theirs: proof_pb2.Release, who: str, own: str) -> None:
 
     `who` and `own` name the two machines for whoever reads the error at either end.
     """
-    if theirs.protocol == PROTOCOL_VERSION:
-        return
-    older = who if theirs.protocol < PROTOCOL_VERSION else own
+    agree({who: theirs, own: own_release()})
+
+
+def agree(releases: Mapping[str, proof_pb2.Release]) -> int:
+    """The newest protocol that all of these machines speak; they are named for whoever reads the error.
+
+    Raises FailedPrecondition (INCOMPATIBLE_VERSION).
+    """
+    behind = min(releases, key=lambda name: releases[name].protocol)
+    ahead = max(releases, key=lambda name: _oldest(releases[name]))
+    newest = releases[behind].protocol
+    if newest >= _oldest(releases[ahead]):
+        return newest
+    one, other = (f"{name} runs {_told(releases[name])}" for name in releases if name in (behind, ahead))
     raise FailedPrecondition(
-        f"{who} runs {_told(theirs)} and {own} runs {_told(own_release())}: they cannot work together",
-        hint=f"update {older}; all machines of a cluster run the same release",
+        f"{one} and {other}: they cannot work together",
+        hint=f"update {behind}; machines of a cluster may be one release apart",
         reason="INCOMPATIBLE_VERSION",
     )
 
 
+def speaks(protocol: int) -> bool:
+    """Whether this release does."""
+    return OLDEST_PROTOCOL <= protocol <= PROTOCOL_VERSION
+
+
+def check_speaks(protocol: int, who: str) -> None:
+    """That this machine speaks what a ring does. Raises FailedPrecondition (INCOMPATIBLE_VERSION)."""
+    if not speaks(protocol):
+        raise FailedPrecondition(
+            f"{who} speaks protocol {protocol} and this machine runs {_told(own_release())}",
+            hint="update the machine with the older release",
+            reason="INCOMPATIBLE_VERSION",
+        )
+
+
+def _oldest(release: proof_pb2.Release) -> int:
+    return min(release.oldest or release.protocol, release.protocol)
+
+
 def _told(release: proof_pb2.Release) -> str:
     named = _VERSION.fullmatch(release.software)
-    return f"sealring {release.software if named else 'of no known version'} (protocol {release.protocol})"
+    oldest, newest = _oldest(release), release.protocol
+    spoken = f"protocol {newest}" if oldest == newest else f"protocols {oldest} to {newest}"
+    return f"sealring {release.software if named else 'of no known version'} ({spoken})"

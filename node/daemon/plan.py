@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sealring.mesh.errors import FailedPrecondition, InvalidInput
 from sealring.mesh.prompt.deployment_limits import MAX_PREFILL_CHUNK, MAX_ROWS
 from sealring.mesh.roster.model import Ring, RingMember, Roster
+from sealring.mesh.rpc.protocol import check_speaks
 from sealring.node.link.keys import LinkParams
 from sealring.v1 import membership_pb2
 
@@ -51,8 +52,8 @@ class EpochPlan:
 def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str) -> EpochPlan:
     """Checks a PrepareEpoch against the roster.
 
-    Raises FailedPrecondition (ROSTER_MISMATCH, PLAN_MISMATCH, UNSUPPORTED_STRATEGY), InvalidInput
-    (BAD_EPOCH), NotFound (NO_SUCH_RING, NOT_IN_RING).
+    Raises FailedPrecondition (ROSTER_MISMATCH, PLAN_MISMATCH, UNSUPPORTED_STRATEGY,
+    INCOMPATIBLE_VERSION), InvalidInput (BAD_EPOCH), NotFound (NO_SUCH_RING, NOT_IN_RING).
     """
     if (prepare.roster_version, prepare.roster_hash) != (roster.version, roster.hash):
         raise FailedPrecondition(
@@ -60,6 +61,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
             hint="the coordinator sends its newest roster and prepares again",
             reason="ROSTER_MISMATCH",
         )
+    check_speaks(prepare.protocol, f"ring {prepare.ring[:64]}")
     ring = roster.ring(prepare.ring)
     own = ring.member(own_id)
     _check_bounds(prepare)

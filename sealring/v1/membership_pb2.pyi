@@ -848,6 +848,7 @@ class PrepareEpoch(_message.Message):
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
     KV_BITS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     """of this ring, rising"""
@@ -865,6 +866,8 @@ class PrepareEpoch(_message.Message):
     """tokens at most in one prefill chunk"""
     kv_bits: _builtins.int
     """8 or 4; 0: caches are not quantized"""
+    protocol: _builtins.int
+    """what all members of the ring speak"""
     def __init__(
         self,
         *,
@@ -879,10 +882,11 @@ class PrepareEpoch(_message.Message):
         kv_budget: _builtins.int = ...,
         prefill_chunk: _builtins.int = ...,
         kv_bits: _builtins.int = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "epoch", b"epoch", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "prefill_chunk", b"prefill_chunk", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "epoch", b"epoch", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1195,6 +1199,7 @@ class WatchResponse(_message.Message):
     RING_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    ALL_TOLD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def roster(self) -> Global___RosterUpdate: ...
     @_builtins.property
@@ -1205,6 +1210,10 @@ class WatchResponse(_message.Message):
     def proof(self) -> _proof_pb2.ProofAnswer:
         """first"""
 
+    @_builtins.property
+    def all_told(self) -> Global___AllTold:
+        """after the roster and all rings that there were when the watch began"""
+
     def __init__(
         self,
         *,
@@ -1212,16 +1221,32 @@ class WatchResponse(_message.Message):
         ring: Global___RingState | None = ...,
         gone: Global___RingGone | None = ...,
         proof: _proof_pb2.ProofAnswer | None = ...,
+        all_told: Global___AllTold | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "gone", b"gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["all_told", b"all_told", "event", b"event", "gone", b"gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "gone", b"gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_told", b"all_told", "event", b"event", "gone", b"gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["roster", "ring", "gone", "proof"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["roster", "ring", "gone", "proof", "all_told"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
+
+@_typing.final
+class AllTold(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AllTold: _TypeAlias = AllTold  # noqa: Y015
 
 @_typing.final
 class RingState(_message.Message):
@@ -1237,6 +1262,8 @@ class RingState(_message.Message):
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
     MODEL_TYPE_FIELD_NUMBER: _builtins.int
     SHARE_PREFIXES_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    PATIENCE_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     phase: Global___RingPhase.ValueType
@@ -1249,6 +1276,10 @@ class RingState(_message.Message):
     model_type: _builtins.str
     share_prefixes: _builtins.bool
     """among prompts in clear, whoever asks"""
+    protocol: _builtins.int
+    """of the epoch"""
+    patience: _builtins.int
+    """seconds that a request waits while it is down"""
     def __init__(
         self,
         *,
@@ -1262,10 +1293,12 @@ class RingState(_message.Message):
         prefill_chunk: _builtins.int = ...,
         model_type: _builtins.str = ...,
         share_prefixes: _builtins.bool = ...,
+        protocol: _builtins.int = ...,
+        patience: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "deployment", b"deployment", "epoch", b"epoch", "max_rows", b"max_rows", "model_type", b"model_type", "phase", b"phase", "prefill_chunk", b"prefill_chunk", "reason", b"reason", "ring", b"ring", "share_prefixes", b"share_prefixes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "deployment", b"deployment", "epoch", b"epoch", "max_rows", b"max_rows", "model_type", b"model_type", "patience", b"patience", "phase", b"phase", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "reason", b"reason", "ring", b"ring", "share_prefixes", b"share_prefixes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

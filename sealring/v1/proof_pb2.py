@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sealring/v1/proof.proto\x12\x0bsealring.v1\"-\n\x07Release\x12\x10\n\x08software\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\"o\n\nProofOffer\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x16\n\x0eroster_version\x18\x02 \x01(\x04\x12\x13\n\x0broster_hash\x18\x03 \x01(\x0c\x12%\n\x07release\x18\x04 \x01(\x0b\x32\x14.sealring.v1.Release\"\x95\x01\n\x0bProofAnswer\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x16\n\x0eroster_version\x18\x02 \x01(\x04\x12\x13\n\x0broster_hash\x18\x03 \x01(\x0c\x12\x14\n\x0croot_version\x18\x04 \x01(\x04\x12\r\n\x05proof\x18\x05 \x01(\x0c\x12%\n\x07release\x18\x06 \x01(\x0b\x32\x14.sealring.v1.Release\"\x1c\n\x0bProofFinish\x12\r\n\x05proof\x18\x01 \x01(\x0c\"2\n\x0cProofRenewal\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"\x0f\n\rProofAcceptedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sealring/v1/proof.proto\x12\x0bsealring.v1\"=\n\x07Release\x12\x10\n\x08software\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0e\n\x06oldest\x18\x03 \x01(\r\"o\n\nProofOffer\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x16\n\x0eroster_version\x18\x02 \x01(\x04\x12\x13\n\x0broster_hash\x18\x03 \x01(\x0c\x12%\n\x07release\x18\x04 \x01(\x0b\x32\x14.sealring.v1.Release\"\x95\x01\n\x0bProofAnswer\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x16\n\x0eroster_version\x18\x02 \x01(\x04\x12\x13\n\x0broster_hash\x18\x03 \x01(\x0c\x12\x14\n\x0croot_version\x18\x04 \x01(\x04\x12\r\n\x05proof\x18\x05 \x01(\x0c\x12%\n\x07release\x18\x06 \x01(\x0b\x32\x14.sealring.v1.Release\"\x1c\n\x0bProofFinish\x12\r\n\x05proof\x18\x01 \x01(\x0c\"2\n\x0cProofRenewal\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"\x0f\n\rProofAcceptedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sealring.v1.proof_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RELEASE']._serialized_start=40
-  _globals['_RELEASE']._serialized_end=85
-  _globals['_PROOFOFFER']._serialized_start=87
-  _globals['_PROOFOFFER']._serialized_end=198
-  _globals['_PROOFANSWER']._serialized_start=201
-  _globals['_PROOFANSWER']._serialized_end=350
-  _globals['_PROOFFINISH']._serialized_start=352
-  _globals['_PROOFFINISH']._serialized_end=380
-  _globals['_PROOFRENEWAL']._serialized_start=382
-  _globals['_PROOFRENEWAL']._serialized_end=432
-  _globals['_PROOFACCEPTED']._serialized_start=434
-  _globals['_PROOFACCEPTED']._serialized_end=449
+  _globals['_RELEASE']._serialized_end=101
+  _globals['_PROOFOFFER']._serialized_start=103
+  _globals['_PROOFOFFER']._serialized_end=214
+  _globals['_PROOFANSWER']._serialized_start=217
+  _globals['_PROOFANSWER']._serialized_end=366
+  _globals['_PROOFFINISH']._serialized_start=368
+  _globals['_PROOFFINISH']._serialized_end=396
+  _globals['_PROOFRENEWAL']._serialized_start=398
+  _globals['_PROOFRENEWAL']._serialized_end=448
+  _globals['_PROOFACCEPTED']._serialized_start=450
+  _globals['_PROOFACCEPTED']._serialized_end=465
 # @@protoc_insertion_point(module_scope)

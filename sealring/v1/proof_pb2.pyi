@@ -20,25 +20,29 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Release(_message.Message):
-    """What a machine runs. Whoever speaks another protocol is refused before anything else is looked at."""
+    """What a machine runs. Whoever has no protocol in common is refused before anything else is looked at."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SOFTWARE_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    OLDEST_FIELD_NUMBER: _builtins.int
     software: _builtins.str
     """of the package, for people"""
     protocol: _builtins.int
-    """one more whenever old and new do not mix"""
+    """the newest that it speaks"""
+    oldest: _builtins.int
+    """the oldest; 0: that one alone"""
     def __init__(
         self,
         *,
         software: _builtins.str = ...,
         protocol: _builtins.int = ...,
+        oldest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "software", b"software"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["oldest", b"oldest", "protocol", b"protocol", "software", b"software"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

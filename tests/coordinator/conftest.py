@@ -29,10 +29,18 @@ from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.roster.reader import RosterReader
 from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.protocol import own_release
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import channel_credentials, channel_options
 from sealring.mesh.trust.attestation import Statement, sign_sealing_key, sign_statement
-from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc, model_pb2
+from sealring.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    membership_pb2,
+    membership_pb2_grpc,
+    model_pb2,
+    proof_pb2,
+)
 
 GIB = 1 << 30
 LAYERS = 9
@@ -167,6 +175,7 @@ class FakeNode:
         prepare: bool = True,
         commit: bool = True,
         instance: bytes = b"",
+        speaks: tuple[int, int] | None = None,
     ) -> None:
         self.name = state_dir.name
         self.state = load_machine_state(state_dir)
@@ -181,6 +190,9 @@ class FakeNode:
         self.running: dict[str, int] = {}
         self.serving: membership_pb2.PrepareEpoch | None = None
         self.link = membership_pb2.LinkInfo(from_rank=0, to_rank=1, suite="test")
+        self.release = own_release()
+        if speaks is not None:
+            self.release = proof_pb2.Release(software="test", oldest=speaks[0], protocol=speaks[1])
         self.answers = True
         self.parts = True
         self.profiles = True
@@ -199,7 +211,7 @@ class FakeNode:
 
     async def start(self) -> None:
         self._call = membership_pb2_grpc.MembershipStub(self.channel).Session()
-        await self.prove(self._call)
+        await self.prove(self._call, release=self.release)
         await self.send(hello=self.hello())
         if self.beating:
             await self.beat()

@@ -30,6 +30,7 @@ from sealring.mesh.roster.memory import RosterStateFile
 from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import TlsMaterial, TlsStore, server_credentials
 from sealring.mesh.system.files import write_atomic
@@ -223,6 +224,7 @@ class ActedCoordinator(membership_grpc.SchedulingServicer):
         self._watches.add(watch)
         for event in self.snapshot.values():
             watch.put_nowait(event)
+        watch.put_nowait(membership.WatchResponse(all_told=membership.AllTold()))
         try:
             while True:
                 yield await watch.get()
@@ -426,6 +428,7 @@ class ActedCluster:
             context=CONTEXT,
             prefill_chunk=CHUNK,
             model_type="llama",
+            protocol=PROTOCOL_VERSION,
         )
         self.coordinator.tell("ring", membership.WatchResponse(ring=state))
 

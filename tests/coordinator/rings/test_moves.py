@@ -176,6 +176,42 @@ async def test_draining_without_a_substitute_stops_the_ring_until_it_is_undone(c
     await ring_state(cluster, SERVING, epoch=2)
 
 
+async def test_a_coordinator_that_is_restarted_in_a_drain_goes_on_with_it(start_cluster: Any) -> None:
+    """The ring is not touched before it is idle; a drain that is over is not begun again."""
+    cluster = await start_cluster()
+    nodes = [*await three(cluster), await cluster.node("spare")]
+    plan = await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    ids = [stage.member for stage in plan.rings[0].stages]
+    nodes.sort(key=lambda node: (node.id not in ids, ids.index(node.id) if node.id in ids else 0))
+    leaving = nodes[1]
+    leaving.busy = True
+    sessions = cluster.coordinator.sessions
+    while (session := sessions.find(leaving.id)) is None or session.idle:
+        await sessions.next_beat()
+    await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=leaving.id))
+    await cluster.close()
+    again = await start_cluster()
+    try:
+        back = []
+        for node in nodes:
+            one = await again.back(node)
+            one.busy = node is leaving
+            back.append(one)
+        sessions = again.coordinator.sessions
+        while (session := sessions.find(leaving.id)) is None or not session.steps or session.idle:
+            await sessions.next_beat()
+        status = await ring_state(again, SERVING)
+        assert (status.epoch, again.coordinator.moves._drains.keys()) == (1, {leaving.id})
+        assert not any(one.HasField("end") for node in back for one in node.messages)
+        back[1].busy = False
+        await ring_state(again, SERVING, epoch=2)
+        assert leaving.name not in await members(again)
+        assert again.coordinator.store.members.get(leaving.id).draining == 1
+    finally:
+        await again.close()
+
+
 # When a move is due, without a cluster
 
 RING = admin_pb2.RingPlan(

@@ -9,6 +9,7 @@ import pytest
 from patience import until
 
 from sealring.mesh.errors import EpochEnded, SealringError
+from sealring.mesh.rpc import protocol
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import admin_pb2, membership_pb2
 
@@ -327,5 +328,32 @@ async def test_a_member_that_never_prepares_is_given_up_on(start_cluster: Any) -
         assert end.reason == "preparing took too long: beta did not finish"
         stuck.prepares = True
         await ring_state(cluster, SERVING, epoch=2)
+    finally:
+        await cluster.close()
+
+
+async def test_a_ring_speaks_what_all_of_its_members_do(
+    start_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one they are updated; until the older one is, members without a common protocol are named."""
+    oldest = protocol.OLDEST_PROTOCOL
+    monkeypatch.setattr(protocol, "PROTOCOL_VERSION", oldest + 2)
+    cluster = await start_cluster()
+    try:
+        old, new = [await cluster.node(name, speaks=(oldest, oldest + 1)) for name in ("alpha", "beta")]
+        await deploy(cluster, stages=2)
+        await ring_state(cluster, SERVING)
+        assert (await new.wait_for("prepare")).protocol == oldest + 1
+        await new.stop()
+        new = await cluster.node("beta", join=False, speaks=(oldest + 2, oldest + 2))
+        async with asyncio.timeout(200):
+            while "they cannot work together" not in (reason := (await ring_state(cluster, DOWN)).reason):
+                await asyncio.sleep(0.05)
+        assert "node alpha runs sealring test (protocols" in reason
+        assert "update node alpha" in reason
+        await old.stop()
+        old = await cluster.node("alpha", join=False, speaks=(oldest, oldest + 2))
+        await ring_state(cluster, SERVING)
+        assert (await old.wait_for("prepare")).protocol == oldest + 2
     finally:
         await cluster.close()

@@ -7,7 +7,10 @@ import pytest
 from sealring.coordinator.streams.outbox import Outbox
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.errors import Unavailable
+from sealring.mesh.rpc.protocol import own_release
 from sealring.v1.membership_pb2 import RingGone, RingState, RosterUpdate, WatchResponse
+
+RELEASE = own_release()
 
 
 def ring(name: str, epoch: int) -> WatchResponse:
@@ -25,7 +28,7 @@ async def heard(outbox: Outbox[WatchResponse]) -> list[WatchResponse]:
 
 async def test_a_thousand_rings_are_told_and_each_once() -> None:
     watchers = Watchers()
-    outbox = watchers.add("gate")
+    outbox = watchers.add("gate", RELEASE)
     for epoch in (1, 2, 3):
         for number in range(1000):
             watchers.tell(ring(f"demo-{number}", epoch))
@@ -34,7 +37,7 @@ async def test_a_thousand_rings_are_told_and_each_once() -> None:
 
 async def test_a_ring_that_is_gone_takes_the_place_of_its_state() -> None:
     watchers = Watchers()
-    outbox = watchers.add("gate")
+    outbox = watchers.add("gate", RELEASE)
     gone = WatchResponse(gone=RingGone(ring="a-0"))
     for event in (ring("a-0", 1), ring("b-0", 1), gone):
         watchers.tell(event)
@@ -43,7 +46,7 @@ async def test_a_ring_that_is_gone_takes_the_place_of_its_state() -> None:
 
 async def test_a_roster_comes_before_the_rings_of_it() -> None:
     watchers = Watchers()
-    outbox = watchers.add("gate")
+    outbox = watchers.add("gate", RELEASE)
     for event in (roster(b"one"), ring("a-0", 1), roster(b"two"), ring("b-0", 2)):
         watchers.tell(event)
     assert await heard(outbox) == [roster(b"two"), ring("a-0", 1), ring("b-0", 2)]
@@ -51,7 +54,7 @@ async def test_a_roster_comes_before_the_rings_of_it() -> None:
 
 async def test_who_has_left_is_told_nothing_more() -> None:
     watchers = Watchers()
-    stays, leaves = watchers.add("gate"), watchers.add("other")
+    stays, leaves = watchers.add("gate", RELEASE), watchers.add("other", RELEASE)
     assert watchers.watches("other")
     for _ in range(2):
         watchers.remove(leaves)
@@ -63,7 +66,7 @@ async def test_who_has_left_is_told_nothing_more() -> None:
 
 async def test_every_watch_of_who_is_thrown_out_ends_and_no_other() -> None:
     watchers = Watchers()
-    first, second, other = (watchers.add(name) for name in ("gate", "gate", "other"))
+    first, second, other = (watchers.add(name, RELEASE) for name in ("gate", "gate", "other"))
     watchers.throw_out("gate", Unavailable("evicted", reason="EVICTED"))
     watchers.tell(ring("a-0", 1))
     for outbox in (first, second):
@@ -75,7 +78,7 @@ async def test_every_watch_of_who_is_thrown_out_ends_and_no_other() -> None:
 
 async def test_what_keeps_a_gateway_from_its_work_is_known_while_it_lasts() -> None:
     watchers = Watchers()
-    first, second = watchers.add("gate"), watchers.add("gate")
+    first, second = watchers.add("gate", RELEASE), watchers.add("gate", RELEASE)
     watchers.troubled(first, "the disk is full")
     watchers.troubled(second, "")
     assert (watchers.trouble("gate"), watchers.trouble("other")) == ("the disk is full", "")
@@ -84,3 +87,12 @@ async def test_what_keeps_a_gateway_from_its_work_is_known_while_it_lasts() -> N
     watchers.troubled(second, "again")
     watchers.remove(second)
     assert watchers.trouble("gate") == ""
+
+
+def test_what_a_gateway_speaks_is_known_while_it_watches() -> None:
+    watchers = Watchers()
+    first, second = watchers.add("gate", RELEASE), watchers.add("gate", RELEASE)
+    watchers.remove(first)
+    assert watchers.releases == {"gate": RELEASE}
+    watchers.remove(second)
+    assert not watchers.releases

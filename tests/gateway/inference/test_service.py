@@ -22,6 +22,7 @@ class OneRing:
         self.requests: list[Request] = []
         self.names = list(names) or ["model"]
         self.cancelled: list[str] = []
+        self.complete = True
 
     def deployments(self) -> list[str]:
         return self.names

@@ -15,6 +15,7 @@ from sealring.gateway.rings import rings as module
 from sealring.gateway.rings.rings import SAMPLE, Rings
 from sealring.gateway.scheduler import Request
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
+from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import membership_pb2 as membership
 
@@ -264,6 +265,8 @@ def test_a_model_that_no_ring_can_serve_is_down_and_not_unknown(monkeypatch: pyt
     assert caught.value.reason == "RING_DOWN"
     assert int(caught.value.metadata["retry_after"]) > 0
     rings.begin_watch()
+    assert rings.deployments() == ["model", "other"]
+    rings.all_told()
     with pytest.raises(NotFound):
         ask(rings, 2, model="other")
 
@@ -283,7 +286,13 @@ def test_a_model_is_what_the_roster_says_of_its_own_rings(monkeypatch: pytest.Mo
     assert (other.name, other.context, other.min_trust) == ("other", 64, 5)
 
 
-SERVES = {"phase": membership.RING_PHASE_SERVING, "deployment": "model", "max_rows": 4, "prefill_chunk": 64}
+SERVES = {
+    "phase": membership.RING_PHASE_SERVING,
+    "deployment": "model",
+    "max_rows": 4,
+    "prefill_chunk": 64,
+    "protocol": PROTOCOL_VERSION,
+}
 
 
 def roster_of(*names: str, members: tuple[str, ...] = ("one", "two")) -> Any:
@@ -399,6 +408,8 @@ async def test_a_ring_that_went_while_nobody_watched_is_closed(monkeypatch: pyte
     rings.begin_watch()
     rings.use_roster(roster_of())
     rings.tick()
+    assert "close" not in ring.events
+    rings.all_told()
     await settle(rings)
     assert ring.events[-1] == "close"
     assert rings.deployments() == []
@@ -427,6 +438,7 @@ def test_states_of_rings_that_are_in_no_roster_are_bounded(monkeypatch: pytest.M
         rings.ring_state(membership.RingState(ring=name, deployment=f"of {name}", model_type="t"))
     assert rings.deployments() == ["model", "of ring-0", "of x"]
     rings.begin_watch()
+    rings.all_told()
     assert rings.deployments() == ["model", "of ring-0"]
 
 

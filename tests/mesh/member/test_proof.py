@@ -196,6 +196,7 @@ async def test_ends_of_different_releases_refuse_before_they_look_at_anything_el
     first = CallerProof(CONNECTION, HELD)
     answer = await CalledProof(CONNECTION, first.offer, HELD).answer(by_identity(MEMBER))
     answer.release.protocol += 1
+    answer.release.oldest = answer.release.protocol
     with pytest.raises(FailedPrecondition) as error:
         first.check(answer, of_identity(MEMBER.public_key))
     assert error.value.reason == "INCOMPATIBLE_VERSION"

@@ -5,10 +5,20 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 from sealring.mesh.rpc import protocol
-from sealring.mesh.rpc.protocol import PROTOCOL_VERSION, check_release, own_release, software_version
+from sealring.mesh.rpc.protocol import (
+    OLDEST_PROTOCOL,
+    PROTOCOL_VERSION,
+    agree,
+    check_release,
+    check_speaks,
+    own_release,
+    software_version,
+)
 from sealring.v1 import proof_pb2
 
 
@@ -49,4 +59,40 @@ def test_an_installation_without_a_version_still_says_its_protocol(monkeypatch: 
     with pytest.raises(ConfigError) as caught:
         protocol.software_version()
     assert caught.value.reason == "BROKEN_INSTALLATION"
-    assert own_release() == proof_pb2.Release(protocol=PROTOCOL_VERSION)
+    assert own_release() == proof_pb2.Release(protocol=PROTOCOL_VERSION, oldest=OLDEST_PROTOCOL)
+
+
+def release(oldest: int, newest: int) -> proof_pb2.Release:
+    return proof_pb2.Release(software="1", protocol=newest, oldest=oldest)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=5))
+def test_machines_agree_on_the_newest_that_all_speak(spans: list[tuple[int, int]]) -> None:
+    spoken = {f"node {i}": range(low, low + more + 1) for i, (low, more) in enumerate(spans)}
+    common = set.intersection(*(set(one) for one in spoken.values()))
+    releases = {name: release(one[0], one[-1]) for name, one in spoken.items()}
+    if common:
+        assert agree(releases) == max(common)
+        return
+    with pytest.raises(FailedPrecondition) as caught:
+        agree(releases)
+    behind = caught.value.hint.removeprefix("update ").partition(";")[0]
+    assert spoken[behind][-1] == min(one[-1] for one in spoken.values())
+
+
+def test_a_range_is_told_and_one_that_is_none_is_its_newest() -> None:
+    with pytest.raises(FailedPrecondition) as caught:
+        agree({"node a": release(2, 3), "node b": release(4, 4), "gateway c": release(3, 4)})
+    assert caught.value.message == (
+        "node a runs sealring 1 (protocols 2 to 3) and node b runs sealring 1 (protocol 4): "
+        "they cannot work together"
+    )
+    assert agree({"one": release(9, 4), "other": release(4, 4)}) == 4
+
+
+def test_a_ring_of_another_protocol_is_refused() -> None:
+    check_speaks(PROTOCOL_VERSION, "ring demo-0")
+    for other in (OLDEST_PROTOCOL - 1, PROTOCOL_VERSION + 1):
+        with pytest.raises(FailedPrecondition) as caught:
+            check_speaks(other, "ring demo-0")
+        assert caught.value.message.startswith(f"ring demo-0 speaks protocol {other} and this machine runs")

@@ -22,6 +22,7 @@ from sealring.mesh.member.proof import Purpose, by_roster_keys, renewal
 from sealring.mesh.member.state import IDENTITY_KEY
 from sealring.mesh.pki.certificates import PeerIdentity, Role, to_pem
 from sealring.mesh.pki.root import encode_chain
+from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore, peer_identity, server_credentials
 from sealring.mesh.system.addresses import free_port
@@ -329,6 +330,7 @@ class Bed:
             "max_rows": 4,
             "kv_budget": 1 << 28,
             "prefill_chunk": 64,
+            "protocol": PROTOCOL_VERSION,
             **changes,
         }
         for node in self.nodes:

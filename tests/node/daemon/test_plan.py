@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import SealringError
+from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.node.daemon.plan import plan_epoch
 from sealring.v1 import membership_pb2
 
@@ -21,6 +22,7 @@ def prepare(roster: Any, **changes: Any) -> membership_pb2.PrepareEpoch:
         "max_rows": 4,
         "kv_budget": 1 << 20,
         "prefill_chunk": 16,
+        "protocol": PROTOCOL_VERSION,
     }
     return membership_pb2.PrepareEpoch(**{**fields, **changes})
 

@@ -64,6 +64,7 @@ def plan(roster: Roster, daemon: Daemon, epoch: int = 1) -> EpochPlan:
         max_rows=4,
         kv_budget=1 << 20,
         prefill_chunk=16,
+        protocol=PROTOCOL_VERSION,
     )
     return plan_epoch(prepare, roster, daemon.party.id)
 
