@@ -27,6 +27,7 @@ _LOAD_SECONDS = 1800.0
 _EPOCH_SECONDS = 30.0
 _CLOSE_SECONDS = 30.0
 _STOP_SECONDS = 2.0
+_REAP_SECONDS = 10.0
 _TRACE_SECONDS = 5.0
 
 _BUSY = (1.0, 8.0)  # ping interval and deadline in seconds, while steps are coming
@@ -175,8 +176,8 @@ class EngineProcess:
         """Ends the open epoch and keeps the weights. Raises EpochEnded, DeadlineExceeded."""
         self._sink = None
         self._busy = False
-        if self._liveness is not None:
-            self._liveness.look()
+        if self._liveness is not None:  # one that is frozen would hold up the next epoch
+            self._liveness.watch(interval=_BUSY[0], deadline=_CLOSE_SECONDS)
         number = self._number()
         command = engine_pb2.EngineCommand(close_epoch=engine_pb2.CloseEngineEpoch(id=number))
         await self._ask(number, command, _CLOSE_SECONDS, "the close of an epoch")
@@ -200,14 +201,20 @@ class EngineProcess:
             await self._child.drained()
 
     async def stop(self) -> None:
-        """Ends the process and frees everything; safe to call again."""
+        """Ends the process and frees everything; safe to call again.
+
+        One that cannot die (it hangs in a driver, its control group is frozen) is left behind.
+        """
         if self._liveness is not None:
             self._liveness.stop()
         self._sink = None
         try:
             if self._child is not None:
                 farewell = engine_pb2.EngineCommand(shutdown=engine_pb2.Shutdown()).SerializeToString()
-                await self._child.stop(farewell, grace=_STOP_SECONDS)
+                async with asyncio.timeout(_REAP_SECONDS):
+                    await self._child.stop(farewell, grace=_STOP_SECONDS)
+        except TimeoutError:
+            log.error("engine_left_behind", pid=self.pid, memory=self.figures.memory)
         finally:  # the child's end goes on, whoever waited for it
             self._release()
 

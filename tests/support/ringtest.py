@@ -173,7 +173,8 @@ def chat(*contents: str, **sampling: Any) -> inference_pb2.Prompt:
 @asynccontextmanager
 async def serving(folder: Path, size: int, **spec: Any) -> AsyncIterator[Ring]:
     """A cluster of so many nodes that serves the demo model over all of them, or as `spec` has it."""
-    settings = {"coordinator": {"replace_after": "24h"}}  # a slow machine is long in starting a node again
+    # a slow machine is long in starting a node again; who drains one keeps it busy on purpose
+    settings = {"coordinator": {"replace_after": "24h", "drain_timeout": "3s"}}
     async with LocalCluster(folder, MODEL, nodes=size, name="demo", settings=settings) as cluster:
         cluster._children._command = (sys.executable, hasty.__file__)
         async with started(cluster, **({"stages": size} | spec)) as ring:

@@ -1,0 +1,86 @@
+"""Nodes and coordinator are updated one after the other, while requests are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import Any
+
+import updated
+from ringtest import CLUSTER, LIMIT_SECONDS, Reply, Ring, chat
+
+from sealring.v1 import admin_pb2
+
+pytestmark = CLUSTER
+QUESTION = chat("What is the capital of France?")
+
+
+async def node_called(ring: Ring, name: str) -> Any:
+    answer = await ring.cluster.admin.call("ListNodes", wait_for_ready=True)
+    return next(one for one in answer.nodes if one.name == name)
+
+
+async def stop(ring: Ring, name: str) -> None:
+    children = ring.cluster._children
+    process = children._children[name].process
+    children._expected.add(process.pid)
+    process.send_signal(signal.SIGTERM)
+    await process.wait()
+
+
+async def update_coordinator(ring: Ring) -> None:
+    await stop(ring, "coordinator")
+    await ring.cluster._start("coordinator", "coordinator")
+
+
+async def update_node(ring: Ring, name: str, *, meanwhile: Any = None) -> None:
+    """As docs/operators.md says: drain, stop, start, undo."""
+    admin, node = ring.cluster.admin, await node_called(ring, name)
+    await admin.call("DrainNode", id=node.id)
+    if meanwhile is not None:
+        await meanwhile
+    while (await node_called(ring, name)).ring:
+        await asyncio.sleep(0.1)
+    await stop(ring, name)
+    await ring.cluster.start_node(name)
+    while (await node_called(ring, name)).manifest != updated.MANIFEST.hex():
+        await asyncio.sleep(0.1)
+    await admin.call("DrainNode", id=node.id, undo=True)
+
+
+async def test_everything_is_updated_and_no_request_fails(broken: Ring) -> None:
+    """The coordinator in the middle of a node's drain."""
+    await broken.serving()
+    expected = await broken.ask(QUESTION, 200)
+    done = asyncio.Event()
+    replies: list[Reply] = []
+
+    async def ask_all_the_time() -> None:
+        while not done.is_set():
+            replies.append(await broken.ask(QUESTION, 200))
+
+    genuine = broken.cluster._children._command
+    broken.cluster._children._command = (sys.executable, updated.__file__)
+    try:
+        async with asyncio.timeout(3 * LIMIT_SECONDS), asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(ask_all_the_time())
+            await update_node(broken, "node-0")
+            await update_node(broken, "node-1", meanwhile=update_coordinator(broken))
+            await update_node(broken, "node-2")
+            done.set()
+        assert len(replies) > 3
+        assert all(reply == expected for reply in replies)
+        answer = await broken.cluster.admin.call("ListNodes")
+        assert {(one.state, one.level, one.trust, one.trouble) for one in answer.nodes} == {
+            (admin_pb2.NODE_STATE_ONLINE, "software", 10, "")
+        }
+        assert not answer.revoked
+        audit = await broken.cluster.admin.call("ListAuditLog", newest=True)
+        assert [one.action for one in audit.entries].count("reattest_node") == 3
+    finally:
+        broken.cluster._children._command = genuine
+        await broken.cluster.admin.call("DeleteDeployment", name=broken.model)
+        await broken.cluster.deploy(stages=3)  # as it was found
+        await broken.serving()
