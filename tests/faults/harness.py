@@ -157,7 +157,7 @@ class Place:
 
 @dataclass
 class Things:
-    """What a cluster has of this machine, by kind of process."""
+    """What a cluster has of this machine, by kind of process: another node may have another's place now."""
 
     processes: Counter[str] = field(default_factory=Counter)
     descriptors: Counter[str] = field(default_factory=Counter)
@@ -173,8 +173,9 @@ class Things:
                 own = psutil.Process(pid)
                 for one in (own, *own.children(recursive=True)):
                     words = " ".join(one.cmdline())
-                    kind = next((kind for kind in ("engine", "carrier") if MODULES[kind] in words), name)
-                    made.processes[f"{name}'s {kind}" if kind != name else name] += 1
+                    component = "node" if name in cluster.node_names else name
+                    kind = next((kind for kind in ("engine", "carrier") if MODULES[kind] in words), component)
+                    made.processes[kind] += 1
                     made.descriptors[kind] += one.num_fds()
                     made.listening[kind] += sum(
                         each.status == psutil.CONN_LISTEN for each in one.net_connections()
@@ -182,7 +183,7 @@ class Things:
         for file in cluster.state_dir.rglob("*"):
             place = file.relative_to(cluster.state_dir)
             if place.parts[0] != "logs" and "mlx" not in place.parts:
-                made.files[re.sub(r"-[a-z0-9_]{8}\b", "-*", str(place))] += 1
+                made.files[re.sub(r"-[a-z0-9_]{8}\b|-\d\b", "-*", str(place))] += 1
         return made
 
     def beyond(self, before: Things) -> list[str]:
