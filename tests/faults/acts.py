@@ -65,6 +65,11 @@ async def stop(place: Place, *words: str) -> None:
             process.send_signal(signal.SIGCONT)
 
 
+async def wait(place: Place, seconds: str) -> None:
+    """For what comes by itself."""
+    await asyncio.sleep(float(seconds))
+
+
 async def freeze(place: Place, *words: str) -> None:
     """By the freezer of cgroups, which leaves the process's state as it was."""
     *part, seconds = words
@@ -310,7 +315,7 @@ def _last(said: str) -> str:
 ACTS: dict[str, Callable[..., Awaitable[str | None]]] = {
     act.__name__: act
     for act in (
-        *(kill, gone, stop, freeze, memory, leave, roster, cut, lose, delay, narrow, flip, reset),
+        *(kill, gone, stop, wait, freeze, memory, leave, roster, cut, lose, delay, narrow, flip, reset),
         *(fill, readonly, clock, taken, double, copied),
     )
 }

@@ -19,6 +19,8 @@ class Case:
 
     moment: str
     acts: tuple[str, ...]
+    certificates: int = 0
+    """Seconds that the cluster's certificates live, where that is not as usual."""
 
     @property
     def name(self) -> str:
@@ -68,7 +70,8 @@ STARTS = [
     case("decode", "leave"),
     case("prefill", "leave"),
 ]
-CASES = [*KILLED, *STOPPED, *FROZEN, *TWICE, *GONE, *NETWORK, *DISK, *CLOCK, *STARTS]
+RENEWED = [Case("decode", ("wait 330",), certificates=300)]
+CASES = [*KILLED, *STOPPED, *FROZEN, *TWICE, *GONE, *NETWORK, *DISK, *CLOCK, *STARTS, *RENEWED]
 SHORT = [
     case("decode", "kill engine 0"),
     case("prefill", "kill engine 2"),

@@ -229,7 +229,7 @@ async def suffer(place: Place, case: Case) -> Outcome:
 
     told.append(Told(AFTER.get(case.moment, DECODING), happen))
     try:
-        async with asyncio.timeout(3 * LIMIT_SECONDS), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(4 * LIMIT_SECONDS), asyncio.TaskGroup() as group:
             acting = group.create_task(act())
             group.create_task(probe(acting))
             answers = await place.ask(told[0])

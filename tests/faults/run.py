@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 from cases import CASES, Case
@@ -39,7 +38,7 @@ async def main(options: argparse.Namespace) -> int:
     async with Clusters() as clusters:
         for number, case in enumerate(wanted, 1):
             begun = time.monotonic()
-            outcome = await suffer(await clusters.place(), case)
+            outcome = await suffer(await clusters.place(case.certificates), case)
             if not outcome.good:
                 clusters.keep_logs(re.sub(r"\W+", "-", case.name))
             if outcome.broken:
@@ -61,7 +60,7 @@ class Record:
 
     def write(self, found: dict[str, Outcome]) -> None:
         if self._path is not None:
-            cases = {name: asdict(one) | {"lost": one.lost} for name, one in found.items()}
+            cases = {name: vars(one) | {"lost": one.lost} for name, one in found.items()}
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text(json.dumps([*self._before, self._run | {"cases": cases}], indent=1) + "\n")
 
@@ -72,6 +71,7 @@ class Clusters:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._place: SeparatePlace | None = None
+        self._certificates = 0
 
     async def __aenter__(self) -> Clusters:
         return self
@@ -79,10 +79,16 @@ class Clusters:
     async def __aexit__(self, *_: object) -> None:
         await self.discard()
 
-    async def place(self) -> SeparatePlace:
+    async def place(self, certificates: int) -> SeparatePlace:
+        if certificates != self._certificates:
+            await self.discard()
         if self._place is None:
+            self._certificates = certificates
+            settings = {"certificate_lifetime": certificates, "roster_lifetime": 60} if certificates else {}
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-faults-"))
-            self._place = await self._stack.enter_async_context(separate_place(Path(folder) / "state"))
+            self._place = await self._stack.enter_async_context(
+                separate_place(Path(folder) / "state", coordinator=settings)
+            )
         return self._place
 
     def keep_logs(self, name: str) -> None:
