@@ -11,14 +11,18 @@ import pytest
 from sealring.mesh.errors import EpochEnded, Unauthenticated, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
-anthropic = pytest.importorskip("anthropic")
-
 ASK: dict[str, Any] = {"model": "demo", "max_tokens": 50, "messages": [{"role": "user", "content": "hello"}]}
 TOOL = {"name": "look", "description": "looks", "input_schema": {"type": "object"}}
 
 
 @pytest.fixture
-async def client(port: int) -> AsyncIterator[Any]:
+def anthropic() -> Any:
+    """Imported late: it takes a second, and all workers collect this file."""
+    return pytest.importorskip("anthropic")
+
+
+@pytest.fixture
+async def client(port: int, anthropic: Any) -> AsyncIterator[Any]:
     async with anthropic.AsyncAnthropic(
         api_key="none", base_url=f"http://127.0.0.1:{port}", max_retries=0
     ) as made:
@@ -90,7 +94,7 @@ async def test_tokens_are_counted_with_tools_and_without_max_tokens(client: Any,
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": {"type": []}}, "tool_choice.type"),
         ({"output_config": {"effort": {}}}, "reasoning_effort"),
-        ({"output_config": {"format": {}}}, "output_config.format"),
+        ({"output_config": {"format": {}}}, "response_format"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
         ({"messages": 7}, "messages"),
@@ -110,7 +114,9 @@ async def test_what_is_refused_is_named(port: int, change: dict[str, Any], param
     assert param.partition("[")[0] in told["error"]["message"] or "content" in told["error"]["message"]
 
 
-async def test_errors_have_anthropics_form_before_and_within_a_stream(client: Any, backend: Any) -> None:
+async def test_errors_have_anthropics_form_before_and_within_a_stream(
+    client: Any, backend: Any, anthropic: Any
+) -> None:
     for error, expected, kind in (
         (Unauthenticated("x"), anthropic.AuthenticationError, "authentication_error"),
         (Unavailable("x"), anthropic.InternalServerError, "overloaded_error"),
@@ -126,6 +132,8 @@ async def test_errors_have_anthropics_form_before_and_within_a_stream(client: An
             await stream.get_final_message()
 
 
-async def test_a_model_of_its_makers_is_the_one_that_there_is(client: Any, backend: Any) -> None:
+async def test_a_model_of_its_makers_is_the_one_that_there_is(
+    client: Any, backend: Any, anthropic: Any
+) -> None:
     with pytest.raises(anthropic.NotFoundError):  # the scripted backend has no default
         await client.messages.create(**{**ASK, "model": "claude-haiku-9"})

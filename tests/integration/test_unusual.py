@@ -5,15 +5,14 @@ import json
 import shutil
 
 import mlx.core as mx
-import mlx_lm
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.generate import generate_step
 from ringtest import CLUSTER, MODEL, chat, started
 from sharing import ask, dialogue
 from stagering import UNUSUAL, config_of
 
 from sealring.cli.local.cluster import LocalCluster
+from sealring.node.engine import mlx_lm_import
 from sealring.node.engine.staging import random_model
 from sealring.node.engine.text.tokenizer import load_tokenizer
 
@@ -52,10 +51,12 @@ class Whole:
     """mlx-lm's greedy tokens, as the text that a head makes of them."""
 
     def __init__(self, folder):
-        self._model, _ = mlx_lm.load(str(folder))
+        self._model, _ = mlx_lm_import.import_whole().load(str(folder))
         self.tokenizer = load_tokenizer(folder)
 
     def text(self, messages, max_tokens):
+        from mlx_lm.generate import generate_step
+
         prompt = mx.array(self.tokenizer.encode_chat(messages))
         detokenizer, text = self.tokenizer.detokenizer(), ""
         for token, _ in generate_step(prompt, self._model, max_tokens=max_tokens):
