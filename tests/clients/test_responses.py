@@ -155,7 +155,7 @@ async def test_what_codex_sends_is_taken(port: int, backend: Any) -> None:
         ({"previous_response_id": "x"}, "previous_response_id"),
         ({"conversation": "x"}, "conversation"),
         ({"background": True}, "background"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "xml"}}}, "response_format.type"),
         ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "messages[0].content[0]"),
         ({"input": 5}, "input"),
