@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -63,6 +63,56 @@ async def collect(events: Events, choices: int) -> tuple[inference.Started, list
                 return begin, told, event.finished
             told[event.delta.choice].add(event.delta)
     raise Internal("the answer does not end")
+
+
+async def together(parts: Sequence[Events], choices: int) -> Events:
+    """The answers to several prompts, `choices` to each, as those to one.
+
+    Raises what any of them fails with; the others are ended then.
+    """
+    told: asyncio.Queue[tuple[int, inference.GenerateResponse | Exception]] = asyncio.Queue(len(parts))
+
+    async def read(number: int, events: Events) -> None:
+        try:
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    await told.put((number, event))
+        except Exception as error:
+            await told.put((number, error))
+
+    tasks = [asyncio.create_task(read(number, events)) for number, events in enumerate(parts)]
+    begun, ends = False, dict[int, inference.Finished]()
+    try:
+        while len(ends) < len(parts):
+            number, event = await told.get()
+            if isinstance(event, Exception):
+                raise event
+            kind = event.WhichOneof("event")
+            if kind == "finished":
+                ends[number] = event.finished
+            elif kind == "delta":
+                event.delta.choice += number * choices
+            if kind == "delta" or (kind == "started" and not begun):
+                begun = True
+                yield event
+        yield inference.GenerateResponse(finished=_all([ends[number] for number in range(len(parts))]))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def _all(ends: list[inference.Finished]) -> inference.Finished:
+    whole = inference.Finished(
+        reason=ends[0].reason,
+        prompt_tokens=sum(end.prompt_tokens for end in ends),
+        completion_tokens=sum(end.completion_tokens for end in ends),
+        cached_tokens=sum(end.cached_tokens for end in ends),
+    )
+    for end in ends:
+        one = inference.FinishedChoice(reason=end.reason, completion_tokens=end.completion_tokens)
+        whole.choices.extend(end.choices or [one])
+    return whole
 
 
 class EventStream(Response):

@@ -23,7 +23,7 @@ from sealring.api.completions import ask_completion
 from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, show, tags
 from sealring.api.responses import ask_responses
 from sealring.gateway.access.gate import Gate
-from sealring.gateway.http.answers import EventStream, collect, started, unless_disconnected
+from sealring.gateway.http.answers import EventStream, collect, started, together, unless_disconnected
 from sealring.gateway.http.body import read_json
 from sealring.gateway.http.guard import Guard
 from sealring.gateway.http.kept import KeptAnswers
@@ -118,7 +118,7 @@ class _Edge:
                 stream = EventStream(events, asked, _headers)
                 await stream.begin(request.receive)
                 return stream
-            collected = collect(events, asked.request.choices)
+            collected = collect(events, asked.choices)
             begin, choices, finished = await unless_disconnected(request.receive, collected)
             answer = asked.render(begin).whole(choices, finished)
             return Response(answer, headers=_headers(begin), media_type="application/json")
@@ -139,7 +139,11 @@ class _Edge:
 
     def _events(self, request: Request, asked: Asked) -> AsyncGenerator[inference.GenerateResponse, None]:
         key_id = request.state.caller.key_id or ""
-        return self._backend.generate(asked.request, key=key_id or asked.user, tenant=key_id)
+        parts = [
+            self._backend.generate(one, key=key_id or asked.user, tenant=key_id)
+            for one in (asked.request, *asked.others)
+        ]
+        return together(parts, asked.request.choices) if asked.others else parts[0]
 
     async def count(self, request: Request) -> Response:
         """How many tokens the prompt has: by the answer's start, or where that does not tell by its end."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeVar
@@ -73,6 +74,9 @@ def _beginning(prompt: inference.Prompt) -> bytes:
     """What all turns of a conversation have in common, up to the first message of the user, in short."""
     if prompt.WhichOneof("input") == "text":
         return prompt.text[:_LOOKED_AT].encode() if len(prompt.text) >= SHORTEST else b""
+    if prompt.WhichOneof("input") == "tokens":
+        ids = prompt.tokens.ids
+        return array("I", ids[:_LOOKED_AT]).tobytes() if len(ids) >= SHORTEST else b""
     messages = prompt.chat.messages
     if sum(len(message.content) for message in messages) < SHORTEST:
         return b""

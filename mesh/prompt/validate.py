@@ -53,6 +53,8 @@ def validate_prompt(prompt: inference.Prompt) -> None:
         _check_messages(prompt.chat)
     elif kind == "text" and prompt.text:
         _check_length(len(prompt.text.encode()), "prompt")
+    elif kind == "tokens" and prompt.tokens.ids:
+        _check_length(4 * len(prompt.tokens.ids), "prompt")
     else:
         raise InvalidInput("the prompt is empty", reason="EMPTY_PROMPT", param="prompt")
     if prompt.schema:

@@ -50,6 +50,14 @@ class Asked:
     user: str = ""
     """Who asks, by the client's own word."""
 
+    others: tuple[inference.GenerateRequest, ...] = ()
+    """More prompts, whose answers follow those of `request`."""
+
+    @property
+    def choices(self) -> int:
+        """Answers to all prompts."""
+        return self.request.choices * (1 + len(self.others))
+
 
 class Renderer:
     """The answers to one request as the bytes of one API: `whole`, or as a stream of events."""

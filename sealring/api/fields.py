@@ -25,7 +25,7 @@ IGNORED: dict[str, type] = {
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "echo": (False,),
+    "echo": (False,),  # of chats
     "suffix": ("",),
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),

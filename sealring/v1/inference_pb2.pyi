@@ -266,6 +266,7 @@ class Prompt(_message.Message):
 
     CHAT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
@@ -276,6 +277,10 @@ class Prompt(_message.Message):
     """a JSON schema, an object of at most 64 KiB, that the answer is an instance of; empty: none"""
     @_builtins.property
     def chat(self) -> Global___Chat: ...
+    @_builtins.property
+    def tokens(self) -> Global___TokenIds:
+        """completed as they stand"""
+
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
@@ -289,20 +294,43 @@ class Prompt(_message.Message):
         *,
         chat: Global___Chat | None = ...,
         text: _builtins.str = ...,
+        tokens: Global___TokenIds | None = ...,
         sampling: Global___Sampling | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
         resume: Global___Resume | None = ...,
         schema: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "schema", b"schema", "stop", b"stop", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "schema", b"schema", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["chat", "text"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["chat", "text", "tokens"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___Prompt: _TypeAlias = Prompt  # noqa: Y015
+
+@_typing.final
+class TokenIds(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the model's vocabulary"""
+
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class Resume(_message.Message):

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sealring.api.chat import ChatBody, chat_request, parse_chat
-from sealring.api.completions import CompletionBody, completion_request, parse_completion
+from sealring.api.chat import ChatBody, ask_chat, chat_request, parse_chat
+from sealring.api.completions import CompletionBody, ask_completion, completion_requests, parse_completion
 from sealring.gateway.http.body import MAX_DIGITS, parse_object
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.validate import validate_request
@@ -225,10 +225,10 @@ def test_a_completion_takes_no_chats_log_probabilities() -> None:
         with pytest.raises(InvalidInput):
             parse_completion({**base, "top_logprobs": value})
     body = parse_completion({**base, "prompt": ["y"], "logprobs": 0, "max_tokens": 3})
-    request = completion_request(body, "id")
+    (request,) = completion_requests(body, "id")
     assert (request.envelope.clear.text, request.max_tokens, request.request_id) == ("y", 3, "id")
     assert request.envelope.clear.sampling.HasField("logprobs")
-    for prompt in ([], ["a", "b"]):
+    for prompt in ([], [[]], ["a", 1], [1, "a"], [[1], "a"], [-1], [True], ["a"] * 65):
         with pytest.raises(InvalidInput):
             parse_completion({**base, "prompt": prompt})
 
@@ -358,21 +358,43 @@ def test_what_a_chat_asks_of_log_probabilities(fields: dict[str, Any], expected:
 def test_a_completion_is_told_at_most_five(logprobs: Any) -> None:
     base = {"model": "demo", "prompt": "x"}
     body = parse_completion({**base, "logprobs": 5})
-    assert completion_request(body, "id").envelope.clear.sampling.logprobs == 5
+    assert completion_requests(body, "id")[0].envelope.clear.sampling.logprobs == 5
     with pytest.raises(InvalidInput) as caught:
         parse_completion({**base, "logprobs": logprobs})
     assert caught.value.metadata["param"] == "logprobs"
 
 
 def test_completion_defaults() -> None:
-    request = completion_request(parse_completion({"model": "demo", "prompt": "x"}), "id")
+    (request,) = completion_requests(parse_completion({"model": "demo", "prompt": "x"}), "id")
     assert request.max_tokens == 16
     assert request.envelope.clear.sampling.temperature == 1.0
     assert not request.envelope.clear.sampling.HasField("seed")
-    with pytest.raises(InvalidInput):
-        parse_completion({"model": "demo", "prompt": ["a", "b"]})
-    with pytest.raises(InvalidInput):
-        parse_completion({"model": "demo", "prompt": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"),
+    [
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ],
+)
+def test_prompts_are_texts_or_token_ids(prompt: Any, found: list[Any]) -> None:
+    asked = ask_completion({"model": "demo", "prompt": prompt, "n": 2}, "id")
+    requests = [asked.request, *asked.others]
+    for request in requests:
+        validate_request(request)
+    clear = [request.envelope.clear for request in requests]
+    assert [one.text or list(one.tokens.ids) for one in clear] == found
+    assert len({request.request_id for request in requests}) == len(found)
+    assert asked.choices == 2 * len(found)
+
+
+@pytest.mark.parametrize("change", [{"logprobs": 1}, {"prompt": [1]}])
+def test_an_echo_that_cannot_be_told_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        ask_completion({"model": "demo", "prompt": "x", "echo": True, **change}, "id")
+    assert caught.value.metadata["param"] == "echo"
 
 
 @pytest.mark.parametrize(
@@ -405,9 +427,9 @@ bodies = st.dictionaries(names | st.text(max_size=8), json_values, max_size=8)
 @given(changes=bodies)
 def test_any_object_parses_or_is_refused(changes: dict[str, Any]) -> None:
     for base in (GOOD, {}):
-        for read, make in ((parse_chat, chat_request), (parse_completion, completion_request)):
+        for ask in (ask_chat, ask_completion):
             try:
-                request = make(read({**base, **changes}), "id")  # type: ignore[operator,arg-type]
+                request = ask({**base, **changes}, "id").request
                 validate_request(request)
             except InvalidInput:
                 continue

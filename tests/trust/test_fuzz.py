@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rostertest import PaperCluster
 
-from sealring.api.chat import chat_request, parse_chat
-from sealring.api.completions import completion_request, parse_completion
+from sealring.api.chat import ask_chat
+from sealring.api.completions import ask_completion
 from sealring.gateway.http.body import parse_object
 from sealring.mesh.crypto.dsse import parse_envelope, sign_envelope
 from sealring.mesh.crypto.identity import SoftwareSigner, load_public_key, member_id, verify
@@ -502,11 +502,10 @@ def test_http_bodies(data: bytes) -> None:
     value = survives(parse_object, data)
     if value is None:
         return
-    for parse, build in ((parse_chat, chat_request), (parse_completion, completion_request)):
-        body = survives(parse, value)
-        request = None if body is None else survives(build, body, "request")
-        if request is not None:
-            survives(validate_request, request)
+    for ask in (ask_chat, ask_completion):
+        asked = survives(ask, value, "request")
+        if asked is not None:
+            survives(validate_request, asked.request)
 
 
 # Files

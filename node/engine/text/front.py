@@ -341,6 +341,9 @@ class Front:
             raise FailedPrecondition("a row of this number is open already", reason="ROW_EXISTS")
         if prompt.WhichOneof("input") == "chat":
             ids, param = encode_chat(tokenizer, prompt.chat), "messages"
+        elif prompt.WhichOneof("input") == "tokens":
+            ids, param = list(prompt.tokens.ids), "prompt"
+            _check_ids(ids, self._vocabulary)
         else:
             ids, param = tokenizer.encode_text(prompt.text), "prompt"
         room = self._room(len(ids), param)
@@ -516,6 +519,17 @@ def _check_biases(sampling: inference.Sampling, size: int) -> None:
             hint=f"its token ids are 0 to {size - 1}",
             reason="BAD_SAMPLING",
             param="logit_bias",
+            limit=size,
+        )
+
+
+def _check_ids(ids: list[int], size: int) -> None:
+    if max(ids) >= size:
+        raise InvalidInput(
+            "the prompt has a token that the vocabulary does not",
+            hint=f"its ids are below {size}",
+            reason="BAD_TOKEN",
+            param="prompt",
             limit=size,
         )
 

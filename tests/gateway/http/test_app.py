@@ -115,6 +115,27 @@ async def test_completion(client: openai.AsyncOpenAI, backend: Any) -> None:
     assert list(backend.requests[0].envelope.clear.stop) == ["\n"]
 
 
+async def test_completions_of_several_prompts_whole_and_streamed(
+    client: openai.AsyncOpenAI, backend: Any
+) -> None:
+    asked: dict[str, Any] = {"model": "demo", "prompt": ["one ", "two "], "echo": True}
+    answer = await client.completions.create(**asked)
+    found = [(choice.index, choice.text, choice.finish_reason) for choice in answer.choices]
+    assert found == [(0, "one Hello – ☃", "stop"), (1, "two Hello – ☃", "stop")]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (10, 6)
+    told = ["", ""]
+    async for chunk in await client.completions.create(**asked, stream=True):
+        told[chunk.choices[0].index] += chunk.choices[0].text
+    assert told == ["one Hello – ☃", "two Hello – ☃"]
+    await client.completions.create(model="demo", prompt=[[1, 2], [3]])
+    assert [list(one.envelope.clear.tokens.ids) for one in backend.requests[-2:]] == [[1, 2], [3]]
+    backend.error, backend.error_after = EpochEnded("lost"), 1
+    with pytest.raises(openai.InternalServerError, match="lost"):
+        await client.completions.create(**asked)
+    assert len(backend.closed) == len(backend.requests) == 8
+
+
 async def test_completion_stream(client: openai.AsyncOpenAI) -> None:
     stream = await client.completions.create(model="demo", prompt=["once"], stream=True)
     chunks = [chunk async for chunk in stream]

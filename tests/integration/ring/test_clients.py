@@ -9,6 +9,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from ringtest import CLUSTER, chat
 
+from sealring.openai import AsyncOpenAI
 from sealring.v1 import inference_pb2
 
 pytestmark = CLUSTER
@@ -45,12 +46,25 @@ async def test_the_openai_client_gets_a_whole_reply(client, reference):
     assert reply.usage.completion_tokens == 3
 
 
-async def test_the_openai_client_completes_text(client):
-    reply = await client.completions.create(
-        model="demo", prompt="The capital of", max_tokens=4, temperature=0
-    )
-    assert reply.choices[0].text
-    assert reply.usage.completion_tokens <= 4
+async def test_the_openai_client_completes_texts_and_tokens(client, reference):
+    asked = {"model": "demo", "max_tokens": 4, "temperature": 0}
+    reply = await client.completions.create(prompt=["The capital of", "One and"], **asked)
+    assert all(choice.text for choice in reply.choices)
+    assert reply.usage.completion_tokens <= 8
+    ids = [reference.tokenizer.encode(text) for text in ("The capital of", "One and")]
+    same = await client.completions.create(prompt=ids, **asked)
+    assert [choice.text for choice in same.choices] == [choice.text for choice in reply.choices]
+    assert same.usage.prompt_tokens == reply.usage.prompt_tokens
+    with pytest.raises(openai.BadRequestError, match="vocabulary"):
+        await client.completions.create(prompt=[1 << 30], **asked)
+
+
+async def test_openais_own_classes_seal(ring, reference, tmp_path):
+    given = {"root_sha256": ring.pin, "state_file": tmp_path / "roster"}
+    messages = [{"role": "user", "content": QUESTION}]
+    async with AsyncOpenAI(gateway=ring.cluster.grpc_address, **given) as client:
+        reply = await client.chat.completions.create(model="demo", messages=messages, temperature=0)
+    assert reply.choices[0].message.content == reference.reply(messages, 200).text
 
 
 async def test_the_openai_client_lists_models(client):
