@@ -93,6 +93,22 @@ def configure(
     sys.unraisablehook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
 
+def end_with_any_thread() -> None:
+    """From now on an error that a thread did not catch ends the process.
+
+    Whoever waits for that thread, which may have run out of memory, would wait for ever.
+    """
+    report = threading.excepthook
+
+    def end(args: threading.ExceptHookArgs) -> None:
+        try:
+            report(args)
+        finally:
+            os._exit(1)
+
+    threading.excepthook = end
+
+
 def redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """A structlog processor: drops fields with telling names and everything that could hold content.
 

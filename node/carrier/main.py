@@ -27,7 +27,7 @@ from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.coredumps import forbid_core_files
-from sealring.mesh.system.logging import configure
+from sealring.mesh.system.logging import configure, end_with_any_thread
 from sealring.node.carrier.neighbours import meet
 from sealring.node.carrier.pump import Counters, Pump
 from sealring.node.carrier.ring import RingGroup
@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("--network", type=IPv4Network, help="the network that this socket is in")
     arguments = parser.parse_args()
     configure("carrier")
+    end_with_any_thread()
     sys.setswitchinterval(_SWITCH_SECONDS)
     descriptors = [int(part) for part in arguments.channel_fds.split(",")]
     channel = CarrierChannel(*descriptors)

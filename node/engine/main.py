@@ -296,6 +296,7 @@ def main() -> NoReturn:
     if arguments.cpu:
         device.compute_on_cpu()
     logging.configure("engine")
+    logging.end_with_any_thread()
     sys.setswitchinterval(_SWITCH_SECONDS)
     frames = FrameSocket(socket.socket(fileno=arguments.control_fd))
     handoff = None

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import subprocess
 import sys
 import threading
 import warnings
@@ -234,6 +235,25 @@ def test_what_is_logged_while_a_line_is_written_blocks_nothing(
         "RuntimeError",
         None,
     ]
+
+
+@pytest.mark.parametrize("report", ["threading.excepthook", "fail"])
+def test_an_error_that_a_thread_did_not_catch_ends_the_process(report: str) -> None:
+    """Also if nothing can be said of it."""
+    program = f"""
+import threading, time
+from sealring.mesh.system.logging import end_with_any_thread
+def fail(*args):
+    raise MemoryError
+threading.excepthook = {report}
+end_with_any_thread()
+threading.Thread(target=fail, daemon=True).start()
+time.sleep(200)
+"""
+    assert (
+        subprocess.run([sys.executable, "-c", program], check=False, stderr=subprocess.DEVNULL).returncode
+        == 1
+    )
 
 
 def test_a_file_that_cannot_be_opened_again_is_tried_with_every_line(tmp_path: Path) -> None:
