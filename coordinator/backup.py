@@ -25,15 +25,18 @@ from sealring.coordinator.store import DATABASE_NAME, Store
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput
 from sealring.mesh.roster.codec import issued_unverified
-from sealring.mesh.roster.reader import MAX_VERSION_JUMP
-from sealring.mesh.system.files import unwritable
+from sealring.mesh.roster.model import TERM_BITS
+from sealring.mesh.system.files import unwritable, write_atomic
 
 _NEEDED = (*CA_FILES, ROSTER_KEY, ROOT_METADATA, DATABASE_NAME)
 _OPERATOR = tuple(f"{OPERATOR_DIR}/{name}" for name in ("member.json", "root.dsse", "tls.key", "tls.pem"))
 _MAX_FILE_BYTES = 1 << 32
 _MARGIN = 1 << 10
 _PER_SECOND = 16
+_MAX_SKIPPED = 1 << (TERM_BITS - 1)
 _UNPACKED = ".restoring"
+STANDBY_MARK = "standby"
+PREDECESSOR = "predecessor"
 
 
 def backup(settings: CoordinatorSettings, out: Path, *, clock: Clock = wall_clock) -> None:
@@ -69,8 +72,10 @@ def backup(settings: CoordinatorSettings, out: Path, *, clock: Clock = wall_cloc
         ) from None
 
 
-def restore(settings: CoordinatorSettings, file: Path, *, clock: Clock = wall_clock) -> None:
-    """Make the state folder from a backup, and go on from there (`recover`).
+def restore(
+    settings: CoordinatorSettings, file: Path, *, standby: bool = False, clock: Clock = wall_clock
+) -> None:
+    """Make the state folder from a backup, and go on from there (`recover`), or stand by.
 
     Raises AlreadyExists (STATE_EXISTS), InvalidInput (BAD_BACKUP), ConfigError (STATE_*).
     """
@@ -81,7 +86,10 @@ def restore(settings: CoordinatorSettings, file: Path, *, clock: Clock = wall_cl
     try:
         (unpacked / OPERATOR_DIR).mkdir(parents=True, mode=0o700)
         names = _unpack(file, unpacked)
-        recover(settings.model_copy(update={"state_dir": unpacked}), clock=clock)
+        if standby:
+            write_atomic(folder / STANDBY_MARK, b"")  # first: it must not be taken for a coordinator's
+        else:
+            recover(settings.model_copy(update={"state_dir": unpacked}), clock=clock)
         (folder / OPERATOR_DIR).mkdir(mode=0o700, exist_ok=True)
         for name in sorted(names, key=lambda name: name == DATABASE_NAME):
             os.replace(unpacked / name, folder / name)
@@ -91,11 +99,12 @@ def restore(settings: CoordinatorSettings, file: Path, *, clock: Clock = wall_cl
         shutil.rmtree(unpacked, ignore_errors=True)
 
 
-def recover(settings: CoordinatorSettings, *, clock: Clock = wall_clock) -> None:
+def recover(settings: CoordinatorSettings, *, instead_of: str = "", clock: Clock = wall_clock) -> None:
     """Go on from an older copy of the state: numbers that members may have seen since are skipped.
 
-    Open join tokens are dropped, because some may have been spent. The coordinator must not run. Raises
-    ConfigError (STATE_*), RosterError (ROOT_EXPIRED).
+    A coordinator that does so `instead_of` the one at that address begins another term. Open join tokens are
+    dropped, because some may have been spent. The coordinator must not run. Raises ConfigError (STATE_*),
+    RosterError (ROOT_EXPIRED).
     """
     now = clock()
     store = Store.open(settings.state_dir)
@@ -103,11 +112,15 @@ def recover(settings: CoordinatorSettings, *, clock: Clock = wall_clock) -> None
         keys = ClusterKeys.load(settings, now=now)
         with store.transaction():
             latest = store.rosters.latest()
-            skipped = min(_used_since(latest.envelope, now), MAX_VERSION_JUMP // 2) if latest else 0
+            skipped = min(_used_since(latest.envelope, now), _MAX_SKIPPED) if latest else 0
             store.rosters.skip(skipped)
             store.deployments.skip_epochs(skipped)
             store.tokens.clear()
-            store.audit.append(now, "coordinator", "recover", keys.root.cluster, {"skipped": skipped})
+            details: dict[str, object] = {"skipped": skipped}
+            if instead_of:
+                details["term"] = store.rosters.begin_term()
+                store.set_meta(PREDECESSOR, instead_of.encode())
+            store.audit.append(now, "coordinator", "recover", keys.root.cluster, details)
             AuditSeal(store, keys, clock=clock).renew()
     finally:
         store.close()

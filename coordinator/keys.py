@@ -27,6 +27,7 @@ ROOT_KEY = "root.key"
 ROSTER_KEY = "roster.key"
 ROOT_METADATA = "root.dsse"
 OPERATOR_DIR = "operator"
+CA_CERTIFICATE = "ca.pem"
 COORDINATOR_ID = "main"
 OPERATOR_ID = "operator"
 ROOT_SECONDS = 10 * 365 * 24 * 3600

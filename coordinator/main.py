@@ -25,6 +25,9 @@ from sealring.coordinator.services.enrolment import EnrolmentService
 from sealring.coordinator.services.membership import MembershipService
 from sealring.coordinator.services.traces import Traces
 from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.standby.copies import Copies
+from sealring.coordinator.standby.follow import stand_by
+from sealring.coordinator.standby.terms import check_term, depose, tell_predecessor
 from sealring.coordinator.store import Store
 from sealring.coordinator.store.integrity import check_stored
 from sealring.coordinator.streams.proofs import Proofs
@@ -33,6 +36,7 @@ from sealring.coordinator.streams.watchers import SchedulingService, Watchers
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki.certificates import renewal_due
+from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.server import JOINING, Server
 from sealring.mesh.rpc.tls import MAX_CONNECTION_AGE_MILLISECONDS, TlsStore, server_credentials
 from sealring.mesh.system.addresses import format_address
@@ -72,6 +76,7 @@ class Coordinator:
         cluster = keys.root.cluster
         self.access = access = Access(cluster, store)
         check_stored(store)
+        check_term(store)
         if extended is not None:
             log.info("root_extended", version=extended.version, expires=extended.expires)
             details = {"version": extended.version, "expires": extended.expires}
@@ -123,6 +128,8 @@ class Coordinator:
             traces,
             diagnoses,
             join_addresses=self.join_addresses,
+            copies=Copies(store, keys, settings.state_dir),
+            stand_down=self._stand_down,
             clock=clock,
         )
         proofs = Proofs(keys, store, publisher, sessions.refused)
@@ -154,6 +161,7 @@ class Coordinator:
             device_root=self._device_root,
         )
         self._work: asyncio.Task[None] | None = None
+        self._deposed = asyncio.Event()
 
     def main_address(self) -> str:
         """Where members, gateways and operators find the coordinator."""
@@ -190,6 +198,7 @@ class Coordinator:
             self.settings.join_listen, server_credentials(self.tls, require_client=False)
         )
         self.moves.resume()
+        self.publisher.address = self.main_address()
         self.publisher.publish()
         self._operator_certificate = self._renew_operator()
         await self._main.start()
@@ -202,6 +211,8 @@ class Coordinator:
                 self.sessions.watch(self.settings.heartbeat_timeout),
                 self.challenges.run(),
                 self._rotate_forever(),
+                tell_predecessor(self.store, self.publisher, self.settings.state_dir, self.main_address()),
+                self._until_deposed(),
             )
         )
         log.info(
@@ -231,6 +242,18 @@ class Coordinator:
         """Raises what ended one of the coordinator's own tasks, if that ever happens."""
         if self._work is not None:
             await asyncio.shield(self._work)
+
+    def _stand_down(self, roster: bytes) -> None:
+        depose(
+            self.store,
+            self.publisher.current.version,
+            check_roster(roster, self.keys.root, now=self._clock()),
+        )
+        self._deposed.set()
+
+    async def _until_deposed(self) -> None:
+        await self._deposed.wait()
+        check_term(self.store)
 
     def rotate_certificates(self) -> None:
         """A new one for the servers and one for the operator, where half of the life of the last is over."""
@@ -263,8 +286,14 @@ class Coordinator:
 
 
 async def run(settings: CoordinatorSettings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ConfigError when state or ports are unusable."""
+    """Serve until SIGTERM or SIGINT; as a standby, from the promotion on.
+
+    Raises ConfigError when state or ports are unusable, and DEPOSED once another has taken over.
+    """
     with stop_on_signals() as stopping:
+        await first_of(stopping.wait(), stand_by(settings))
+        if stopping.is_set():
+            return
         coordinator = Coordinator(settings)
         try:
             await coordinator.start()

@@ -60,6 +60,9 @@ class CoordinatorSettings(BaseModel):
         max_length=16,
         description="names and addresses in the certificate, the first for members [default: as in listen]",
     )
+    standby: Address | None = Field(
+        default=None, description="host:port of the other coordinator, for members to look there too"
+    )
     trust_floor: TrustFloor = Field(
         default=TrustLevel.SOFTWARE, description="no member of a lower trust level joins or serves"
     )

@@ -22,7 +22,8 @@ KEYS = ("state_dir", "roster_key_files")
 MAKE = (*KEYS, "cluster")
 FINISH = (*KEYS, "listen", "advertise")
 RUN = (
-    *("state_dir", "listen", "join_listen", "advertise", "trust_floor", "software_identity_allowed"),
+    *("state_dir", "listen", "join_listen", "advertise", "standby"),
+    *("trust_floor", "software_identity_allowed"),
     *("allowed_manifests", "roster_key_files", "roster_lifetime", "certificate_lifetime"),
     *("heartbeat_timeout", "challenge_interval", "challenge_timeout", "prepare_timeout", "commit_timeout"),
     *("profile_timeout", "drain_timeout", "replace_after"),
@@ -145,6 +146,33 @@ def restore(context: typer.Context, file: BackupFile) -> None:
 
     make(settings, file)
     say(f"restored {settings.state_dir} from {file}")
+    _say_what_is_undone()
+
+
+@command(
+    app,
+    example="sealring coordinator standby /Volumes/safe/sealring.backup",
+    section="coordinator",
+    fields=KEYS,
+)
+def standby(context: typer.Context, file: BackupFile) -> None:
+    """Make the state folder of a standby from a backup; `coordinator run` then follows the coordinator."""
+    settings = load_settings(context).settings
+    from sealring.coordinator.backup import restore as make
+
+    make(settings, file, standby=True)
+    say(f"{settings.state_dir} stands by; next: sealring coordinator run")
+    say("if the coordinator is lost: sealring coordinator promote")
+
+
+@command(app, example="sealring coordinator promote", section="coordinator", fields=("state_dir",))
+def promote(context: typer.Context) -> None:
+    """Have the standby on this machine take over for good, whether or not the coordinator is still there."""
+    settings = load_settings(context).settings
+    from sealring.coordinator.standby.follow import promote as take_over
+
+    take_over(settings)
+    say("the standby takes over: its `sealring coordinator run` goes on as the coordinator, or start it now")
     _say_what_is_undone()
 
 

@@ -15,6 +15,7 @@ from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.services.diagnoses import Diagnoses
 from sealring.coordinator.services.nodes import describe_node
 from sealring.coordinator.services.traces import Traces
+from sealring.coordinator.standby.copies import Copies
 from sealring.coordinator.store import OperatorRole, Store, StoredToken
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
@@ -60,9 +61,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         diagnoses: Diagnoses,
         *,
         join_addresses: Callable[[], Sequence[str]],
+        copies: Copies,
+        stand_down: Callable[[bytes], None],
         clock: Clock,
     ) -> None:
-        """`join_addresses` are told to machines that join: host:port, the best first."""
+        """`join_addresses` are told to machines that join: host:port, the best first. `stand_down` takes the
+        roster of whoever took over."""
+        self._copies = copies
+        self._stand_down = stand_down
         self._join_addresses = join_addresses
         self.operators = operators
         self._store = store
@@ -77,6 +83,23 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._traces = traces
         self._diagnoses = diagnoses
         self._clock = clock
+
+    # The standby
+
+    @needs(OperatorRole.ADMIN)
+    async def CopyState(  # noqa: N802
+        self, request: admin_pb2.CopyStateRequest, actor: str
+    ) -> admin_pb2.CopyStateResponse:
+        """Raises InvalidInput (BAD_NONCE), ResourceExhausted (STATE_TOO_LARGE)."""
+        return self._copies.answer(request)
+
+    @needs(OperatorRole.ADMIN)
+    async def StandDown(  # noqa: N802
+        self, request: admin_pb2.StandDownRequest, actor: str
+    ) -> admin_pb2.StandDownResponse:
+        """Raises FailedPrecondition (NO_LATER_TERM), RosterError."""
+        self._stand_down(request.roster)
+        return admin_pb2.StandDownResponse()
 
     # Join tokens
 

@@ -31,6 +31,7 @@ from sealring.mesh.errors import (
 from sealring.mesh.member.proof import Purpose, no_proof
 from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.roster.model import term_of
 from sealring.mesh.rpc.problem import from_problem
 from sealring.mesh.trust.attestation import verify_sealing_key
 from sealring.v1 import membership_pb2, membership_pb2_grpc, proof_pb2
@@ -291,6 +292,12 @@ async def _parted(reading: asyncio.Task[None]) -> None:
 def _newer_roster(member: str, theirs: int, ours: int) -> FailedPrecondition:
     """It is the node's word alone: one that lies must not make an operator recover what is well."""
     log.error("roster_claimed_newer", member=member, theirs=theirs, ours=ours)
+    if term_of(theirs) > term_of(ours):
+        return FailedPrecondition(
+            "the node says that a standby has taken over from this coordinator",
+            hint="if so, stop this one; a node that is alone in this is wrong: evict it, and join it again",
+            reason="ROSTER_CLAIMED_NEWER",
+        )
     return FailedPrecondition(
         f"the node says that it has seen roster {theirs}, and the coordinator's newest is {ours}",
         hint="if other nodes say so too, the coordinator's state was set back: stop it and run: sealring "

@@ -6,7 +6,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -59,7 +59,7 @@ class Database:
     @classmethod
     def create(cls, path: Path) -> Self:
         """A new database with mode 0600. Raises AlreadyExists (STATE_EXISTS), ConfigError (STATE_IN_USE)."""
-        lock = _take_lock(path)
+        lock = take_lock(path)
         try:
             try:
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
@@ -86,12 +86,23 @@ class Database:
                 hint="make it with: sealring coordinator init",
                 reason="STATE_MISSING",
             )
-        lock = _take_lock(path)
+        lock = take_lock(path)
         try:
             return cls(path, _open_checked(path), lock)
         except BaseException:
             os.close(lock)
             raise
+
+    @property
+    def changes(self) -> int:
+        """Counts what was changed since it was opened."""
+        return self._connection.total_changes
+
+    def image(self) -> bytes:
+        """All of it as one file, as it is after the last transaction; its journal mode is SQLite's own."""
+        image = bytearray(self._connection.serialize())
+        image[18:20] = b"\x01\x01"  # a file in WAL mode cannot be opened in memory, to look at it
+        return bytes(image)
 
     def close(self) -> None:
         """Close the file and let another process have it; once more does nothing."""
@@ -150,7 +161,11 @@ class Database:
         return found
 
 
-def _take_lock(path: Path) -> int:
+def take_lock(path: Path) -> int:
+    """Keeps other processes from the database until the descriptor is closed.
+
+    Raises ConfigError (STATE_IN_USE, STATE_UNWRITABLE).
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(
@@ -210,3 +225,25 @@ def _open_checked(path: Path) -> sqlite3.Connection:
         hint="run the release that wrote it",
         reason="STATE_VERSION",
     )
+
+
+def check_image(image: bytes) -> int:
+    """The newest roster version of a database that came from elsewhere. Raises ConfigError (STATE_CORRUPT,
+    STATE_VERSION)."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        try:
+            connection.deserialize(image)
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            sound = connection.execute("PRAGMA quick_check").fetchone()[0] == "ok"
+            newest = connection.execute("SELECT max(version) FROM rosters").fetchone()[0]
+        except sqlite3.DatabaseError:
+            version, sound, newest = SCHEMA_VERSION, False, 0
+    if version != SCHEMA_VERSION:
+        raise ConfigError(
+            f"the copied database has schema version {version} and this release knows {SCHEMA_VERSION}",
+            hint="run one release on the coordinator and its standby",
+            reason="STATE_VERSION",
+        )
+    if not sound:
+        raise ConfigError("the copy of the coordinator's database is corrupt", reason="STATE_CORRUPT")
+    return int(newest or 0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sealring.coordinator.store.database import Database
 from sealring.mesh.errors import Internal
+from sealring.mesh.roster.model import TERM_BITS, term_of
 
 _KEPT = 32
 _SKIPPED = "skipped_rosters"
@@ -47,6 +48,13 @@ class Rosters:
         last = self.next_version() - 1 + count
         with self._database.transaction() as connection:
             connection.execute("REPLACE INTO meta VALUES (?, ?)", (_SKIPPED, str(last).encode()))
+
+    def begin_term(self) -> int:
+        """Sign from now on in the term after this one, of which no version was ever signed."""
+        term = term_of(self.next_version() - 1) + 1
+        with self._database.transaction() as connection:
+            connection.execute("REPLACE INTO meta VALUES (?, ?)", (_SKIPPED, str(term << TERM_BITS).encode()))
+        return term
 
     def latest(self) -> StoredRoster | None:
         """The newest version, if any was ever signed."""

@@ -55,6 +55,20 @@ class Store:
         with self._database.transaction() as connection:
             connection.execute("REPLACE INTO meta VALUES (?, ?)", (name, value))
 
+    def delete_meta(self, name: str) -> None:
+        """Forget a value of the cluster's own."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM meta WHERE name = ?", (name,))
+
+    @property
+    def changes(self) -> int:
+        """Counts what was changed since it was opened."""
+        return self._database.changes
+
+    def image(self) -> bytes:
+        """All of the database as one file."""
+        return self._database.image()
+
     def corrupt(self, table: str, what: str) -> ConfigError:
         """Something in a table is not what was written (STATE_CORRUPT)."""
         return self._database.corrupt(table, what)

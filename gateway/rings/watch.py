@@ -26,7 +26,7 @@ from sealring.mesh.member.introduction import (
 from sealring.mesh.member.roster_keeper import RosterKeeper, removed
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import to_problem
-from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
+from sealring.mesh.rpc.tls import TURN_SECONDS, PeerChannel, is_own_cancellation
 from sealring.mesh.system.processes import first_of
 from sealring.v1 import membership_pb2 as membership
 from sealring.v1 import membership_pb2_grpc as membership_grpc
@@ -69,7 +69,10 @@ class Watch:
         while True:
             started = loop.time()
             await self._once()
-            await self._channel.pause(backoff.after(loop.time() - started))
+            lasted = loop.time() - started
+            if lasted < TURN_SECONDS:
+                self._channel.turn(self._keeper.coordinators)
+            await self._channel.pause(backoff.after(lasted))
 
     async def _once(self) -> None:
         call: Any = None

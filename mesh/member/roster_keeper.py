@@ -13,8 +13,9 @@ from sealring.mesh.errors import FailedPrecondition, NotFound, PermissionDenied,
 from sealring.mesh.member.proof import HeldRoster
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState
 from sealring.mesh.pki.root import RootMetadata, encode_chain
+from sealring.mesh.roster.codec import issued_unverified
 from sealring.mesh.roster.model import Roster
-from sealring.mesh.roster.reader import Equivocation, RosterReader
+from sealring.mesh.roster.reader import Equivocation, RosterReader, check_roster
 from sealring.mesh.system.files import read_bounded, write_atomic
 
 log = structlog.get_logger()
@@ -35,6 +36,8 @@ class RosterKeeper:
         self._cluster = state.peer.cluster
         self._revoked: frozenset[str] = frozenset()
         self._envelope = b""
+        self.coordinators: tuple[str, ...] = ()
+        """Where the roster says that a coordinator is or may be; they prove themselves wherever they are."""
 
     def _alarm(self, equivocation: Equivocation) -> None:
         """Two histories were signed: the other one is refused, and whoever owns this says so to others."""
@@ -50,6 +53,9 @@ class RosterKeeper:
         except RosterError as error:
             self._check_removed(error)
             log.info("stored_roster_refused", reason=error.reason)
+            with contextlib.suppress(RosterError):  # too old to go by, not to look for a coordinator
+                then = issued_unverified(envelope)
+                self.coordinators = check_roster(envelope, self._reader.root, now=then).coordinators
 
     async def accept(self, envelope: bytes, newer_root: Callable[[], Awaitable[None]]) -> Roster:
         """Verifies, stores and uses a roster; fetches the root metadata first when it was made under newer.
@@ -145,6 +151,7 @@ class RosterKeeper:
     def _learn(self, roster: Roster, envelope: bytes) -> None:
         self._envelope = envelope
         self._revoked = frozenset(entry.id for entry in roster.revoked)
+        self.coordinators = roster.coordinators
 
     def _check_removed(self, error: RosterError) -> None:
         """Who was thrown out must not take up the old roster when it is started again."""

@@ -39,6 +39,7 @@ MAX_MEMBERS = 1000
 BYTES_PER_HUNDRED = 64 << 10
 HASH_BYTES = 32
 _MAX_ADDRESSES = 8
+MAX_COORDINATORS = 2
 _MAX_LAYERS = 10_000
 _MAX_CONTEXT = 1 << 24
 _STRATEGIES = ("pipeline", "tensor")
@@ -109,6 +110,7 @@ def parse_roster(payload: bytes) -> Roster:
             rings=tuple(_ring(item) for item in fields.items("rings", max_items=MAX_MEMBERS)),
             gateways=tuple(_gateway(item) for item in fields.items("gateways", max_items=100)),
             revoked=tuple(_revoked(item) for item in fields.items("revoked", max_items=MAX_MEMBERS)),
+            coordinators=tuple(_address(text) for text in _texts(fields, "coordinators", MAX_COORDINATORS)),
             hash=roster_hash(payload),
         )
     except RosterError:

@@ -17,6 +17,9 @@ from sealring.mesh.trust.levels import TrustLevel
 
 MAX_LIFETIME_SECONDS = 15 * 60
 NO_PREVIOUS = bytes(32)
+TERM_BITS = 32
+"""Versions rise by one and never come so far. A coordinator that takes over begins the next term, so that
+every reader which has seen it refuses what the one before still signs."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,10 @@ class Revoked:
 class Roster:
     """One version of a cluster's roster.
 
-    `root_version` is the version of the root metadata whose roster keys signed it. `previous` is the hash of
-    the roster before (zeros before the first), `hash` that of this one's payload bytes (empty in a draft).
+    The upper bits of `version` are the term of the coordinator that signed it (`term_of`). `coordinators` are
+    the main addresses at which there is one, or may be after a promotion. `root_version` is the version of
+    the root metadata whose roster keys signed it. `previous` is the hash of the roster before (zeros before
+    the first), `hash` that of this one's payload bytes (empty in a draft).
     """
 
     cluster: str
@@ -114,6 +119,7 @@ class Roster:
     rings: tuple[Ring, ...] = ()
     gateways: tuple[Gateway, ...] = ()
     revoked: tuple[Revoked, ...] = ()
+    coordinators: tuple[str, ...] = ()
     hash: bytes = b""
 
     def member(self, identifier: str) -> RosterMember:
@@ -159,3 +165,8 @@ def cluster_min_trust(rings: Iterable[Ring], members: Iterable[RosterMember]) ->
     """The lowest trust among all members that serve in a ring; 0 when none does."""
     members = tuple(members)
     return min((ring_min_trust(ring.members, members) for ring in rings), default=0)
+
+
+def term_of(version: int) -> int:
+    """Which coordinator signed a roster of this version: 0 for the first, one more with each promotion."""
+    return version >> TERM_BITS

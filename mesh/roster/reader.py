@@ -20,10 +20,10 @@ from sealring.mesh.errors import FailedPrecondition, RosterError
 from sealring.mesh.pki.root import RootMetadata, check_root_times, follow_root
 from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, parse_roster
 from sealring.mesh.roster.memory import RosterMemory, RosterState, RosterStateFile
-from sealring.mesh.roster.model import Roster
+from sealring.mesh.roster.model import Roster, term_of
 from sealring.mesh.roster.rules import check_lifetime, check_structure, check_trust
 
-MAX_VERSION_JUMP = 1 << 32
+MAX_VERSION_JUMP = 1 << 40
 """A newer roster may skip versions (the machine was away), but not so far that versions could run out."""
 
 _log = structlog.get_logger()
@@ -194,7 +194,12 @@ def _check_content(roster: Roster, now: float) -> None:
 
 def _check_history(roster: Roster, stored: RosterState, alarm: Callable[[Equivocation], None]) -> None:
     if roster.version < stored.version:
-        raise RosterError("roster is older than one used before", reason="ROSTER_ROLLBACK")
+        deposed = term_of(roster.version) < term_of(stored.version)
+        raise RosterError(
+            "roster is older than one used before",
+            reason="ROSTER_ROLLBACK",
+            hint="a standby took over from the coordinator that signed it: stop that one" if deposed else "",
+        )
     if roster.version == stored.version:
         if roster.hash != stored.hash:
             alarm(Equivocation(roster.cluster, roster.version, stored.hash, roster.hash))

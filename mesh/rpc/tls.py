@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -126,6 +126,10 @@ def channel_options(server_name: str) -> list[tuple[str, int | str]]:
     ]
 
 
+TURN_SECONDS = 15.0
+"""A stream that lasted for less was refused, or met nobody: the next attempt may be at another address."""
+
+
 class PeerChannel:
     """A client channel to one peer that swaps itself when the certificate rotates.
 
@@ -133,7 +137,7 @@ class PeerChannel:
     """
 
     def __init__(self, address: str, store: TlsStore, server_name: str) -> None:
-        self.address = address
+        self.address = self._first = address
         self._store = store
         self._server_name = server_name
         self._generation = -1
@@ -154,6 +158,16 @@ class PeerChannel:
                 self.address, channel_credentials(material), options=channel_options(self._server_name)
             )
         return self._channel
+
+    def turn(self, others: Sequence[str]) -> None:
+        """Go on at the next address of the peer: the first one, or one of these."""
+        addresses = list(dict.fromkeys((self._first, *others)))
+        at = addresses.index(self.address) if self.address in addresses else -1
+        following = addresses[(at + 1) % len(addresses)]
+        if following != self.address:
+            self.address = following
+            self._retire()
+            self._channel = None
 
     def renewed(self) -> AsyncIterator[bytes]:
         """Every certificate (DER) that comes after that of the channel which `get` gave last."""

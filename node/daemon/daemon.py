@@ -117,7 +117,9 @@ class Daemon:
             lambda: self._rosters.root,
             self._certificates.renew,
         )
-        self._session = CoordinatorSession(self._channel, introduction, self)
+        self._session = CoordinatorSession(
+            self._channel, introduction, self, lambda: self._rosters.coordinators
+        )
         self.diagnosis = Diagnosis(
             settings, self._own_id, lambda: self._rosters.valid, lambda: self._session.connected
         )

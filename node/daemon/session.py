@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -24,7 +25,7 @@ from sealring.mesh.member.introduction import (
 )
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import to_problem
-from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
+from sealring.mesh.rpc.tls import TURN_SECONDS, PeerChannel, is_own_cancellation
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 log = structlog.get_logger()
@@ -52,7 +53,15 @@ class Listener(Protocol):
 class CoordinatorSession:
     """Keeps `Membership.Session` open until `run` is cancelled."""
 
-    def __init__(self, channel: PeerChannel, introduction: Introduction, listener: Listener) -> None:
+    def __init__(
+        self,
+        channel: PeerChannel,
+        introduction: Introduction,
+        listener: Listener,
+        coordinators: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """`coordinators` are addresses to try beside the channel's own."""
+        self._coordinators = coordinators
         self.connected = False
         self._channel = channel
         self._introduction = introduction
@@ -77,7 +86,10 @@ class CoordinatorSession:
         while not self._leaving:
             started = loop.time()
             await self._once()
-            await self._channel.pause(backoff.after(loop.time() - started))
+            lasted = loop.time() - started
+            if lasted < TURN_SECONDS:
+                self._channel.turn(self._coordinators())
+            await self._channel.pause(backoff.after(lasted))
 
     async def goodbye(self, reason: str) -> None:
         """Sends what waits and a goodbye, if the coordinator is there to read it."""

@@ -63,6 +63,118 @@ OPERATOR_ROLE_ADMIN: OperatorRole.ValueType  # 2
 Global___OperatorRole: _TypeAlias = OperatorRole  # noqa: Y015
 
 @_typing.final
+class CopyStateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NONCE_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    nonce: _builtins.bytes
+    """32 bytes; the answer is signed for it"""
+    known: _builtins.bytes
+    """SHA-256 of the copy that the standby has"""
+    def __init__(
+        self,
+        *,
+        nonce: _builtins.bytes = ...,
+        known: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "nonce", b"nonce"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyStateRequest: _TypeAlias = CopyStateRequest  # noqa: Y015
+
+@_typing.final
+class CopyStateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COPY_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    copy: _builtins.bytes
+    """a StateCopy, compressed by zlib; empty where the standby has it"""
+    signature: _builtins.bytes
+    """an envelope over the nonce and the SHA-256 of the StateCopy"""
+    def __init__(
+        self,
+        *,
+        copy: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyStateResponse: _TypeAlias = CopyStateResponse  # noqa: Y015
+
+@_typing.final
+class StateCopy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATABASE_FIELD_NUMBER: _builtins.int
+    ROOT_METADATA_FIELD_NUMBER: _builtins.int
+    AUTHORITY_FIELD_NUMBER: _builtins.int
+    OPERATOR_CERTIFICATE_FIELD_NUMBER: _builtins.int
+    database: _builtins.bytes
+    root_metadata: _builtins.bytes
+    authority: _builtins.bytes
+    """PEM"""
+    operator_certificate: _builtins.bytes
+    """PEM"""
+    def __init__(
+        self,
+        *,
+        database: _builtins.bytes = ...,
+        root_metadata: _builtins.bytes = ...,
+        authority: _builtins.bytes = ...,
+        operator_certificate: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authority", b"authority", "database", b"database", "operator_certificate", b"operator_certificate", "root_metadata", b"root_metadata"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateCopy: _TypeAlias = StateCopy  # noqa: Y015
+
+@_typing.final
+class StandDownRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROSTER_FIELD_NUMBER: _builtins.int
+    roster: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        roster: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StandDownRequest: _TypeAlias = StandDownRequest  # noqa: Y015
+
+@_typing.final
+class StandDownResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StandDownResponse: _TypeAlias = StandDownResponse  # noqa: Y015
+
+@_typing.final
 class CreateJoinTokenRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -129,6 +129,16 @@ class AdminStub:
                 request_serializer=sealring_dot_v1_dot_admin__pb2.RevokeOperatorRequest.SerializeToString,
                 response_deserializer=sealring_dot_v1_dot_admin__pb2.RevokeOperatorResponse.FromString,
                 _registered_method=True)
+        self.CopyState = channel.unary_unary(
+                '/sealring.v1.Admin/CopyState',
+                request_serializer=sealring_dot_v1_dot_admin__pb2.CopyStateRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_admin__pb2.CopyStateResponse.FromString,
+                _registered_method=True)
+        self.StandDown = channel.unary_unary(
+                '/sealring.v1.Admin/StandDown',
+                request_serializer=sealring_dot_v1_dot_admin__pb2.StandDownRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_admin__pb2.StandDownResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -257,6 +267,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CopyState(self, request, context):
+        """To a standby: everything but the keys, signed by the roster keys.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StandDown(self, request, context):
+        """By whoever took over: a coordinator that is shown a roster of a later term stops for good.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -354,6 +378,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RevokeOperator,
                     request_deserializer=sealring_dot_v1_dot_admin__pb2.RevokeOperatorRequest.FromString,
                     response_serializer=sealring_dot_v1_dot_admin__pb2.RevokeOperatorResponse.SerializeToString,
+            ),
+            'CopyState': grpc.unary_unary_rpc_method_handler(
+                    servicer.CopyState,
+                    request_deserializer=sealring_dot_v1_dot_admin__pb2.CopyStateRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_admin__pb2.CopyStateResponse.SerializeToString,
+            ),
+            'StandDown': grpc.unary_unary_rpc_method_handler(
+                    servicer.StandDown,
+                    request_deserializer=sealring_dot_v1_dot_admin__pb2.StandDownRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_admin__pb2.StandDownResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -869,6 +903,60 @@ class Admin:
             '/sealring.v1.Admin/RevokeOperator',
             sealring_dot_v1_dot_admin__pb2.RevokeOperatorRequest.SerializeToString,
             sealring_dot_v1_dot_admin__pb2.RevokeOperatorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CopyState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Admin/CopyState',
+            sealring_dot_v1_dot_admin__pb2.CopyStateRequest.SerializeToString,
+            sealring_dot_v1_dot_admin__pb2.CopyStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StandDown(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Admin/StandDown',
+            sealring_dot_v1_dot_admin__pb2.StandDownRequest.SerializeToString,
+            sealring_dot_v1_dot_admin__pb2.StandDownResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,6 +61,10 @@ class AdminStub:
     """Another key and certificate for the same name and role; the old ones are refused from now on."""
     RevokeOperator: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeOperatorRequest, _admin_pb2.RevokeOperatorResponse]
     """Refused from now on, and what it has running ends."""
+    CopyState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CopyStateRequest, _admin_pb2.CopyStateResponse]
+    """To a standby: everything but the keys, signed by the roster keys."""
+    StandDown: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StandDownRequest, _admin_pb2.StandDownResponse]
+    """By whoever took over: a coordinator that is shown a roster of a later term stops for good."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -93,6 +97,10 @@ class AdminAsyncStub(AdminStub):
     """Another key and certificate for the same name and role; the old ones are refused from now on."""
     RevokeOperator: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeOperatorRequest, _admin_pb2.RevokeOperatorResponse]  # type: ignore[assignment]
     """Refused from now on, and what it has running ends."""
+    CopyState: _aio.UnaryUnaryMultiCallable[_admin_pb2.CopyStateRequest, _admin_pb2.CopyStateResponse]  # type: ignore[assignment]
+    """To a standby: everything but the keys, signed by the roster keys."""
+    StandDown: _aio.UnaryUnaryMultiCallable[_admin_pb2.StandDownRequest, _admin_pb2.StandDownResponse]  # type: ignore[assignment]
+    """By whoever took over: a coordinator that is shown a roster of a later term stops for good."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -236,5 +244,21 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RevokeOperatorResponse, _abc.Awaitable[_admin_pb2.RevokeOperatorResponse]]:
         """Refused from now on, and what it has running ends."""
+
+    @_abc_1.abstractmethod
+    def CopyState(
+        self,
+        request: _admin_pb2.CopyStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CopyStateResponse, _abc.Awaitable[_admin_pb2.CopyStateResponse]]:
+        """To a standby: everything but the keys, signed by the roster keys."""
+
+    @_abc_1.abstractmethod
+    def StandDown(
+        self,
+        request: _admin_pb2.StandDownRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.StandDownResponse, _abc.Awaitable[_admin_pb2.StandDownResponse]]:
+        """By whoever took over: a coordinator that is shown a roster of a later term stops for good."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

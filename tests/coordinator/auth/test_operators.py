@@ -51,6 +51,8 @@ ADMIN = {
     "AddOperator",
     "RotateOperator",
     "RevokeOperator",
+    "CopyState",
+    "StandDown",
 }
 REFUSED = {"OPERATOR_ROLE", "OPERATOR_REVOKED", "OPERATOR_EXPIRED", "WRONG_ROLE"}
 _ROLES = {"read": admin_pb2.OPERATOR_ROLE_READ, "admin": admin_pb2.OPERATOR_ROLE_ADMIN}

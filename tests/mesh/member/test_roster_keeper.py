@@ -107,11 +107,13 @@ async def test_a_refused_roster_leaves_what_was(
 async def test_an_expired_file_is_left_alone(
     keeper: RosterKeeper, folder: Path, paper: PaperCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    paper.publish(coordinators=("a:1", "b:2"))
     await keeper.accept(paper.envelope, no_newer_root)
     later = RosterKeeper(folder, state_of(paper))
     monkeypatch.setattr(later._reader, "_clock", lambda: time.time() + 3600)
     later.load()
     assert later.valid is None
+    assert later.coordinators == keeper.coordinators == ("a:1", "b:2"), "whom it looks for"
     assert (folder / ROSTER).read_bytes() == paper.envelope
 
 

@@ -13,6 +13,7 @@ from sealring.mesh.member.proof import Purpose, SignProof, by_roster_keys, of_id
 from sealring.mesh.pki.certificates import PeerIdentity, Role, role_server_name
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore, server_credentials
+from sealring.mesh.system.addresses import free_port
 from sealring.node.daemon import session as session_module
 from sealring.node.daemon.session import CoordinatorSession
 from sealring.v1 import membership_pb2, membership_pb2_grpc, proof_pb2
@@ -102,14 +103,15 @@ async def talk(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[A
     port = server.listen("127.0.0.1:0", server_credentials(store))
     await server.start()
     name = role_server_name(Role.COORDINATOR)
-    channel = PeerChannel(f"127.0.0.1:{port}", party.store(), name)
+    channel = PeerChannel(f"127.0.0.1:{free_port()}", party.store(), name)
+    coordinators = [f"127.0.0.1:{port}"]  # a standby that took over
     own = identity(party.signer, "testbed")
 
     async def newer_root() -> None:
         raise InvalidInput("there is none", reason="NO_NEWER_ROOT")
 
     introduction = Introduction(Purpose.SESSION, own, channel, lambda: cluster.root, newer_root)
-    session = CoordinatorSession(channel, introduction, listener)
+    session = CoordinatorSession(channel, introduction, listener, lambda: coordinators)
     task = asyncio.create_task(session.run())
     yield coordinator, listener, session, channel
     assert not task.done() or not task.cancelled()

@@ -1,0 +1,65 @@
+"""One coordinator at a time: a promotion begins a term, and who is shown a later term stops for good.
+
+Members need none of this to be safe: they refuse every roster below the newest they have seen, and all of a
+term are below all of the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import structlog
+
+from sealring.coordinator.backup import PREDECESSOR
+from sealring.coordinator.keys import OPERATOR_DIR
+from sealring.coordinator.roster.publisher import RosterPublisher
+from sealring.coordinator.store import Store
+from sealring.mesh.errors import ConfigError, FailedPrecondition
+from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.pki.certificates import Role, role_server_name
+from sealring.mesh.roster.model import Roster, term_of
+from sealring.mesh.rpc.tls import channel_credentials, channel_options
+from sealring.v1 import admin_pb2, admin_pb2_grpc
+
+_DEPOSED = "deposed"
+_RETRY_SECONDS = 5.0
+log = structlog.get_logger()
+
+
+def check_term(store: Store) -> None:
+    """Raises ConfigError (DEPOSED) where another coordinator has taken over."""
+    if store.get_meta(_DEPOSED) is not None:
+        raise ConfigError(
+            "a standby has taken over from this coordinator",
+            hint="move this folder aside, and make a standby here from a backup of the coordinator that took "
+            "over: sealring coordinator standby FILE",
+            reason="DEPOSED",
+        )
+
+
+def depose(store: Store, version: int, roster: Roster) -> None:
+    """Take in a verified roster of whoever took over. Raises FailedPrecondition (NO_LATER_TERM)."""
+    if term_of(roster.version) <= term_of(version):
+        raise FailedPrecondition("the roster is of no later term", reason="NO_LATER_TERM")
+    log.error("coordinator_deposed", term=term_of(version), later=term_of(roster.version))
+    store.set_meta(_DEPOSED, str(roster.version).encode())
+
+
+async def tell_predecessor(store: Store, publisher: RosterPublisher, folder: Path, own: str) -> None:
+    """Show the coordinator before this one that it is over, as soon as it can be reached. Never returns."""
+    while (address := (store.get_meta(PREDECESSOR) or b"").decode()) not in ("", own):
+        tls = load_machine_state(folder / OPERATOR_DIR).tls
+        options = channel_options(role_server_name(Role.COORDINATOR))
+        async with grpc.aio.secure_channel(address, channel_credentials(tls), options=options) as channel:
+            request = admin_pb2.StandDownRequest(roster=publisher.current.envelope)
+            try:
+                await admin_pb2_grpc.AdminStub(channel).StandDown(request, timeout=_RETRY_SECONDS)
+                store.delete_meta(PREDECESSOR)
+                log.info("predecessor_told", address=address)
+            except grpc.aio.AioRpcError as error:
+                log.debug("predecessor_not_told", address=address, code=error.code().name)
+                await asyncio.sleep(_RETRY_SECONDS)
+    await asyncio.Event().wait()

@@ -1,0 +1,143 @@
+"""A standby has what the coordinator has, takes over by one command, and the other one is over for good."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sealring.coordinator.backup import STANDBY_MARK, backup, restore
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.main import Coordinator, run
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.standby import follow
+from sealring.coordinator.standby.copies import Copies, unpacked
+from sealring.coordinator.standby.follow import promote, stand_by
+from sealring.coordinator.store import Store
+from sealring.mesh.clock import wall_clock
+from sealring.mesh.errors import ConfigError, RosterError, SealringError
+from sealring.mesh.roster.model import term_of
+from sealring.v1 import admin_pb2
+
+if TYPE_CHECKING:
+    from tests.coordinator.conftest import Cluster
+
+
+@pytest.fixture
+async def standby(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CoordinatorSettings]:
+    """One that follows the cluster's coordinator."""
+    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.05)
+    file = cluster.folder / "backup"
+    backup(cluster.settings, file)
+    settings = cluster.settings.model_copy(update={"state_dir": cluster.folder / "standby"})
+    restore(settings, file, standby=True)
+    running = asyncio.create_task(stand_by(settings))
+    yield settings
+    running.cancel()
+    await asyncio.wait((running,))
+
+
+async def until_copied(cluster: Cluster, settings: CoordinatorSettings) -> None:
+    async with asyncio.timeout(200):
+        while (settings.state_dir / "coordinator.db").read_bytes() != cluster.coordinator.store.image():
+            await asyncio.sleep(0.02)
+
+
+async def until_promoted(settings: CoordinatorSettings) -> None:
+    promote(settings)
+    async with asyncio.timeout(200):
+        while (settings.state_dir / STANDBY_MARK).exists():
+            await asyncio.sleep(0.02)
+
+
+async def test_it_has_what_the_coordinator_has_and_takes_over(
+    cluster: Cluster, standby: CoordinatorSettings, start_cluster: Any
+) -> None:
+    node = await cluster.node("alpha")
+    await until_copied(cluster, standby)
+    database = standby.state_dir / "coordinator.db"
+    assert stat.S_IMODE(database.stat().st_mode) == 0o600
+    with pytest.raises(ConfigError) as caught:
+        Store.open(standby.state_dir)
+    assert caught.value.reason == "STATE_IN_USE"
+    before = node.roster
+    assert before.coordinators == (cluster.coordinator.main_address(),)
+    await until_promoted(standby)
+    again = await start_cluster(state_dir=standby.state_dir)
+    try:
+        with pytest.raises(ConfigError) as caught:  # the first is told, and stops
+            async with asyncio.timeout(200):
+                await cluster.coordinator.failed()
+        assert caught.value.reason == "DEPOSED"
+        returned = await again.node("alpha", join=False)
+        assert (term_of(before.version), term_of(returned.roster.version)) == (0, 1)
+        cluster.coordinator.publisher.publish()  # whatever it still signs
+        with pytest.raises(RosterError) as refused:
+            returned.reader.accept(cluster.coordinator.publisher.current.envelope)
+        assert refused.value.reason == "ROSTER_ROLLBACK"
+        assert "took over" in refused.value.hint
+        await cluster.close()
+        with pytest.raises(ConfigError) as caught:
+            Coordinator(cluster.settings)
+        assert caught.value.reason == "DEPOSED"
+    finally:
+        await again.close()
+
+
+async def test_members_are_told_of_both(start_cluster: Any) -> None:
+    cluster = await start_cluster(standby="10.0.0.2:7700")
+    try:
+        node = await cluster.node("alpha")
+        assert node.roster.coordinators == (cluster.coordinator.main_address(), "10.0.0.2:7700")
+    finally:
+        await cluster.close()
+
+
+async def test_a_coordinator_stands_down_for_a_later_term_alone(cluster: Cluster) -> None:
+    own = cluster.coordinator.publisher.current.envelope
+    for roster, reason in ((own, "NO_LATER_TERM"), (b"{}", "ENVELOPE_MALFORMED")):
+        with pytest.raises(SealringError) as caught:
+            await cluster.call("StandDown", admin_pb2.StandDownRequest(roster=roster))
+        assert caught.value.reason == reason
+    assert cluster.coordinator.store.get_meta("deposed") is None
+
+
+async def test_a_copy_is_for_one_question_and_from_the_roster_keys_alone(cluster: Cluster) -> None:
+    coordinator = cluster.coordinator
+    copies = Copies(coordinator.store, coordinator.keys, cluster.settings.state_dir)
+    nonce, other = bytes(32), bytes([1]) * 32
+    root = coordinator.keys.root
+    answer = copies.answer(admin_pb2.CopyStateRequest(nonce=nonce))
+    digest, copy = unpacked(answer, nonce, b"", root)
+    assert copy is not None
+    assert copy.database == coordinator.store.image()
+    secret = (cluster.settings.state_dir / "roster.key").read_bytes()
+    assert secret not in copy.SerializeToString()
+    same = copies.answer(admin_pb2.CopyStateRequest(nonce=nonce, known=digest))
+    assert unpacked(same, nonce, digest, root) == (digest, None)
+    unsigned = admin_pb2.CopyStateResponse(copy=answer.copy, signature=b"{}")
+    cut = admin_pb2.CopyStateResponse(copy=answer.copy[:-9], signature=answer.signature)
+    changed = admin_pb2.CopyStateResponse(copy=b"junk", signature=answer.signature)
+    for bad, asked in ((answer, other), (unsigned, nonce), (cut, nonce), (changed, nonce)):
+        with pytest.raises(SealringError):
+            unpacked(bad, asked, b"", root)
+
+
+async def test_a_standby_is_none_of_a_coordinator_until_it_is_promoted(
+    cluster: Cluster, tmp_path: Path, standby: CoordinatorSettings
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        promote(cluster.settings)
+    assert caught.value.reason == "NO_STANDBY"
+    await until_copied(cluster, standby)
+    known = (standby.state_dir / "coordinator.db").read_bytes()
+    await cluster.close()
+    serving = asyncio.create_task(run(standby.model_copy(update={"state_dir": tmp_path / "none"})))
+    with pytest.raises(ConfigError):  # no folder at all
+        await serving
+    assert (standby.state_dir / "coordinator.db").read_bytes() == known
+    assert ClusterKeys.load(standby, now=wall_clock()).root.cluster == "test"
