@@ -12,6 +12,7 @@ from sealring.mesh.errors import ResourceExhausted
 from sealring.node.engine import epoch as epoch_module
 from sealring.node.engine import params
 from sealring.node.engine.epoch import Allowance, StageEpoch
+from sealring.node.engine.prefixes import Prefixes
 from sealring.node.engine.staging import random_stage
 from sealring.node.engine.text import front as front_module
 from sealring.node.engine.text.front import Front
@@ -50,6 +51,7 @@ def test_a_gateway_that_does_not_wait_for_answers_ends_the_epoch(
         allowance=Allowance(1, 1, 1 << 30),
         channel=channel,
         prompts=None,
+        prefixes=Prefixes(control.PREFIX_SUPPORT_UNSPECIFIED),
         on_fault=faults.append,
     )
     chunk = control.Chunk(row=1, start=0, end=4, prompt_tokens=4, params_bytes=params.BLOCK)
