@@ -418,7 +418,7 @@ class ActedCluster:
         update = membership.RosterUpdate(envelope=envelope)
         self.coordinator.tell("roster", membership.WatchResponse(roster=update))
 
-    def serve(self, phase: int = membership.RING_PHASE_SERVING) -> None:
+    def serve(self, phase: int = membership.RING_PHASE_SERVING, *, patience: int = 0) -> None:
         state = membership.RingState(
             ring="ring-0",
             epoch=self.ring.epoch,
@@ -429,6 +429,7 @@ class ActedCluster:
             prefill_chunk=CHUNK,
             model_type="llama",
             protocol=PROTOCOL_VERSION,
+            patience=patience,
         )
         self.coordinator.tell("ring", membership.WatchResponse(ring=state))
 

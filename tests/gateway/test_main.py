@@ -260,6 +260,7 @@ async def test_rosters_that_do_not_hold_are_not_used(cluster: Any) -> None:
 async def test_a_ring_that_leaves_the_roster_is_left(cluster: Any) -> None:
     async with running(cluster) as gateway:
         await gateway.ready()
+        cluster.serve(patience=1)
         cluster.publish(rings=())
         await gateway.ready(0)
         with pytest.raises(SealringError) as caught:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from edgecert import write_edge_certificate
 
+from sealring.cli.calls import client as client_module
 from sealring.cli.calls.client import Question, gateway_access, inference
 from sealring.cli.settings import CliSettings
 from sealring.client import AsyncClient
@@ -191,3 +193,31 @@ async def test_an_api_key_never_leaves_the_machine_in_clear(tmp_path: Path) -> N
     with pytest.raises(ConfigError) as missing:
         gateway_access(CliSettings(gateway_ca=tmp_path / "none"))
     assert missing.value.reason == "NO_SUCH_FILE"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "rate"),
+    [
+        ([(2.0, 1), (3.0, 5), (4.0, 9)], 4.0),  # eight tokens in the two seconds after the first
+        ([(4.0, 8)], 2.0),  # all at once: eight tokens in four seconds
+        ([(4.0, 7), (4.001, 8)], 2.0),
+    ],
+)
+async def test_the_rate_is_that_of_tokens_whose_time_is_known(
+    monkeypatch: pytest.MonkeyPatch, pieces: list[tuple[float, int]], rate: float
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    class Stub:
+        async def Generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+            yield inference_pb2.GenerateResponse(started=inference_pb2.Started(model="m"))
+            for at, tokens in pieces:
+                clock.now = at
+                yield inference_pb2.GenerateResponse(delta=inference_pb2.Delta(text="x", tokens=tokens))
+            finished = inference_pb2.Finished(completion_tokens=pieces[-1][1])
+            yield inference_pb2.GenerateResponse(finished=finished)
+
+    question = Question([("user", "q")], "", 0, 0, {})
+    answer = await client_module._stream(Stub(), question, lambda _: None, 1.0, None)
+    assert answer.tok_s == pytest.approx(rate, rel=0.01)

@@ -90,6 +90,13 @@ async def test_what_is_told_of_models_that_are_not_there_is_short() -> None:
     assert "model-20" not in str(error)
 
 
+async def test_no_model_is_unknown_before_all_are_known() -> None:
+    rings = OneRing("model")
+    rings.complete = False
+    error = await refused(RingBackend(rings, Metrics()), model="other")  # type: ignore[arg-type]
+    assert (error.reason, int(error.metadata["retry_after"]) > 0) == ("RING_DOWN", True)
+
+
 async def test_a_request_has_an_id_of_its_own_and_ends_with_it() -> None:
     rings = SlowRing()
     backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]

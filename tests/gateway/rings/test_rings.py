@@ -28,6 +28,7 @@ class FakeRing:
     def __init__(self, name: str, deployment: str, **_: Any) -> None:
         self.name, self.deployment = name, deployment
         self.attached, self.patient = True, True
+        self.patience = 60.0
         self.serving = SimpleNamespace(max_rows=4)
         self.requests: list[str] = []
         self.waiting: list[tuple[Request, Answer, int]] = []
@@ -384,6 +385,20 @@ async def test_rings_and_members_that_are_gone_are_closed(monkeypatch: pytest.Mo
     assert rings.deployments() == ["model"], "the coordinator still tells of it"
     rings.ring_gone("ring-0")
     assert rings.deployments() == []
+
+
+def test_a_ring_of_a_protocol_that_is_not_spoken_here_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, ring = watched(monkeypatch)
+    newer = SERVES | {"protocol": PROTOCOL_VERSION + 1}
+    rings.ring_state(membership.RingState(ring="ring-0", **newer))  # type: ignore[arg-type]
+    assert ring.events[-1] == "leave"
+
+
+def test_the_coordinator_says_how_long_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, ring = watched(monkeypatch)
+    for told, waits in ((90, 90), (0, 90), (86400, 600)):
+        rings.ring_state(membership.RingState(ring="ring-0", patience=told, **SERVES))  # type: ignore[arg-type]
+        assert ring.patience == waits
 
 
 async def test_a_ring_that_is_planned_anew_keeps_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
