@@ -7,7 +7,6 @@ import gc
 import json
 import logging
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -96,10 +95,12 @@ async def test_a_refused_body_is_given_back_at_once(port: int, monkeypatch: pyte
     """Not at the next collection of garbage, by when there may be hundreds of them."""
     refusals: list[weakref.ref[BaseException]] = []
 
-    def known(error: Exception, known: Callable[[Exception], SealringError] = guard._known) -> SealringError:
+    told = guard._known
+
+    def known(error: Exception, path: str) -> SealringError:
         assert error.__context__ is not None
         refusals.extend((weakref.ref(error), weakref.ref(error.__context__)))
-        return known(error)
+        return told(error, path)
 
     monkeypatch.setattr(guard, "_known", known)
     gc.disable()
