@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from sealring.api import described
 from sealring.api.answers import Asked, model_object
 from sealring.api.anthropic import ask_count, ask_messages
 from sealring.api.chat import ask_chat
@@ -29,6 +30,7 @@ from sealring.gateway.http.guard import Guard
 from sealring.gateway.http.kept import KeptAnswers
 from sealring.gateway.inference.service import InferenceBackend, model_not_found
 from sealring.gateway.inference.timings import CURRENT, HEADER
+from sealring.mesh.rpc.protocol import software_version
 from sealring.v1 import inference_pb2 as inference
 
 Ask = Callable[[dict[str, Any], str], Asked]
@@ -65,6 +67,8 @@ def create_app(
     return Starlette(
         routes=[
             Route("/", edge.page, methods=["GET"]),
+            Route("/docs", edge.docs, methods=["GET"]),
+            Route("/openapi.json", edge.openapi, methods=["GET"]),
             *(Route(path, edge.answers(ask), methods=["POST"]) for path, ask in _ASKED.items()),
             Route("/v1/messages/count_tokens", edge.count, methods=["POST"]),
             Route("/v1/models", edge.models, methods=["GET"]),
@@ -96,6 +100,7 @@ PAGE = """<!doctype html>
 <li><a href="/v1/models">/v1/models</a>: what is served</li>
 <li>/v1/chat/completions, /v1/completions, /v1/responses: OpenAI</li>
 <li>/v1/messages: Anthropic; /api/chat, /api/generate: Ollama</li>
+<li><a href="/docs">/docs</a>: all paths and their fields</li>
 <li><a href="/health">/health</a>, <a href="/metrics">/metrics</a></li>
 </ul>
 """
@@ -157,6 +162,12 @@ class _Edge:
 
     async def page(self, request: Request) -> Response:
         return Response(PAGE, media_type="text/html; charset=utf-8")
+
+    async def docs(self, request: Request) -> Response:
+        return Response(described.page(), media_type="text/html; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        return _json(described.openapi(software_version()))
 
     async def models(self, request: Request) -> Response:
         models = [model_object(model) for model in await self._backend.list_models()]

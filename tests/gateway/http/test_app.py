@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from starlette.routing import Route
 
 from sealring.gateway.http.app import _headers, create_app
 from sealring.gateway.http.server import HttpServer
@@ -430,10 +431,22 @@ async def test_a_client_that_leaves_before_the_start_cancels(port: int, backend:
         await asyncio.sleep(0.001)
 
 
-async def test_what_is_served_is_told_where_nothing_is(port: int) -> None:
+async def test_what_is_served_is_told_where_nothing_is(port: int, backend: Any) -> None:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
         page = await http.get("/")
         lost = await http.post("/v1/embeddings", json={})
+        read = await http.get("/docs")
+        described = (await http.get("/openapi.json")).json()
+    app = create_app(backend, exposition=lambda: b"")
+    served = {
+        route.path.replace("{name:path}", "{model}") for route in app.routes if isinstance(route, Route)
+    }
+    assert set(described["paths"]) == served - {"/", "/docs", "/openapi.json"}
+    assert all(path in read.text for path in described["paths"])
+    assert "http:" not in read.text
+    assert "https:" not in read.text
+    body = described["components"]["schemas"]["ChatBody"]
+    assert set(body["required"]) == {"messages"}
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert lost.status_code == 404
     assert "/v1/chat/completions" in lost.json()["error"]["message"]
