@@ -238,10 +238,28 @@ class Rings:
         """A heartbeat tells how rings do that miss somebody; the first is compared with what should run."""
         for health in heartbeat.rings:
             running = self._running.get(health.ring)
-            if health.attended and running is not None and session.member in running.machine.members:
+            if running is None or session.member not in running.machine.members:
+                continue
+            if health.attended:
                 running.machine.attended(health.epoch, self._clock())
+            running.pace.beaten(session.member, health.step_us, len(running.machine.members))
+            self._tell_pace(session, running)
         if first:
             self._compare(session, heartbeat)
+
+    def _tell_pace(self, session: NodeSession, running: RunningRing) -> None:
+        """Says of a member that has become slow that it has."""
+        factor = running.pace.slow(session.member)
+        if bool(factor) != bool(session.slow):
+            log.warning(
+                "member_slow" if factor else "member_not_slow", member=session.member, factor=round(factor, 1)
+            )
+        session.slow = ""
+        if factor:
+            session.slow = (
+                f"its steps take {factor:.1f} times as long as before, against those of the ring's others: "
+                "look for heat, Low Power Mode, swapping or other programs (sealring doctor on it)"
+            )
 
     def _compare(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
         """What a node says it runs when it comes (back) is compared with what it should run."""

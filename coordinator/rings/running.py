@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sealring.coordinator.planning.planner import kv_budget
 from sealring.coordinator.rings.epochs import Phase, RingEpochs
+from sealring.coordinator.rings.pace import Pace
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import EpochProgress, PrepareEpoch, RingState
 
@@ -29,6 +30,7 @@ class RunningRing:
     machine: RingEpochs
     patience: int
     protocol: int = 0
+    pace: Pace = field(default_factory=Pace)
 
     def state(self) -> RingState:
         """As gateways see it."""

@@ -59,6 +59,8 @@ class NodeSession:
         self._clock = clock
         self.last_seen = clock()
         self.silent_looks = 0
+        self.slow = ""
+        """What is told of a member whose steps take much longer than they did."""
 
     def send(self, message: CoordinatorMessage) -> None:
         """Queue a message for the node."""
@@ -84,6 +86,8 @@ class NodeSession:
         """The node said something."""
         self.last_seen = self._clock()
         self.silent_looks = 0
+        self.slow = ""
+        """What is told of a member whose steps take much longer than they did."""
 
 
 class SessionListener(Protocol):
@@ -123,9 +127,13 @@ class Sessions:
         self._refused[member] = (why, self._clock())
 
     def trouble(self, member: str) -> str:
-        """Why a member's newest attempt to come online was refused; empty once that is a while ago."""
+        """Why a member's newest attempt to come online was refused, until that is a while ago; else what is
+        wrong with it while it is online."""
         why, at = self._refused.get(member, ("", 0.0))
-        return why if why and self._clock() - at < _TROUBLE_SECONDS else ""
+        if why and self._clock() - at < _TROUBLE_SECONDS:
+            return why
+        session = self._open.get(member)
+        return session.slow if session is not None else ""
 
     def is_double(self, member: str, instance: bytes) -> bool:
         """Whether a stream of this process would be a second one beside another process that is online.

@@ -472,6 +472,7 @@ class Daemon:
                 epoch=epoch.plan.epoch,
                 steps=figures.steps,
                 engine_memory=figures.memory,
+                step_us=figures.step_us,
                 attended=epoch.gateway is not None and epoch.gateway.used,
             )
         ]

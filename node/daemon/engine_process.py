@@ -53,10 +53,11 @@ class StageKey:
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """The newest figures of an engine: steps executed in its epoch, and bytes active."""
+    """The newest figures of an engine: steps executed in its epoch, bytes active, and what a step takes."""
 
     steps: int = 0
     memory: int = 0
+    step_us: int = 0
 
 
 class EngineSink(Protocol):
@@ -294,7 +295,7 @@ class EngineProcess:
             self._answer(kind, event)
 
     def _pong(self, pong: engine_pb2.EnginePong) -> None:
-        self.figures = EngineFigures(pong.steps, pong.memory)
+        self.figures = EngineFigures(pong.steps, pong.memory, pong.step_us)
         if self._busy and not self._worked:
             self._set_busy(False)
         self._worked = False

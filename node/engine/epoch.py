@@ -49,7 +49,7 @@ from sealring.node.engine.records import Incoming
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.caches import Cache
-from sealring.node.engine.threads import Inbox, Intake, Outbox, StepTimes
+from sealring.node.engine.threads import Inbox, Intake, Outbox, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
 from sealring.node.engine.transfer import Departure, Landing, SharedDeparture, transfer
 from sealring.node.ipc.channel import EngineChannel
@@ -191,6 +191,10 @@ class StageEpoch:
                 return list(self._outbox.trace)
             except RuntimeError:  # one was added meanwhile
                 continue
+
+    def step_us(self) -> int:
+        """As `threads.step_us`, of the steps until now. Any thread."""
+        return step_us(self.trace)
 
     def spans(self, since: int) -> trace_pb2.ProcessTrace:
         """What went on since then, nanoseconds on the machine's monotonic clock. Any thread."""
@@ -345,7 +349,7 @@ class StageEpoch:
         A stage that evaluates arrays when it is called gets its input first.
         """
         assert step.lane is not None
-        times = StepTimes(step.number, time.perf_counter())
+        times = StepTimes(step.number, time.perf_counter(), decode=True)
         lane = self._lanes.check(step.lane, step.rows)
         if self._channel is None:
             landing, inputs = None, self._own_tokens(step, times)

@@ -158,6 +158,7 @@ class Engine:
             sequence=sequence,
             steps=epoch.steps if epoch is not None else 0,
             memory=device.active_memory(),
+            step_us=epoch.step_us() if epoch is not None else 0,
         )
 
     def _guarded(self, number: int, work: Callable[[], None]) -> None:

@@ -12,7 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from queue import SimpleQueue
+from statistics import median
 from typing import TypeVar
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal
@@ -44,6 +46,19 @@ class StepTimes:
     launched: float = 0.0
     ready: float = 0.0
     sent: float = 0.0
+    decode: bool = False
+
+
+PACE_STEPS = 32
+"""Decode steps that tell how fast a member is: about a second of them."""
+
+
+def step_us(steps: Sequence[StepTimes]) -> int:
+    """Median microseconds of the last decode steps, from when nothing but the device was waited for to the
+    result; 0 while there are less than `PACE_STEPS`. Oldest first."""
+    last = steps[-2 * PACE_STEPS :]
+    took = [one.ready - max(one.fed, before.ready) for before, one in pairwise(last) if one.decode]
+    return int(1e6 * median(took)) if len(took) >= PACE_STEPS else 0
 
 
 class Outbox:

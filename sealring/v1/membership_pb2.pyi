@@ -712,6 +712,7 @@ class RingHealth(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     ENGINE_MEMORY_FIELD_NUMBER: _builtins.int
+    STEP_US_FIELD_NUMBER: _builtins.int
     ATTENDED_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
@@ -719,6 +720,8 @@ class RingHealth(_message.Message):
     """executed in this epoch"""
     engine_memory: _builtins.int
     """bytes active in the engine"""
+    step_us: _builtins.int
+    """Median microseconds that its last decode steps took this member, from their input to their result; 0 while there are few."""
     attended: _builtins.bool
     """a gateway that has given steps is still there, and it leaves when a member falls silent"""
     def __init__(
@@ -728,11 +731,12 @@ class RingHealth(_message.Message):
         epoch: _builtins.int = ...,
         steps: _builtins.int = ...,
         engine_memory: _builtins.int = ...,
+        step_us: _builtins.int = ...,
         attended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "engine_memory", b"engine_memory", "epoch", b"epoch", "ring", b"ring", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "engine_memory", b"engine_memory", "epoch", b"epoch", "ring", b"ring", "step_us", b"step_us", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.node.engine.threads import TRACE_LENGTH, StepTimes
+from sealring.node.engine.threads import PACE_STEPS, TRACE_LENGTH, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
 from sealring.node.ipc.timelog import TimeLog
 from sealring.v1 import trace_pb2
@@ -69,3 +69,12 @@ def test_it_says_from_when_on_nothing_is_missing() -> None:
 @given(st.lists(st.floats(0.001, 1e6), min_size=6, max_size=6))
 def test_no_order_of_times_breaks_it(times: list[float]) -> None:
     assert all(end >= begin for _, _, begin, end in spans(StepTimes(1, *times)))
+
+
+def test_what_a_step_takes_is_that_of_the_last_decode_steps_without_what_they_waited_for() -> None:
+    times = [StepTimes(n, n - 0.5, fed=float(n), ready=n + 0.002, decode=True) for n in range(1, 300)]
+    assert step_us(times) in range(1990, 2010)
+    assert step_us(times[:PACE_STEPS]) == 0
+    queued = [StepTimes(n, 0.0, fed=0.0, ready=n * 0.003, decode=True) for n in range(1, 300)]
+    assert step_us(queued) in range(2990, 3010), "in the device's queue behind others"
+    assert step_us([StepTimes(n, 0.0, fed=1.0, ready=2.0) for n in range(300)]) == 0, "prompts"

@@ -1,0 +1,55 @@
+"""A member that has become slow is found by what its steps take against the others', whatever the load."""
+
+import random
+
+from sealring.coordinator.rings.pace import READINGS, Pace
+
+USUAL = {"a": 900, "b": 2000, "c": 1400}
+
+
+def beat(pace: Pace, times: int, *, load: float = 1.0, **slower: float) -> None:
+    for _ in range(times):
+        for member, took in USUAL.items():
+            noise = random.uniform(0.9, 1.1)
+            pace.beaten(member, int(took * load * noise * slower.get(member, 1)), len(USUAL))
+
+
+def slow(pace: Pace) -> set[str]:
+    return {member for member in USUAL if pace.slow(member)}
+
+
+def test_who_has_become_slow_and_nobody_else() -> None:
+    pace = Pace()
+    beat(pace, 3 * READINGS)
+    assert slow(pace) == set()
+    beat(pace, READINGS, load=7)
+    assert slow(pace) == set(), "it is the load"
+    beat(pace, READINGS, b=1.5)
+    assert slow(pace) == set()
+    beat(pace, READINGS, b=3.0)
+    assert slow(pace) == {"b"}
+    assert 2.4 < pace.slow("b") < 3.6
+    beat(pace, READINGS)
+    assert slow(pace) == set()
+
+
+def test_two_members_and_one() -> None:
+    pace = Pace()
+    for factor in (1, 1, 4):
+        for number in range(READINGS + 1):
+            pace.beaten("a", 1000 + number, 2)
+            pace.beaten("b", 1000 * factor + number, 2)
+    assert (pace.slow("a"), round(pace.slow("b"))) == (0, 4)
+    alone = Pace()
+    for number in range(3 * READINGS):
+        alone.beaten("a", 1000 * (1 + number), 1)
+    assert alone.slow("a") == 0
+
+
+def test_what_is_told_twice_or_not_at_all_counts_for_nothing() -> None:
+    pace = Pace()
+    beat(pace, 2 * READINGS)
+    for _ in range(5 * READINGS):
+        pace.beaten("b", 6000, len(USUAL))
+    pace.beaten("stranger", 1, 99)
+    assert (pace.slow("b"), pace.slow("stranger")) == (0, 0)
