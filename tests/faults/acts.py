@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 from answering import Answer, Told, ask_clear
 from harness import Lacking, Place
+from ringtest import LIMIT_SECONDS
 
 from sealring.v1 import membership_pb2
 
@@ -294,16 +295,19 @@ async def copied(place: Place, *words: str) -> str:
 
 
 async def _starts(place: Place, name: str, seconds: float) -> str:
-    """What comes of a start that should fail; a component that runs all the same is killed."""
+    """What comes of a start that should fail; a component that runs all the same is killed, after so long."""
     await place.start(name)
     child = place.cluster._children._children[name]
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await child.process.wait()
+    said = ""
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while child.process.returncode is None and "_started" not in said:
+            await asyncio.sleep(0.1)
+            said = child.log.read_bytes()[child.begins :].decode()
     if child.process.returncode is None:
+        await asyncio.sleep(seconds)
         await place.cluster._children.kill_one(name)
-        return "it started"
-    return f"exit {child.process.returncode}: {_last(child.log.read_bytes()[child.begins :].decode())}"
+        return f"it started: {_last(said)}"
+    return f"exit {child.process.returncode}: {_last(said)}"
 
 
 def _last(said: str) -> str:

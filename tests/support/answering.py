@@ -129,7 +129,8 @@ async def _clear(ring: Ring, name: str, answer: Answer, told: Told) -> None:
     )
     tokens = dict[int, int]()
     started = 0
-    async for event in ring.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=ring.metadata()):
+    call = ring.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=ring.metadata(), wait_for_ready=True)
+    async for event in call:
         if event.HasField("delta"):
             delta = event.delta
             answer.texts[delta.choice] = answer.texts.get(delta.choice, "") + delta.text
