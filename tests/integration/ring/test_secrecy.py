@@ -60,4 +60,5 @@ async def test_no_process_leaves_memory_in_core_files(ring):
     for name, pid in ring.cluster.processes.items():
         for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
             assert process.rlimit(psutil.RLIMIT_CORE) == (0, 0), name
-            assert int(Path(f"/proc/{process.pid}/coredump_filter").read_text(), 16) == 0, name
+            kept = Path(f"/proc/{process.pid}/coredump_filter").read_text()
+            assert int(kept or "0", 16) == 0, name  # nothing: it has ended and has no memory
