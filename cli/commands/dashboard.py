@@ -53,7 +53,7 @@ def dashboard(
         metrics, token = Metrics(), new_token()
         edge = create_app(SealingBackend(client, metrics), exposition=metrics.exposition)
         calls = connect(settings.operator, address=settings.coordinator, seconds=settings.timeout)
-        async with client, calls as admin, inference(settings.gateway, **access) as gateway:
+        async with client, calls as admin, inference(settings.gateway[0], **access) as gateway:
             server = HttpServer(create_dashboard(admin, pin, gateway, client, edge, token))
             with stop_on_signals() as stop:
                 try:

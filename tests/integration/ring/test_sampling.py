@@ -235,7 +235,7 @@ async def test_what_is_not_possible_is_refused_by_name(client, reference):
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"extra_body": {"repetition_penalty": -1}}, "repetition_penalty"),
         ({"extra_body": {"guided_json": {}}}, "guided_json"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(**asked, **fields)
