@@ -12,14 +12,42 @@ BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 VOCABULARY = 1536
 
-# A message that spells out a special token must not become one: `<|` loses its bar.
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('unknown role ' + message['role']) }}{% endif %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] | replace('<|', '<') | trim + '<|end|>' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
+# A message that spells out a special token must not become one: `<|` loses its bar. Calls, and what came of
+# them, are marked by text, as Hermes models do it; `calls.py` writes them for training.
+CHAT_TEMPLATE = """\
+{%- macro turn(role, text) %}{{ '<|' + role + '|>' + text | replace('<|', '<') | trim + '<|end|>' }}
+{%- endmacro -%}
+{%- set shown = namespace(tools='') -%}
+{%- for tool in tools or [] -%}
+{%- set function = tool.function -%}
+{%- set shown.tools = shown.tools + '\\n- ' + function.name + '('
+  + ((function.parameters or {}).properties or {}) | join(', ') + ')'
+  + (': ' + function.description if function.description else '') -%}
+{%- endfor -%}
+{%- set shown.tools = 'You can call these tools:' + shown.tools if shown.tools else '' -%}
+{{- bos_token -}}
+{%- if shown.tools and messages[0].role != 'system' %}{{ turn('system', shown.tools) }}{% endif -%}
+{%- for message in messages -%}
+{%- set text = message.content or '' -%}
+{%- if message.role == 'system' and loop.first and shown.tools -%}
+{{- turn('system', text + '\\n\\n' + shown.tools) -}}
+{%- elif message.role in ['system', 'user'] -%}
+{{- turn(message.role, text) -}}
+{%- elif message.role == 'tool' -%}
+{{- turn('user', '<tool_response>\\n' + text + '\\n</tool_response>') -}}
+{%- elif message.role == 'assistant' -%}
+{%- set said = namespace(text=text) -%}
+{%- for call in message.tool_calls or [] -%}
+{%- set told = {'name': call.function.name, 'arguments': call.function.arguments} -%}
+{%- set said.text = said.text + '\\n<tool_call>\\n' + told | tojson + '\\n</tool_call>' -%}
+{%- endfor -%}
+{{- turn('assistant', said.text) -}}
+{%- else -%}
+{{- raise_exception('unknown role ' + message.role) -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif -%}
+"""
 
 
 def train(conversations: int) -> Tokenizer:
@@ -57,6 +85,7 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         "eos_token": END,
         "pad_token": PAD,
         "clean_up_tokenization_spaces": False,
+        "tool_parser_type": "json_tools",
         "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")

@@ -1,6 +1,7 @@
 """The proxy that seals for clients which cannot, before a real ring."""
 
 import asyncio
+import json
 import sys
 
 import httpx
@@ -89,7 +90,7 @@ async def test_a_proxy_with_the_wrong_root_does_not_start(ring, tmp_path):
 
 
 async def test_every_api_answers_alike_in_clear_and_sealed(ring, reference, tmp_path):
-    """With the tools that Open WebUI sends along each time, which this model's template does not know."""
+    """With the tools that Open WebUI sends each time; and so do calls of tools and answers by a schema."""
     expected = reference.reply(MESSAGES, 100)
     function = {"name": "look", "description": "looks", "parameters": {"type": "object"}}
     same = {"model": "demo", "messages": MESSAGES, "temperature": 0}
@@ -105,7 +106,7 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, reference, tmp_
         "/v1/messages": {
             **same,
             "max_tokens": 100,
-            "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+            "tools": [{"name": "look", "description": "looks", "input_schema": {"type": "object"}}],
         },
         "/api/chat": {
             **same,
@@ -115,14 +116,16 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, reference, tmp_
             "stream": False,
         },
     }
-    found, counts = {}, []
+    found, counts, held = {}, [], []
     async with proxy(ring, tmp_path) as (sealed, _):
         for url in (ring.cluster.http_url, sealed):
             async with httpx.AsyncClient(base_url=url, timeout=LIMIT_SECONDS) as http:
                 for path, body in asked.items():
                     found[url, path] = (await http.post(path, json=body)).json()
-                counting = {"model": "demo", "messages": MESSAGES}
+                counting = {name: asked["/v1/messages"][name] for name in ("model", "messages", "tools")}
                 counts.append((await http.post("/v1/messages/count_tokens", json=counting)).json())
+                bodies = (CALLING, {**CALLING, "tool_choice": "required"}, FITTING, IMPOSSIBLE)
+                held.append([(await http.post("/v1/chat/completions", json=body)).json() for body in bodies])
     for (url, path), answer in found.items():
         told = {
             "/v1/chat/completions": lambda a: a["choices"][0]["message"]["content"],
@@ -133,3 +136,50 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, reference, tmp_
         assert told(answer) == expected.text, (url, path)
     chat = found[sealed, "/v1/chat/completions"]
     assert counts == [{"input_tokens": chat["usage"]["prompt_tokens"]}] * 2
+    for *calls, fitting, impossible in held:
+        for answer in calls:
+            (choice,) = answer["choices"]
+            (call,) = choice["message"]["tool_calls"]
+            assert choice["finish_reason"] == "tool_calls"
+            assert call["function"]["name"] == "get_weather"
+            assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+        (choice,) = fitting["choices"]
+        assert json.loads(choice["message"]["content"]) == {"country": "France", "capital": "Paris"}
+        assert choice["finish_reason"] == "stop"
+        assert impossible["error"]["code"] == "bad_grammar"
+
+
+_STRING = {"type": "string"}
+WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": _STRING},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+CALLING = {
+    "model": "demo",
+    "temperature": 0,
+    "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+    "tools": [{"type": "function", "function": WEATHER}],
+    "max_tokens": 100,
+}
+PLACE = {
+    "type": "object",
+    "properties": {"country": _STRING, "capital": _STRING},
+    "required": ["country", "capital"],
+    "additionalProperties": False,
+}
+FITTING = {
+    **{name: CALLING[name] for name in ("model", "temperature", "max_tokens")},
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "response_format": {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE}},
+}
+IMPOSSIBLE = {
+    **FITTING,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "no", "schema": {"not": _STRING}}},
+}
