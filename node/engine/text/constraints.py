@@ -22,6 +22,12 @@ _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separato
 _SYNTAX = {
     "json_tools": ('\n{"name": "%s", "arguments": ', "}\n", False),
     "mistral": ("%s[ARGS]", "", False),
+    "harmony": ("%s <|constrain|>json<|message|>", "", False),
+    "deepseek_v3": (
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n",
+        "\n```<｜tool▁call▁end｜>",
+        True,
+    ),
     "deepseek": ("<｜tool▁call▁begin｜>%s<｜tool▁sep｜>", "<｜tool▁call▁end｜>", True),
 }
 """By parser: what stands around a call's arguments, and whether one pair of markers holds several calls."""
@@ -63,15 +69,21 @@ class _Writer:
         self._rules = ["FREE: /(?s:.*)/", "SPACE: /[ \\n]{1,4}/"]
 
     def grammar(self, prompt: inference.Prompt, said: str, *, calls: bool) -> str:
+        final = self._literal(self._form.final)
         if calls and self._chat.call_required:  # the prompt ends with the call's beginning
             start = "rest_of_call" if self._chat.one_call else "rest_of_call (SPACE? call)*"
             self._add_calls()
         elif prompt.schema:
             start = f"{self._thoughts(said)} SPACE? answer"
             self._rules.append(f"answer: schema{' | call (SPACE? call)*' if calls else ''}")
-            self._rules.append(f"schema: {_json(parse_json_object(prompt.schema, 'response_format'))}")
+            self._rules.append(
+                f"schema: {final} {_json(parse_json_object(prompt.schema, 'response_format'))}"
+            )
             if calls:
                 self._add_calls()
+        elif final:
+            start = f"{self._thoughts(said)} (call | {final} FREE)"
+            self._add_calls()
         else:
             assert self._form.call is not None
             start = f"{self._thoughts(said)} (called rest_of_call)* FREE"

@@ -1,7 +1,8 @@
 """What a model's answer consists of: reasoning, text and tool calls, told apart while it comes.
 
-mlx-lm's parsers read the calls. Its state machine needs transformers, and knows markers as text; here a
-marker that is a special token in the vocabulary counts only as that token, so that no text can forge it.
+mlx-lm's parsers read the calls, and node.engine.text.parsers those that it has none for. Its state machine
+needs transformers, and knows markers as text; here a marker that is a special token in the vocabulary counts
+only as that token, so that no text can forge it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import check_tool_name, parse_json_object
 from sealring.node.engine import mlx_lm_import
 from sealring.node.engine.text.detokenizer import Detokenizer
+from sealring.node.engine.text.parsers import HARMONY_TOKENS, deepseek_format, harmony_section
 from sealring.v1 import inference_pb2 as inference
 
 THINKING = (
@@ -62,13 +64,25 @@ class Format:
     parse: Parse | None = None
     name: str = ""
     """Of the parser, by which node.engine.text.constraints knows how calls are written."""
+    final: str = ""
+    """The header of a message that is text, where answers are of messages (Harmony)."""
 
     def __bool__(self) -> bool:
         return self.thinking is not None or self.call is not None
 
 
+_HARMONY = Format(
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+    ("<|channel|>commentary to=functions.", ""),
+    name="harmony",
+    final="<|channel|>final<|message|>",
+)
+
+
 def format_of(source: str, vocabulary: Collection[str], parser: str = "") -> Format:
     """By a model's chat template and its tokens; `parser` where the folder names mlx-lm's."""
+    if vocabulary_has(vocabulary, *HARMONY_TOKENS):
+        return _HARMONY
     thinking = next((pair for pair in THINKING if vocabulary_has(vocabulary, *pair)), None)
     if thinking is None and vocabulary_has(vocabulary, _CHANNEL[0], _CHANNEL[2]):
         thinking = (_CHANNEL[0] + _CHANNEL[1], _CHANNEL[2])
@@ -76,6 +90,9 @@ def format_of(source: str, vocabulary: Collection[str], parser: str = "") -> For
     name = parser or next(found, "")
     if not name and vocabulary_has(vocabulary, "<|tool_call_start|>", "<|tool_call_end|>"):
         name = "pythonic"
+    if not name and (found_one := deepseek_format(source, vocabulary)) is not None:
+        name, markers, parse = found_one
+        return Format(thinking, markers, parse, name)
     if not name:
         return Format(thinking)
     mlx_lm_import.install()
@@ -116,14 +133,21 @@ class Sections:
         ]
         self._one_call = chat.one_call
         self._state, self._held, self._call = "text", "", ""
+        self._header = self._called = ""
         self._begins = False
         self.over = False
         """Whether the answer has had its one call."""
         begin, end = form.thinking or ("", "")
-        if begin and prompt_end.rfind(begin) > prompt_end.rfind(end):
+        if form.final:
+            self._state = "header"
+            self._header = form.call[0] if form.call and chat.tools and chat.call_required else ""
+        elif begin and prompt_end.rfind(begin) > prompt_end.rfind(end):
             self._state, self._begins = "reasoning", True
         edges = {"text": [(begin, "reasoning")], "reasoning": [(end, "text")], "call": []}
-        if form.call is not None and chat.tools:
+        if form.final:
+            opening = [("<|start|>", "header"), ("<|channel|>", "header"), ("<|end|>", "header")]
+            edges = {"header": [("<|message|>", "")], **dict.fromkeys(edges, opening)}
+        elif form.call is not None and chat.tools:
             edges["text"].append((form.call[0], "call"))
             edges["reasoning"].append((form.call[0], "call"))
             edges["call"].append((form.call[1], "text"))
@@ -133,7 +157,7 @@ class Sections:
             state: {_spelt(marker, special): after for marker, after in found if marker}
             for state, found in edges.items()
         }
-        self._call_begin = form.call[0] if form.call is not None else ""
+        self._call_begin = form.call[0] if form.call is not None and not form.final else ""
 
     def take(
         self, text: str, finish: inference.FinishReason.ValueType
@@ -149,6 +173,12 @@ class Sections:
             if not marker:
                 break
             after = self._edges[self._state][marker]
+            if self._state == "header":
+                after, self._called = harmony_section(self._header)
+                after = "text" if after == "call" and not self._tools else after
+                self._header = ""
+            elif after == "header":
+                self._header = _MARKS.sub("", marker)
             if self._state == "call":
                 told += self._close(parsed)
             self._state, self._begins = after, True
@@ -177,6 +207,9 @@ class Sections:
         if self._state == "call":
             self._call += _MARKS.sub("", piece)
             return ""
+        if self._state == "header":
+            self._header += _MARKS.sub("", piece)
+            return ""
         text = _MARKS.sub("", _NAMED.sub("", piece))
         if self._begins:  # models set markers on lines of their own
             text = text.lstrip("\n")
@@ -189,8 +222,9 @@ class Sections:
     def _close(self, parsed: inference.Parsed) -> str:
         """The call has ended; what cannot be read is told as text."""
         try:
-            assert self._parse is not None
-            found = self._parse(self._call, self._tools)
+            found: Any = {"name": self._called, "arguments": self._call}
+            if self._parse is not None:
+                found = self._parse(self._call, self._tools)
             calls = [_call(one) for one in (found if isinstance(found, list) else [found])]
         except Exception:  # whatever a parser raises on what a model has made up
             return self._raw()

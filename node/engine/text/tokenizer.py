@@ -23,6 +23,7 @@ from sealring.node.engine.text.detokenizer import (
     Detokenizer,
     WindowDetokenizer,
 )
+from sealring.node.engine.text.parsers import deepseek_format
 from sealring.node.engine.text.plaintext import PlainText, Write
 from sealring.node.engine.text.rendering import refused
 from sealring.node.engine.text.sections import THINKING, Format, SpeltDetokenizer, format_of
@@ -180,9 +181,12 @@ class LoadedTokenizer:
             (self._wrapper.think_start, self._wrapper.think_end) if self._wrapper.has_thinking else None
         )
         call = (self._wrapper.tool_call_start, self._wrapper.tool_call_end)
-        calls = self._wrapper.has_tool_calling
         name = getattr(self._wrapper.tool_parser, "__module__", "").rpartition(".")[2]
-        self.format = Format(thinking, call if calls else None, self._wrapper.tool_parser, name)
+        found: tuple[str, Any, Any] = (name, call, self._wrapper.tool_parser)
+        if not self._wrapper.has_tool_calling:
+            names = () if backend is None else backend.get_vocab(with_added_tokens=True)
+            found = deepseek_format(source if isinstance(source, str) else "", names) or ("", None, None)
+        self.format = Format(thinking, found[1], found[2], found[0])
         self.special: Mapping[int, str] = {
             token: self._wrapper.decode([token]) for token in self._wrapper.all_special_ids
         }

@@ -12,7 +12,7 @@ import pytest
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.grammar import Follower, Grammars
 from sealring.node.engine.text.constraints import grammar_of
-from sealring.node.engine.text.sections import Format
+from sealring.node.engine.text.sections import Format, format_of
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.v1 import inference_pb2 as inference
 
@@ -133,6 +133,30 @@ def test_a_required_call_is_the_answer() -> None:
     assert takes(several, rest, rest + CALL, rest + "text") == [True, True, False]
 
 
+def test_messages_of_gpt_oss() -> None:
+    """Their special tokens stand for some of this model's."""
+    ours = ["<|system|>", "<|user|>", "<|assistant|>", "<|pad|>", "<|begin|>"]
+    ids = {name: token for token, name in tokenizer().special.items()}
+    theirs = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"]
+    special = {ids[one]: two for one, two in zip(ours, theirs, strict=True)}
+
+    def told(text: str) -> str:
+        for one, two in zip(ours, theirs, strict=True):
+            text = text.replace(two, one)
+        return text
+
+    form = format_of("", ("<|call|>", *theirs))
+    thought = "<|channel|>analysis<|message|>so {<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.count <|constrain|>json<|message|>{"n": 1}'
+    final = "<|channel|>final<|message|>"
+    strict = grammar_of(prompt_with(), form, special, "")
+    answers = [thought + final + "any text", final + "text", thought + call, call.replace("1", '"1"'), "text"]
+    assert takes(strict, *map(told, answers)) == [True, True, True, False, False]
+    held = grammar_of(prompt_with(schema=True), form, special, "")
+    answers = [thought + final + '{"n": 1}', final + '{"n": 1}', call, final + "text", thought]
+    assert takes(held, *map(told, answers)) == [True, True, True, False, False]
+
+
 def test_other_syntaxes() -> None:
     mistral = Format(None, ("[TOOL_CALLS]", ""), name="mistral")
     grammar = grammar_of(prompt_with(), mistral, {}, "")
@@ -141,6 +165,11 @@ def test_other_syntaxes() -> None:
         True,
         False,
     ]
+    deepseek = format_of("<｜tool▁calls▁begin｜>```json", ())
+    grammar = grammar_of(prompt_with(), deepseek, {}, "")
+    one = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>count\n```json\n{"n": 1}\n```<｜tool▁call▁end｜>'
+    calls = f"hm<｜tool▁calls▁begin｜>{one}\n{one}<｜tool▁calls▁end｜>"
+    assert takes(grammar, calls, calls.replace("1", '"1"')) == [True, False]
     with pytest.raises(InvalidInput) as caught:
         grammar_of(prompt_with(), Format(None, ("<a>", "</a>"), name="qwen3_coder"), {}, "")
     assert caught.value.reason == "NO_STRICT_TOOLS"

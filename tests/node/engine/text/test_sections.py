@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.node.engine.text.detokenizer import BytesDetokenizer
+from sealring.node.engine.text.parsers import HARMONY_TOKENS
 from sealring.node.engine.text.sections import Format, Sections, SpeltDetokenizer, format_of
 from sealring.v1 import inference_pb2 as inference
 
@@ -129,3 +130,89 @@ def test_parsers_are_chosen_as_by_mlx_lm() -> None:
     assert [_infer_tool_parser(Model(" ".join(told))) for _, told in _PARSERS] == [
         name for name, _ in _PARSERS
     ]
+
+
+HARMONY = format_of("", HARMONY_TOKENS)
+NAMES = (*HARMONY_TOKENS, "<|end|>", "<|constrain|>")
+THOUGHT = "<|channel|>analysis<|message|>hm <b>"
+CALLED = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "x"}'
+
+
+def marked(text: str) -> str:
+    """Special tokens as SpeltDetokenizer names them."""
+    for name in NAMES:
+        text = text.replace(name, f"\ufdd0{name}\ufdd1")
+    return text
+
+
+@given(st.data())
+def test_messages_of_gpt_oss_are_told_by_their_headers(data: st.DataObject) -> None:
+    text = "<|channel|>final<|message|>It is <|x|>."
+    before = "<|channel|>commentary<|message|>I look."
+    start = "<|end|><|start|>assistant"
+    for whole, expected in (
+        (THOUGHT + start + text, ("It is <|x|>.", "hm <b>", [])),
+        (THOUGHT + start + CALLED, ("", "hm <b>", [("look", {"at": "x"})])),
+        (before + start + CALLED, ("I look.", "", [("look", {"at": "x"})])),
+        (" to=functions.look<|channel|>commentary json<|message|>{}", ("", "", [("look", {})])),
+        (text, ("It is <|x|>.", "", [])),
+        ("<|channel|>final", ("", "", [])),
+    ):
+        said = marked(whole)
+        cuts = sorted(data.draw(st.sets(st.integers(1, len(said) - 1))))
+        pieces = [said[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(said)], strict=True)]
+        assert read(Sections(HARMONY, NAMES, chat()), pieces) == expected
+
+
+def test_gpt_oss_goes_on_with_a_call_that_is_required() -> None:
+    assert HARMONY.call is not None
+    rest = marked(CALLED.removeprefix(HARMONY.call[0]))
+    required = Sections(HARMONY, NAMES, chat(call_required=True))
+    assert read(required, [rest]) == ("", "", [("look", {"at": "x"})])
+    assert read(Sections(HARMONY, NAMES, chat()), [marked(CALLED) + "}"]) == ('{"at": "x"}}', "", [])
+    assert read(Sections(HARMONY, NAMES, inference.Chat()), [marked(CALLED)]) == ('{"at": "x"}', "", [])
+
+
+BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+
+
+@pytest.mark.parametrize(
+    ("source", "vocabulary", "calls"),
+    [
+        (
+            BEGIN + "```json",
+            (),
+            [
+                f"{BEGIN}<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{arguments}\n```<｜tool▁call▁end｜>{END}"
+                for arguments in ('{"at": "x"}', "{}")
+            ],
+        ),
+        (
+            BEGIN,
+            (),
+            [
+                f"{BEGIN}<｜tool▁call▁begin｜>look<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>{END}"
+                for arguments in ('{"at": "x"}', "{}")
+            ],
+        ),
+        (
+            "",
+            ("｜DSML｜",),
+            [
+                '<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n'
+                f"{parameter}</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+                for parameter in (
+                    '<｜DSML｜parameter name="at" string="true">x</｜DSML｜parameter>\n',
+                    "",
+                )
+            ],
+        ),
+    ],
+)
+def test_deepseek_calls(source: str, vocabulary: tuple[str, ...], calls: list[str]) -> None:
+    form = format_of(source, vocabulary)
+    told = read(Sections(form, (), chat()), ["I look.", *calls])
+    assert told == ("I look.", "", [("look", {"at": "x"}), ("look", {})])
+    assert form.call is not None
+    broken = f"{form.call[0]}nothing{form.call[1]}"
+    assert read(Sections(form, (), chat()), [broken])[2] == []
