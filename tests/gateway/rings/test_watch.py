@@ -96,6 +96,7 @@ class Keeper:
     """Has a roster as long as `valid` is one; takes every envelope but those that are to be refused."""
 
     valid: Any = "roster"
+    coordinators = ("the standby",)
 
     def __init__(self) -> None:
         self.refused: dict[bytes, Exception] = {}
@@ -111,6 +112,7 @@ class Channel:
 
     def __init__(self, address: str) -> None:
         self._address = address
+        self.turned: list[tuple[str, ...]] = []
         self._channel: grpc.aio.Channel | None = None
 
     def get(self) -> grpc.aio.Channel:
@@ -120,6 +122,9 @@ class Channel:
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    def turn(self, others: tuple[str, ...]) -> None:
+        self.turned.append(others)
 
     async def retire(self) -> None:
         channel, self._channel = self._channel, None
@@ -276,6 +281,7 @@ async def test_a_stream_that_ends_is_opened_anew(watching: Watching) -> None:
     await serving(watching)
     watching.coordinator.events.put_nowait(None)
     await serving(watching)
+    assert watching.channel.turned == [("the standby",)]
 
 
 async def test_another_who_answers_does_not_make_the_gateway_end(watching: Watching) -> None:
