@@ -20,7 +20,7 @@ from sealring.gateway.scheduler import (
     Scheduler,
 )
 from sealring.gateway.scheduler.planner import EXTENSION
-from sealring.mesh.errors import EpochEnded, InvalidInput
+from sealring.mesh.errors import EpochEnded, Internal, InvalidInput
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -198,6 +198,19 @@ def test_a_row_that_its_head_refuses_fails_and_leaves_no_trace() -> None:
     assert scheduler.row_refused(opened.row, error) == []
     assert not scheduler.expects_answer
     assert (scheduler.load().waiting, scheduler.load().running) == (0, 0)
+
+
+def test_a_row_that_its_head_will_not_go_on_with_fails_and_is_evicted() -> None:
+    scheduler = Scheduler(queue_limit=5)
+    scheduler.attach(RingFacts((MemberMemory(1, 0, 1 << 40),), 4, 64))
+    (opened,) = scheduler.submit(Request("a", "", 9, inference.Envelope()), 0.0)
+    begun = scheduler.row_opened(opened.row, prompt_tokens=4, params_bytes=256, max_tokens=9)
+    assert any(isinstance(action, AnnounceStep) for action in begun)
+    error = Internal("x", reason="GRAMMAR_FAILED")
+    failed = [one for one in scheduler.row_refused(opened.row, error) if isinstance(one, Fail)]
+    assert [(one.request.id, one.error) for one in failed] == [("a", error)]
+    assert not [one for one in scheduler.row_refused(opened.row, error) if isinstance(one, Fail)]
+    assert scheduler.load().running == 0
 
 
 def test_one_token_needs_no_lane() -> None:
