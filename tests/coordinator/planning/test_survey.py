@@ -61,7 +61,7 @@ def make(
         ),
         Sessions(sessions),  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
-        SimpleNamespace(trust=lambda member: 10),  # type: ignore[arg-type]
+        SimpleNamespace(trust=lambda member: 10, refusal=lambda member: ""),  # type: ignore[arg-type]
         SimpleNamespace(trust_floor=floor),  # type: ignore[arg-type]
     )
     asked: list[list[str]] = []
