@@ -113,7 +113,12 @@ async def run(options: argparse.Namespace) -> Result:
 
 async def _steady(url: str, options: argparse.Namespace) -> dict[str, float]:
     """Tokens per second: `prefill` of one prompt alone, and by number of rows of answers."""
-    body: dict[str, Any] = {"model": "bench", "max_tokens": 2, "stream_options": {"include_usage": True}}
+    body: dict[str, Any] = {
+        "model": "bench",
+        "max_tokens": 2,
+        "temperature": 0,  # else most tokens are of those that show nothing
+        "stream_options": {"include_usage": True},
+    }
     generator, alone = random.Random(secrets.randbits(64)), []
     for _ in range(_SOLO_TIMES):
         reply = await ask(url, body | {"prompt": prompt(generator, _SOLO_WORDS)}, path="/v1/completions")
