@@ -38,7 +38,7 @@ Dump = list[tuple[object, ...]]
 
 def settings(folder: Path) -> CoordinatorSettings:
     return CoordinatorSettings(
-        state_dir=folder, cluster="demo", listen="127.0.0.1:0", join_listen="127.0.0.1:0"
+        state_dir=folder, cluster="demo", listen="127.0.0.1:7443", join_listen="127.0.0.1:0"
     )
 
 
