@@ -134,8 +134,9 @@ class Coordinators(RuleBasedStateMachine):
         self.store.deployments.next_epoch("demo-0")
 
     def _token(self) -> None:
-        self.store.tokens.add(StoredToken("untold", Role.MEMBER, NOW, NOW * 2, ""), os.urandom(8))
-        self.store.tokens.revoke("untold")
+        name = f"untold{self.number}"  # one that was killed in between may have left its own
+        self.store.tokens.add(StoredToken(name, Role.MEMBER, NOW, NOW * 2, ""), os.urandom(8))
+        self.store.tokens.revoke(name)
 
     def _spend(self) -> None:
         self.store.tokens.spend("none", b"secret", Role.MEMBER, now=self.now)

@@ -27,7 +27,7 @@ from sealring.node.engine.weights import load_stage
 from sealring.v1 import inference_pb2 as inference
 
 MODEL = Path(__file__).parents[3] / "examples" / "demo_model" / "model"
-VOCABULARY, LONGEST, TOGETHER = 1536, 90, 12
+VOCABULARY, LONGEST, TOGETHER = 1536, 130, 12
 
 Schema = dict[str, Any]
 
