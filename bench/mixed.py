@@ -98,7 +98,7 @@ async def run(options: argparse.Namespace) -> Result:
             loads = [*((rows, math.inf) for rows in options.at_once), *((0, rate) for rate in options.rates)]
             for rows, rate in loads:
                 label = f"{rows} at a time" if rows else f"{rate:g} requests/s"
-                count = rows * options.times if rows else options.arrivals
+                count = rows * options.each if rows else options.arrivals
                 seed = number * 1000 + rows + round(rate * 1000 if not rows else 0)
                 asked = requests(options.list, count, seed)
                 times = arrivals(random.Random(seed), count, rate, 1.0)
@@ -283,7 +283,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at-once", type=numbers, default=[8, 16, 64], help="requests under way, closed loops"
     )
-    parser.add_argument("--times", type=int, default=4, help="requests of a closed loop for each under way")
+    parser.add_argument("--each", type=int, default=4, help="requests of a closed loop for each under way")
     parser.add_argument("--rates", type=rates, default=[], help="requests/s of open loops")
     parser.add_argument("--arrivals", type=int, default=64, help="requests of each of those")
     parser.add_argument("--open-rows", type=int, default=64, help="rows of BatchGenerator in them, at most")
