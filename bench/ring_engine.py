@@ -25,6 +25,7 @@ from sealring.node.engine import device, params
 from sealring.node.engine.folder import Loaded
 from sealring.node.engine.logprobs import Asking, TokenLogprobs
 from sealring.node.engine.main import _SWITCH_SECONDS, Engine
+from sealring.node.engine.prefixes import Origin
 from sealring.node.engine.staging import random_stage
 from sealring.node.engine.warm_up import warm_up
 from sealring.node.ipc.frames import FrameSocket
@@ -62,6 +63,9 @@ class Front:
 
     def close_rows(self) -> None: ...
 
+    def renew_names(self, origins: Sequence[Origin]) -> dict[Origin, bytes]:
+        return {}
+
     def asking(self, rows: Sequence[int]) -> Asking:
         return ()
 
@@ -86,7 +90,7 @@ class BenchEngine(Engine):
         warm_up(stage)
         self._front: Any = Front(self._emit, config["vocab_size"]) if lo == 0 else None
         nothing = dict[str, Any].fromkeys(("kv_bytes_per_token", "kv_max_tokens", "state_bytes"), ())
-        self._loaded = Loaded(stage, self._front, engine.LoadStage(lo=lo, hi=hi), nothing)
+        self._loaded = Loaded(stage, self._front, engine.LoadStage(lo=lo, hi=hi), nothing, None)
         self._traces, self._lo = options.traces, lo
 
     def _step(self, step: control.Step) -> None:

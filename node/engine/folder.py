@@ -47,7 +47,7 @@ class Loaded:
     front: Front | None
     command: engine.LoadStage
     measured: dict[str, Any]
-    grammars: Grammars
+    grammars: Grammars | None
     prefixes: Prefixes = field(init=False)
 
     def __post_init__(self) -> None:

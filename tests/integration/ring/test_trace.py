@@ -79,7 +79,7 @@ def check_members(trace):
         inside = [span for span in member.spans if trace.start <= span.start <= end]
         assert inside
     steps = [{span.step for span in member.spans} for member in trace.members]
-    told = range(max(map(min, steps)), min(map(max, steps)) + 1)  # by all of them
+    told = range(max(map(min, steps)) + 1, min(map(max, steps)))  # whole, by all of them
     assert len({frozenset(one & set(told)) for one in steps}) == 1
     assert len(told) > 10
     for shares in (one.shares for one in member_shares(trace)):

@@ -151,7 +151,7 @@ def test_software_that_changes_under_a_running_node_is_found() -> None:
     with pytest.raises(AttestationError) as caught:
         check_continuity(STATEMENT, statement(manifest_hash=b"x" * 32))
     assert caught.value.reason == "MANIFEST_CHANGED"
-    check_continuity(STATEMENT, statement(manifest_hash=b"x" * 32, sealing_key=b"s" * 32))
+    check_continuity(STATEMENT, statement(manifest_hash=b"x" * 32, sealing_key=b"t" * 32))
 
 
 @pytest.mark.parametrize("name", ["sip", "secure_boot", "authenticated_root", "filevault"])
