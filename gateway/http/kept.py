@@ -133,4 +133,4 @@ class KeptAnswers:
                 break
             if one.task.done():
                 size -= one.size
-                del self._kept[each]
+                self._kept.pop(each).timer.cancel()  # not to end one that takes the key anew
