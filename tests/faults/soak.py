@@ -36,8 +36,8 @@ FAULTS = (
 """The gateway is not among them: whoever asks in clear has to ask another one again."""
 
 EVERY_SECONDS = 10.0
-WARM_SHARE = 1 / 6
-"""Of the time, until memory has to be flat: 5 minutes of 30."""
+WARM_SECONDS = 300.0
+"""Until memory has to be flat; of a shorter run it tells nothing."""
 GROWTH = 1.15, 16 << 20
 """The share and the bytes on top of it by which a process's memory may be above what it was."""
 
@@ -51,7 +51,11 @@ async def main(options: argparse.Namespace) -> int:
     late = outcome.errors.pop("DEADLINE_EXCEEDED", 0)
     errors = ", ".join(f"{count} x {name}" for name, count in outcome.errors.items()) or "none"
     say(f"{outcome.requests} requests: lost {outcome.lost} ({errors}), wrong {outcome.wrong}, hung {late}")
-    say("\n".join(grown or ["memory: flat"]))
+    say(
+        "\n".join(
+            grown or ["memory: flat" if options.seconds > WARM_SECONDS else "memory: too short to tell"]
+        )
+    )
     return int(bool(outcome.lost or outcome.wrong or late or grown))
 
 
@@ -109,7 +113,9 @@ def sizes(place: SeparatePlace) -> Counter[str]:
 
 def grown(name: str, samples: list[tuple[float, int]]) -> str:
     """What to say of a process whose last third needs more than its first, once it was warm."""
-    after = [size for at, size in samples if at >= samples[-1][0] * WARM_SHARE]
+    after = [size for at, size in samples if at >= WARM_SECONDS]
+    if not after:
+        return ""
     first, last = median(after[: len(after) // 3 or 1]), median(after[-(len(after) // 3 or 1) :])
     if last <= first * GROWTH[0] + GROWTH[1]:
         return ""
