@@ -77,7 +77,7 @@ class Client:
         except grpc.RpcError as error:
             raise named(from_rpc_error(error), "the gateway", self.address) from None
 
-    async def metrics(self) -> str:
+    async def metrics(self, *, seconds: float = CALL_SECONDS) -> str:
         """What the gateway counts, in Prometheus text format. Raises the error that it answered with."""
         import grpc
 
@@ -86,7 +86,7 @@ class Client:
 
         try:
             found = await self.stub.GetMetrics(
-                inference_pb2.GetMetricsRequest(), timeout=CALL_SECONDS, metadata=_metadata(self.api_key)
+                inference_pb2.GetMetricsRequest(), timeout=seconds, metadata=_metadata(self.api_key)
             )
         except grpc.RpcError as error:
             raise named(from_rpc_error(error), "the gateway", self.address) from None

@@ -126,24 +126,14 @@ def _versions() -> dict[str, str]:
 
 def _metrics(context: typer.Context) -> str:
     """Of every gateway that the settings name. Raises SealringError if one does not tell."""
-    from sealring.cli.calls.client import gateway_access, inference, named
-    from sealring.mesh.rpc.status import from_rpc_error
-    from sealring.v1 import inference_pb2
+    from sealring.cli.calls.client import gateway_access, inference
 
     settings = load_settings(context).settings
     access = gateway_access(settings)
-    metadata = (("authorization", f"Bearer {access['api_key']}"),) if access["api_key"] else None
 
     async def ask(address: str) -> str:
-        import grpc
-
         async with inference(address, **access) as client:
-            try:
-                request = inference_pb2.GetMetricsRequest()
-                answer = await client.stub.GetMetrics(request, timeout=settings.timeout, metadata=metadata)
-            except grpc.RpcError as error:
-                raise named(from_rpc_error(error), "the gateway", address) from None
-            return f"# gateway {address}\n{answer.exposition.decode()}"
+            return f"# gateway {address}\n{await client.metrics(seconds=settings.timeout)}"
 
     return "\n".join(asyncio.run(ask(address)) for address in settings.gateway)
 
