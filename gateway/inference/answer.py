@@ -33,6 +33,9 @@ class Answer:
         self._over = False
         self._waiter: asyncio.Future[None] | None = None
 
+    def opened(self) -> None:
+        """The head is given the prompt."""
+
     def started(self, event: inference.Started) -> None:
         self._put(inference.GenerateResponse(started=event))
 

@@ -135,7 +135,6 @@ class GuestAnswer(Answer):
         return request
 
     def opened(self) -> None:
-        """The head is given the prompt."""
         self._tell(control.Forwarded(guest=self._guest, number=self._number))
 
     def started(self, event: inference.Started) -> None:

@@ -400,8 +400,7 @@ class Ring:
         if self._streams is not None:
             self._streams.expect()
         answer = self._answers[request.id].answer
-        if isinstance(answer, GuestAnswer):
-            answer.opened()
+        answer.opened()
         timings = self._unstarted[action.row] = answer.timings
         timings.opened = time.perf_counter()
         envelope, choices = request.envelope, request.choices
