@@ -102,6 +102,7 @@ def impose() -> None:
     sys.addaudithook(_audit)
     for name in ("stat", "lstat", "readlink", "access"):
         setattr(os, name, _without_proc(getattr(os, name)))
+    _make_tarpit()  # in each process from its start, so that no count of its ports changes later
 
 
 # /proc
@@ -212,14 +213,17 @@ def _silent_instead(self: socket.socket, address: Any) -> Any:
     port = address[1]
     if not any(_held(entry) for entry in Path(sys.prefix, "bound").glob(f"{port}-*")) or _listens(port):
         return address
-    if not _tarpit:  # Linux drops who connects when one more waits to be accepted than may
-        full = socket.socket()
-        _real_bind(full, ("127.0.0.1", 0))
-        full.listen(0)
-        waiting = socket.socket()
-        _real_connect(waiting, full.getsockname())
-        _tarpit.extend((full, waiting))
     return _tarpit[0].getsockname()
+
+
+def _make_tarpit() -> None:
+    """Linux drops who connects when one more waits to be accepted than may."""
+    full = socket.socket()
+    _real_bind(full, ("127.0.0.1", 0))
+    full.listen(0)
+    waiting = socket.socket()
+    _real_connect(waiting, full.getsockname())
+    _tarpit.extend((full, waiting))
 
 
 def _held(entry: Path) -> bool:
