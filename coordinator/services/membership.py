@@ -19,7 +19,7 @@ from sealring.coordinator.services.enrolment import check_addresses
 from sealring.coordinator.services.traces import Traces
 from sealring.coordinator.store import Store
 from sealring.coordinator.streams.proofs import Proofs
-from sealring.coordinator.streams.sessions import NodeSession, Sessions, roster_message
+from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import (
     AlreadyExists,
@@ -121,7 +121,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             release=first.offer.release,
             clock=monotonic_clock,
         )
-        session.send(roster_message(self._publisher.current))
+        session.send_roster(self._publisher.current)
         log.info("node_session", member=peer.id, version=hello.software_version)
         self._sessions.open(session)
         reading = asyncio.create_task(self._read(session, tenure, requests))

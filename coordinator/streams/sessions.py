@@ -14,6 +14,7 @@ from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.outbox import Outbox
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import SealringError, Unavailable
+from sealring.mesh.roster.difference import roster_update
 from sealring.mesh.rpc.protocol import own_release
 from sealring.v1.membership_pb2 import (
     CoordinatorMessage,
@@ -21,7 +22,6 @@ from sealring.v1.membership_pb2 import (
     Heartbeat,
     LinkInfo,
     PrepareEpoch,
-    RosterUpdate,
 )
 from sealring.v1.proof_pb2 import Release
 
@@ -61,10 +61,17 @@ class NodeSession:
         self.silent_looks = 0
         self.slow = ""
         """What is told of a member whose steps take much longer than they did."""
+        self.roster = b""
+        """The signed roster that was queued last."""
 
     def send(self, message: CoordinatorMessage) -> None:
         """Queue a message for the node."""
         self.outbox.put(message)
+
+    def send_roster(self, roster: StoredRoster) -> None:
+        """Queue a whole roster for the node."""
+        self.roster = roster.envelope
+        self.send(CoordinatorMessage(roster=roster_update(roster.envelope)))
 
     def close(self, reason: str, error: SealringError | None = None) -> None:
         """End the stream with a goodbye that says why."""
@@ -86,8 +93,6 @@ class NodeSession:
         """The node said something."""
         self.last_seen = self._clock()
         self.silent_looks = 0
-        self.slow = ""
-        """What is told of a member whose steps take much longer than they did."""
 
 
 class SessionListener(Protocol):
@@ -217,10 +222,15 @@ class Sessions:
                     session.close("no heartbeat", error)
 
     def roster_published(self, roster: StoredRoster) -> None:
-        """Push a new roster to everybody."""
-        message = roster_message(roster)
+        """Push a new roster to everybody: what is new in it to those that were sent the one before."""
+        sent = next((session.roster for session in self._open.values()), b"")
+        news = CoordinatorMessage(roster=roster_update(roster.envelope, sent))
         for session in self:
-            session.send(message)
+            if session.roster == sent:
+                session.roster = roster.envelope
+                session.send(news)
+            else:
+                session.send_roster(roster)
 
     def beaten(self) -> None:
         """Some node sent a heartbeat: wake who waits for one."""
@@ -235,8 +245,3 @@ class Sessions:
         """Say goodbye to everybody."""
         for session in self:
             session.close(reason)
-
-
-def roster_message(roster: StoredRoster) -> CoordinatorMessage:
-    """A roster as it goes down a node's stream."""
-    return CoordinatorMessage(roster=RosterUpdate(envelope=roster.envelope))

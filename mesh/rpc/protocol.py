@@ -16,10 +16,10 @@ from importlib import metadata
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 from sealring.v1 import proof_pb2
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """The newest that this release speaks: one more whenever something is said in another way."""
 
-OLDEST_PROTOCOL = 4
+OLDEST_PROTOCOL = 5
 """The oldest: that of the release before, so that machines can be updated one after the other."""
 
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,64}")

@@ -23,6 +23,7 @@ from sealring.mesh.member.introduction import (
     stream_ended,
     throws_out,
 )
+from sealring.mesh.roster.difference import whole_roster
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.tls import TURN_SECONDS, PeerChannel, is_own_cancellation
@@ -105,12 +106,16 @@ class CoordinatorSession:
         renewing: asyncio.Task[None] | None = None
         call: Any = None
         believed = self._dismissed = False
+        roster = b""
         try:
             call = membership_pb2_grpc.MembershipStub(self._channel.get()).Session()
             introduced = await self._introduction.exchange(call, membership_pb2.MemberMessage)
             believed = True
             renewing = asyncio.get_running_loop().create_task(self._renew(introduced))
             while (message := await call.read()) is not grpc.aio.EOF:
+                if message.HasField("roster"):
+                    roster = whole_roster(message.roster, roster)
+                    message.roster.CopyFrom(membership_pb2.RosterUpdate(envelope=roster))
                 if message.HasField("accepted") and writer is None:
                     writer = asyncio.get_running_loop().create_task(self._write(call))
                     writer.add_done_callback(lambda _: None if self._leaving else call.cancel())

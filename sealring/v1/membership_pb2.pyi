@@ -769,19 +769,110 @@ class RosterUpdate(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENVELOPE_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_FIELD_NUMBER: _builtins.int
     envelope: _builtins.bytes
+    """the whole roster; empty where there is a difference"""
+    @_builtins.property
+    def difference(self) -> Global___RosterDifference:
+        """only to nodes"""
+
     def __init__(
         self,
         *,
         envelope: _builtins.bytes = ...,
+        difference: Global___RosterDifference | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["difference", b"difference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["difference", b"difference", "envelope", b"envelope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RosterUpdate: _TypeAlias = RosterUpdate  # noqa: Y015
+
+@_typing.final
+class RosterDifference(_message.Message):
+    """What makes the payload of a roster out of that of the one that came before it on the same stream. The result is
+    verified as a roster that came whole.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_FIELD_NUMBER: _builtins.int
+    SPLICES_FIELD_NUMBER: _builtins.int
+    SIGNATURES_FIELD_NUMBER: _builtins.int
+    base: _builtins.bytes
+    """the hash of the payload that it applies to"""
+    @_builtins.property
+    def splices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Splice]:
+        """in order; what is left of the base after the last is kept"""
+
+    @_builtins.property
+    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___RosterSignature]: ...
+    def __init__(
+        self,
+        *,
+        base: _builtins.bytes = ...,
+        splices: _abc.Iterable[Global___Splice] | None = ...,
+        signatures: _abc.Iterable[Global___RosterSignature] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "signatures", b"signatures", "splices", b"splices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RosterDifference: _TypeAlias = RosterDifference  # noqa: Y015
+
+@_typing.final
+class RosterSignature(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    key_id: _builtins.str
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        key_id: _builtins.str = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RosterSignature: _TypeAlias = RosterSignature  # noqa: Y015
+
+@_typing.final
+class Splice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEPT_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
+    kept: _builtins.int
+    """so many bytes of the base come next"""
+    dropped: _builtins.int
+    """and so many are left out"""
+    added: _builtins.bytes
+    """for these"""
+    def __init__(
+        self,
+        *,
+        kept: _builtins.int = ...,
+        dropped: _builtins.int = ...,
+        added: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "dropped", b"dropped", "kept", b"kept"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Splice: _TypeAlias = Splice  # noqa: Y015
 
 @_typing.final
 class ProfileRequest(_message.Message):

@@ -26,6 +26,7 @@ from sealring.mesh.member.enrolment import Enrolled, NodeEvidence, enrol
 from sealring.mesh.member.proof import Purpose
 from sealring.mesh.member.state import IDENTITY_KEY, ROSTER_STATE, load_machine_state
 from sealring.mesh.pki.certificates import Role, role_server_name
+from sealring.mesh.roster.difference import whole_roster
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.roster.reader import RosterReader
 from sealring.mesh.rpc.problem import to_problem
@@ -182,6 +183,7 @@ class FakeNode:
         self.id = self.state.peer.id
         self.signer = SoftwareSigner.load(state_dir / IDENTITY_KEY)
         self.reader = RosterReader(self.state.root, state_dir / ROSTER_STATE, self.id)
+        self._signed = b""
         self.profile = profile if profile is not None else small_profile()
         self.memory = memory
         self.beating = heartbeat
@@ -325,7 +327,8 @@ class FakeNode:
     async def _take(self, message: membership_pb2.CoordinatorMessage) -> None:
         kind = message.WhichOneof("message")
         if kind == "roster":
-            self.reader.accept(message.roster.envelope)
+            self._signed = whole_roster(message.roster, self._signed)
+            self.reader.accept(self._signed)
         elif kind == "challenge" and self.answers:
             await self.send(challenge_answer=self.answer(message.challenge.nonce))
         elif kind == "profile" and self.profiles:

@@ -6,8 +6,12 @@ import asyncio
 
 import pytest
 
+from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.mesh.crypto.dsse import Ed25519Signer, sign_envelope
 from sealring.mesh.errors import PermissionDenied, Unavailable
+from sealring.mesh.roster.codec import PAYLOAD_TYPE
+from sealring.mesh.roster.difference import whole_roster
 from sealring.v1.membership_pb2 import CoordinatorMessage, Heartbeat, RingHealth
 
 
@@ -162,3 +166,24 @@ async def waiting_for_beat(sessions: Sessions) -> None:
     assert not waiting.done()
     sessions.beaten()
     await waiting
+
+
+async def test_who_was_sent_the_roster_before_is_sent_what_is_new() -> None:
+    signers, entries = [Ed25519Signer.generate()], b",".join(b'{"id":"%d"}' % number for number in range(50))
+    payloads = [b'{"members":[' + entries + b'],"version":%d}' % version for version in (1, 2, 3)]
+    signed = [sign_envelope(PAYLOAD_TYPE, payload, signers) for payload in payloads]
+    rosters = [StoredRoster(1, bytes(32), envelope) for envelope in signed]
+    sessions, early, late = Sessions(), session("early"), session("late")
+    early.send_roster(rosters[0])
+    sessions.open(early)
+    sessions.roster_published(rosters[1])
+    sessions.open(late)  # nothing was sent to it yet
+    sessions.roster_published(rosters[2])
+    for one, expected, differences in ((early, rosters, 2), (late, rosters[2:], 0)):
+        one.close("that is all")
+        updates = [message.roster async for message in one.outbox.messages() if message.HasField("roster")]
+        assert sum(update.HasField("difference") for update in updates) == differences
+        held = b""
+        for update, roster in zip(updates, expected, strict=True):
+            held = whole_roster(update, held)
+            assert held == roster.envelope

@@ -6,11 +6,13 @@ import pytest
 from prooftest import answer_offer, identity
 from structlog.testing import capture_logs
 
-from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.crypto.dsse import Ed25519Signer, sign_envelope
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied
 from sealring.mesh.member.introduction import Introduction
 from sealring.mesh.member.proof import Purpose, SignProof, by_roster_keys, of_identity
 from sealring.mesh.pki.certificates import PeerIdentity, Role, role_server_name
+from sealring.mesh.roster.codec import PAYLOAD_TYPE
+from sealring.mesh.roster.difference import roster_update
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore, server_credentials
 from sealring.mesh.system.addresses import free_port
@@ -73,6 +75,7 @@ class Coordinator(membership_pb2_grpc.MembershipServicer):
 class Listener:
     def __init__(self) -> None:
         self.heard: asyncio.Queue[str] = asyncio.Queue()
+        self.rosters: list[bytes] = []
         self.out = asyncio.Event()
 
     def hello(self) -> membership_pb2.Hello:
@@ -84,6 +87,8 @@ class Listener:
     async def from_coordinator(self, message: membership_pb2.CoordinatorMessage) -> None:
         kind = message.WhichOneof("message")
         self.heard.put_nowait(kind)
+        if kind == "roster":
+            self.rosters.append(message.roster.envelope)
         if kind == "commit":
             raise InvalidInput("no")
 
@@ -140,6 +145,24 @@ async def test_hello_heartbeats_and_messages_in_order(talk: Any) -> None:
     coordinator.say.put_nowait(COMMIT)
     coordinator.say.put_nowait(GOODBYE)
     assert [await listener.heard.get() for _ in range(2)] == ["commit", "goodbye"]
+
+
+async def test_rosters_come_whole_or_as_differences_from_the_one_before(talk: Any) -> None:
+    coordinator, listener, _, _ = talk
+    await coordinator.hears("hello")
+    signers, entries = [Ed25519Signer.generate()], b",".join(b'{"id":"%d"}' % number for number in range(50))
+    payloads = [b'{"members":[' + entries + b'],"version":%d}' % version for version in (1, 2, 3)]
+    rosters = [sign_envelope(PAYLOAD_TYPE, payload, signers) for payload in payloads]
+    for before, roster in zip((b"", *rosters), rosters, strict=False):
+        update = roster_update(roster, before)
+        coordinator.say.put_nowait(membership_pb2.CoordinatorMessage(roster=update))
+    for _ in rosters:
+        assert await listener.heard.get() == "roster"
+    assert listener.rosters == rosters
+    coordinator.say.put_nowait(
+        membership_pb2.CoordinatorMessage(roster=roster_update(rosters[1], rosters[0]))
+    )
+    await coordinator.hears("hello")  # the node can not put that together, so it begins anew
 
 
 async def test_it_ends_its_side_when_it_is_said_goodbye_to_and_says_the_rest_on_the_next_stream(
