@@ -366,9 +366,10 @@ class StageEpoch:
             header = records.state_record(step, self._spec.hands_on, len(step.rows), 1)
             self._launch_state(step, header, departure, [], times)
         else:
-            if lane.sampler.masked:
+            looks = lane.sampler.looks(outputs[0].shape[-1])
+            if looks:
                 self._await(landing, step, times)
-            if lane.sampler.masked or (landing is None and not lane.sampler.greedy):
+            if looks or (landing is None and not lane.sampler.greedy):
                 _launch(outputs)  # the device starts while masks and the sampler's many operations are made
             tokens, departure = self._sampled(lane.sampler, outputs[0][:, -1, :])
             times.built = time.perf_counter()

@@ -21,6 +21,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from sealring.node.engine.highest import highest
+
 LOWEST = -9999.0
 """Told instead of anything lower, or of what is no number: JSON has no infinities. OpenAI's own figure."""
 
@@ -65,8 +67,8 @@ class Reporter:
         width = min(self._width, logits.shape[-1])
         columns = [_chosen(logprobs, tokens[self._rows, None])]
         if self._width:
-            best = mx.argsort(-logprobs, axis=-1)[:, :width].astype(mx.uint32)
-            columns += [_filled(best, self._width), _filled(_chosen(logprobs, best), self._width)]
+            values, places = highest(logprobs, width)
+            columns += [_filled(places, self._width), _filled(values.view(mx.uint32), self._width)]
         table = mx.concatenate(columns, axis=1).flatten()
         return table if self._picked is None else table[self._picked]
 

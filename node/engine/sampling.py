@@ -20,6 +20,7 @@ from sealring.node.engine.grammar import Masks
 from sealring.node.engine.logprobs import Asking, Reporter, asking_of
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.penalties import History, Penalties
+from sealring.node.engine.ranks import Ranks, guesses, needs_guess
 
 Words = npt.NDArray[np.uint64]
 
@@ -35,7 +36,7 @@ class Sampler:
 
     def __init__(self, rows: Sequence[RowParameters], positions: Sequence[int]) -> None:
         self._rows = list(rows)
-        self._history = History.of_prompts(self._rows)
+        self._history = History.of_prompts([row for row in rows if row.adjusts])
         self._restart(np.array(positions, dtype=_U64))
 
     @property
@@ -43,10 +44,10 @@ class Sampler:
         """Whether all rows are and none has penalties, so that sampling costs next to nothing."""
         return self._greedy
 
-    @property
-    def masked(self) -> bool:
-        """Whether a row has a grammar: the sampler then waits for the last token, and masks the logits."""
-        return self._masks is not None
+    def looks(self, vocabulary: int) -> bool:
+        """Whether it evaluates arrays while it is called, so that the step's input has to be there: for a
+        grammar the last token, for `top_p` the logits, to see whether the few highest are enough."""
+        return self._masks is not None or (self._guessing and guesses(vocabulary))
 
     @property
     def asking(self) -> Asking:
@@ -63,15 +64,21 @@ class Sampler:
     def filter(self, keep: Sequence[int]) -> None:
         """Keeps the rows with these indices, in this order."""
         positions = self._now()[list(keep)]
+        self._history = self._history_of(keep)
         self._rows = [self._rows[index] for index in keep]
-        self._history = self._history.kept(keep, self._rows)
         self._restart(positions)
 
     def extract(self, index: int) -> Sampler:
         """One row as a sampler of its own, which goes on where this one is; this one stays as it is."""
         one = Sampler([self._rows[index]], [int(self._now()[index])])
-        one._history = self._history.kept([index], one._rows)
+        one._history = self._history_of([index])
         return one
+
+    def _history_of(self, keep: Sequence[int]) -> History:
+        """Of the rows with these indices, as far as they have one."""
+        places = {index: place for place, index in enumerate(self._adjusting)}
+        adjusting = [index for index in keep if index in places]
+        return self._history.kept([places[index] for index in adjusting], [self._rows[i] for i in adjusting])
 
     def _now(self) -> Words:
         return self._positions + _U64(self._taken)
@@ -79,8 +86,9 @@ class Sampler:
     def _restart(self, positions: Words) -> None:
         self._positions = positions
         self._taken = 0
-        self._adjusts = any(row.adjusts for row in self._rows)
-        self._greedy = not self._adjusts and all(row.greedy for row in self._rows)
+        self._adjusting = [index for index, row in enumerate(self._rows) if row.adjusts]
+        self._greedy = not self._adjusting and all(row.greedy for row in self._rows)
+        self._guessing = any(needs_guess(row) for row in self._rows)
         self._asking = asking_of(row.logprobs for row in self._rows)
         matchers = [(index, row.matcher) for index, row in enumerate(self._rows) if row.matcher is not None]
         self._masks = Masks(matchers, len(self._rows)) if matchers else None
@@ -93,10 +101,15 @@ class Sampler:
         self._reporter = Reporter(self._asking) if self._asking else None
         if self._greedy:
             return
-        self._penalties = Penalties(rows, vocabulary) if self._adjusts else None
-        self._adjusted: mx.array | None = None
-        if self._adjusts and not all(row.adjusts for row in rows):
-            self._adjusted = mx.array([[row.adjusts] for row in rows])
+        self._penalties: Penalties | None = None
+        if self._adjusting:
+            self._penalties = Penalties([rows[index] for index in self._adjusting], vocabulary)
+        self._partly: tuple[mx.array, mx.array, mx.array] | None = None
+        if 0 < len(self._adjusting) < len(rows):
+            places = np.zeros(len(rows), np.uint32)
+            places[self._adjusting] = np.arange(len(self._adjusting))
+            adjusted = mx.array([[row.adjusts] for row in rows])
+            self._partly = mx.array(self._adjusting, mx.uint32), mx.array(places), adjusted
         self._is_greedy: mx.array | None = None
         if any(row.greedy for row in rows):
             self._is_greedy = mx.array([row.greedy for row in rows])
@@ -104,16 +117,13 @@ class Sampler:
         self._draws = bool(filtered)
         self._scale = _column([1.0 if row.greedy else 1.0 / row.temperature for row in rows])
         self._seeds = _mix(np.array([row.seed for row in rows], dtype=_U64))
-        self._top_p: mx.array | None = None
         self._min_p: mx.array | None = None
-        self._top_k: mx.array | None = None
-        if any(row.top_p < 1 for row in filtered):
-            self._top_p = _column([row.top_p if row.top_p < 1 else 2.0 for row in rows])
         if any(row.min_p > 0 for row in filtered):
             with np.errstate(divide="ignore"):
                 self._min_p = _column(np.log([row.min_p for row in rows]))
-        if any(row.top_k for row in filtered):
-            self._top_k = mx.array([[row.top_k or 0x7FFFFFFF] for row in rows], mx.int32)
+        sorting = [i for i, row in enumerate(rows) if not row.greedy and (row.top_p < 1 or row.top_k)]
+        self._ranks = Ranks([rows[index] for index in sorting], vocabulary) if sorting else None
+        self._sorting = mx.array(sorting, mx.uint32) if len(sorting) < len(rows) else None
 
     def __call__(self, logits: mx.array) -> mx.array:
         """Logits [rows, vocabulary] to tokens uint32 [rows], lazily; every row's position advances."""
@@ -131,7 +141,8 @@ class Sampler:
         if self._greedy:
             return mx.argmax(logprobs, axis=-1)
         tokens = self._choose(self._adjust(logits, logprobs.astype(mx.float32)))
-        self._history.add(tokens)
+        if self._adjusting:
+            self._history.add(tokens if self._partly is None else tokens[self._partly[0]])
         return tokens
 
     def report(self, logits: mx.array, tokens: mx.array) -> mx.array | None:
@@ -142,9 +153,12 @@ class Sampler:
         """Log-probabilities after bias and penalties; those of rows without stay as they are, to the bit."""
         if self._penalties is None:
             return logprobs
+        if self._partly is not None:
+            indices, places, adjusts = self._partly
+            logits = logits[indices]
         adjusted = self._penalties(logits, self._history)
         adjusted = adjusted - mx.logsumexp(adjusted, axis=-1, keepdims=True)
-        return adjusted if self._adjusted is None else mx.where(self._adjusted, adjusted, logprobs)
+        return adjusted if self._partly is None else mx.where(adjusts, adjusted[places], logprobs)
 
     def _choose(self, logprobs: mx.array) -> mx.array:
         if not self._draws:
@@ -167,18 +181,25 @@ class Sampler:
         if not self._ready:
             self._prepare(logprobs.shape[-1])
         kept = None
-        sorts = self._top_p is not None or self._top_k is not None
-        descending = -mx.sort(-logprobs, axis=-1) if sorts else logprobs
-        if self._top_p is not None:
-            kept = logprobs >= _nucleus(descending, self._top_p)
         if self._min_p is not None:
-            highest = descending[:, :1] if sorts else mx.max(logprobs, axis=-1, keepdims=True)
-            likely = logprobs >= highest + self._min_p
-            kept = likely if kept is None else kept & likely
-        if self._top_k is not None:
-            first = _highest(logprobs, descending, self._top_k)
-            kept = first if kept is None else kept & first
+            kept = logprobs >= mx.max(logprobs, axis=-1, keepdims=True) + self._min_p
+        if self._ranks is not None:
+            some = logprobs if self._sorting is None else logprobs[self._sorting]
+            floor, room = self._ranks(some)
+            if self._sorting is not None:
+                floor = self._spread(floor, self._sorting, _NEVER)
+                room = None if room is None else self._spread(room, self._sorting, logprobs.shape[-1])
+            high = logprobs >= floor
+            if room is not None:
+                equal = mx.cumsum((logprobs == floor).astype(mx.int32), axis=-1)
+                high = high & ((logprobs > floor) | (equal <= room))
+            kept = high if kept is None else kept & high
         return kept
+
+    def _spread(self, column: mx.array, rows: mx.array, blank: float) -> mx.array:
+        """A column of some rows as one of all rows."""
+        whole = mx.full((len(self._rows), 1), blank, column.dtype)
+        return mx.put_along_axis(whole, rows[:, None], column, axis=0)
 
     def _uniform(self) -> mx.array:
         """One number in [0, 1) per row, by SplitMix64 over seed and position (Steele et al., OOPSLA 2014)."""
@@ -192,25 +213,6 @@ class Sampler:
 
 def _column(values: npt.ArrayLike) -> mx.array:
     return mx.array(np.array(values, dtype=np.float32)[:, None])
-
-
-def _nucleus(descending: mx.array, top_p: mx.array) -> mx.array:
-    """The least log-probability in the smallest set that holds `top_p` of the mass, [rows, 1]."""
-    probabilities = mx.exp(descending)
-    before = mx.cumsum(probabilities, axis=-1, inclusive=False)
-    total = before[:, -1:] + probabilities[:, -1:]
-    within = mx.sum(before < top_p * total, axis=-1, keepdims=True)
-    return mx.take_along_axis(descending, mx.maximum(within, 1) - 1, axis=-1)
-
-
-def _highest(logprobs: mx.array, descending: mx.array, top_k: mx.array) -> mx.array:
-    """The `top_k` highest of each row; of equal ones those that come first in the vocabulary."""
-    last = mx.minimum(top_k, logprobs.shape[-1]) - 1
-    bound = mx.take_along_axis(descending, last, axis=-1)
-    above = logprobs > bound
-    equal = logprobs == bound
-    room = last + 1 - mx.sum(above, axis=-1, keepdims=True)
-    return above | (equal & (mx.cumsum(equal.astype(mx.int32), axis=-1) <= room))
 
 
 def _mix(bits: Words) -> Words:

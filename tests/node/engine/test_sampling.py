@@ -164,3 +164,35 @@ def test_extreme_parameters_give_the_likeliest() -> None:
         RowParameters(temperature=1.0, min_p=1.0, seed=1),
     ):
         assert Sampler([parameters] * 4, [0] * 4)(logits).tolist() == likeliest
+
+
+WIDE = 20_000
+"""Words of a vocabulary that is not sorted whole."""
+
+
+@pytest.mark.parametrize("spread", [0.05, 1.5, 6.0])
+def test_filters_of_a_wide_vocabulary_keep_what_mlx_lm_keeps(spread: float) -> None:
+    """Also where the nucleus is larger than what is looked at first, and beside rows that have no filters."""
+    few = [
+        RowParameters(temperature=1.0, top_p=0.75),
+        RowParameters(temperature=1.0, top_p=0.875, top_k=40),
+        RowParameters(temperature=1.0, top_k=7, min_p=0.25),
+        RowParameters(temperature=1.0, top_k=5000),
+    ]
+    together = [RowParameters(), *few, RowParameters(temperature=1.0)]
+    logprobs = logprobs_of(logits_of(3, len(together), WIDE) * spread)
+    expected = [reference_kept(logprobs[row : row + 1], each) for row, each in enumerate(together)]
+    for row, parameters in enumerate(few, 1):
+        own = Sampler([parameters], [0]).kept(logprobs[row : row + 1])
+        assert own is not None
+        assert own[0].tolist() == expected[row]
+    kept = Sampler(together, [0] * len(together)).kept(logprobs)
+    assert kept is not None
+    assert kept.tolist() == expected
+
+
+def test_a_wide_nucleus_waits_for_the_logits_and_other_rows_do_not() -> None:
+    nucleus = Sampler([RowParameters(temperature=1.0, top_p=0.5)], [0])
+    bounded = Sampler([RowParameters(temperature=1.0, top_p=0.5, top_k=20)], [0])
+    assert [each.looks(WIDE) for each in (nucleus, bounded)] == [mx.default_device() == mx.cpu, False]
+    assert not nucleus.looks(VOCABULARY)

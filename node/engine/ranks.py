@@ -1,0 +1,86 @@
+"""How far down a row's log-probabilities `top_p` and `top_k` let a token be.
+
+Most often the few highest tell, which are found without sorting the vocabulary (node.engine.highest). Whether
+they hold a row's whole nucleus shows only once they are computed; where they do not, everything is sorted
+after all, and for some steps at once. To look costs a CPU little. A GPU would stand still meanwhile, so there
+a vocabulary is sorted at once for a nucleus that no `top_k` bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from sealring.node.engine.highest import MOST, highest, worthwhile
+from sealring.node.engine.params import RowParameters
+
+_NEVER = -float("inf")
+_SORTED_STEPS = 16
+"""Steps for which a vocabulary is sorted at once after a nucleus that was larger."""
+
+
+def needs_guess(row: RowParameters) -> bool:
+    """Whether the few highest may be too few."""
+    return not row.greedy and row.top_p < 1 and not 0 < row.top_k <= MOST
+
+
+def guesses(vocabulary: int) -> bool:
+    """Whether it is tried here with the few highest."""
+    return worthwhile(vocabulary) and mx.default_device() == mx.cpu
+
+
+class Ranks:
+    """Of the rows that have `top_p` or `top_k`, in order."""
+
+    def __init__(self, rows: Sequence[RowParameters], vocabulary: int) -> None:
+        top_k = [row.top_k if 0 < row.top_k < vocabulary else vocabulary for row in rows]
+        self._guesses = any(needs_guess(row) for row in rows)
+        self._sorts = not worthwhile(vocabulary) or any(MOST < row.top_k < vocabulary for row in rows)
+        self._sorts = self._sorts or (self._guesses and not guesses(vocabulary))
+        self._sorted_steps = 0
+        self._bounded = mx.array([[one <= MOST] for one in top_k])
+        self._top_k: mx.array | None = None
+        if min(top_k) < vocabulary:
+            self._top_k = mx.array([[one] for one in top_k], mx.int32)
+        self._top_p: mx.array | None = None
+        if any(row.top_p < 1 for row in rows):
+            # one that is off is more than there is
+            self._top_p = mx.array([[row.top_p if row.top_p < 1 else 2.0] for row in rows], mx.float32)
+
+    def __call__(self, logprobs: mx.array) -> tuple[mx.array, mx.array | None]:
+        """For float32 [rows, vocabulary] the lowest value that is kept, and how many of those that equal it,
+        int32; both [rows, 1]. None: all of these."""
+        vocabulary = logprobs.shape[-1]
+        total = mx.exp(mx.logsumexp(logprobs, axis=-1, keepdims=True))
+        if self._sorts or self._sorted_steps:
+            self._sorted_steps = max(self._sorted_steps - 1, 0)
+            return self._lowest(-mx.sort(-logprobs, axis=-1), total, vocabulary)[:2]
+        floor, room, enough = self._lowest(highest(logprobs, MOST)[0], total, vocabulary)
+        if self._guesses and not mx.all(enough).item():
+            self._sorted_steps = _SORTED_STEPS
+            sure, _, _ = self._lowest(-mx.sort(-logprobs, axis=-1), total, vocabulary)
+            floor = mx.where(enough, floor, sure)  # a row's own, whatever another needs
+        return floor, room
+
+    def _lowest(
+        self, descending: mx.array, total: mx.array, vocabulary: int
+    ) -> tuple[mx.array, mx.array | None, mx.array]:
+        """By the highest values; the third tells whether they are enough for it."""
+        width = descending.shape[-1]
+        enough = self._bounded | (width == vocabulary)
+        floor = mx.full(total.shape, _NEVER)
+        if self._top_p is not None:
+            before = mx.cumsum(mx.exp(descending), axis=-1, inclusive=False)
+            within = mx.sum(before < self._top_p * total, axis=-1, keepdims=True)
+            off = self._top_p > 1
+            enough = enough | off | (within < width)
+            floor = mx.take_along_axis(descending, mx.maximum(within, 1) - 1, axis=-1)
+            floor = mx.where(off, _NEVER, floor)
+        if self._top_k is None:
+            return floor, None, enough
+        last = mx.minimum(self._top_k, width) - 1
+        bound = mx.take_along_axis(descending, last, axis=-1)
+        room = last + 1 - mx.sum(descending > bound, axis=-1, keepdims=True)
+        limits = (self._top_k < vocabulary) & (bound >= floor)
+        return mx.where(limits, bound, floor), mx.where(limits, room, vocabulary), enough
