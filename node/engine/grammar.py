@@ -48,6 +48,9 @@ class Grammars:
         self._compiled: OrderedDict[str, Any] = OrderedDict()
         self._library: Any = None
         self._thread = ThreadPoolExecutor(1, "grammars")
+        self._thread.submit(
+            int
+        )  # begins now: at the end of memory Python waits for ever for a thread to begin
 
     def compile(self, grammar: str) -> Any:
         """The LLMatcher of a Lark grammar in llguidance's dialect, to be copied.

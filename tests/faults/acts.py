@@ -104,6 +104,8 @@ async def freeze(place: Place, *words: str) -> None:
 
 async def memory(place: Place, *part: str) -> str:
     """The engine may have no more than it has, and gets a prompt that needs more: that one alone may fail."""
+    if not hasattr(resource, "prlimit"):
+        raise Lacking("no limits on other processes")
     process = await place.process(part)
     _, most = resource.prlimit(process.pid, resource.RLIMIT_AS)
     resource.prlimit(process.pid, resource.RLIMIT_AS, (process.memory_info().vms, most))

@@ -182,7 +182,8 @@ class Things:
                     )
         for file in cluster.state_dir.rglob("*"):
             place = file.relative_to(cluster.state_dir)
-            if place.parts[0] != "logs" and "mlx" not in place.parts:
+            # `run` comes with a node's first carrier and stays
+            if place.parts[0] != "logs" and "mlx" not in place.parts and place.name != "run":
                 made.files[re.sub(r"-[a-z0-9_]{8}\b|-\d\b", "-*", str(place))] += 1
         return made
 
@@ -425,7 +426,8 @@ class SeparatePlace(Place):
         other, address = config.with_name("twin.toml"), self.addresses[name]
         subprocess.run(["cp", "-a", self.disk(name), folder], check=True)
         said = config.read_text().replace(str(self.disk(name)), str(folder))
-        other.write_text(said.replace(address, f"{address.rpartition(':')[0]}:1{address[-4:]}"))
+        host, _, port = address.rpartition(":")
+        other.write_text(said.replace(address, f"{host}:{int(port) + 1000}"))
         command = self.command(name)
         command[command.index(str(config))] = str(other)
         try:

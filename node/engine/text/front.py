@@ -25,6 +25,7 @@ from sealring.mesh.errors import (
     ModelError,
     ResourceExhausted,
     SealringError,
+    StageFailed,
 )
 from sealring.mesh.prompt.composition import (
     MAX_CHOICES,
@@ -494,7 +495,13 @@ class Front:
 
 def refusal(row: int, error: BaseException) -> engine.EngineEvent:
     """RowRefused. What is not of our own tree may quote the prompt and is masked."""
-    if not isinstance(error, SealringError):
+    if isinstance(error, MemoryError):
+        error = StageFailed(
+            "the head had no memory left to read the prompt",
+            hint="send shorter prompts, or lower the node's memory_limit so that less is planned there",
+            reason=StageFailed.out_of_memory,
+        )
+    elif not isinstance(error, SealringError):
         error = InvalidInput(
             "the prompt could not be tokenized",
             reason="PROMPT_UNUSABLE",

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +33,7 @@ MEMORY_BYTES = 1 << 30
 """Address space; not every system holds a process to it."""
 
 _ANSWER_BYTES = 64 << 20
+_PART_BYTES = 1 << 16
 
 
 class RenderingProcess:
@@ -89,9 +93,11 @@ class RenderingProcess:
             str(MEMORY_BYTES),
         ]
         child = subprocess.Popen(  # noqa: S603  # our own module
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         self._child = child
+        assert child.stdin is not None
+        os.set_blocking(child.stdin.fileno(), False)  # a part of a long chat is written, not waited for
         answer = _exchange(child, self._first)
         if "corrupt" in answer:
             self._end()
@@ -120,18 +126,31 @@ def refused(why: str = "") -> InvalidInput:
 
 
 def _exchange(child: subprocess.Popen[bytes], message: object) -> dict[str, Any]:
-    """Raises ValueError or OSError where the child ends, as it does when its time is up."""
+    """Raises ValueError or OSError where the child ends, as it does when its time is up, and TimeoutError.
+
+    No thread keeps the time: at the end of memory Python waits for ever for one that could not begin.
+    """
     assert child.stdin is not None
     assert child.stdout is not None
-    limit = threading.Timer(WALL_SECONDS, child.kill)
-    limit.start()
-    try:
-        child.stdin.write(json.dumps(message).encode() + b"\n")
-        child.stdin.flush()
-        line = child.stdout.readline(_ANSWER_BYTES)
-    finally:
-        limit.cancel()
-    if not line.endswith(b"\n"):
-        raise ValueError
+    until = time.monotonic() + WALL_SECONDS
+    unsent = memoryview(json.dumps(message).encode() + b"\n")
+    while unsent:
+        _wait(child.stdin.fileno(), select.POLLOUT, until)
+        unsent = unsent[os.write(child.stdin.fileno(), unsent) :]
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        _wait(child.stdout.fileno(), select.POLLIN, until)
+        part = os.read(child.stdout.fileno(), _PART_BYTES)
+        line += part
+        if not part or len(line) > _ANSWER_BYTES:
+            raise ValueError
     answer: dict[str, Any] = json.loads(line)
     return answer
+
+
+def _wait(descriptor: int, event: int, until: float) -> None:
+    """Raises TimeoutError, an OSError."""
+    poll = select.poll()
+    poll.register(descriptor, event)
+    if not poll.poll(max(until - time.monotonic(), 0) * 1000):
+        raise TimeoutError

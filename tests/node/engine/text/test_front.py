@@ -144,6 +144,16 @@ def test_an_error_that_might_quote_is_masked(desk: Desk, monkeypatch: pytest.Mon
     assert "marked" not in str(problem)
 
 
+def test_a_prompt_that_there_is_no_memory_to_read_is_refused_as_that(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(text: str) -> list[int]:
+        raise MemoryError
+
+    monkeypatch.setattr(desk.front._tokenizer, "encode_text", explode)
+    assert desk.open(1, text_prompt("a")).refused.problem.reason == "OUT_OF_MEMORY"
+
+
 def test_discarded_forgotten_and_closed_rows_are_gone(desk: Desk) -> None:
     for row in (1, 2, 3):
         desk.open(row, text_prompt("a"))

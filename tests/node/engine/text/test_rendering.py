@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -49,6 +50,20 @@ def test_a_template_that_does_not_end_is_ended_and_the_next_chat_is_answered(
     assert caught.value.reason == "CHAT_TEMPLATE_REFUSED"
     assert "1 s" in caught.value.hint
     monkeypatch.undo()
+    assert template.render(chat("x")) == "<x"
+
+
+def test_a_chat_that_no_pipe_holds_goes_through(start: Callable[[str], RenderingProcess]) -> None:
+    long = "x" * 300_000
+    assert start(ECHO).render(chat(long)) == f"<{long}"
+
+
+def test_a_chat_is_rendered_without_another_thread(
+    start: Callable[[str], RenderingProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python waits for ever for a thread that had no memory to begin."""
+    template = start(ECHO)
+    monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread was started"))
     assert template.render(chat("x")) == "<x"
 
 
