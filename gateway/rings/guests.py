@@ -61,10 +61,10 @@ class Sent:
         """Forgets a request that nobody waits for any more."""
         return control.Forward(number=self._remove(request_id), cancel=True)
 
-    def take(self, forwarded: control.Forwarded) -> Request | None:
+    def take(self, forwarded: control.Forwarded, context: int) -> Request | None:
         """The request of which this is told, with its new tokens; None where it is over.
 
-        Raises InvalidInput (BAD_MESSAGE).
+        No answer is longer than was asked for, nor than the context. Raises InvalidInput (BAD_MESSAGE).
         """
         request = self._requests.get(forwarded.number)
         if request is None:
@@ -76,7 +76,7 @@ class Sent:
         if len(told) not in (0, choices) or forwarded.event.delta.choice >= choices:
             raise InvalidInput("a forwarded answer has other choices", reason="BAD_MESSAGE")
         for answer, came in zip(request.answers, told, strict=False):
-            _extend(answer, came)
+            _extend(answer, came, min(request.max_tokens or context, context))
         if kind == "problem" or forwarded.event.HasField("finished"):
             self._remove(request.id)
         return request
@@ -106,8 +106,8 @@ class GuestAnswer(Answer):
         self._request: Request | None = None
         self._told: list[int] = []
 
-    def request(self, forward: control.Forward, deployment: str) -> Request:
-        """What is asked for. Raises InvalidInput."""
+    def request(self, forward: control.Forward, deployment: str, context: int) -> Request:
+        """What is asked for, with no longer an answer so far than `Sent.take` allows. Raises InvalidInput."""
         asked = forward.request
         validate_request(asked)
         self.min_trust = asked.min_trust
@@ -128,7 +128,7 @@ class GuestAnswer(Answer):
         if forward.progress:
             request.begun, request.due = True, -math.inf  # it has had its turn
             for answer, came in zip(request.answers, forward.progress, strict=True):
-                _extend(answer, came)
+                _extend(answer, came, min(request.max_tokens or context, context))
             request.brought = sum(len(answer.tokens) for answer in request.answers)
         self._request = request
         self._told = [len(answer.tokens) for answer in request.answers]
@@ -177,7 +177,10 @@ def _progress(answer: Answered, told: int) -> control.Progress:
     return control.Progress(tokens=answer.tokens[told:], held=answer.held, end=end)
 
 
-def _extend(answer: Answered, came: control.Progress) -> None:
+def _extend(answer: Answered, came: control.Progress, most: int) -> None:
+    length = len(answer.tokens) + len(came.tokens)
+    if length > most or len(came.held) > length:
+        raise InvalidInput("a forwarded answer is longer than it may be", reason="BAD_MESSAGE")
     answer.tokens.extend(array("I", came.tokens))
     answer.held = list(came.held)
     if came.HasField("end"):

@@ -106,6 +106,7 @@ class Ring:
         self._clock = clock
         self._answers: dict[str, _Waiting] = {}
         self._sent = Sent()  # while another gateway schedules
+        self._context = 0  # of the epoch that is attached
         self._unstarted: dict[int, Timings] = {}  # of rows given to the head, until their first step
         self._event = 0.0
         self._streams: ControlStreams | None = None
@@ -242,7 +243,7 @@ class Ring:
     def _begin(
         self, serving: ServingEpoch, streams: ControlStreams, attached: Sequence[control.Attached]
     ) -> None:
-        self._streams = streams
+        self._streams, self._context = streams, serving.context
         self._unstarted.clear()
         if streams.guest:
             for request in self.scheduler.drain():
@@ -273,7 +274,7 @@ class Ring:
 
     def _told(self, forwarded: control.Forwarded) -> None:
         """What became of a request that was forwarded. Raises InvalidInput (BAD_MESSAGE)."""
-        request = self._sent.take(forwarded)
+        request = self._sent.take(forwarded, self._context)
         if request is None:
             return
         answer, event = self._answers[request.id].answer, forwarded.event
@@ -301,7 +302,7 @@ class Ring:
             return
         answer = GuestAnswer(self._tell_guest, forward.guest, forward.number)
         try:
-            request = answer.request(forward, self.deployment)
+            request = answer.request(forward, self.deployment, self._context)
         except SealringError as error:
             answer.fail(error)
         else:

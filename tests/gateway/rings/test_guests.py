@@ -11,6 +11,7 @@ from sealring.mesh.errors import InvalidInput, ResourceExhausted
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
+CONTEXT = 100
 PROMPT = inference.Envelope(clear=inference.Prompt(text="hello"))
 
 
@@ -28,7 +29,7 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     forward = sent.add(asked, min_trust=10)
     forward.guest = 3
     answer = GuestAnswer(told.append, 3, forward.number)
-    served = answer.request(forward, "demo")
+    served = answer.request(forward, "demo", CONTEXT)
     assert (served.id, served.key, served.tenant, served.max_tokens) == ("3:1", "who", "tenant", 50)
     assert (served.choices, served.priority, served.patience, answer.min_trust) == (2, 2, 7.5, 10)
     assert (served.begun, served.brought, served.envelope) == (False, 0, PROMPT)
@@ -41,7 +42,7 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     served.answers[1].held = [inference.TokenLogprob(id=7)]
     served.answers[0].end = End(inference.FINISH_REASON_STOP, 2)
     answer.delta("b", b"", 1, choice=1)
-    requests = [sent.take(one) for one in told]
+    requests = [sent.take(one, CONTEXT) for one in told]
     assert requests == [asked] * 4
     assert [state(one) for one in asked.answers] == [state(one) for one in served.answers]
     assert [one.event.delta.text for one in told[2:]] == ["a", "b"]
@@ -50,7 +51,7 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     begun, waiting = sent.clear()
     assert (begun, waiting, len(sent)) == ([asked], [], 0)
     asked.begun = True
-    again = GuestAnswer(told.append, 1, 1).request(sent.add(asked, 0), "demo")
+    again = GuestAnswer(told.append, 1, 1).request(sent.add(asked, 0), "demo", CONTEXT)
     assert [state(one) for one in again.answers] == [state(one) for one in asked.answers]
     assert (again.begun, again.brought) == (True, 3)
 
@@ -64,8 +65,8 @@ def test_what_is_over_is_forgotten() -> None:
     assert [one.number for one in forwards] == [1, 2, 3]
     GuestAnswer(told.append, 1, 1).fail(ResourceExhausted("full", reason="QUEUE_FULL"))
     assert told[0].problem.reason == "QUEUE_FULL"
-    assert sent.take(told[0]) is first
-    assert sent.take(told[0]) is None
+    assert sent.take(told[0], CONTEXT) is first
+    assert sent.take(told[0], CONTEXT) is None
     assert sent.cancel("req-2") == control.Forward(number=2, cancel=True)
     assert "req-2" not in sent
     assert sent.clear() == ([], [third])
@@ -75,19 +76,42 @@ def test_what_does_not_fit_is_refused() -> None:
     sent, asked = Sent(), ask()
     sent.add(asked, 0)
     with pytest.raises(InvalidInput):
-        sent.take(control.Forwarded(number=1, progress=[control.Progress(), control.Progress()]))
+        sent.take(control.Forwarded(number=1, progress=[control.Progress(), control.Progress()]), CONTEXT)
     wrong = inference.GenerateResponse(delta=inference.Delta(text="x", choice=1))
     with pytest.raises(InvalidInput):
-        sent.take(control.Forwarded(number=1, event=wrong))
+        sent.take(control.Forwarded(number=1, event=wrong), CONTEXT)
     answer = GuestAnswer(lambda told: None, 1, 1)
     for forward in (
         control.Forward(number=1),
         sent.add(ask(), 0),
     ):
         with pytest.raises(InvalidInput):
-            answer.request(forward, "another")
+            answer.request(forward, "another", CONTEXT)
     forward = sent.add(ask(), 0)
     forward.progress.add(tokens=array("I", [1]))
     forward.progress.add()
     with pytest.raises(InvalidInput):
-        answer.request(forward, "demo")
+        answer.request(forward, "demo", CONTEXT)
+
+
+@pytest.mark.parametrize(("max_tokens", "most"), [(3, 3), (0, CONTEXT), (2 * CONTEXT, CONTEXT)])
+def test_no_answer_is_longer_than_was_asked_for(max_tokens: int, most: int) -> None:
+    """Neither the one that a guest brings along nor the one that comes back to it."""
+    sent, asked = Sent(), ask(choices=2)
+    asked.max_tokens = max_tokens
+    forward = sent.add(asked, 0)
+    told = control.Forwarded(number=1, progress=[control.Progress(), control.Progress()])
+    for message in (forward, told):
+        del message.progress[:]
+        message.progress.add(tokens=[1] * most)
+        message.progress.add(tokens=[1] * most)
+    answer = GuestAnswer(lambda told: None, 1, 1)
+    assert [len(one.tokens) for one in answer.request(forward, "demo", CONTEXT).answers] == [most, most]
+    assert sent.take(told, CONTEXT) is asked
+    forward.progress[1].tokens.append(1)
+    with pytest.raises(InvalidInput):
+        answer.request(forward, "demo", CONTEXT)
+    told.progress[0].tokens[:] = []
+    told.progress[1].tokens[:] = [1]
+    with pytest.raises(InvalidInput):
+        sent.take(told, CONTEXT)
