@@ -17,6 +17,7 @@ from sealring.mesh.member.proof import PROOF_SECONDS, Purpose, no_proof
 from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.rpc.problem import from_problem
+from sealring.mesh.rpc.protocol import speaks
 from sealring.v1 import membership_pb2_grpc
 from sealring.v1.membership_pb2 import AllTold, FollowRequest, RosterUpdate, WatchResponse
 from sealring.v1.proof_pb2 import Release
@@ -31,6 +32,8 @@ class Watchers:
         self._open: dict[Outbox[WatchResponse], str] = {}
         self._troubles: dict[Outbox[WatchResponse], str] = {}
         self.releases: dict[str, Release] = {}
+        self._spoken: dict[str, int] = {}
+        """The protocol of each ring's epoch."""
 
     def add(self, gateway: str, release: Release) -> Outbox[WatchResponse]:
         """A new watch."""
@@ -51,9 +54,16 @@ class Watchers:
         self._troubles[outbox] = what
 
     def trouble(self, gateway: str) -> str:
-        """What a gateway that is there says keeps it from its work."""
+        """What keeps a gateway that is there from its work: as it says, or a ring whose protocol it lacks."""
         said = (what for outbox, what in self._troubles.items() if self._open.get(outbox) == gateway)
-        return next(filter(None, said), "")
+        return next(filter(None, said), "") or self._unspoken(gateway)
+
+    def _unspoken(self, gateway: str) -> str:
+        release = self.releases.get(gateway)
+        for ring, protocol in sorted(self._spoken.items()):
+            if release is not None and protocol and not speaks(protocol, release):
+                return f"it does not speak protocol {protocol} of ring {ring}: update the older of the two"
+        return ""
 
     def watches(self, gateway: str) -> bool:
         """Whether a gateway is there."""
@@ -61,6 +71,10 @@ class Watchers:
 
     def tell(self, event: WatchResponse) -> None:
         """Tell every gateway."""
+        if event.HasField("ring"):
+            self._spoken[event.ring.ring] = event.ring.protocol
+        elif event.HasField("gone"):
+            self._spoken.pop(event.gone.ring, None)
         for outbox in list(self._open):
             tell(outbox, event)
 

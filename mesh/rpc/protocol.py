@@ -73,9 +73,10 @@ def agree(releases: Mapping[str, proof_pb2.Release]) -> int:
     )
 
 
-def speaks(protocol: int) -> bool:
-    """Whether this release does."""
-    return OLDEST_PROTOCOL <= protocol <= PROTOCOL_VERSION
+def speaks(protocol: int, release: proof_pb2.Release | None = None) -> bool:
+    """Whether a release does; without one this machine's."""
+    release = release or own_release()
+    return _oldest(release) <= protocol <= release.protocol
 
 
 def check_speaks(protocol: int, who: str) -> None:

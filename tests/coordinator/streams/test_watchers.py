@@ -96,3 +96,20 @@ def test_what_a_gateway_speaks_is_known_while_it_watches() -> None:
     assert watchers.releases == {"gate": RELEASE}
     watchers.remove(second)
     assert not watchers.releases
+
+
+def test_a_gateway_without_a_rings_protocol_is_told_of() -> None:
+    watchers = Watchers()
+    watchers.add("gate", RELEASE)
+    for protocol, said in (
+        (RELEASE.protocol, ""),
+        (
+            RELEASE.protocol + 1,
+            f"it does not speak protocol {RELEASE.protocol + 1} of ring a-0: update the older of the two",
+        ),
+    ):
+        watchers.tell(WatchResponse(ring=RingState(ring="a-0", protocol=protocol)))
+        assert watchers.trouble("gate") == said
+    assert watchers.trouble("other") == ""
+    watchers.tell(WatchResponse(gone=RingGone(ring="a-0")))
+    assert watchers.trouble("gate") == ""
