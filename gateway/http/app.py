@@ -28,7 +28,7 @@ from sealring.gateway.http.answers import EventStream, collect, started, togethe
 from sealring.gateway.http.body import read_json
 from sealring.gateway.http.guard import Guard
 from sealring.gateway.http.kept import KeptAnswers
-from sealring.gateway.inference.service import InferenceBackend, model_not_found
+from sealring.gateway.inference.service import InferenceBackend
 from sealring.gateway.inference.timings import CURRENT, HEADER
 from sealring.mesh.rpc.protocol import software_version
 from sealring.v1 import inference_pb2 as inference
@@ -174,14 +174,7 @@ class _Edge:
         return _json({"object": "list", "data": models, "models": []})  # Codex wants both
 
     async def model(self, request: Request) -> Response:
-        return _json(model_object(await self._model(request.path_params["name"])))
-
-    async def _model(self, name: str) -> inference.Model:
-        models = await self._backend.list_models()
-        for model in models:
-            if model.name == name:
-                return model
-        raise model_not_found(name, [model.name for model in models])
+        return _json(model_object(await self._backend.get_model(request.path_params["name"])))
 
     async def tags(self, request: Request) -> Response:
         return _json(tags(await self._backend.list_models()))
@@ -189,7 +182,7 @@ class _Edge:
     async def show(self, request: Request) -> Response:
         body = await read_json(request)
         name = body.get("model") or body.get("name")
-        return _json(show(await self._model(str(name).removesuffix(":latest"))))
+        return _json(show(await self._backend.get_model(str(name).removesuffix(":latest"))))
 
     async def version(self, request: Request) -> Response:
         return _json({"version": VERSION})

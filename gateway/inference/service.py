@@ -53,6 +53,10 @@ class InferenceBackend(Protocol):
         """The models that can be asked for, by name."""
         ...
 
+    async def get_model(self, name: str) -> inference.Model:
+        """One of these. Raises NotFound (MODEL_NOT_FOUND), Unavailable (RING_DOWN) before all are known."""
+        ...
+
     async def get_roster(self) -> inference.GetRosterResponse:
         """The signed roster as the coordinator gave it, and which of its rings serve just now."""
         ...
@@ -146,6 +150,10 @@ class RingBackend:
             for model in models:
                 model.rings = 0
         return models
+
+    async def get_model(self, name: str) -> inference.Model:
+        known = self._model(name)
+        return next(model for model in await self.list_models() if model.name == known)
 
     async def get_roster(self) -> inference.GetRosterResponse:
         return self._rings.signed_roster()

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 
 from sealring.client.asynchronous import AsyncClient
 from sealring.client.types import Completion, Delta, Ring
+from sealring.gateway.inference.service import model_not_found
 from sealring.gateway.metrics import Metrics
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import inference_pb2 as inference
@@ -78,6 +79,14 @@ class SealingBackend:
             )
             for model in await self._client.models()
         ]
+
+    async def get_model(self, name: str) -> inference.Model:
+        """One of these. Raises NotFound (MODEL_NOT_FOUND)."""
+        models = await self.list_models()
+        for model in models:
+            if model.name == name:
+                return model
+        raise model_not_found(name, [model.name for model in models])
 
     async def get_roster(self) -> inference.GetRosterResponse:
         """The roster that was verified."""

@@ -10,6 +10,7 @@ import pytest
 
 from sealring.gateway.http.app import create_app
 from sealring.gateway.http.server import HttpServer
+from sealring.gateway.inference.service import model_not_found
 from sealring.mesh.errors import NotFound, SealringError
 from sealring.mesh.prompt.validate import validate_request
 from sealring.v1 import inference_pb2 as inference
@@ -81,6 +82,11 @@ class ScriptedBackend:
 
     async def list_models(self) -> list[inference.Model]:
         return self.models
+
+    async def get_model(self, name: str) -> inference.Model:
+        if (found := next((one for one in self.models if one.name == name), None)) is None:
+            raise model_not_found(name, [one.name for one in self.models])
+        return found
 
     async def get_roster(self) -> inference.GetRosterResponse:
         return inference.GetRosterResponse()

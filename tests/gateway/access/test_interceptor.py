@@ -45,6 +45,9 @@ class Backend:
     async def list_models(self) -> list[inference.Model]:
         return [inference.Model(name="demo")]
 
+    async def get_model(self, name: str) -> inference.Model:
+        return inference.Model(name=name)
+
     async def get_roster(self) -> inference.GetRosterResponse:
         return inference.GetRosterResponse(roster=b"roster")
 

@@ -95,6 +95,12 @@ async def test_no_model_is_unknown_before_all_are_known() -> None:
     rings.complete = False
     error = await refused(RingBackend(rings, Metrics()), model="other")  # type: ignore[arg-type]
     assert (error.reason, int(error.metadata["retry_after"]) > 0) == ("RING_DOWN", True)
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    assert (await backend.get_model("model")).name == "model"
+    for rings.complete, reason in ((False, "RING_DOWN"), (True, "MODEL_NOT_FOUND")):
+        with pytest.raises(SealringError) as caught:
+            await backend.get_model("other")
+        assert caught.value.reason == reason
 
 
 async def test_a_request_has_an_id_of_its_own_and_ends_with_it() -> None:
