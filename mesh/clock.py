@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeAlias
+
+import structlog
 
 Clock: TypeAlias = Callable[[], float]
 """Returns seconds: since 1970 for a wall clock, from anywhere for a monotonic one."""
@@ -12,8 +16,61 @@ Clock: TypeAlias = Callable[[], float]
 SKEW_SECONDS = 60
 """How far two machines' wall clocks may stand apart."""
 
-wall_clock: Clock = time.time
+STEP_SECONDS = 10.0
+"""A wall clock that moves by more at once was set. Less is drift."""
+
+BELIEVED_SECONDS = 60.0
+"""A wall clock that was set and stayed so for as long is taken for right."""
+
 monotonic_clock: Clock = time.monotonic
+
+_BOOT = time.CLOCK_MONOTONIC_RAW if sys.platform == "darwin" else time.CLOCK_MONOTONIC
+"""On macOS the one that goes on while the machine sleeps."""
+
+log = structlog.get_logger()
+
+
+def boot_clock() -> float:
+    """Seconds since the machine was started, those included in which a Mac slept. Nobody can set it."""
+    return time.clock_gettime(_BOOT)
+
+
+class SteadyClock:
+    """A wall clock that does not follow at once where it is set (decision 24).
+
+    It counts on from what it showed before until the other time has held for a minute: a clock that is wrong
+    for seconds makes nothing expire. Safe to use from several threads.
+    """
+
+    def __init__(self, wall: Clock = time.time, boot: Clock = boot_clock) -> None:
+        self._wall = wall
+        self._boot = boot
+        self._lock = threading.Lock()
+        self._zero = wall() - boot()
+        self._stepped_at: float | None = None
+
+    def __call__(self) -> float:
+        with self._lock:
+            now, wall = self._boot(), self._wall()
+            step = wall - now - self._zero
+            if abs(step) > STEP_SECONDS and not self._lasted(now, step):
+                return now + self._zero
+            if self._stepped_at is not None:
+                self._stepped_at = None
+                log.warning("clock_step_over", believed_seconds=round(step))
+            self._zero += step
+            return wall
+
+    def _lasted(self, now: float, step: float) -> bool:
+        """Whether the clock has long been as it was set."""
+        if self._stepped_at is None:
+            self._stepped_at = now
+            hint = f"this machine's clock was set; if it stays so for {BELIEVED_SECONDS:g} s it is believed"
+            log.warning("clock_stepped", seconds=round(step), hint=hint)
+        return now - self._stepped_at >= BELIEVED_SECONDS
+
+
+wall_clock: Clock = SteadyClock()
 
 
 class AwakeClock:

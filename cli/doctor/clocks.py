@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from statistics import median
 
 from sealring.cli.doctor.report import Finding, note, ok, problem, warning
 from sealring.cli.doctor.system import System
@@ -36,6 +37,26 @@ def check(system: System, view: View) -> Iterator[Finding]:
         )
     else:
         yield ok("clock.offset", "this clock agrees with the newest roster")
+
+
+def compare_all(offsets: Mapping[str, tuple[float, float]]) -> Iterator[Finding]:
+    """Each node's clock against the coordinator's, by name: offset and error. Where all nodes agree with each
+    other and none with the coordinator, it is the coordinator's that is wrong."""
+    found = [offset for offset, _ in offsets.values()]
+    apart = all(abs(offset) - error > SKEW_SECONDS for offset, error in offsets.values())
+    if len(found) > 1 and apart and max(found) - min(found) <= SKEW_SECONDS:
+        offset = median(found)
+        away = f"{abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'}"
+        yield problem(
+            "clock.offset",
+            f"the coordinator's clock is {away} all nodes'",
+            f"more than {SKEW_SECONDS} s apart, nodes refuse its rosters, and it their attestations",
+            "set the clock of the coordinator's machine; its log tells when it was set: clock_stepped",
+            _FIX,
+        )
+        return
+    for name, (offset, error) in offsets.items():
+        yield compare(name, offset, error)
 
 
 def compare(name: str, offset: float, error: float) -> Finding:

@@ -54,7 +54,9 @@ def examine(nodes: Sequence[Node]) -> list[Finding]:
         *_presence(nodes),
         *_versions(hosts),
         *_reach(hosts, {one.member for one in nodes if one.online}, names),
-        *(clocks.compare(one.name, one.offset, one.offset_error) for one in nodes if one.report is not None),
+        *clocks.compare_all(
+            {one.name: (one.offset, one.offset_error) for one in nodes if one.report is not None}
+        ),
         *_memory(nodes),
         *cabling.check(hosts),
     ]

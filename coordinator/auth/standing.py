@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredMember
-from sealring.mesh.clock import Clock
+from sealring.mesh.clock import Clock, boot_clock
 from sealring.mesh.trust.attestation import decode_statement
 from sealring.mesh.trust.levels import SCORES, TrustLevel
 
@@ -15,11 +15,13 @@ _LOWER = dict(zip(list(TrustLevel)[1:], TrustLevel, strict=False))
 class Standing:
     """`clock` is the wall clock."""
 
-    def __init__(self, settings: CoordinatorSettings, *, clock: Clock) -> None:
+    def __init__(self, settings: CoordinatorSettings, *, clock: Clock, boot: Clock = boot_clock) -> None:
         self._software_allowed = settings.software_identity_allowed
         self._manifests = frozenset(map(bytes.fromhex, settings.allowed_manifests))
         self._stale_after = _MISSED * settings.challenge_interval + settings.challenge_timeout
         self._clock = clock
+        self._boot = boot
+        self._proved: dict[str, tuple[int, float]] = {}
 
     def trust(self, member: StoredMember) -> int:
         """The score that the next roster states for a member.
@@ -28,9 +30,18 @@ class Standing:
         """
         if self.refusal(member):
             return 0
-        if self._clock() - member.challenged_at > self._stale_after:
+        if self._age(member) > self._stale_after:
             return min(member.trust, SCORES[_LOWER.get(member.level, TrustLevel.NONE)])
         return member.trust
+
+    def _age(self, member: StoredMember) -> float:
+        """Seconds since it proved itself. The wall clock is asked once for each proof: one that is set later
+        makes no proof older."""
+        at, seen = self._proved.get(member.id, (-1, 0.0))
+        if at != member.challenged_at:
+            seen = self._boot() - max(self._clock() - member.challenged_at, 0)
+            self._proved[member.id] = member.challenged_at, seen
+        return self._boot() - seen
 
     def refusal(self, member: StoredMember) -> str:
         """Why a node counts for nothing whatever its evidence proves; empty if it does count."""

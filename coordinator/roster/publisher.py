@@ -127,7 +127,7 @@ class RosterPublisher:
 
     def _draft(self, latest: StoredRoster | None) -> Roster:
         now = int(self._clock())
-        members = [self._member(member) for member in self._store.members.all(Role.MEMBER)]
+        members = [self._member(member, now) for member in self._store.members.all(Role.MEMBER)]
         gateways = self._store.members.all(Role.GATEWAY)
         since = now - self._settings.certificate_lifetime - SKEW_SECONDS
         revocations = self._store.members.revocations(since=since, limit=_MAX_REVOKED)
@@ -158,7 +158,9 @@ class RosterPublisher:
                 else:
                     log.warning("ring_left_out", ring=ring.ring, why="a member is gone or below the floor")
 
-    def _member(self, member: StoredMember) -> RosterMember:
+    def _member(self, member: StoredMember, now: int) -> RosterMember:
+        """Its times are no later than the roster's, if this clock was ahead when it proved itself: no machine
+        would accept that roster."""
         return RosterMember(
             id=member.id,
             identity_key=member.identity_key,
@@ -167,8 +169,8 @@ class RosterPublisher:
             level=member.level,
             trust=self.standing.trust(member),
             attestation_hash=member.attestation_hash,
-            attested_at=member.attested_at,
-            challenged_at=member.challenged_at,
+            attested_at=min(member.attested_at, now),
+            challenged_at=min(member.challenged_at, now),
             manifest_hash=member.manifest_hash,
             addresses=member.addresses,
         )

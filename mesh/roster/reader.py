@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from sealring.mesh.clock import SKEW_SECONDS, Clock, wall_clock
+from sealring.mesh.clock import SKEW_SECONDS, Clock, boot_clock, wall_clock
 from sealring.mesh.crypto.dsse import check_threshold, parse_envelope
 from sealring.mesh.errors import FailedPrecondition, RosterError
 from sealring.mesh.pki.root import RootMetadata, check_root_times, follow_root
@@ -49,6 +49,7 @@ class RosterReader:
         own_id: str | None = None,
         *,
         clock: Clock = wall_clock,
+        boot: Clock = boot_clock,
         on_equivocation: Callable[[Equivocation], None] | None = None,
     ) -> None:
         """`state` is the file that `RosterStateFile.create` has made, or the memory of this process alone.
@@ -59,10 +60,11 @@ class RosterReader:
         self._root = root
         self._own_id = own_id
         self._clock = clock
-        self._latest = clock()
+        self._boot = boot
         self._on_equivocation = on_equivocation
         self._memory = state if isinstance(state, RosterMemory) else RosterStateFile(state)
         self._state = self._memory.load()
+        self._learned_at = boot()  # that there is the roster of `_state`
         self._current: Roster | None = None
         if self._state.cluster != root.cluster:
             raise RosterError("roster state is of another cluster", reason="ROSTER_STATE_CLUSTER")
@@ -88,13 +90,17 @@ class RosterReader:
             )
         return roster
 
-    def expired(self, now: float | None = None) -> bool:
+    def expired(self) -> bool:
         """Whether no roster is in use that is still alive; then handshakes stop and open links close.
 
         A clock that was moved back does not bring an expired roster to life again.
         """
-        self._latest = max(self._latest, self._clock() if now is None else now)
-        return self._current is None or self._current.expired(self._latest)
+        return self._current is None or self._current.expired(self._now())
+
+    def _now(self) -> float:
+        """The wall clock's time, and no less than the newest roster proves (decision 24): when it was signed,
+        and how long ago, by a clock that nobody can set, it was accepted."""
+        return max(self._clock(), self._state.issued + self._boot() - self._learned_at)
 
     def accept(self, envelope: bytes) -> Roster:
         """Verify a roster and use it. The one in use already is accepted again.
@@ -103,8 +109,7 @@ class RosterReader:
         that a newer roster without this machine's own key (ROSTER_SELF_ABSENT) takes the old one out of use.
         """
         with self._lock:
-            now = self._clock()
-            self._latest = max(self._latest, now)
+            now = self._now()
             roster = _open(envelope, self._root, now)
             _check_history(roster, self._state, self._raise_alarm)
             _check_content(roster, now)
@@ -117,7 +122,7 @@ class RosterReader:
             # on, or an older one could be shown to it then.
             if state != self._state:
                 self._memory.save(state)
-                self._state = state
+                self._state, self._learned_at = state, self._boot()
             self._current = roster
             return roster
 
@@ -130,7 +135,7 @@ class RosterReader:
             root = self._root
             for envelope in envelopes:
                 root = follow_root(envelope, root)
-            check_root_times(root, now=self._clock())
+            check_root_times(root, now=self._now())
             self._root = root
             return root
 

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import inspect
 import math
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -25,7 +24,7 @@ from cryptography import x509
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from sealring.mesh.clock import SKEW_SECONDS
+from sealring.mesh.clock import SKEW_SECONDS, wall_clock
 from sealring.mesh.errors import Internal, InvalidInput, SealringError, Unauthenticated
 from sealring.mesh.rpc.status import to_status
 from sealring.mesh.rpc.wire import check_fields
@@ -177,7 +176,7 @@ class Lease:
         if ends <= self.ends or self._limit.expired():
             return
         self.ends = ends
-        left = ends + SKEW_SECONDS - time.time()
+        left = ends + SKEW_SECONDS - wall_clock()
         self._limit.reschedule(None if math.isinf(ends) else asyncio.get_running_loop().time() + left)
 
 
@@ -196,7 +195,7 @@ def _certificate_ends(context: Context) -> float:
     """
     found = [x509.load_pem_x509_certificate(pem) for pem in _certificates(context)]
     ends = min((one.not_valid_after_utc.timestamp() for one in found), default=math.inf)
-    if ends + SKEW_SECONDS <= time.time():
+    if ends + SKEW_SECONDS <= wall_clock():
         raise _expired()
     return ends
 

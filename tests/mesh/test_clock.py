@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from sealring.mesh.clock import AwakeClock
+from structlog.testing import capture_logs
+
+from sealring.mesh.clock import BELIEVED_SECONDS, AwakeClock, SteadyClock
 
 
 def test_a_pause_of_the_process_itself_counts_little() -> None:
@@ -9,3 +11,45 @@ def test_a_pause_of_the_process_itself_counts_little() -> None:
     for passed, counted in ((0.5, 0.5), (1.5, 2.0), (60.0, 4.0), (0.25, 4.25)):
         now += passed
         assert clock() == counted
+
+
+class Machine:
+    """One whose wall clock can be set."""
+
+    def __init__(self) -> None:
+        self.running, self.ahead = 100.0, 1e9
+        self.clock = SteadyClock(lambda: self.running + self.ahead, lambda: self.running)
+
+    def shown(self, *, after: float = 0.0, step: float = 0.0) -> float:
+        """What its clock shows, less what it should."""
+        self.running += after
+        self.ahead += step
+        return self.clock() - 1e9 - self.running
+
+
+def test_a_clock_that_is_set_for_seconds_is_not_followed_and_named() -> None:
+    machine = Machine()
+    with capture_logs() as logs:
+        for step in (3600.0, -3600.0):
+            assert machine.shown(step=step) == 0
+            assert machine.shown(after=8) == 0
+            assert machine.shown(step=-step) == 0
+    told = [(line["event"], line.get("seconds", line.get("believed_seconds"))) for line in logs]
+    assert told == [
+        ("clock_stepped", 3600),
+        ("clock_step_over", 0),
+        ("clock_stepped", -3600),
+        ("clock_step_over", 0),
+    ]
+
+
+def test_a_clock_that_stays_as_it_was_set_is_believed() -> None:
+    machine = Machine()
+    assert machine.shown(after=1e6, step=-3600) == 0
+    assert machine.shown(after=BELIEVED_SECONDS - 1) == 0
+    assert machine.shown(after=1) == -3600
+
+
+def test_drift_is_followed_at_once() -> None:
+    machine = Machine()
+    assert [machine.shown(after=86400, step=4.0) for _ in range(4)] == [4.0, 8.0, 12.0, 16.0]

@@ -133,6 +133,13 @@ def test_clocks(offset: float, error: float, severity: Severity, words: str) -> 
     assert words in found.what
 
 
+def test_a_coordinator_whose_clock_was_set_is_named_and_not_its_nodes() -> None:
+    found = [one for one in examine([node("a", clock=-3600), node("b", clock=-3598)]) if "clock" in one.id]
+    assert [one.what for one in found] == ["the coordinator's clock is 3599.0 s ahead of all nodes'"]
+    apart = examine([node("a", clock=-3600), node("b", clock=3600)])
+    assert sum(one.id == "clock.offset" for one in apart) == 2
+
+
 @pytest.mark.parametrize(
     ("wired", "usable", "need", "severity", "command"),
     [

@@ -255,3 +255,9 @@ def test_every_roster_signs_the_audit_log_as_well(bench: Bench) -> None:
         bench.store.audit.append(NOW, "operator", "do", member.id, {})
     head = read_head(bench.publisher.audit_seal.envelope, bench.keys.root)
     assert (head.sequence, head.hash) == bench.store.audit.head()
+
+
+def test_a_proof_from_a_time_when_the_clock_was_ahead_spoils_no_roster(bench: Bench) -> None:
+    member = bench.enrol(attested_at=NOW + 3600, challenged_at=NOW + 3600)
+    shown = bench.roster().member(member.id)
+    assert (shown.attested_at, shown.challenged_at) == (NOW, NOW)
