@@ -66,7 +66,7 @@ class Front:
     def renew_names(self, origins: Sequence[Origin]) -> dict[Origin, bytes]:
         return {}
 
-    def asking(self, rows: Sequence[int]) -> Asking:
+    def asking(self, rows: Sequence[int], *, first: bool) -> Asking:
         return ()
 
     def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:

@@ -215,6 +215,9 @@ class Scheduler:
     def step_done(self, done: control.StepDone, now: float) -> list[Action]:
         """A step has come round. Raises InvalidInput (BAD_STEP) when it cannot have: the epoch must end."""
         epoch = self._running_epoch()
+        if done.more:
+            self._outputs(epoch.rows, done, now)
+            return self._take()
         step = epoch.planner.done(done.step, now)
         if step is None:
             return self._take()

@@ -31,6 +31,9 @@ MAX_LOGIT_BIASES = 300
 MAX_BIAS = 100.0
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_LOGPROBS = 20
+MAX_SCORED = 1 << 14
+"""Log-probabilities told of a prompt: its tokens, times themselves and the likeliest beside each."""
+
 MAX_TOKENS = (1 << 31) - 1
 MAX_ENVELOPE_BYTES = 8 << 20
 
@@ -175,6 +178,8 @@ def _check_sampling(sampling: inference.Sampling) -> None:
         raise _bad_sampling("top_k", f"from 0 to {MAX_TOP_K}")
     if sampling.HasField("logprobs") and sampling.logprobs > MAX_LOGPROBS:
         raise _bad_sampling("logprobs", f"from 0 to {MAX_LOGPROBS}")
+    if sampling.prompt_logprobs and not sampling.HasField("logprobs"):
+        raise _bad_sampling("logprobs", f"from 0 to {MAX_LOGPROBS}, where those of the prompt are wanted")
     _check_penalties(sampling)
     _check_biases(sampling)
 

@@ -28,6 +28,9 @@ CHUNK_BYTES = 64
 """The body of a chunk is padded to a multiple of this, and of as much again for each log-probability in it:
 else its length would tell the tokens'."""
 
+MAX_UNIT_BYTES = 64 << 10
+"""At most to a multiple of this, where log-probabilities are a whole prompt's."""
+
 MAX_ROSTERS = 256
 MAX_ROWS = 8192
 """Rows that may be open on one control stream once one of them is sealed."""
@@ -232,6 +235,7 @@ def _clear(output: control_pb2.RowOutput) -> None:
 def _padded(delta: inference_pb2.SealedDelta) -> bytes:
     """The delta as bytes, their number a multiple of its unit."""
     unit = CHUNK_BYTES * (1 + sum(1 + len(one.top) for one in (*delta.logprobs, *delta.held)))
+    unit = min(unit, MAX_UNIT_BYTES)
     missing = -delta.ByteSize() % unit
     if missing:
         while (length := _field_length(missing)) is None:

@@ -42,7 +42,7 @@ from sealring.node.engine import params, records
 from sealring.node.engine.feedback import LocalFeedback, RingFeedback
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lanes, Row
-from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
+from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of, scores, unpack
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes
 from sealring.node.engine.records import Incoming
@@ -65,6 +65,9 @@ MAX_STEPS_AHEAD = 1024
 
 _SETTLE_EVERY = 64
 """Decode steps of a lane after which its caches are evaluated whole, also what no output needs."""
+
+SCORED_AT_ONCE = 64
+"""Tokens of a prompt whose logits are made at once, where they are asked for."""
 
 _JOIN_SECONDS = 2.0
 
@@ -101,8 +104,8 @@ class Prompts(Protocol):
     def forget(self, row: int) -> None:
         """The row was evicted; tokens of it may still come and are of no interest."""
 
-    def asking(self, rows: Sequence[int]) -> Asking:
-        """Which of a step's sampled rows ask for log-probabilities."""
+    def asking(self, rows: Sequence[int], *, first: bool) -> Asking:
+        """Which of a step's sampled rows ask for log-probabilities; `first` where it is their first token."""
 
     def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
         """A step's tokens have come round, or it was executed and has none: as many as `step.sampled`.
@@ -212,7 +215,9 @@ class StageEpoch:
             self._allowance.check(self._composition)
             self._check_ahead(resolved.number)
             if (taken := self._inbox or self._intake) is not None:
-                asking = () if self._prompts is None else self._prompts.asking(resolved.sampled)
+                asking: Asking = ()
+                if self._prompts is not None:
+                    asking = self._prompts.asking(resolved.sampled, first=not resolved.rows)
                 taken.announce(records.incoming(resolved, self._spec, asking))
         except Exception as error:
             self.fail(error)
@@ -443,10 +448,10 @@ class StageEpoch:
                 header = records.state_record(step, self._spec.hands_on, 1, chunk.tokens)
                 self._launch_state(step, header, departure, row.cache, times)
             elif chunk.last:
-                logits, times = self._last_logits(inputs, row.cache, times)
+                logits, times = self._last_logits(inputs, row, chunk, times)
                 sampled.append((row, logits))
             else:
-                self._fill(inputs, row.cache, times)
+                self._fill(inputs, row, chunk, times)
                 self._transfer.settle()
             for number in chunk.sampled[1:]:
                 copy = row.copy(number, chunk.end)
@@ -462,17 +467,28 @@ class StageEpoch:
         parameters = [row.parameters for row, _ in sampled if row.parameters is not None]
         sampler = Sampler(parameters, [row.position for row in parameters])
         logits = [logits for _, logits in sampled]
-        tokens, departure = self._sampled(sampler, logits[0] if len(logits) == 1 else mx.concatenate(logits))
+        told = [words for row, _ in sampled for words in row.scores]
+        tokens, departure = self._sampled(
+            sampler, logits[0] if len(logits) == 1 else mx.concatenate(logits), told
+        )
         times.built = time.perf_counter()
-        self._launch_tokens(step, sampler.asking, tokens, departure, times)
+        scored = (
+            len(each.scored) - 1 if row.scores else 0
+            for each, (row, _) in zip(parameters, sampled, strict=True)
+        )
+        asking = asking_of((row.logprobs for row in parameters), scored)
+        self._launch_tokens(step, asking, tokens, departure, times)
         for index, (row, _) in enumerate(sampled):
             row.sampler = sampler.extract(index)
+            row.scores = []
 
-    def _sampled(self, sampler: Sampler, logits: mx.array) -> tuple[mx.array, Departure]:
+    def _sampled(
+        self, sampler: Sampler, logits: mx.array, scores: Sequence[mx.array] = ()
+    ) -> tuple[mx.array, Departure]:
         """Tokens, uint32 [rows], and with what is told beside them on their way out."""
         tokens = sampler(logits)
         told = sampler.report(logits, tokens)
-        return tokens, self._transfer.departure([tokens] if told is None else [tokens, told])
+        return tokens, self._transfer.departure([tokens] if told is None else [tokens, told, *scores])
 
     def _state(self, step: ResolvedStep, chunk: Chunk, times: StepTimes) -> list[mx.array]:
         landing = self._transfer.landing(self._spec.receives, 1, chunk.tokens)
@@ -521,23 +537,39 @@ class StageEpoch:
             self._prompts.prefilled(chunk.row)
         return [inputs]
 
-    def _fill(self, inputs: list[mx.array], cache: Cache, times: StepTimes) -> StepTimes:
-        """Runs tokens into the tail's caches; nobody evaluates their logits. The times of what comes next."""
-        self._stage(inputs, cache)
+    def _fill(self, inputs: list[mx.array], row: Row, chunk: Chunk, times: StepTimes) -> StepTimes:
+        """Runs tokens into the tail's caches; nobody evaluates their logits, unless the prompt's are asked
+        for. The times of what comes next."""
+        if row.parameters is not None and row.parameters.scored:
+            self._score(inputs, row, row.parameters, chunk)
+        else:
+            self._stage(inputs, row.cache)
         times.built = times.launched = time.perf_counter()
-        mx.eval(_states(cache))
+        mx.eval(_states(row.cache))
         times.ready = times.sent = time.perf_counter()
         self._outbox.trace.append(times)
         return StepTimes(times.step, times.ready, fed=times.ready)
 
+    def _score(self, inputs: list[mx.array], row: Row, parameters: RowParameters, chunk: Chunk) -> None:
+        """Notes what is told of the prompt's tokens; a few at a time, or their logits would fill memory."""
+        for at in range(0, inputs[0].shape[1], SCORED_AT_ONCE):
+            part = [array[:, at : at + SCORED_AT_ONCE] for array in inputs]
+            logits = self._stage(part, row.cache)[0][0]
+            following = chunk.start + at + 1
+            tokens = parameters.scored[following : following + len(logits)]
+            if len(tokens) != len(logits):
+                raise _bad_chunk(chunk)
+            row.scores.append(scores(logits, tokens, parameters.logprobs or 0))
+            mx.eval(row.scores[-1], _states(row.cache))
+
     def _last_logits(
-        self, inputs: list[mx.array], cache: Cache, times: StepTimes
+        self, inputs: list[mx.array], row: Row, chunk: Chunk, times: StepTimes
     ) -> tuple[mx.array, StepTimes]:
         """Logits of the last token, [1, vocabulary]; the head's product over all the others is never made."""
         if inputs[0].shape[1] > 1:
-            times = self._fill([array[:, :-1] for array in inputs], cache, times)
+            times = self._fill([array[:, :-1] for array in inputs], row, chunk, times)
             inputs = [array[:, -1:] for array in inputs]
-        return self._stage(inputs, cache)[0][:, -1, :], times
+        return self._stage(inputs, row.cache)[0][:, -1, :], times
 
     # The threads of the links
 
@@ -551,7 +583,7 @@ class StageEpoch:
         assert isinstance(label, tuple)
         step, asking = label
         tokens = np.frombuffer(buffers[0], np.uint32).tolist()
-        told = unpack(asking, np.frombuffer(buffers[1], np.uint32)) if asking else {}
+        told = unpack(asking, np.frombuffer(b"".join(buffers[1:]), np.uint32)) if asking else {}
         self._prompts.deliver(step, tokens, told)
 
     def _unpack(self, record: Incoming, data: memoryview) -> None:

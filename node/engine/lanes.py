@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import mlx.core as mx
+
 from sealring.mesh.errors import Internal
 from sealring.mesh.prompt.composition import Admission, Eviction, Keeping, Parking
 from sealring.node.engine.params import RowParameters
@@ -26,6 +28,8 @@ class Row:
     cache: Cache
     parameters: RowParameters | None = None
     sampler: Sampler | None = None
+    scores: list[mx.array] = field(default_factory=list)
+    """What is told of its prompt's tokens, until its first token is."""
 
     def copy(self, number: int, tokens: int) -> Row:
         """Another row that has been prefilled with the same tokens; its seed is as far away as its number."""

@@ -8,13 +8,15 @@ closing edge know the record's length before it comes.
 Behind the step's tokens the record has, for each row that asks, in the order of the tokens, uint32 words: the
 sampled token's log-probability, the ids of the likeliest tokens, and their log-probabilities; the likeliest
 comes first, and of equal ones the one that comes first in the vocabulary. Log-probabilities are the bits of
-a float32.
+a float32. Behind these comes the same of the tokens of prompts, all but each one's first, of rows that ask
+for that and get their first token in this step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -26,39 +28,46 @@ from sealring.node.engine.highest import highest
 LOWEST = -9999.0
 """Told instead of anything lower, or of what is no number: JSON has no infinities. OpenAI's own figure."""
 
-Asking: TypeAlias = tuple[tuple[int, int], ...]
-"""Of the rows that ask: (index among the step's sampled rows, likeliest tokens told beside each one)."""
+Asking: TypeAlias = tuple[tuple[int, int, int], ...]
+"""Of the rows that ask: (index among the step's sampled rows, likeliest tokens told beside each one, how many
+tokens of the prompt are told)."""
 
 Words: TypeAlias = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Of one token, and the likeliest in its place as (id, log-probability)."""
+    """Of one token, and the likeliest in its place as (id, log-probability).
+
+    Beside an answer's first token `prompt` may be of the prompt's, from the second on.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...]
+    prompt: tuple[TokenLogprobs, ...] = ()
 
 
-def asking_of(logprobs: Iterable[int | None]) -> Asking:
-    """From what each of the sampled rows asks for, None for nothing."""
-    return tuple((index, count) for index, count in enumerate(logprobs) if count is not None)
+def asking_of(logprobs: Iterable[int | None], prompts: Iterable[int] = repeat(0)) -> Asking:
+    """From what each of the sampled rows asks for, None for nothing, and the tokens told of its prompt."""
+    asked = enumerate(zip(logprobs, prompts, strict=False))
+    return tuple((index, count, tokens) for index, (count, tokens) in asked if count is not None)
 
 
 def words_of(asking: Asking) -> int:
     """Length of their part of the tokens record, in words."""
-    return sum(1 + 2 * count for _, count in asking)
+    return sum((1 + tokens) * (1 + 2 * count) for _, count, tokens in asking)
 
 
 class Reporter:
     """Makes the rows' part of the record; at least one row must ask."""
 
     def __init__(self, asking: Asking) -> None:
-        self._rows = mx.array([index for index, _ in asking], mx.uint32)
-        self._width = max(count for _, count in asking)
+        counts = [count for _, count, _ in asking]
+        self._rows = mx.array([index for index, *_ in asking], mx.uint32)
+        self._width = max(counts)
         self._picked: mx.array | None = None
-        if any(count != self._width for _, count in asking):
-            self._picked = mx.array(_places([count for _, count in asking], self._width), mx.uint32)
+        if any(count != self._width for count in counts):
+            self._picked = mx.array(_places(counts, self._width), mx.uint32)
 
     def __call__(self, logits: mx.array, tokens: mx.array) -> mx.array:
         """Logits [rows, vocabulary] and the rows' sampled tokens to uint32 [words], lazily."""
@@ -76,13 +85,27 @@ class Reporter:
 def unpack(asking: Asking, words: Words) -> dict[int, TokenLogprobs]:
     """By the index among the sampled rows."""
     found, start = {}, 0
-    for index, count in asking:
-        middle, end = start + 1 + count, start + 1 + 2 * count
-        values = [_told(value) for value in words[middle:end].view(np.float32).tolist()]
-        top = tuple(zip(words[start + 1 : middle].tolist(), values, strict=True))
-        found[index] = TokenLogprobs(_told(float(words[start : start + 1].view(np.float32)[0])), top)
+
+    def take(count: int) -> TokenLogprobs:
+        nonlocal start
+        own, middle, end = start, start + 1 + count, start + 1 + 2 * count
         start = end
+        values = [_told(value) for value in words[middle:end].view(np.float32).tolist()]
+        top = tuple(zip(words[own + 1 : middle].tolist(), values, strict=True))
+        return TokenLogprobs(_told(float(words[own : own + 1].view(np.float32)[0])), top)
+
+    for index, count, _ in asking:
+        found[index] = take(count)
+    for index, count, tokens in asking:
+        if tokens:
+            found[index] = replace(found[index], prompt=tuple(take(count) for _ in range(tokens)))
     return found
+
+
+def scores(logits: mx.array, tokens: Sequence[int], count: int) -> mx.array:
+    """Of a prompt's tokens: logits [tokens, vocabulary] in their places to uint32 [words], lazily."""
+    asking = asking_of([count] * len(tokens))
+    return Reporter(asking)(logits, mx.array(list(tokens), mx.uint32))
 
 
 def _chosen(logprobs: mx.array, tokens: mx.array) -> mx.array:

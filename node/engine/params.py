@@ -1,8 +1,9 @@
 """The parameter record: what the tail must know of a row in order to sample it.
 
 Made by the head, sealed along the ring like everything else, read by the tail only; members in between pass
-its bytes on unread. Its length is a multiple of 256 bytes, one block unless biases, a repetition penalty or a
-grammar are asked for, so that it tells next to nothing of its content; with a grammar it is a power of two.
+its bytes on unread. Its length is a multiple of 256 bytes, one block unless biases, a repetition penalty, a
+grammar or a prompt's log-probabilities are asked for, so that it tells next to nothing of its content; with a
+grammar it is a power of two.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class RowParameters:
     `temperature` 0 is greedy; `top_p` 1, `min_p` 0, `top_k` 0, `repetition_penalty` 1 and the other penalties
     at 0 are off. `logit_bias` has rising token ids. `prompt_tail` holds the prompt's last tokens, as many as
     the repetition penalty looks at. `logprobs` is the number of likeliest tokens told beside each one, None
-    for no log-probabilities at all.
+    for no log-probabilities at all; `scored` is the prompt, where it is told those of its tokens too.
 
     `position` counts the answer's tokens that were generated in an earlier epoch; `answered` are these, for
     penalties that count them and a grammar. `grammar` is what the answer is held to (node.engine.grammar),
@@ -61,6 +62,7 @@ class RowParameters:
     position: int = 0
     answered: tuple[int, ...] = ()
     logprobs: int | None = None
+    scored: tuple[int, ...] = ()
     grammar: str = ""
     matcher: Matcher | None = dataclasses.field(default=None, compare=False, repr=False)
 
@@ -118,6 +120,7 @@ def from_sampling(
         position=len(answered),
         answered=tuple(answered) if counts or grammar else (),
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        scored=tuple(prompt) if sampling.prompt_logprobs and not answered else (),
         grammar=grammar,
     )
 
@@ -155,6 +158,7 @@ def decode(record: bytes | memoryview) -> RowParameters:
             | {
                 "prompt_tail": tuple(found.prompt_tail),
                 "answered": tuple(found.answered),
+                "scored": tuple(found.scored),
                 "logit_bias": tuple(zip(found.bias_tokens, found.biases, strict=True)),
                 "logprobs": found.logprobs if found.HasField("logprobs") else None,
             }
@@ -178,11 +182,13 @@ _CHECKS: tuple[Callable[[RowParameters], bool], ...] = (
     lambda row: row.repeats == (row.repetition_context_size > 0),
     lambda row: len(row.prompt_tail) <= row.repetition_context_size,
     lambda row: len(row.logit_bias) <= limits.MAX_LOGIT_BIASES,
-    lambda row: max(row.prompt_tail + row.answered, default=0) <= 0x7FFFFFFF,
+    lambda row: max(row.prompt_tail + row.answered + row.scored, default=0) <= 0x7FFFFFFF,
     lambda row: len(row.answered) == (row.position if row.counts or row.grammar else 0),
     lambda row: abs(row.presence_penalty) <= limits.MAX_PENALTY,
     lambda row: abs(row.frequency_penalty) <= limits.MAX_PENALTY,
     lambda row: row.logprobs is None or row.logprobs <= limits.MAX_LOGPROBS,
+    lambda row: not row.scored or (row.logprobs is not None and not row.position),
+    lambda row: len(row.scored) * (1 + (row.logprobs or 0)) <= limits.MAX_SCORED,
     lambda row: all(bias and abs(bias) <= limits.MAX_BIAS for _, bias in row.logit_bias),
     lambda row: all(one < two for (one, _), (two, _) in pairwise(row.logit_bias)),
     lambda row: max((token for token, _ in row.logit_bias), default=0) <= 0x7FFFFFFF,

@@ -13,7 +13,7 @@ from sealring.api.fields import check_body, unsupported
 from sealring.api.logprobs import CompletionLogprobs
 from sealring.api.sampling import CommonBody, clean, make_request
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.validate import MAX_CONTENT_BYTES, MAX_TOKEN_ID
+from sealring.mesh.prompt.validate import MAX_CONTENT_BYTES, MAX_TOKEN_ID, MAX_TOKENS
 from sealring.v1 import inference_pb2 as inference
 
 MAX_PROMPTS = 64
@@ -32,6 +32,7 @@ class CompletionBody(CommonBody):
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
 
     @property
     def likeliest(self) -> int | None:
@@ -48,11 +49,15 @@ def parse_completion(value: dict[str, Any]) -> CompletionBody:
 
 def completion_requests(body: CompletionBody, request_id: str) -> list[inference.GenerateRequest]:
     """One for each prompt. Raises InvalidInput (BAD_UTF8)."""
-    return [
-        # 16 is OpenAI's own default for this endpoint
-        make_request(body, _prompt(each), body.max_tokens or 16, f"{request_id}-{at}" if at else request_id)
+    # 16 is OpenAI's own default for this endpoint; no row has no tokens: what it answers is then left out
+    most = 16 if body.max_tokens is None else max(1, body.max_tokens)
+    requests = [
+        make_request(body, _prompt(each), most, f"{request_id}-{at}" if at else request_id)
         for at, each in enumerate(_prompts(body))
     ]
+    for request in requests:
+        request.envelope.clear.sampling.prompt_logprobs = bool(body.echo) and body.logprobs is not None
+    return requests
 
 
 def _prompts(body: CompletionBody) -> Sequence[str | list[int]]:
@@ -68,13 +73,19 @@ def _prompt(given: str | list[int]) -> inference.Prompt:
 
 
 def _echoed(body: CompletionBody) -> list[str]:
-    """What stands before each answer. Raises InvalidInput (UNSUPPORTED_FIELD)."""
+    """What stands before each answer; the tokens' own text where a prompt is of those and they are told.
+
+    Raises InvalidInput (UNSUPPORTED_FIELD, BAD_FIELD).
+    """
     prompts = _prompts(body)
     if not body.echo:
+        if body.max_tokens == 0:
+            raise InvalidInput("max_tokens 0 needs echo", reason="BAD_FIELD", param="max_tokens")
         return [""] * len(prompts)
-    if body.logprobs is not None or not all(isinstance(each, str) for each in prompts):
-        raise unsupported("echo", "it is for prompts of text, without logprobs")
-    return [str(each) for each in prompts]
+    texts = [each if isinstance(each, str) else "" for each in prompts]
+    if body.logprobs is None and not all(texts):
+        raise unsupported("echo", "prompts of token ids are told with logprobs only")
+    return texts
 
 
 def ask_completion(value: dict[str, Any], request_id: str) -> Asked:
@@ -82,28 +93,31 @@ def ask_completion(value: dict[str, Any], request_id: str) -> Asked:
     body = parse_completion(value)
     echoed = _echoed(body)
     request, *others = completion_requests(body, request_id)
-
-    def render(started: inference.Started) -> Renderer:
-        before = [text for text in echoed for _ in range(request.choices)]
-        return CompletionRenderer(started, before, include_usage=body.include_usage, likeliest=body.likeliest)
-
-    return Asked(request, render, bool(body.stream), body.user or "", tuple(others))
+    return Asked(
+        request,
+        lambda started: CompletionRenderer(started, body, echoed, request.choices),
+        bool(body.stream),
+        body.user or "",
+        tuple(others),
+    )
 
 
 class CompletionRenderer(Renderer):
     """Answers in OpenAI's form."""
 
     def __init__(
-        self, started: inference.Started, echoed: list[str], *, include_usage: bool, likeliest: int | None
+        self, started: inference.Started, body: CompletionBody, echoed: list[str], choices: int
     ) -> None:
-        """`echoed` stands before each answer."""
+        """`echoed` stands before the `choices` answers to each prompt."""
         super().__init__(started)
-        self._echoed = echoed
+        self._echoed = [text for text in echoed for _ in range(choices)]
+        self._choices = choices
         self._common = self.common(started, "cmpl", "text_completion")
-        self._usage = include_usage
+        self._usage = body.include_usage
+        self._answers = body.max_tokens != 0
         self._logprobs: list[CompletionLogprobs] = []
-        if likeliest is not None:
-            self._logprobs = [CompletionLogprobs(likeliest) for _ in echoed]
+        if body.logprobs is not None:
+            self._logprobs = [CompletionLogprobs(body.logprobs, text) for text in self._echoed]
 
     def _choice(self, index: int, text: str, reason: str | None, tokens: Logprobs) -> dict[str, Any]:
         logprobs = self._logprobs[index](tokens) if self._logprobs and tokens is not None else None
@@ -117,21 +131,54 @@ class CompletionRenderer(Renderer):
         return b"".join(self._event(self._choice(index, text, None, None)) for index, text in told)
 
     def delta(self, delta: inference.Delta) -> bytes:
-        return self._event(self._choice(delta.choice, delta.text, None, delta.logprobs or None))
+        """A prompt's tokens come with the first of its answers, and are told with each."""
+        prompt, answer = _divided(delta.logprobs)
+        events = [
+            self._event(self._choice(index, self._spelt(index, prompt), None, prompt))
+            for index in range(delta.choice, delta.choice + self._choices)
+            if prompt
+        ]
+        if self._answers:
+            events.append(self._event(self._choice(delta.choice, delta.text, None, answer or None)))
+        return b"".join(events)
+
+    def _spelt(self, index: int, prompt: list[inference.TokenLogprob]) -> str:
+        """The text of a prompt of tokens."""
+        return (
+            "" if self._echoed[index] else b"".join(one.spelling for one in prompt).decode(errors="replace")
+        )
+
+    def _ends(self, finished: inference.Finished) -> tuple[list[str], dict[str, Any]]:
+        """The answers' finish reasons, and the usage."""
+        reasons, usage = self.reasons(finished), usage_of(finished)
+        if not self._answers:
+            usage |= {"completion_tokens": 0, "total_tokens": finished.prompt_tokens}
+            reasons = ["length"] * len(reasons)
+        return reasons, usage
 
     def last(self, finished: inference.Finished) -> bytes:
         """The finish reasons, the usage where it was asked for, and the end of the stream."""
-        events = [
-            self._event(self._choice(index, "", reason, None))
-            for index, reason in enumerate(self.reasons(finished))
-        ]
+        reasons, usage = self._ends(finished)
+        events = [self._event(self._choice(index, "", reason, None)) for index, reason in enumerate(reasons)]
         if self._usage:
-            events.append(self._event(usage=usage_of(finished)))
+            events.append(self._event(usage=usage))
         return b"".join(events) + b"data: [DONE]\n\n"
 
     def whole(self, answers: list[Choice], finished: inference.Finished) -> bytes:
-        choices = [
-            self._choice(index, self._echoed[index] + answer.text, reason, answer.logprobs)
-            for index, (answer, reason) in enumerate(zip(answers, self.reasons(finished), strict=True))
-        ]
-        return json.dumps({**self._common, "choices": choices, "usage": usage_of(finished)}).encode()
+        reasons, usage = self._ends(finished)
+        choices, prompt = [], list[inference.TokenLogprob]()
+        for index, (answer, reason) in enumerate(zip(answers, reasons, strict=True)):
+            found, told = _divided(answer.logprobs)
+            prompt = prompt if index % self._choices else found
+            before = self._echoed[index] or self._spelt(index, prompt)
+            text, told = (answer.text, told) if self._answers else ("", [])
+            choices.append(self._choice(index, before + text, reason, prompt + told))
+        return json.dumps({**self._common, "choices": choices, "usage": usage}).encode()
+
+
+def _divided(
+    told: Sequence[inference.TokenLogprob],
+) -> tuple[list[inference.TokenLogprob], list[inference.TokenLogprob]]:
+    """The tokens of a prompt, and those of its answer."""
+    prompt = [one for one in told if one.prompt]
+    return prompt, list(told[len(prompt) :])

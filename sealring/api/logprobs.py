@@ -35,25 +35,38 @@ class CompletionLogprobs:
     """`choices[].logprobs` of one completion, piece by piece: offsets go on where the last piece ended.
 
     `likeliest` is how many were asked for; the sampled token is always among those told, unless it is 0.
+    `echoed` is the prompt, where it is a text that the answer goes on with: tokens that its tokenizer added
+    have no length in it. The first token of a prompt has no log-probability.
     """
 
-    def __init__(self, likeliest: int) -> None:
+    def __init__(self, likeliest: int, echoed: str = "") -> None:
         self._likeliest = likeliest
+        self._echoed = echoed
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._offset = 0
 
     def __call__(self, tokens: Sequence[inference.TokenLogprob]) -> dict[str, Any]:
+        bare = bool(tokens) and tokens[0].prompt
+        told: list[float | None] = [one.logprob for one in tokens]
+        top = [_top(one) for one in tokens] if self._likeliest else None
         return {
             "tokens": [_name(one) for one in tokens],
-            "token_logprobs": [one.logprob for one in tokens],
-            "top_logprobs": [_top(one) for one in tokens] if self._likeliest else None,
-            "text_offset": [self._advance(one.spelling) for one in tokens],
+            "token_logprobs": [None, *told[1:]] if bare else told,
+            "top_logprobs": [None, *top[1:]] if bare and top is not None else top,
+            "text_offset": [self._advance(one) for one in tokens],
         }
 
-    def _advance(self, spelling: bytes) -> int:
+    def _advance(self, one: inference.TokenLogprob) -> int:
         """Where in the text the token begins, in characters."""
+        piece = self._decode(one.spelling)
+        if self._echoed and one.prompt:
+            rest = self._echoed[self._offset :]
+            if not rest.startswith(piece):  # SentencePiece puts a space before a text
+                piece = piece.lstrip() if rest.startswith(piece.lstrip()) else ""
+        elif self._echoed and self._offset < len(self._echoed):
+            self._offset = len(self._echoed)
         offset = self._offset
-        self._offset += len(self._decode(spelling))
+        self._offset += len(piece)
         return offset
 
 

@@ -321,7 +321,7 @@ class Attempts:
 
 def _logprob(told: inference.TokenLogprob) -> TokenLogprob:
     top = tuple(TopLogprob(each.id, each.spelling, each.logprob) for each in told.top)
-    return TokenLogprob(told.id, told.spelling, told.logprob, top)
+    return TokenLogprob(told.id, told.spelling, told.logprob, top, told.prompt)
 
 
 def _out_of_order() -> EnvelopeError:

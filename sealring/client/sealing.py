@@ -109,7 +109,7 @@ def _started(request: inference.GenerateRequest, ring: Ring | None) -> inference
 def _delta(delta: Delta) -> inference.Delta:
     told = inference.Delta(text=delta.text, tokens=delta.tokens, choice=delta.choice)
     for one in delta.logprobs:
-        token = told.logprobs.add(id=one.id, spelling=one.spelling, logprob=one.logprob)
+        token = told.logprobs.add(id=one.id, spelling=one.spelling, logprob=one.logprob, prompt=one.prompt)
         for each in one.top:
             token.top.add(id=each.id, spelling=each.spelling, logprob=each.logprob)
     if delta.reasoning or delta.tool_calls:

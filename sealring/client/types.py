@@ -66,9 +66,10 @@ class TopLogprob:
 
 @dataclass(frozen=True, repr=False)
 class TokenLogprob(TopLogprob):
-    """A token of an answer, and the likeliest in its place, the likeliest first."""
+    """A token of an answer, or of its prompt, and the likeliest in its place, the likeliest first."""
 
     top: tuple[TopLogprob, ...]
+    prompt: bool = False
 
 
 @dataclass(frozen=True, repr=False)

@@ -943,6 +943,7 @@ class RowParameters(_message.Message):
     BIASES_FIELD_NUMBER: _builtins.int
     PROMPT_TAIL_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
+    SCORED_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
@@ -970,6 +971,10 @@ class RowParameters(_message.Message):
     def prompt_tail(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def answered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def scored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the prompt, where its log-probabilities are told"""
+
     def __init__(
         self,
         *,
@@ -988,11 +993,12 @@ class RowParameters(_message.Message):
         biases: _abc.Iterable[_builtins.float] | None = ...,
         prompt_tail: _abc.Iterable[_builtins.int] | None = ...,
         answered: _abc.Iterable[_builtins.int] | None = ...,
+        scored: _abc.Iterable[_builtins.int] | None = ...,
         grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logprobs", b"logprobs", "min_p", b"min_p", "position", b"position", "presence_penalty", b"presence_penalty", "prompt_tail", b"prompt_tail", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logprobs", b"logprobs", "min_p", b"min_p", "position", b"position", "presence_penalty", b"presence_penalty", "prompt_tail", b"prompt_tail", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "scored", b"scored", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

@@ -390,11 +390,21 @@ def test_prompts_are_texts_or_token_ids(prompt: Any, found: list[Any]) -> None:
     assert asked.choices == 2 * len(found)
 
 
-@pytest.mark.parametrize("change", [{"logprobs": 1}, {"prompt": [1]}])
-def test_an_echo_that_cannot_be_told_is_refused(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("change", "param"), [({"prompt": [1], "echo": True}, "echo"), ({"max_tokens": 0}, "max_tokens")]
+)
+def test_an_echo_that_cannot_be_told_is_refused(change: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        ask_completion({"model": "demo", "prompt": "x", "echo": True, **change}, "id")
-    assert caught.value.metadata["param"] == "echo"
+        ask_completion({"model": "demo", "prompt": "x", **change}, "id")
+    assert caught.value.metadata["param"] == param
+
+
+def test_a_prompt_is_told_with_its_log_probabilities() -> None:
+    asked = ask_completion({"prompt": [[5, 6]], "echo": True, "logprobs": 0, "max_tokens": 0}, "id").request
+    assert (asked.max_tokens, asked.envelope.clear.sampling.prompt_logprobs) == (1, True)
+    for less in ({"echo": True}, {"logprobs": 1}):
+        asked = ask_completion({"prompt": "x", **less}, "id").request
+        assert (asked.max_tokens, asked.envelope.clear.sampling.prompt_logprobs) == (16, False)
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,10 @@ class Prompts:
 
     def drop(self, prefix: int) -> None: ...
 
-    def asking(self, rows: Sequence[int]) -> Asking:
-        return asking_of(self._rows[row][1].logprobs for row in rows)
+    def asking(self, rows: Sequence[int], *, first: bool) -> Asking:
+        asked = [self._rows[row][1] for row in rows]
+        scored = (max(0, len(each.scored) - 1) * first for each in asked)
+        return asking_of((each.logprobs for each in asked), scored)
 
     def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
         with self.delivered:

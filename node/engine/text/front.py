@@ -37,7 +37,7 @@ from sealring.mesh.prompt.composition import (
     ResolvedStep,
 )
 from sealring.mesh.prompt.prefix_names import KEY_BYTES, PrefixNames
-from sealring.mesh.prompt.validate import validate_prompt
+from sealring.mesh.prompt.validate import MAX_SCORED, validate_prompt
 from sealring.mesh.rpc.problem import to_problem
 from sealring.node.engine import params
 from sealring.node.engine.grammar import Follower, Grammars, left_its_grammar
@@ -56,6 +56,9 @@ MAX_UNREAD_BYTES = 64 << 20
 MAX_UNSTARTED = 1024
 """What the head holds of prompts that wait to be read, and how many that are not prefilled: a gateway opens a
 few ahead, and is not trusted to."""
+
+MAX_TOLD_BYTES = 900 << 10
+"""What one message tells of a prompt's log-probabilities: a sealed one holds 1 MiB."""
 
 LOAD_SECONDS = 120.0
 STUCK_SECONDS = 120.0
@@ -123,11 +126,16 @@ class Answer:
         start = self._certain
         text = self.add(token)
         self._told += len(text)
-        if token not in self._end_tokens:
+        if self._log.ends or token not in self._end_tokens:
             self._log.add(token, told, start, self._certain)
         if self.finish:
             return text, self._log.rest(self._told, stopped=self._stops.stopped)
         return text, self._log.take(self._told)
+
+    def of_prompt(self, tokens: Sequence[int], told: TokenLogprobs) -> list[inference.TokenLogprob]:
+        """The prompt's tokens as they are told beside the answer's first, which `told` is of."""
+        assert self._log is not None
+        return self._log.of_prompt(tokens, told.prompt) if tokens else []
 
     def divide(self, text: str) -> tuple[str, inference.Parsed | None]:
         """What of the text of `add` is text, and what the model's parsers found beside it."""
@@ -169,7 +177,8 @@ class Answer:
 class OpenRow:
     """A row between RowOpened and its eviction; the prompt goes once it is prefilled.
 
-    `copies` are rows that will be once it is, and go with it until then.
+    `copies` are rows that will be once it is, and go with it until then. `scored` are the prompt's tokens
+    until their log-probabilities are told.
     """
 
     prompt: Tokens | None
@@ -177,6 +186,7 @@ class OpenRow:
     answer: Answer
     names: PrefixNames | None
     copies: list[int] = field(default_factory=list)
+    scored: Sequence[int] = ()
     generated: list[int] = field(default_factory=list)
 
 
@@ -201,7 +211,8 @@ class Front:
         self._kept: dict[int, tuple[Origin, PrefixNames]] = {}
         self._earlier: dict[Origin, PrefixNames] = {}
         self._prefix_key = os.urandom(KEY_BYTES)
-        self._asking: dict[int, int] = {}  # of open rows, those that ask for log-probabilities
+        self._asking: dict[int, tuple[int, int]] = {}  # of open rows that ask for log-probabilities: of how
+        # many tokens in each place, and of how many of the prompt
         self._unread = 0  # bytes of prompts that wait to be read
         self._queue: SimpleQueue[tuple[int, engine.OpenEngineRow | int] | None] = SimpleQueue()
         self._generation = 0
@@ -326,7 +337,7 @@ class Front:
             for number, row in enumerate(rows, command.row):
                 self._rows[number] = row
                 if sampling.HasField("logprobs"):
-                    self._asking[number] = sampling.logprobs
+                    self._asking[number] = sampling.logprobs, max(0, len(row.scored) - 1)
         self._emit(event)
 
     def _prepare(
@@ -351,6 +362,9 @@ class Front:
         max_tokens = min(command.max_tokens or room, room)
         _check_biases(prompt.sampling, tokenizer.size)
         said = tokenizer.last_turn(ids)
+        scores = prompt.sampling.prompt_logprobs and not answered
+        if scores:
+            _check_scored(len(ids), prompt.sampling)
         grammar = grammar_of(prompt, tokenizer.format, tokenizer.special, said)
         matcher = self.grammars.compile(grammar) if grammar else None
         sampled = params.from_sampling(prompt.sampling, ids, answered, resume.choice, grammar)
@@ -358,7 +372,8 @@ class Front:
         if len(record) > MAX_PARAMS_BYTES or len(answered) >= max_tokens:
             raise _bad_resume("the answer was longer than it may be")
         tokens = np.array(ids + answered, np.uint32)
-        names = PrefixNames(self._prefix_key, command.prefix_scope) if command.prefix_scope else None
+        shares = command.prefix_scope and not scores  # what is kept of a prompt has no logits
+        names = PrefixNames(self._prefix_key, command.prefix_scope) if shares else None
         opened = control.RowOpened(
             row=command.row,
             prompt_tokens=len(tokens),
@@ -369,14 +384,17 @@ class Front:
         )
 
         def answer() -> Answer:
-            log = TokenLog(tokenizer.spelling) if prompt.sampling.HasField("logprobs") else None
+            sampling = prompt.sampling
+            log = None
+            if sampling.HasField("logprobs"):
+                log = TokenLog(tokenizer.spelling, ends=sampling.prompt_logprobs)
             stops = StopStrings(prompt.stop)
             sections = sections_of(tokenizer, prompt, ids)
             detokenizer = tokenizer.detokenizer(spelt=sections is not None)
             follower = None if matcher is None else Follower(matcher, tokenizer.end_tokens)
             return Answer(detokenizer, stops, tokenizer.end_tokens, max_tokens, log, sections, follower)
 
-        row = OpenRow(tokens, record, answer(), names, list(numbers[1:]))
+        row = OpenRow(tokens, record, answer(), names, list(numbers[1:]), ids if scores else ())
         row.answer.resume(resume)
         return opened, [row, *(OpenRow(None, b"", answer(), None) for _ in row.copies)]
 
@@ -449,10 +467,11 @@ class Front:
         for copy in opened.copies if opened is not None else ():
             self.forget(copy)
 
-    def asking(self, rows: Sequence[int]) -> Asking:
+    def asking(self, rows: Sequence[int], *, first: bool) -> Asking:
         if not self._asking:
             return ()
-        return asking_of(map(self._asking.get, rows))
+        asked = [self._asking.get(row, (None, 0)) for row in rows]
+        return asking_of((count for count, _ in asked), (tokens * first for _, tokens in asked))
 
     def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
         """Tells the gateway what a step brought. Rows that have finished or are gone are left out."""
@@ -463,20 +482,30 @@ class Front:
                 continue
             try:
                 outputs.append(self._output(row, opened, token, logprobs.get(index)))
-            except Internal as error:
+            except (Internal, ResourceExhausted) as error:
                 failed.append(refusal(row, error))
-        self._emit(engine.EngineEvent(done=control.StepDone(step=step.number, outputs=outputs)))
+        for output in outputs:
+            if output.logprobs and output.logprobs[0].prompt:  # too long to share a message with others
+                done = control.StepDone(step=step.number, outputs=[output], more=True)
+                self._emit(engine.EngineEvent(done=done))
+        rest = [output for output in outputs if not (output.logprobs and output.logprobs[0].prompt)]
+        self._emit(engine.EngineEvent(done=control.StepDone(step=step.number, outputs=rest)))
         for event in failed:
             self._emit(event)
 
     def _output(
         self, row: int, opened: OpenRow, token: int, logprobs: TokenLogprobs | None
     ) -> control.RowOutput:
-        """Raises Internal (GRAMMAR_FAILED)."""
+        """Raises Internal (GRAMMAR_FAILED), ResourceExhausted (TOO_MANY_LOGPROBS)."""
         answer = opened.answer
         output = control.RowOutput(row=row)
         if logprobs is not None:
             text, told = answer.add_logged(token, logprobs)
+            output.logprobs.extend(answer.of_prompt(opened.scored, logprobs))
+            opened.scored = ()
+            if output.ByteSize() > MAX_TOLD_BYTES:
+                answer.finish = inference.FINISH_REASON_STOP  # nothing more is told
+                raise _too_long_to_tell()
             output.logprobs.extend(told)
             output.held.extend(answer.held)
         else:
@@ -539,6 +568,27 @@ def _check_ids(ids: list[int], size: int) -> None:
             param="prompt",
             limit=size,
         )
+
+
+def _check_scored(tokens: int, sampling: inference.Sampling) -> None:
+    likeliest = sampling.logprobs
+    if tokens * (1 + likeliest) > MAX_SCORED:
+        raise InvalidInput(
+            f"log-probabilities of {tokens} tokens, with {likeliest} others beside each, are too many",
+            hint=f"send at most {MAX_SCORED // (1 + likeliest)}, or ask for fewer beside each",
+            reason="TOO_MANY_LOGPROBS",
+            param="logprobs",
+            prompt_tokens=tokens,
+        )
+
+
+def _too_long_to_tell() -> ResourceExhausted:
+    return ResourceExhausted(
+        "the prompt's tokens are too long to tell their log-probabilities at once",
+        hint="send a shorter prompt, or ask for fewer likely tokens beside each",
+        reason="TOO_MANY_LOGPROBS",
+        param="logprobs",
+    )
 
 
 def _check_resume(command: engine.OpenEngineRow, vocabulary: int) -> None:

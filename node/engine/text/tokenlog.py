@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sealring.node.engine.logprobs import TokenLogprobs
 from sealring.v1 import inference_pb2 as inference
@@ -13,19 +13,31 @@ class TokenLog:
     """Of one answer. The tokens that are told spell the text that is told.
 
     A token whose text is withheld, because it might begin a stop string, is withheld with it; one that is
-    wholly a part of the stop string is never told, nor is one that ends the sequence.
+    wholly a part of the stop string is never told, nor is one that ends the sequence, unless `ends`.
     """
 
-    def __init__(self, spelling: Callable[[int], bytes]) -> None:
+    def __init__(self, spelling: Callable[[int], bytes], *, ends: bool = False) -> None:
+        self.ends = ends
         self._spelling = spelling
         self._held: deque[tuple[int, int, inference.TokenLogprob]] = deque()
 
     def add(self, token: int, told: TokenLogprobs, start: int, end: int) -> None:
         """A token that made the characters [start, end) of the answer certain."""
+        self._held.append((start, end, self._entry(token, told)))
+
+    def of_prompt(self, tokens: Sequence[int], told: Sequence[TokenLogprobs]) -> list[inference.TokenLogprob]:
+        """The tokens of a prompt; what is told is of all but the first."""
+        first = inference.TokenLogprob(id=tokens[0], spelling=self._spelling(tokens[0]))
+        entries = [first, *(self._entry(*each) for each in zip(tokens[1:], told, strict=True))]
+        for entry in entries:
+            entry.prompt = True
+        return entries
+
+    def _entry(self, token: int, told: TokenLogprobs) -> inference.TokenLogprob:
         entry = inference.TokenLogprob(id=token, spelling=self._spelling(token), logprob=told.logprob)
         for each, logprob in told.top:
             entry.top.add(id=each, spelling=self._spelling(each), logprob=logprob)
-        self._held.append((start, end, entry))
+        return entry
 
     def restore(self, entry: inference.TokenLogprob, start: int, end: int) -> None:
         """A token of an earlier epoch that was not told there, as `held` had it."""

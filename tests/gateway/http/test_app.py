@@ -257,6 +257,38 @@ async def test_completion_logprobs_whole_and_streamed(client: openai.AsyncOpenAI
     assert (joined, offsets) == (told.tokens, told.text_offset)
 
 
+@pytest.mark.parametrize("asked", [{"prompt": "Hé!"}, {"prompt": [[0, 7, 8]], "n": 1}])
+async def test_an_echo_with_logprobs_as_evaluation_harnesses_ask(
+    client: openai.AsyncOpenAI, backend: Any, asked: dict[str, Any]
+) -> None:
+    prompt = [token(b"<s>", 0.0), token(" Hé".encode(), -1.5, (b"x", -0.5)), token(b"!", -2.0, (b"!", -2.0))]
+    for one in prompt:
+        one.prompt = True
+    backend.texts, backend.logprobs = ["."], [[*prompt, token(b".", -0.25, (b".", -0.25))]]
+    before = "Hé!" if isinstance(asked["prompt"], str) else "<s> Hé!"
+    offsets = [0, 0, 2, 3] if isinstance(asked["prompt"], str) else [0, 3, 6, 7]
+    for most, answer, count in ((1, ".", 4), (0, "", 3)):
+        asked |= {"model": "demo", "echo": True, "logprobs": 1, "max_tokens": most}
+        whole = await client.completions.create(**asked)
+        told = whole.choices[0].logprobs
+        assert told is not None
+        assert whole.choices[0].text == before + answer
+        assert told.tokens == ["<s>", " Hé", "!", "."][:count]
+        assert told.token_logprobs == [None, -1.5, -2.0, -0.25][:count]
+        assert told.top_logprobs == [None, {"x": -0.5, " Hé": -1.5}, {"!": -2.0}, {".": -0.25}][:count]
+        assert told.text_offset == offsets[:count]
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == most
+        pieces = [chunk.choices[0] async for chunk in await client.completions.create(**asked, stream=True)]
+        assert "".join(piece.text for piece in pieces) == before + answer
+        logged = [piece.logprobs for piece in pieces if piece.logprobs]
+        joined = [
+            [value for one in logged for value in part(one) or []]
+            for part in (lambda one: one.tokens, lambda one: one.text_offset, lambda one: one.token_logprobs)
+        ]
+        assert joined == [told.tokens, told.text_offset, told.token_logprobs]
+
+
 async def test_completion_logprobs_of_none_but_the_sampled(client: openai.AsyncOpenAI, logged: Any) -> None:
     answer = await client.completions.create(model="demo", prompt="once", logprobs=0)
     told = answer.choices[0].logprobs

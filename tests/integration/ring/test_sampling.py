@@ -1,6 +1,7 @@
 """Sampling fields and log-probabilities on a real ring: by OpenAI's client, gRPC, sealed, proxied."""
 
 import asyncio
+import contextlib
 
 import openai
 import pytest
@@ -31,6 +32,21 @@ CLOSE = 2e-3
 async def sealing(ring):
     async with ring.sealing() as client:
         yield client
+
+
+@contextlib.asynccontextmanager
+async def proxied(sealing):
+    """OpenAI's client, and what seals its questions."""
+    metrics = Metrics()
+    edge = HttpServer(create_app(SealingBackend(sealing, metrics), exposition=metrics.exposition))
+    port = edge.listen("127.0.0.1:0")
+    await edge.start()
+    try:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+            yield client
+    finally:
+        await edge.stop()
 
 
 def prompt_ids(reference):
@@ -133,6 +149,33 @@ async def test_completion_log_probabilities(client):
     assert [one for piece in pieces if piece for one in piece.tokens] == told.tokens
 
 
+async def test_log_probabilities_of_prompts_are_the_whole_models(ring, client, sealing, reference):
+    """As lm-evaluation-harness asks for them, twice: no prefix that is kept takes their place."""
+    import numpy as np
+
+    text = "The capital of France is Paris. The capital of Italy is Rome. " * 3
+    ids = reference.tokenizer.encode(text)
+    begin = reference.tokenizer.decode(ids[:1])
+    logits = reference_logits(reference, ids)
+    raw = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+    own = [raw[place][token] for place, token in enumerate(ids[1:])]
+    asked = {"model": "demo", "temperature": 0, "logprobs": 1, "echo": True}
+    async with proxied(sealing) as through:
+        for speaks, prompt, most in ((client, text, 0), (client, ids, 1), (through, [ids, ids], 1)):
+            answer = await speaks.completions.create(**asked, prompt=prompt, max_tokens=most)
+            for choice in answer.choices:
+                told = choice.logprobs
+                assert "".join(told.tokens[: len(ids)]) == begin + text
+                assert choice.text.startswith(text if prompt is text else begin + text)
+                assert told.token_logprobs[0] is None
+                assert np.allclose(told.token_logprobs[1 : len(ids)], own, atol=CLOSE)
+                likeliest = [max(top.values()) for top in told.top_logprobs[1 : len(ids)]]
+                assert np.allclose(likeliest, raw[:-1].max(axis=-1), atol=CLOSE)
+                assert told.text_offset[: len(ids)] == sorted(told.text_offset[: len(ids)])
+                assert len(told.tokens) == len(ids) + most
+            assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
 async def test_a_bias_forces_and_forbids(client, reference):
     encoded = reference.tokenizer.encode("7", add_special_tokens=False)
     asked = {"model": "demo", "messages": MESSAGES, "max_tokens": 5}
@@ -207,20 +250,12 @@ async def test_sealed_and_through_the_proxy_it_is_the_same(ring, client, sealing
         [(one.id, one.logprob, [(t.id, t.logprob) for t in one.top]) for one in done.logprobs],
         extra,
     )
-    metrics = Metrics()
-    edge = HttpServer(create_app(SealingBackend(sealing, metrics), exposition=metrics.exposition))
-    port = edge.listen("127.0.0.1:0")
-    await edge.start()
-    try:
-        url = f"http://127.0.0.1:{port}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as proxied:
-            whole = await proxied.chat.completions.create(**asked, max_tokens=12, extra_body=extra)
-            streamed = await proxied.chat.completions.create(
-                **asked, max_tokens=12, extra_body=extra, stream=True
-            )
-            pieces = [chunk.choices[0].logprobs async for chunk in streamed]
-    finally:
-        await edge.stop()
+    async with proxied(sealing) as through:
+        whole = await through.chat.completions.create(**asked, max_tokens=12, extra_body=extra)
+        streamed = await through.chat.completions.create(
+            **asked, max_tokens=12, extra_body=extra, stream=True
+        )
+        pieces = [chunk.choices[0].logprobs async for chunk in streamed]
     assert whole.choices[0] == clear
     assert [one for piece in pieces if piece for one in piece.content] == clear.logprobs.content
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from schedules import make_steps
 from stagering import Prompts, Ring, prompt_of, run, stages_of, whole
 
-from sealring.node.engine import params
+from sealring.node.engine import epoch, params
 from sealring.node.engine.logprobs import TokenLogprobs
 from sealring.node.engine.params import RowParameters
 from sealring.v1 import control_pb2 as control
@@ -132,3 +132,28 @@ def test_the_tokens_record_has_room_for_what_rows_ask_and_no_more() -> None:
         ring.close()
     seen = [(header.step, header.shape) for header in ring.links[1].seen]
     assert seen == [(1, (1,)), (2, (2 + 1 + 11,)), (3, (3 + 1 + 11,)), (4, (2 + 1,))]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_row_is_told_of_its_prompt_what_the_whole_model_says(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch, "SCORED_AT_ONCE", 3)
+    lengths = {1: (20, 2), 2: (9, 1), 3: (1, 1)}
+    rows = {}
+    for row, (length, _) in lengths.items():
+        prompt = prompt_of("llama", row, length)
+        rows[row] = (prompt, RowParameters(logprobs=2 * (row % 2), scored=tuple(prompt if row != 2 else ())))
+    sizes = {row: len(params.encode(parameters)) for row, (_, parameters) in rows.items()}
+    steps = make_steps(random.Random(1), lengths, 2, None, sizes)
+    prompts = run("llama", size, steps, rows)
+    for row, (prompt, parameters) in rows.items():
+        first, *others = prompts.logprobs[row]
+        assert not any(told.prompt for told in others)
+        check_by_hand("llama", prompt, parameters, prompts.answers[row], prompts.logprobs[row])
+        assert len(first.prompt) == max(0, len(parameters.scored) - 1)
+        logits = raw_logits("llama", prompt)
+        for place, told in enumerate(first.prompt):
+            raw = logits[place] - np.logaddexp.reduce(logits[place])
+            assert told.logprob == pytest.approx(raw[prompt[place + 1]], abs=1e-3)
+            assert [value for _, value in told.top] == pytest.approx(np.sort(raw)[::-1][:2], abs=1e-3)

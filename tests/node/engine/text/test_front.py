@@ -370,8 +370,8 @@ def test_an_answer_that_is_cut_off_tells_all_of_its_tokens() -> None:
 def test_a_row_that_asks_is_told_log_probabilities(desk: Desk) -> None:
     desk.open(1, text_prompt("a"))
     desk.open(2, text_prompt("a", sampling=inference.Sampling(logprobs=2)))
-    assert desk.front.asking((1,)) == ()
-    assert desk.front.asking((2, 1, 2)) == ((0, 2), (2, 2))
+    assert desk.front.asking((1,), first=True) == ()
+    assert desk.front.asking((2, 1, 2), first=True) == ((0, 2, 0), (2, 2, 0))
     step = ResolvedStep(1, bytes(32), (), (), 0, (1, 2), (1, 2))
     desk.front.deliver(step, [65, 66], {1: told_of(66, 67, END)})
     plain, asked = desk.events.get(timeout=200).done.outputs
@@ -380,10 +380,43 @@ def test_a_row_that_asks_is_told_log_probabilities(desk: Desk) -> None:
     assert (asked.text, entry.id, entry.spelling, entry.logprob) == ("B", 66, b"B", -0.5)
     assert [(each.id, each.spelling) for each in entry.top] == [(67, b"C"), (END, b"<end>")]
     desk.front.forget(2)
-    assert desk.front.asking((2,)) == ()
+    assert desk.front.asking((2,), first=True) == ()
     desk.open(3, text_prompt("a", sampling=inference.Sampling(logprobs=0)))
     desk.front.close_rows()
-    assert desk.front.asking((3,)) == ()
+    assert desk.front.asking((3,), first=True) == ()
+
+
+def test_a_row_that_asks_is_told_of_its_prompt_once(desk: Desk) -> None:
+    sampling = inference.Sampling(logprobs=1, prompt_logprobs=True)
+    opened = desk.open(1, text_prompt("abc", sampling=sampling), scope=b"shares").opened
+    assert opened.prefixes == b"", "a prefix that is kept has no logits"
+    assert params.decode(desk.front.parameters(1)).scored == tuple(b"abc")
+    assert desk.front.asking((1,), first=True) == ((0, 1, 2),)
+    assert desk.front.asking((1,), first=False) == ((0, 1, 0),)
+    told = TokenLogprobs(-1.0, ((100, -1.0),), tuple(TokenLogprobs(-at, ((1, -0.5),)) for at in (2.0, 3.0)))
+    step = ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,))
+    desk.front.deliver(step, [100], {0: told})
+    first, done = desk.events.get(timeout=200).done, desk.events.get(timeout=200).done
+    assert (first.step, first.more, done.step, done.more, len(done.outputs)) == (1, True, 1, False, 0)
+    found = [(one.spelling, one.logprob, one.prompt) for one in first.outputs[0].logprobs]
+    assert found == [(b"a", 0.0, True), (b"b", -2.0, True), (b"c", -3.0, True), (b"d", -1.0, False)]
+    desk.front.deliver(step, [END], {0: TokenLogprobs(-1.0, ())})
+    last = desk.events.get(timeout=200).done.outputs[0]
+    assert [(one.spelling, one.prompt) for one in last.logprobs] == [(b"<end>", False)]
+    assert last.finish == inference.FINISH_REASON_STOP
+
+
+def test_what_is_told_of_a_prompt_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_module, "MAX_SCORED", 6)
+    sampling = inference.Sampling(logprobs=1, prompt_logprobs=True)
+    refused = desk.open(1, text_prompt("abcd", sampling=sampling)).refused
+    assert (refused.problem.reason, refused.problem.metadata["param"]) == ("TOO_MANY_LOGPROBS", "logprobs")
+    desk.open(2, text_prompt("abc", sampling=sampling))
+    monkeypatch.setattr(front_module, "MAX_TOLD_BYTES", 20)
+    told = TokenLogprobs(-1.0, (), (TokenLogprobs(-1.0, ()),) * 2)
+    desk.front.deliver(ResolvedStep(1, bytes(32), (), (), 0, (2,), (2,)), [100], {0: told})
+    assert not desk.events.get(timeout=200).done.outputs
+    assert desk.events.get(timeout=200).refused.problem.reason == "TOO_MANY_LOGPROBS"
 
 
 def test_a_repetition_penalty_takes_the_prompts_end_along(desk: Desk) -> None:
