@@ -17,6 +17,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import foreign
 import psutil
 from answering import Answer, Told, ask_clear
 from harness import Lacking, Place
@@ -296,6 +297,28 @@ async def copied(place: Place, *words: str) -> str:
             log.unlink()
 
 
+async def wrong(place: Place, *part: str) -> str:
+    """A node is killed, and started from a build with which it cannot work, until its operator is told so."""
+    name, own = str(place.component(part)), place.cluster.build
+    await place.cluster._children.kill_one(name)
+    place.cluster.build = foreign.__file__
+    try:
+        await place.start(name)
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while "cannot work together" not in (trouble := await _trouble(place, name)):
+                await asyncio.sleep(0.2)
+    finally:
+        place.cluster.build = own
+        await place.cluster._children.kill_one(name)
+        await place.start(name)
+    return trouble[:160]
+
+
+async def _trouble(place: Place, name: str) -> str:
+    nodes = (await place.cluster.admin.call("ListNodes")).nodes
+    return next(str(one.trouble) for one in nodes if one.name == name)
+
+
 async def _starts(place: Place, name: str, seconds: float) -> str:
     """What comes of a start that should fail; a component that runs all the same is killed, after so long."""
     await place.start(name)
@@ -322,6 +345,6 @@ ACTS: dict[str, Callable[..., Awaitable[str | None]]] = {
     act.__name__: act
     for act in (
         *(kill, gone, stop, wait, freeze, memory, leave, roster, cut, lose, delay, narrow, flip, reset),
-        *(fill, readonly, clock, taken, double, copied),
+        *(fill, readonly, clock, taken, double, copied, wrong),
     )
 }

@@ -67,6 +67,7 @@ STARTS = [
     *(case("decode", f"taken {part} 4") for part in ("coordinator", "daemon 1", "gateway")),
     *(case("decode", f"double {part}") for part in ("coordinator", "daemon 1", "gateway")),
     case("decode", "copied daemon 1 8"),
+    case("decode", "wrong daemon 1"),
     case("decode", "leave"),
     case("prefill", "leave"),
 ]

@@ -310,10 +310,12 @@ async def undo(place: Place, case: Case) -> None:
     async with asyncio.timeout(LIMIT_SECONDS):
         while True:
             with contextlib.suppress(SealringError):
-                for one in (await place.cluster.admin.call("ListNodes")).nodes:
+                nodes = (await place.cluster.admin.call("ListNodes")).nodes
+                for one in nodes:
                     if one.state == admin_pb2.NODE_STATE_DRAINING:
                         await place.cluster.admin.call("DrainNode", id=one.id, undo=True)
-                return
+                if all(one.state != admin_pb2.NODE_STATE_OFFLINE for one in nodes):  # that does not tell
+                    return
             await asyncio.sleep(0.2)
 
 
@@ -332,6 +334,7 @@ class SeparateCluster(LocalCluster):
         self.spaces = spaces
         self.hosts = {name: f"10.77.0.{number}" for number, name in enumerate(spaces, 1)}
         self.clocks: dict[str, Path] = {}
+        self.build = hasty.__file__
         self._disks: set[str] = set()
 
     def address(self, name: str) -> str:
@@ -361,7 +364,7 @@ class SeparateCluster(LocalCluster):
         if name not in self._disks:
             self._disks.add(name)
             await asyncio.to_thread(_own_disk, self.state_dir / name)
-        self._children._command = (*self.entering(name), sys.executable, hasty.__file__)
+        self._children._command = (*self.entering(name), sys.executable, self.build)
         await super()._start(name, component)
 
 
