@@ -23,6 +23,7 @@ from sealring.coordinator.services.challenges import Challenges
 from sealring.coordinator.services.diagnoses import Diagnoses
 from sealring.coordinator.services.enrolment import EnrolmentService
 from sealring.coordinator.services.membership import MembershipService
+from sealring.coordinator.services.models import Models
 from sealring.coordinator.services.traces import Traces
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.standby.copies import Copies
@@ -114,6 +115,7 @@ class Coordinator:
         )
         traces = Traces(sessions, rings)
         diagnoses = Diagnoses(sessions)
+        models = Models(sessions)
         self._admin = AdminService(
             OperatorAccess(access, store, keys, clock=clock),
             store,
@@ -127,6 +129,7 @@ class Coordinator:
             self.moves,
             traces,
             diagnoses,
+            models,
             join_addresses=self.join_addresses,
             copies=Copies(store, keys, settings.state_dir),
             stand_down=self._stand_down,
@@ -144,6 +147,7 @@ class Coordinator:
             challenges,
             traces,
             diagnoses,
+            models,
             cluster,
             clock=clock,
         )

@@ -24,9 +24,10 @@ from sealring.node.daemon.diagnosis import DiagnosisService
 from sealring.node.identity.attestor import require_software_allowed
 from sealring.node.identity.key import load_signer
 from sealring.node.link import exchange as links
+from sealring.node.models import giving
 from sealring.node.scratch import is_private
 from sealring.node.settings import NodeSettings
-from sealring.v1 import diagnosis_pb2_grpc, links_pb2_grpc
+from sealring.v1 import diagnosis_pb2_grpc, links_pb2_grpc, models_pb2_grpc
 
 log = structlog.get_logger()
 
@@ -57,6 +58,7 @@ async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
     server = Server(
         [
             (links_pb2_grpc.add_LinksServicer_to_server, daemon.links, links.SERVICE),
+            (models_pb2_grpc.add_ModelsServicer_to_server, daemon.models, giving.SERVICE),
             (add_control_to_server, ControlService(daemon), control.SERVICE),
             (
                 diagnosis_pb2_grpc.add_DiagnosisServicer_to_server,

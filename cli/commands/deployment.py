@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
+from sealring.cli.calls.held import pull
 from sealring.cli.calls.members import find_node
 from sealring.cli.calls.operator import Admin, call_admin, run_admin
 from sealring.cli.calls.waiting import wait_until_serving
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.options import AsJson, Seconds
 from sealring.cli.terminal.output import moment, plain, print_json, print_table, progress, say, size
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput, NotFound
 from sealring.mesh.prompt.deployment_limits import (
     MAX_CONTEXT,
     MAX_PREFILL_CHUNK,
@@ -193,7 +194,7 @@ def create(
         await name_members(admin, spec)
         with progress(f"planning {spec.name}") as shown:
             asked = True
-            answer = await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS)
+            answer = await _create(admin, spec, shown.update)
             if wait:
                 await wait_until_serving(admin, spec.name, seconds=wait_timeout, say=shown.update)
         return answer.plan, await count_idle(admin, answer.plan)
@@ -214,6 +215,18 @@ def create(
     say(f"{spec.name} is {'serving' if wait else 'on its way'}")
     if idle and not (spec.stages or spec.split or spec.members):
         say(f"as few nodes hold it as can: {idle} online hold none of it (hint: --stages N, --replicas N)")
+
+
+async def _create(admin: Admin, spec: Any, shown: Callable[[str], None]) -> Any:
+    """Creates the deployment; a model that no node has is fetched to one of them first."""
+    try:
+        return await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS)
+    except NotFound as error:
+        if error.metadata.get("fetchable") != "yes":
+            raise
+    await pull(admin, spec.model, spec.members[:1], shown)
+    shown(f"planning {spec.name}")
+    return await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS)
 
 
 command(

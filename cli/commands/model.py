@@ -8,17 +8,60 @@ from typing import Annotated
 
 import typer
 
+from sealring.cli.calls.held import print_models, pull, remove
+from sealring.cli.calls.operator import call_admin, run_admin
 from sealring.cli.commands.deployment import parse_split
 from sealring.cli.local.apart import ask_apart
-from sealring.cli.terminal.command import command
+from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.exit_codes import CHECK_FAILED
 from sealring.cli.terminal.options import AsJson
-from sealring.cli.terminal.output import print_json, print_table, progress, say, size
+from sealring.cli.terminal.output import plain, print_json, print_table, progress, say, size
 from sealring.mesh.errors import ModelError
 
 app = typer.Typer(
-    name="model", help="Models: what they need, and whether they split exactly.", no_args_is_help=True
+    name="model", help="Models: where they are, what they need, how they split.", no_args_is_help=True
 )
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="hub id, or a folder's name on another node")]
+Nodes = Annotated[list[str] | None, typer.Option("--node", metavar="NODE", help="may be repeated")]
+
+
+@command(app, "pull", example="sealring model pull mlx-community/Qwen3-8B-4bit", section="cli", fields=ADMIN)
+def pull_model(
+    context: typer.Context,
+    model: ModelName,
+    node: Nodes = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait until it is there")] = True,
+) -> None:
+    """Have a node fetch a model: from a node that has it, else from the Hugging Face hub.
+
+    Without --node one node fetches it; those that are to serve it get it from there when it is deployed.
+    """
+    with progress(f"fetching {model}") as shown:
+        names = run_admin(context, lambda admin: pull(admin, model, node or [], shown.update, wait=wait))
+    say(f"{model} is {'on' if wait else 'on its way to'} {', '.join(names)}")
+
+
+@command(app, "list", example="sealring model list", section="cli", fields=ADMIN)
+def list_models(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show which nodes have which models, and how far those are that are on their way."""
+    nodes = plain(call_admin(context, "ListNodes"))["nodes"]
+    if as_json:
+        print_json([{"node": node["name"], "id": node["id"], "models": node["models"]} for node in nodes])
+        return
+    print_models(nodes)
+
+
+@command(
+    app, "remove", example="sealring model remove mlx-community/Qwen3-8B-4bit", section="cli", fields=ADMIN
+)
+def remove_model(context: typer.Context, model: ModelName, node: Nodes = None) -> None:
+    """Delete a model from the nodes that have fetched it, or stop fetching it.
+
+    Folders that a node's owner put there stay.
+    """
+    names = run_admin(context, lambda admin: remove(admin, model, node or []))
+    say(f"removed {model} from {', '.join(names)}")
 
 
 @command(app, example="sealring model check ~/models/Qwen3-8B --stages 3")

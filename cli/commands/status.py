@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sealring.cli.calls.held import print_models
 from sealring.cli.calls.members import look, print_gateways, print_nodes
 from sealring.cli.calls.operator import Admin, run_admin
 from sealring.cli.commands.deployment import print_deployments
@@ -28,7 +29,7 @@ def status(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the nodes, the gateways and the rings.
+    """Show the nodes, the gateways, the rings, and which nodes have which models.
 
     Of each node that is in no ring it says why.
     """
@@ -59,3 +60,6 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
     print_gateways(found["gateways"])
     print_data("")
     print_deployments(found["deployments"])
+    if any(node["models"] for node in found["nodes"]):
+        print_data("")
+        print_models(found["nodes"])

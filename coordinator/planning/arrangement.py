@@ -20,13 +20,15 @@ _MOST_TRIES = 128
 
 @dataclass(frozen=True)
 class Candidate:
-    """A member as the planner sees it. `obstacle` says why it cannot serve now; empty when it can."""
+    """A member as the planner sees it. `obstacle` says why it cannot serve now; empty when it can. One that
+    `fetches` gets the model from another member first."""
 
     id: str
     name: str
     memory_usable: int
     trust: int
     obstacle: str = ""
+    fetches: bool = False
 
 
 Ring = list[tuple[Candidate, int]]

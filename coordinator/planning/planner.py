@@ -3,7 +3,8 @@
 How it chooses, when the operator leaves it open:
 - context first: the model's own context if any number of members holds it, else the largest that fits;
 - then as few members as hold the weights, and one row at that context, within 90 % of their usable memory;
-- the members with the most memory (then trust, then id), dealt out so that replicas are alike;
+- the members that have the model, then those with the most memory (then trust, then id), dealt out so that
+  replicas are alike;
 - ranks in the order in which the operator named the members, else by their names, where that fits;
 - layers in proportion to what each member has left after embedding or head (see
 `coordinator/planning/apportion.py`). A member serves one ring at a time. The roundabout cases (a head or

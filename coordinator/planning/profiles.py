@@ -25,6 +25,15 @@ class Answer:
     profile: model_pb2.ModelProfile | None
     error: SealringError | None
 
+    @property
+    def would_fetch(self) -> bool:
+        """Whether it does not have the model, and would get it from a member that does."""
+        return (
+            self.error is not None
+            and self.error.reason == "MODEL_NOT_FOUND"
+            and self.error.metadata.get("fetchable") == "yes"
+        )
+
 
 class Profiles:
     """What nodes say of models."""
@@ -65,10 +74,15 @@ class Profiles:
 
 def unknown_model(model: str, answers: Iterable[Answer], names: dict[str, str]) -> NotFound:
     """No node has the model; says what each of them answered."""
+    answers = list(answers)
     told = [f"{names.get(answer.member, answer.member)}: {answer.error}" for answer in answers]
+    hint, fetchable = "put the model into the nodes' model folders, or name it as they do", ""
+    if "/" in model and any(answer.would_fetch for answer in answers):
+        hint, fetchable = f"fetch it: sealring model pull {model[:256]}", "yes"
     return NotFound(
         f"no node can serve the model {model[:256]!r} ({'; '.join(told[:_SHOWN])})",
-        hint="put the model into the nodes' model folders, or name it as they do",
+        hint=hint,
         reason="UNKNOWN_MODEL",
         param="model",
+        fetchable=fetchable,
     )

@@ -25,13 +25,15 @@ class Usable(Protocol):
     def trust(self) -> int: ...
     @property
     def obstacle(self) -> str: ...
+    @property
+    def fetches(self) -> bool: ...
 
 
 Member = TypeVar("Member", bound=Usable)
 
 
 def usable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list[Member]:
-    """The members that this deployment may use, the strongest first.
+    """The members that this deployment may use: those that have the model, then the strongest, first.
 
     Raises NotFound (UNKNOWN_NODE) for a named member that is none, FailedPrecondition (NODE_NOT_USABLE)
     for one that cannot serve, (NOT_ENOUGH_NODES) when nobody can.
@@ -46,7 +48,7 @@ def usable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list
             reason="NOT_ENOUGH_NODES",
             available=0,
         )
-    return sorted(able, key=lambda member: (-member.memory_usable, -member.trust, member.id))
+    return sorted(able, key=lambda one: (one.fetches, -one.memory_usable, -one.trust, one.id))
 
 
 def _named(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list[Member]:

@@ -114,6 +114,7 @@ class Survey:
                 memory.get(member.id, 0),
                 self._standing.trust(member),
                 self._obstacle(member, serving) or _model_obstacle(member.id, agreeing, answers),
+                fetches=member.id not in agreeing,
             )
             for member in self._store.members.all(Role.MEMBER)
         ]
@@ -156,6 +157,8 @@ def _model_obstacle(member: str, agreeing: Collection[str], answers: dict[str, A
     answer = answers.get(member)
     if answer is None:
         return "it was not asked for the model"
+    if answer.would_fetch:
+        return ""
     if answer.profile is not None:
         return "it has another version of the model"
     return answer.error.message if answer.error else "it does not have the model"

@@ -13,6 +13,7 @@ from sealring.coordinator.rings.expulsion import Expulsion
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.services.diagnoses import Diagnoses
+from sealring.coordinator.services.models import Models
 from sealring.coordinator.services.nodes import describe_node
 from sealring.coordinator.services.traces import Traces
 from sealring.coordinator.standby.copies import Copies
@@ -59,6 +60,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         moves: Moves,
         traces: Traces,
         diagnoses: Diagnoses,
+        models: Models,
         *,
         join_addresses: Callable[[], Sequence[str]],
         copies: Copies,
@@ -82,6 +84,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._moves = moves
         self._traces = traces
         self._diagnoses = diagnoses
+        self._models = models
         self._clock = clock
 
     # The standby
@@ -242,6 +245,31 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         members = self._store.members
         self._expulsion.ban(members.find_revocation(identifier) or members.get(identifier), actor)
         return admin_pb2.BanNodeResponse()
+
+    # Models
+
+    @needs(OperatorRole.ADMIN)
+    async def PullModel(  # noqa: N802
+        self, request: admin_pb2.PullModelRequest, actor: str
+    ) -> admin_pb2.PullModelResponse:
+        """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID), and what `Models.change` raises."""
+        await self._change_model(request.id, request.model, actor, remove=False)
+        return admin_pb2.PullModelResponse()
+
+    @needs(OperatorRole.ADMIN)
+    async def RemoveModel(  # noqa: N802
+        self, request: admin_pb2.RemoveModelRequest, actor: str
+    ) -> admin_pb2.RemoveModelResponse:
+        """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID), and what `Models.change` raises."""
+        await self._change_model(request.id, request.model, actor, remove=True)
+        return admin_pb2.RemoveModelResponse()
+
+    async def _change_model(self, node: str, model: str, actor: str, *, remove: bool) -> None:
+        member = self._store.members.get(_member_id(node))
+        await self._models.change(member.id, model, remove=remove)
+        details = {"name": member.name, "model": model}
+        action = "remove_model" if remove else "pull_model"
+        self._store.audit.append(self._clock(), actor, action, member.id, details)
 
     # Deployments
 

@@ -16,6 +16,7 @@ from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.services.challenges import Challenges
 from sealring.coordinator.services.diagnoses import Diagnoses
 from sealring.coordinator.services.enrolment import check_addresses
+from sealring.coordinator.services.models import Models, check_held
 from sealring.coordinator.services.traces import Traces
 from sealring.coordinator.store import Store
 from sealring.coordinator.streams.proofs import Proofs
@@ -62,6 +63,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         challenges: Challenges,
         traces: Traces,
         diagnoses: Diagnoses,
+        models: Models,
         cluster: str,
         *,
         clock: Clock,
@@ -76,6 +78,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         self._challenges = challenges
         self._traces = traces
         self._diagnoses = diagnoses
+        self._models = models
         self._alarms: set[tuple[str, int]] = set()
         self._cluster = cluster
         self._clock = clock
@@ -140,6 +143,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         self._profiles.gone(session)
         self._traces.gone(session)
         self._diagnoses.gone(session)
+        self._models.gone(session)
         self._sessions.closed(session)
 
     async def _hello(
@@ -240,6 +244,8 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             self._traces.answered(session, message.trace)
         elif kind == "diagnosis":
             self._diagnoses.answered(session, message.diagnosis)
+        elif kind == "model_changed":
+            self._models.answered(session, message.model_changed)
         elif kind == "roster_seen":
             self._check_seen(member, message.roster_seen)
         elif kind == "goodbye":
@@ -253,6 +259,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         sizes = (heartbeat.memory_total, heartbeat.memory_usable, heartbeat.memory_used)
         if max(sizes) > _MAX_BYTES or len(heartbeat.rings) > _MAX_RINGS:
             raise InvalidInput("a heartbeat is out of bounds", reason="BAD_HEARTBEAT")
+        check_held(heartbeat.models)
         first = session.heartbeat is None
         session.beat(heartbeat)
         self._rings.beaten(session, heartbeat, first=first)

@@ -36,6 +36,7 @@ def describe_node(
         node.memory_usable = session.heartbeat.memory_usable
         node.memory_used = session.heartbeat.memory_used
         node.load = session.heartbeat.load
+        node.models.extend(session.heartbeat.models)
     if place is not None:
         ring, stage = place
         node.ring, node.rank = ring, stage.rank

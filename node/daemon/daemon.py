@@ -47,6 +47,7 @@ from sealring.node.daemon.doing import Doing, note_doing
 from sealring.node.daemon.engine_process import EngineProcess, StageKey
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
+from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.link_setup import LinkSetup
 from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.daemon.plan import EpochPlan, LinkPlan, plan_epoch
@@ -58,12 +59,15 @@ from sealring.node.ipc.channel import ChannelEnds, create_channel
 from sealring.node.ipc.timelog import now
 from sealring.node.link.exchange import Links
 from sealring.node.link.keys import LinkParams
+from sealring.node.models.asking import ModelAsker
+from sealring.node.models.giving import ModelGiver
 from sealring.node.settings import NodeSettings
 from sealring.v1 import membership_pb2
 
 log = structlog.get_logger()
 
 _LOOK_SECONDS = 2.0
+_MODELS_SECONDS = 10.0
 _RING_BACKLOG = 128
 
 
@@ -93,8 +97,13 @@ class Daemon:
         self._awake = Awake()
         self._doing: Doing | None = None
         self._meter = MemoryMeter(settings.memory_limit)
-        self._engines = EngineKeeper(settings.models, self._meter, allow_downloads=settings.allow_downloads)
         self._rosters = RosterKeeper(settings.state_dir, state)
+        fetched = settings.state_dir / "models"
+        folders = (*settings.models, fetched)
+        self.models = ModelGiver(self._cluster, folders, lambda: self._rosters.valid)
+        asker = ModelAsker(self._cluster, self._own_id, self.store, lambda: self._rosters.valid)
+        self._fetcher = Fetcher(folders, fetched, asker, allowed=settings.allow_downloads)
+        self._engines = EngineKeeper(folders, self._meter, self._fetcher)
         self.links = Links(state.peer.cluster, signer, self.store, revoked=self._rosters.revoked)
         self.unsealer = Unsealer(self._sealing_key, self._own_id)
         name = role_server_name(Role.COORDINATOR)
@@ -137,6 +146,7 @@ class Daemon:
             loop.create_task(self._session.run()),
             loop.create_task(self._certificates.run()),
             loop.create_task(self._look()),
+            loop.create_task(self._look_for_models()),
             self._removed,
         ]
         stopped = loop.create_task(stop.wait())
@@ -175,6 +185,7 @@ class Daemon:
             memory_used=self._engines.memory_used,
             load=os.getloadavg()[0] / (os.cpu_count() or 1),
             rings=self._ring_health(),
+            models=self._fetcher.messages(),
         )
 
     def report(self, message: membership_pb2.MemberMessage) -> None:
@@ -196,6 +207,8 @@ class Daemon:
             self._trace(message.trace)
         elif kind == "diagnose":
             self._go(self._diagnose(message.diagnose))
+        elif kind == "change_model":
+            self._go(self._change_model(message.change_model))
         elif kind == "prepare":
             self._prepare(message.prepare)
         elif kind == "commit":
@@ -279,6 +292,36 @@ class Daemon:
             answer.problem.CopyFrom(to_problem(error))
         answer.answered = time.time_ns()
         self._session.send(membership_pb2.MemberMessage(diagnosis=answer))
+
+    async def _change_model(self, asked: membership_pb2.ChangeModel) -> None:
+        """Removes a model, or begins to fetch one; how that goes on is in the heartbeats."""
+        answer = membership_pb2.ModelChanged(id=asked.id)
+        try:
+            if asked.remove:
+                await self._remove_model(asked.model)
+            else:
+                self._fetcher.begin(asked.model)
+        except SealringError as error:
+            answer.problem.CopyFrom(to_problem(error))
+        except Exception as error:
+            log.error("model_not_changed", exc_info=error)
+            answer.problem.CopyFrom(to_problem(error))
+        self._session.send(membership_pb2.MemberMessage(model_changed=answer))
+
+    async def _remove_model(self, name: str) -> None:
+        epoch, stage = self._epoch, self._engines.stage
+        loaded = stage is not None and Path(stage.path) == self._fetcher.place(name)
+        if loaded or (epoch is not None and epoch.phase is not Phase.ENDED and epoch.plan.model == name):
+            raise Conflict(
+                f"{name} is being served", hint="delete its deployment first", reason="MODEL_IN_USE"
+            )
+        await self._fetcher.remove(name)
+        await self._fetcher.look()
+
+    async def _look_for_models(self) -> None:
+        while True:
+            await self._fetcher.look()
+            await asyncio.sleep(_MODELS_SECONDS)
 
     async def _served_models(self) -> tuple[bytes, ...]:
         """The digest of the model that it serves, by its files as they are now; zeros if they are gone."""
@@ -376,7 +419,7 @@ class Daemon:
     # Parts of an epoch
 
     async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> EngineProcess:
-        path = await self._engines.find(plan.model)
+        path = await self._engines.find(plan.model, fetch=True)
         stage = StageKey(
             str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, plan.prefill_chunk
         )
@@ -496,6 +539,8 @@ class Daemon:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self._fetcher.stop()
+        await self.models.stop()
         await self._engines.stop()
         await self._awake.hold(False)
         with contextlib.suppress(OSError):

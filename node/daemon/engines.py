@@ -10,16 +10,14 @@ from typing import Any, TypeVar
 
 import structlog
 
-from sealring.mesh.errors import DeadlineExceeded, InvalidInput
+from sealring.mesh.errors import DeadlineExceeded, InvalidInput, NotFound
 from sealring.node.daemon.engine_process import EngineProcess, StageKey
+from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
-from sealring.node.daemon.supervisor import Child
 from sealring.node.models.folders import FolderState, local_model, not_found
 from sealring.v1 import model_pb2
 
 log = structlog.get_logger()
-
-FETCH_MODULE = "sealring.node.models.fetch"
 
 _MAX_PROFILES = 32
 _MAX_NAME = 1024
@@ -32,13 +30,12 @@ class EngineKeeper:
     """Answers for profiles and loaded stages. A member serves one ring, so one engine is enough; beside one
     with weights there is another for as long as it measures a model."""
 
-    def __init__(self, folders: Sequence[Path], meter: MemoryMeter, *, allow_downloads: bool) -> None:
+    def __init__(self, folders: Sequence[Path], meter: MemoryMeter, fetcher: Fetcher) -> None:
         self._folders = folders
         self._meter = meter
-        self._allow_downloads = allow_downloads
+        self._fetcher = fetcher
         self._engine: EngineProcess | None = None
         self._turn = asyncio.Lock()
-        self._fetching = asyncio.Lock()
         self._profiling = asyncio.Lock()
         self._profiles: OrderedDict[FolderState, model_pb2.ModelProfile] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -81,21 +78,26 @@ class EngineKeeper:
         """
         return await self._shielded(self._with_stage(stage, progress))
 
-    async def find(self, name: str) -> Path:
-        """A model's folder; a hub id that is not here is fetched, where the node's owner allows it.
+    async def find(self, name: str, *, fetch: bool = False) -> Path:
+        """A model's folder. With `fetch` one that is not here is brought here, where the owner allows it.
 
-        Raises NotFound (MODEL_NOT_FOUND), InvalidInput (BAD_MODEL_NAME).
+        Raises NotFound (MODEL_NOT_FOUND), InvalidInput (BAD_MODEL_NAME), and what `Fetcher.fetch` raises. A
+        NotFound says with `fetchable` that the node would fetch the model.
         """
         if not name or len(name) > _MAX_NAME:
             raise InvalidInput("a model's name is empty or too long", reason="BAD_MODEL_NAME", param="model")
-        path = await asyncio.to_thread(local_model, name, self._folders)
-        if path is None and self._allow_downloads:
-            await self._shielded(self._fetch(name))
+        try:
             path = await asyncio.to_thread(local_model, name, self._folders)
-        if path is None:
-            hint = "check the id and the network" if self._allow_downloads else "allow downloads on this node"
-            raise not_found(name, f"{hint}, or copy the model here")
-        return path
+            if path is not None:
+                return path
+            missing = not_found(name, f"fetch it: sealring model pull {name}, or copy it to the node")
+        except NotFound as error:
+            missing = error
+        if not fetch or name.startswith("/") or not self._fetcher.allowed:
+            if self._fetcher.allowed and not name.startswith("/"):
+                missing.metadata["fetchable"] = "yes"
+            raise missing
+        return await self._fetcher.fetch(name)
 
     async def drop(self) -> None:
         """Ends the engine and frees its memory."""
@@ -135,20 +137,6 @@ class EngineKeeper:
                 return await engine.profile(path)
             finally:
                 await engine.stop()
-
-    async def _fetch(self, hub_id: str) -> None:
-        """One at a time: two deployments of one model must not fetch it twice."""
-        async with self._fetching:
-            if local_model(hub_id, self._folders) is not None:
-                return
-            ended = asyncio.Event()
-            child = await Child.spawn(
-                "fetch", ["-m", FETCH_MODULE, hub_id], on_message=lambda _: None, on_end=ended.set
-            )
-            try:
-                await ended.wait()
-            finally:
-                await child.stop()
 
     async def _with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> EngineProcess:
         if self._engine is not None and self._engine.stage not in (None, stage):

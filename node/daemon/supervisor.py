@@ -46,9 +46,13 @@ _PASSED_ON_FOR_DEVICES = ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The few variables that a child gets; secrets and Python's own switches are not among them."""
-    names = (*_PASSED_ON, *_PASSED_ON_FOR_DEVICES)
-    kept = {name: os.environ[name] for name in names if name in os.environ}
+    kept = variables((*_PASSED_ON, *_PASSED_ON_FOR_DEVICES))
     return {**kept, "TOKENIZERS_PARALLELISM": "false", **extra}
+
+
+def variables(names: Sequence[str]) -> dict[str, str]:
+    """Those of these environment variables that are set, to pass them on to a child."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 class Child:

@@ -25,13 +25,12 @@ from sealring.mesh.errors import (
     HandshakeError,
     ResourceExhausted,
     SealringError,
-    Unavailable,
 )
 from sealring.mesh.member.introduction import write_first
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.rpc.protocol import check_release, own_release
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import PeerChannel, TlsStore, peer_identity
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore, connect_to, peer_identity
 from sealring.node.link.handshake import (
     DEADLINE_SECONDS,
     MAX_FRAME_BYTES,
@@ -48,7 +47,6 @@ SERVICE = links_pb2.DESCRIPTOR.services_by_name["Links"].full_name
 EARLY_SECONDS = 5.0
 """How long a handshake waits for the PrepareEpoch that it belongs to."""
 
-_CONNECT_SECONDS = 4.0
 _OTHER_RELEASE = "INCOMPATIBLE_VERSION"
 _MAX_OPEN = 64
 _MAX_OPEN_PER_PEER = 8
@@ -147,7 +145,8 @@ class Links(links_pb2_grpc.LinksServicer):
         what `talk` raises; after an error that
         `is_broken_off`, another call, with another ephemeral key and on another connection, may succeed.
         """
-        channel = await self._connect(params.peer_id, addresses)
+        peer = PeerIdentity(self._cluster, Role.MEMBER, params.peer_id)
+        channel = await connect_to(peer, addresses, self._store)
         try:
             async with asyncio.timeout(seconds):
                 return await self._initiate(params, session, talk, channel)
@@ -305,29 +304,6 @@ class Links(links_pb2_grpc.LinksServicer):
                 return expected
         except TimeoutError:
             raise HandshakeError("no handshake is expected on this link", reason="NOT_EXPECTED") from None
-
-    async def _connect(self, peer: str, addresses: Sequence[str]) -> PeerChannel:
-        """A channel to the first of the neighbour's addresses that answers with the right certificate."""
-        name = PeerIdentity(self._cluster, Role.MEMBER, peer).server_name
-        for address in addresses:
-            channel = PeerChannel(address, self._store, name)
-            try:
-                async with asyncio.timeout(_CONNECT_SECONDS):
-                    await channel.get().channel_ready()
-            except TimeoutError:
-                await channel.close()
-                continue
-            except BaseException:
-                await channel.close()
-                raise
-            return channel
-        raise Unavailable(
-            "the neighbour cannot be reached",
-            hint="check the addresses that it advertises",
-            reason="PEER_UNREACHABLE",
-            peer=peer,
-            addresses=",".join(addresses),
-        )
 
     async def _initiate(self, params: LinkParams, number: int, talk: Talk[T], channel: PeerChannel) -> T:
         machine = Initiator(params, self._signer)

@@ -357,6 +357,7 @@ class Node(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     state: Global___NodeState.ValueType
@@ -379,6 +380,8 @@ class Node(_message.Message):
     """hash of the software that it runs, hex"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[_membership_pb2.HeldModel]: ...
     def __init__(
         self,
         *,
@@ -400,10 +403,11 @@ class Node(_message.Message):
         software_version: _builtins.str = ...,
         trouble: _builtins.str = ...,
         manifest: _builtins.str = ...,
+        models: _abc.Iterable[_membership_pb2.HeldModel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "end_layer", b"end_layer", "first_layer", b"first_layer", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "name", b"name", "rank", b"rank", "ring", b"ring", "software_version", b"software_version", "state", b"state", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "end_layer", b"end_layer", "first_layer", b"first_layer", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "rank", b"rank", "ring", b"ring", "software_version", b"software_version", "state", b"state", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -806,6 +810,83 @@ class DeploymentPlan(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeploymentPlan: _TypeAlias = DeploymentPlan  # noqa: Y015
+
+@_typing.final
+class PullModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """of a node"""
+    model: _builtins.str
+    """a hub id, or a folder's name on another node"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullModelRequest: _TypeAlias = PullModelRequest  # noqa: Y015
+
+@_typing.final
+class PullModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullModelResponse: _TypeAlias = PullModelResponse  # noqa: Y015
+
+@_typing.final
+class RemoveModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """of a node"""
+    model: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveModelRequest: _TypeAlias = RemoveModelRequest  # noqa: Y015
+
+@_typing.final
+class RemoveModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveModelResponse: _TypeAlias = RemoveModelResponse  # noqa: Y015
 
 @_typing.final
 class CreateDeploymentRequest(_message.Message):

@@ -69,6 +69,16 @@ class AdminStub:
                 request_serializer=sealring_dot_v1_dot_admin__pb2.BanNodeRequest.SerializeToString,
                 response_deserializer=sealring_dot_v1_dot_admin__pb2.BanNodeResponse.FromString,
                 _registered_method=True)
+        self.PullModel = channel.unary_unary(
+                '/sealring.v1.Admin/PullModel',
+                request_serializer=sealring_dot_v1_dot_admin__pb2.PullModelRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_admin__pb2.PullModelResponse.FromString,
+                _registered_method=True)
+        self.RemoveModel = channel.unary_unary(
+                '/sealring.v1.Admin/RemoveModel',
+                request_serializer=sealring_dot_v1_dot_admin__pb2.RemoveModelRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_admin__pb2.RemoveModelResponse.FromString,
+                _registered_method=True)
         self.CreateDeployment = channel.unary_unary(
                 '/sealring.v1.Admin/CreateDeployment',
                 request_serializer=sealring_dot_v1_dot_admin__pb2.CreateDeploymentRequest.SerializeToString,
@@ -184,6 +194,20 @@ class AdminServicer:
 
     def BanNode(self, request, context):
         """Out of the roster for good, by its identity key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PullModel(self, request, context):
+        """A node fetches a model, from another node or the hub; answers when that has begun.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveModel(self, request, context):
+        """A node deletes a model that it has fetched, or stops fetching it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -318,6 +342,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.BanNode,
                     request_deserializer=sealring_dot_v1_dot_admin__pb2.BanNodeRequest.FromString,
                     response_serializer=sealring_dot_v1_dot_admin__pb2.BanNodeResponse.SerializeToString,
+            ),
+            'PullModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.PullModel,
+                    request_deserializer=sealring_dot_v1_dot_admin__pb2.PullModelRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_admin__pb2.PullModelResponse.SerializeToString,
+            ),
+            'RemoveModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveModel,
+                    request_deserializer=sealring_dot_v1_dot_admin__pb2.RemoveModelRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_admin__pb2.RemoveModelResponse.SerializeToString,
             ),
             'CreateDeployment': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateDeployment,
@@ -579,6 +613,60 @@ class Admin:
             '/sealring.v1.Admin/BanNode',
             sealring_dot_v1_dot_admin__pb2.BanNodeRequest.SerializeToString,
             sealring_dot_v1_dot_admin__pb2.BanNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Admin/PullModel',
+            sealring_dot_v1_dot_admin__pb2.PullModelRequest.SerializeToString,
+            sealring_dot_v1_dot_admin__pb2.PullModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Admin/RemoveModel',
+            sealring_dot_v1_dot_admin__pb2.RemoveModelRequest.SerializeToString,
+            sealring_dot_v1_dot_admin__pb2.RemoveModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

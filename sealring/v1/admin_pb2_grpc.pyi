@@ -43,6 +43,10 @@ class AdminStub:
     """Out of the roster; it may enrol again with a new token. Gateways as well."""
     BanNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.BanNodeRequest, _admin_pb2.BanNodeResponse]
     """Out of the roster for good, by its identity key."""
+    PullModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PullModelRequest, _admin_pb2.PullModelResponse]
+    """A node fetches a model, from another node or the hub; answers when that has begun."""
+    RemoveModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemoveModelRequest, _admin_pb2.RemoveModelResponse]
+    """A node deletes a model that it has fetched, or stops fetching it."""
     CreateDeployment: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateDeploymentRequest, _admin_pb2.CreateDeploymentResponse]
     """Plans, signs a roster and starts the rings; returns when the plan is accepted."""
     PlanDeployment: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PlanDeploymentRequest, _admin_pb2.PlanDeploymentResponse]
@@ -79,6 +83,10 @@ class AdminAsyncStub(AdminStub):
     """Out of the roster; it may enrol again with a new token. Gateways as well."""
     BanNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.BanNodeRequest, _admin_pb2.BanNodeResponse]  # type: ignore[assignment]
     """Out of the roster for good, by its identity key."""
+    PullModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.PullModelRequest, _admin_pb2.PullModelResponse]  # type: ignore[assignment]
+    """A node fetches a model, from another node or the hub; answers when that has begun."""
+    RemoveModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.RemoveModelRequest, _admin_pb2.RemoveModelResponse]  # type: ignore[assignment]
+    """A node deletes a model that it has fetched, or stops fetching it."""
     CreateDeployment: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateDeploymentRequest, _admin_pb2.CreateDeploymentResponse]  # type: ignore[assignment]
     """Plans, signs a roster and starts the rings; returns when the plan is accepted."""
     PlanDeployment: _aio.UnaryUnaryMultiCallable[_admin_pb2.PlanDeploymentRequest, _admin_pb2.PlanDeploymentResponse]  # type: ignore[assignment]
@@ -154,6 +162,22 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.BanNodeResponse, _abc.Awaitable[_admin_pb2.BanNodeResponse]]:
         """Out of the roster for good, by its identity key."""
+
+    @_abc_1.abstractmethod
+    def PullModel(
+        self,
+        request: _admin_pb2.PullModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PullModelResponse, _abc.Awaitable[_admin_pb2.PullModelResponse]]:
+        """A node fetches a model, from another node or the hub; answers when that has begun."""
+
+    @_abc_1.abstractmethod
+    def RemoveModel(
+        self,
+        request: _admin_pb2.RemoveModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RemoveModelResponse, _abc.Awaitable[_admin_pb2.RemoveModelResponse]]:
+        """A node deletes a model that it has fetched, or stops fetching it."""
 
     @_abc_1.abstractmethod
     def CreateDeployment(

@@ -1005,3 +1005,31 @@ class RowParameters(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
 
 Global___RowParameters: _TypeAlias = RowParameters  # noqa: Y015
+
+@_typing.final
+class HubEvent(_message.Message):
+    """What the process that fetches a model from the hub tells its daemon."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    size: _builtins.int
+    """of all files, bytes"""
+    @_builtins.property
+    def problem(self) -> _membership_pb2.Problem:
+        """it ends"""
+
+    def __init__(
+        self,
+        *,
+        size: _builtins.int = ...,
+        problem: _membership_pb2.Problem | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HubEvent: _TypeAlias = HubEvent  # noqa: Y015

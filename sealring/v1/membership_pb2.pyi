@@ -311,6 +311,7 @@ class MemberMessage(_message.Message):
     RENEWAL_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     DIAGNOSIS_FIELD_NUMBER: _builtins.int
+    MODEL_CHANGED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first after the proof"""
@@ -351,6 +352,8 @@ class MemberMessage(_message.Message):
 
     @_builtins.property
     def diagnosis(self) -> Global___DiagnosisAnswer: ...
+    @_builtins.property
+    def model_changed(self) -> Global___ModelChanged: ...
     def __init__(
         self,
         *,
@@ -370,12 +373,13 @@ class MemberMessage(_message.Message):
         renewal: _proof_pb2.ProofRenewal | None = ...,
         trouble: Global___Problem | None = ...,
         diagnosis: Global___DiagnosisAnswer | None = ...,
+        model_changed: Global___ModelChanged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "diagnosis", b"diagnosis", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "diagnosis", b"diagnosis", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "model_changed", b"model_changed", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "diagnosis", b"diagnosis", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "diagnosis", b"diagnosis", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "model_changed", b"model_changed", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye", "challenge_answer", "trace", "offer", "proof", "renewal", "trouble", "diagnosis"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye", "challenge_answer", "trace", "offer", "proof", "renewal", "trouble", "diagnosis", "model_changed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -396,6 +400,7 @@ class CoordinatorMessage(_message.Message):
     PROOF_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
     DIAGNOSE_FIELD_NUMBER: _builtins.int
+    CHANGE_MODEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def roster(self) -> Global___RosterUpdate: ...
     @_builtins.property
@@ -422,6 +427,8 @@ class CoordinatorMessage(_message.Message):
 
     @_builtins.property
     def diagnose(self) -> Global___DiagnosisQuestion: ...
+    @_builtins.property
+    def change_model(self) -> Global___ChangeModel: ...
     def __init__(
         self,
         *,
@@ -436,12 +443,13 @@ class CoordinatorMessage(_message.Message):
         proof: _proof_pb2.ProofAnswer | None = ...,
         accepted: _proof_pb2.ProofAccepted | None = ...,
         diagnose: Global___DiagnosisQuestion | None = ...,
+        change_model: Global___ChangeModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "change_model", b"change_model", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "change_model", b"change_model", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye", "challenge", "trace", "proof", "accepted", "diagnose"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye", "challenge", "trace", "proof", "accepted", "diagnose", "change_model"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -679,6 +687,7 @@ class Heartbeat(_message.Message):
     MEMORY_USED_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     RINGS_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     memory_total: _builtins.int
     memory_usable: _builtins.int
     """for weights and KV caches, what is loaded now included"""
@@ -687,6 +696,10 @@ class Heartbeat(_message.Message):
     """one-minute load average over cores"""
     @_builtins.property
     def rings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingHealth]: ...
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldModel]:
+        """at most 64"""
+
     def __init__(
         self,
         *,
@@ -695,14 +708,103 @@ class Heartbeat(_message.Message):
         memory_used: _builtins.int = ...,
         load: _builtins.float = ...,
         rings: _abc.Iterable[Global___RingHealth] | None = ...,
+        models: _abc.Iterable[Global___HeldModel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "rings", b"rings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "rings", b"rings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class HeldModel(_message.Message):
+    """A model on a node, or on its way there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    FETCHED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    size: _builtins.int
+    """bytes; 0 while it is not known"""
+    done: _builtins.int
+    """bytes that are there; all of them: the model can be served"""
+    problem: _builtins.str
+    """why it does not come"""
+    fetched: _builtins.bool
+    """by the node, which may remove it"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        size: _builtins.int = ...,
+        done: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        fetched: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "fetched", b"fetched", "name", b"name", "problem", b"problem", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldModel: _TypeAlias = HeldModel  # noqa: Y015
+
+@_typing.final
+class ChangeModel(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    model: _builtins.str
+    remove: _builtins.bool
+    """else fetch it"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        model: _builtins.str = ...,
+        remove: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model", "remove", b"remove"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeModel: _TypeAlias = ChangeModel  # noqa: Y015
+
+@_typing.final
+class ModelChanged(_message.Message):
+    """A fetch has begun, or a model is removed; or neither, for what `problem` says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    @_builtins.property
+    def problem(self) -> Global___Problem: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        problem: Global___Problem | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelChanged: _TypeAlias = ModelChanged  # noqa: Y015
 
 @_typing.final
 class RingHealth(_message.Message):

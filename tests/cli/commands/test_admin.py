@@ -153,6 +153,17 @@ async def test_gateways_are_listed_evicted_and_banned_by_name(run: Run, join: Ru
     assert f"banned edge {joined.data['member_id']}" in (await run("gateway", "list")).out
 
 
+async def test_models_are_listed_and_fetched_only_where_the_owner_allows_it(run: Run) -> None:
+    (node,) = (await run("model", "list", "--json")).data
+    refused = await run("model", "pull", "org/model", "--node", node["node"])
+    assert refused.status != 0
+    assert "allow_downloads" in refused.err
+    nothing = await run("model", "remove", "org/model")
+    assert "no node has fetched org/model" in nothing.err
+    unknown = await run("deploy", "org/model")
+    assert "no node can serve the model" in unknown.err
+
+
 async def test_the_audit_log_is_shown_and_verified(run: Run) -> None:
     actions = [one["action"] for one in (await run("audit", "list", "--json")).data]
     assert {"create_cluster", "create_join_token", "enrol"} <= set(actions)

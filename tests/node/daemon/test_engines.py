@@ -11,57 +11,8 @@ from patience import until
 from sealring.mesh.errors import DeadlineExceeded, InvalidInput, NotFound
 from sealring.node.daemon import engines as daemon_engines
 from sealring.node.daemon.engines import EngineKeeper
+from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
-
-FETCH = """
-import argparse, os
-from pathlib import Path
-parser = argparse.ArgumentParser()
-parser.add_argument("model")
-parser.add_argument("--control-fd", type=int)
-arguments = parser.parse_args()
-folder = Path(os.environ["HF_HUB_CACHE"]) / ("models--" + arguments.model.replace("/", "--"))
-snapshot = folder / "snapshots" / ("b" * 40)
-snapshot.mkdir(parents=True)
-(snapshot / "config.json").write_text("{}")
-(folder / "refs").mkdir()
-(folder / "refs" / "main").write_text("b" * 40)
-"""
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-async def test_a_model_that_is_not_here_is_fetched_where_that_is_allowed(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "fetch.py"
-    script.write_text(FETCH)
-    real = daemon_engines.Child.spawn
-
-    async def spawn(name: str, arguments: list[str], **rest: object) -> object:
-        assert arguments[:2] == ["-m", "sealring.node.models.fetch"]
-        return await real(name, [str(script), *arguments[2:]], **rest)
-
-    monkeypatch.setattr(daemon_engines.Child, "spawn", spawn)
-    refusing = EngineKeeper([], MemoryMeter(None), allow_downloads=False)
-    with pytest.raises(NotFound):
-        await refusing.find("org/model")
-    allowing = EngineKeeper([], MemoryMeter(None), allow_downloads=True)
-    found = await allowing.find("org/model")
-    assert found == cache / "models--org--model" / "snapshots" / ("b" * 40)
-    assert await refusing.find("org/model") == found
-
-
-async def test_a_fetch_that_fails_is_told_with_a_hint(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_engines, "FETCH_MODULE", "node.no_such_module")
-    keeper = EngineKeeper([], MemoryMeter(None), allow_downloads=True)
-    with pytest.raises(NotFound) as raised:
-        await keeper.find("org/model")
-    assert "network" in raised.value.hint
 
 
 class ScriptedEngine:
@@ -107,7 +58,8 @@ def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineKeeper:
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
-    return EngineKeeper([tmp_path], MemoryMeter(None), allow_downloads=False)
+    fetcher = Fetcher([tmp_path], tmp_path / "fetched", None, allowed=False)
+    return EngineKeeper([tmp_path], MemoryMeter(None), fetcher)
 
 
 async def test_a_model_is_measured_by_an_engine_that_serves_nothing(keeper: EngineKeeper) -> None:

@@ -9,6 +9,7 @@ from onpath import ATTACKS, Proxy
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster.model import Roster
+from sealring.mesh.rpc import tls
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION, own_release
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import PeerChannel, server_credentials
@@ -221,7 +222,7 @@ async def both_ends(nodes: list[Daemon], roster: Roster, epoch: int) -> tuple[Li
 async def test_another_member_cannot_stand_in(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A valid member whose address is listed for another one fails at the TLS name already."""
     monkeypatch.setattr(link_setup, "CALL_SECONDS", 0.0)
-    monkeypatch.setattr(links_module, "_CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(tls, "_CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(link_setup, "PEER_SECONDS", 0.5)
     monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 0.5)
     async with daemons(cluster, 3) as nodes:

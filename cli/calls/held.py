@@ -1,0 +1,115 @@
+"""Which nodes have which models: shown as a matrix, and changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sealring.cli.calls.members import find_node
+from sealring.cli.calls.operator import Admin
+from sealring.cli.terminal.output import print_data, print_table, say, size
+from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
+
+_POLL_SECONDS = 0.5
+_STALE_SECONDS = 5.0
+"""What an earlier fetch came to may be told for so long after a new one has begun."""
+
+
+def print_models(nodes: list[dict[str, Any]]) -> None:
+    """Models by nodes; below it, what keeps models from coming."""
+    held = {node["name"]: {one["name"]: one for one in node["models"]} for node in nodes}
+    names = sorted({name for models in held.values() for name in models})
+    if not names:
+        say("no node has a model in its folders")
+        return
+    rows = []
+    for name in names:
+        largest = max(models[name]["size"] for models in held.values() if name in models)
+        rows.append([name, size(largest), *(_cell(models.get(name)) for models in held.values())])
+    print_table(["model", "size", *held], rows)
+    for node, models in held.items():
+        for one in models.values():
+            if one["problem"]:
+                print_data(f"{node} does not get {one['name']}: {one['problem']}")
+
+
+async def pull(
+    admin: Admin, model: str, nodes: Sequence[str], tell: Callable[[str], None], *, wait: bool = True
+) -> list[str]:
+    """Has nodes fetch a model, and waits until it is there; their names.
+
+    Without `nodes` it is one that is online: one with a part of it, else that with the most memory.
+    Raises NotFound, Unavailable (NO_NODE_ONLINE), FailedPrecondition (MODEL_NOT_FETCHED).
+    """
+    ids = [await find_node(admin, node) for node in nodes] or [await _best(admin, model)]
+    for one in ids:
+        await admin.call("PullModel", id=one, model=model)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    while True:
+        known = {node.id: node for node in (await admin.call("ListNodes")).nodes if node.id in ids}
+        found = {one: [held for held in known[one].models if held.name == model] for one in known}
+        for one, there in found.items():
+            for held in there:
+                if held.problem and loop.time() > started + _STALE_SECONDS:
+                    raise FailedPrecondition(
+                        f"{known[one].name} does not get {model}: {held.problem}", reason="MODEL_NOT_FETCHED"
+                    )
+        names = [known[one].name for one in known]
+        if not wait or all(any(held.done == held.size > 0 for held in there) for there in found.values()):
+            return names
+        done, total = (
+            sum(getattr(held, name) for there in found.values() for held in there)
+            for name in ("done", "size")
+        )
+        share = f"{done / total:.0%} of {size(total)}" if total else "asking who has it"
+        tell(f"fetching {model} to {', '.join(names)}: {share}")
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def remove(admin: Admin, model: str, nodes: Sequence[str]) -> list[str]:
+    """Has nodes delete a model; without `nodes` all that have fetched it, or fetch it. Their names.
+
+    Raises NotFound (MODEL_NOT_FOUND), and what a node refuses it with.
+    """
+    ids = [await find_node(admin, node) for node in nodes]
+    known = (await admin.call("ListNodes")).nodes
+    if not ids:
+        ids = [
+            node.id
+            for node in known
+            for held in node.models
+            if held.name == model and (held.fetched or held.done < held.size or held.problem)
+        ]
+    if not ids:
+        raise NotFound(
+            f"no node has fetched {model}",
+            hint="see: sealring model list; folders that their owner put there stay",
+            reason="MODEL_NOT_FOUND",
+        )
+    for one in ids:
+        await admin.call("RemoveModel", id=one, model=model)
+    return [node.name for node in known if node.id in ids]
+
+
+async def _best(admin: Admin, model: str) -> str:
+    from sealring.v1 import admin_pb2
+
+    online = [
+        node for node in (await admin.call("ListNodes")).nodes if node.state == admin_pb2.NODE_STATE_ONLINE
+    ]
+    if not online:
+        raise Unavailable("no node is online", hint="see: sealring status", reason="NO_NODE_ONLINE")
+    done = {node.id: sum(held.done for held in node.models if held.name == model) for node in online}
+    return str(max(online, key=lambda node: (done[node.id], node.memory_usable)).id)
+
+
+def _cell(held: dict[str, Any] | None) -> str:
+    if held is None:
+        return ""
+    if held["problem"]:
+        return "failed"
+    if not held["size"]:
+        return "waits"
+    return "whole" if held["done"] == held["size"] else f"{held['done'] / held['size']:.0%}"

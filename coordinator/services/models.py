@@ -1,0 +1,70 @@
+"""Has nodes fetch and remove models, and checks what they say of those that they have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from sealring.coordinator.streams.questions import Questions
+from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.mesh.errors import DeadlineExceeded, InvalidInput
+from sealring.mesh.rpc.problem import from_problem
+from sealring.v1 import membership_pb2
+from sealring.v1.membership_pb2 import CoordinatorMessage
+
+_ANSWER_SECONDS = 60.0
+_MAX_HELD = 64
+_MAX_NAME = 256
+_MAX_PROBLEM = 1000
+_MAX_BYTES = 1 << 50
+
+
+class Models:
+    """Orders to nodes."""
+
+    def __init__(self, sessions: Sessions, *, timeout: float = _ANSWER_SECONDS) -> None:
+        self._timeout = timeout
+        self._questions: Questions[membership_pb2.ModelChanged] = Questions(sessions)
+
+    async def change(self, member: str, model: str, *, remove: bool) -> None:
+        """Has a node remove a model, or begin to fetch it.
+
+        Raises InvalidInput (BAD_MODEL_NAME), Unavailable (MEMBER_OFFLINE), DeadlineExceeded (MODEL_TIMEOUT),
+        and the problem that the node had.
+        """
+        if not 1 <= len(model) <= _MAX_NAME or not model.isprintable():
+            raise InvalidInput("a model's name is empty or too long", reason="BAD_MODEL_NAME", param="model")
+
+        def question(number: int) -> CoordinatorMessage:
+            asked = membership_pb2.ChangeModel(id=number, model=model, remove=remove)
+            return CoordinatorMessage(change_model=asked)
+
+        try:
+            async with asyncio.timeout(self._timeout):
+                answer = await self._questions.ask(member, question)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the node did not answer in {self._timeout:g} s", hint="try again", reason="MODEL_TIMEOUT"
+            ) from None
+        if answer.HasField("problem"):
+            raise from_problem(answer.problem)
+
+    def answered(self, session: NodeSession, answer: membership_pb2.ModelChanged) -> None:
+        """A node's answer has come."""
+        self._questions.answered(session, answer.id, answer)
+
+    def gone(self, session: NodeSession) -> None:
+        """A node's stream has ended."""
+        self._questions.gone(session)
+
+
+def check_held(models: Sequence[membership_pb2.HeldModel]) -> None:
+    """Bounds what a node says of its models. Raises InvalidInput (BAD_HEARTBEAT)."""
+    if len(models) > _MAX_HELD or any(
+        len(one.name) > _MAX_NAME
+        or len(one.problem) > _MAX_PROBLEM
+        or not (one.name + one.problem).isprintable()
+        or max(one.size, one.done) > _MAX_BYTES
+        for one in models
+    ):
+        raise InvalidInput("a heartbeat is out of bounds", reason="BAD_HEARTBEAT")

@@ -1,0 +1,271 @@
+"""Brings models onto this machine: from a member that has them, else from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound, SealringError, Unavailable
+from sealring.mesh.rpc.problem import from_problem
+from sealring.node.daemon.supervisor import Child, variables
+from sealring.node.models.asking import ModelAsker
+from sealring.node.models.folders import HUB_ID, NAME, local_model, not_found
+from sealring.node.models.landing import Landing
+from sealring.v1 import engine_pb2, membership_pb2
+
+log = structlog.get_logger()
+
+FETCH_MODULE = "sealring.node.models.fetch"
+_FOR_HUB = (
+    *("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_DISABLE_XET"),
+    *("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"),
+)
+"""What only the process that asks the hub gets, its token among it."""
+
+_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+_LOOK_SECONDS = 1.0
+_MAX_PROBLEM = 500
+MAX_MODELS = 64
+"""So many are told of."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A whole model folder: its name, its bytes, and whether it was fetched."""
+
+    name: str
+    size: int
+    fetched: bool
+
+
+@dataclass
+class Pull:
+    """One model on its way: bytes that are here and of how many; `problem` once it has failed."""
+
+    name: str
+    done: int = 0
+    size: int = 0
+    problem: str = ""
+
+
+class Fetcher:
+    """One model at a time. Fetched models lie in `home`, and only they can be removed."""
+
+    def __init__(
+        self, folders: Sequence[Path], home: Path, asker: ModelAsker | None, *, allowed: bool
+    ) -> None:
+        """`folders` are all that are looked into for models, `home` among them."""
+        self._folders = folders
+        self._home = home
+        self._asker = asker
+        self.allowed = allowed
+        self.pulls: dict[str, Pull] = {}
+        self._held: list[Held] = []
+        self._turn = asyncio.Lock()
+        self._running: dict[str, asyncio.Task[Path]] = {}
+
+    def begin(self, name: str) -> asyncio.Task[Path]:
+        """Begins to bring a model here, or joins what is under way.
+
+        Raises FailedPrecondition (DOWNLOADS_NOT_ALLOWED), InvalidInput (BAD_MODEL_NAME).
+        """
+        if not self.allowed:
+            raise FailedPrecondition(
+                "this node's owner does not allow that models are fetched",
+                hint="set allow_downloads on the node, or copy the model there",
+                reason="DOWNLOADS_NOT_ALLOWED",
+            )
+        if _checked(name) not in self._running:
+            task = asyncio.get_running_loop().create_task(self._fetch(name))
+            self.pulls[name] = Pull(name)
+            self._running[name] = task
+            task.add_done_callback(partial(self._over, name))
+        return self._running[name]
+
+    async def fetch(self, name: str) -> Path:
+        """The folder of a model, which is brought here first. Who gives up waiting does not end it.
+
+        Raises as `begin`, NotFound, ResourceExhausted (DISK_FULL), Unavailable, ConfigError.
+        """
+        return await asyncio.shield(self.begin(name))
+
+    def place(self, name: str) -> Path:
+        """Where a model lies once it has been fetched."""
+        return self._home / name
+
+    async def remove(self, name: str) -> None:
+        """Deletes a model that was fetched, or what has come of it.
+
+        Raises NotFound (MODEL_NOT_FOUND), InvalidInput (BAD_MODEL_NAME), and FailedPrecondition
+        (MODEL_NOT_FETCHED_HERE) for a folder that the owner put there.
+        """
+        task = self._running.get(_checked(name))
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+        self.pulls.pop(name, None)
+        landing = Landing(self._home, name)
+        if not landing.path.exists() and not landing.target.exists():
+            found = await asyncio.to_thread(local_model, name, self._folders)
+            if found is None:
+                raise not_found(name, "list what there is: sealring model list")
+            raise FailedPrecondition(
+                f"{name} was not fetched by sealring",
+                hint=f"remove it there by hand: {found}",
+                reason="MODEL_NOT_FETCHED_HERE",
+            )
+        await asyncio.to_thread(_delete, landing)
+
+    def messages(self) -> list[membership_pb2.HeldModel]:
+        """The models that are here, as they were when `look` looked, and those on their way."""
+        coming = {pull.name: pull for pull in self.pulls.values()}
+        here = [
+            membership_pb2.HeldModel(name=one.name, size=one.size, done=one.size, fetched=one.fetched)
+            for one in self._held
+            if one.name not in coming
+        ]
+        return [
+            *(
+                membership_pb2.HeldModel(
+                    name=one.name, size=one.size, done=min(one.done, one.size), problem=one.problem
+                )
+                for one in coming.values()
+            ),
+            *here,
+        ][:MAX_MODELS]
+
+    async def look(self) -> None:
+        """Looks for model folders."""
+        self._held = await asyncio.to_thread(_held, self._folders, self._home)
+
+    async def stop(self) -> None:
+        """Ends what is under way; it goes on from there the next time."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _over(self, name: str, task: asyncio.Task[Path]) -> None:
+        del self._running[name]
+        pull = self.pulls.get(name)
+        if task.cancelled() or task.exception() is None:
+            self.pulls.pop(name, None)
+        elif pull is not None:
+            error = task.exception()
+            told = str(error) if isinstance(error, SealringError) else "an internal error"
+            pull.problem = "".join(one if one.isprintable() else " " for one in told)[:_MAX_PROBLEM]
+            log.warning("model_not_fetched", model=name, why=pull.problem)
+
+    async def _fetch(self, name: str) -> Path:
+        pull = self.pulls[name]
+        async with self._turn:
+            found = await asyncio.to_thread(_whole, name, self._folders)
+            if found is not None:
+                return found
+            landing = Landing(self._home, name)
+            await asyncio.to_thread(landing.prepare)
+
+            def progress(done: int, size: int) -> None:
+                pull.done, pull.size = done, size
+
+            if self._asker is None or not await self._asker.fetch(name, landing, progress):
+                await self._from_hub(name, landing, pull)
+            found = await asyncio.to_thread(landing.publish)
+        await self.look()
+        log.info("model_fetched", model=name, size=pull.size)
+        return found
+
+    async def _from_hub(self, name: str, landing: Landing, pull: Pull) -> None:
+        if HUB_ID.fullmatch(name) is None:
+            raise not_found(name, "no member has it; the hub's models are named org/name")
+        ended, problems = asyncio.Event(), []
+
+        def heard(body: bytes) -> None:
+            event = engine_pb2.HubEvent.FromString(body)
+            if event.HasField("problem"):
+                problems.append(from_problem(event.problem))
+            pull.size = event.size or pull.size
+
+        child = await Child.spawn(
+            "fetch",
+            ["-m", FETCH_MODULE, name, "--into", str(landing.path)],
+            on_message=heard,
+            on_end=ended.set,
+            environment={**_QUIET, **variables(_FOR_HUB)},
+        )
+        try:
+            while not ended.is_set():
+                pull.done = await asyncio.to_thread(_size, landing.path)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_SECONDS):
+                        await ended.wait()
+        finally:
+            status = await child.stop()
+        if problems:
+            raise problems[0]
+        if status:
+            raise Unavailable(
+                "the process that fetches ended", hint="see the node's log", reason="MODEL_NOT_FETCHED"
+            )
+
+
+def _held(folders: Sequence[Path], home: Path) -> list[Held]:
+    """Model folders by the name that `local_model` finds them by, at most MAX_MODELS."""
+    found: dict[str, Held] = {}
+    for folder in folders:
+        for path in sorted((*folder.glob("*/config.json"), *folder.glob("*/*/config.json"))):
+            name = path.parent.relative_to(folder).as_posix()
+            if (
+                name not in found
+                and (HUB_ID.fullmatch(name) or NAME.fullmatch(name))
+                and len(found) < MAX_MODELS
+            ):
+                found[name] = Held(name, _size(path.parent), folder == home)
+    return list(found.values())
+
+
+def _checked(name: str) -> str:
+    if ".." in name or (HUB_ID.fullmatch(name) is None and NAME.fullmatch(name) is None):
+        raise InvalidInput(
+            f"{name[:80]!r} is no name of a model that can be fetched",
+            hint="name a hub id org/name, or a folder as members call it",
+            reason="BAD_MODEL_NAME",
+            param="model",
+        )
+    return name
+
+
+def _whole(name: str, folders: Sequence[Path]) -> Path | None:
+    with contextlib.suppress(NotFound):
+        return local_model(name, folders)
+    return None
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files in a folder that others write to meanwhile."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(where, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def _delete(landing: Landing) -> None:
+    """Out of sight first: nothing half deleted is ever found by its name."""
+    shutil.rmtree(landing.path, ignore_errors=True)
+    if landing.target.is_dir():
+        landing.path.parent.mkdir(mode=0o700, exist_ok=True)
+        landing.target.rename(landing.path)
+        shutil.rmtree(landing.path)

@@ -1,0 +1,214 @@
+"""Passes models on to other members: what a folder holds, and its files part by part.
+
+A caller names a model, never a file's path. It reads what a manifest of this node lists, by number, and only
+while it stands in the roster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sealring.mesh.errors import (
+    InvalidInput,
+    ModelError,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    SealringError,
+    Unavailable,
+)
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.roster.model import Roster
+from sealring.mesh.rpc.limits import Buckets
+from sealring.mesh.rpc.tls import peer_identity
+from sealring.node.models.folders import FolderState, local_model, not_found
+from sealring.node.models.manifest import PART, Manifest, open_inside
+from sealring.v1 import models_pb2, models_pb2_grpc
+
+log = structlog.get_logger()
+
+SERVICE = models_pb2.DESCRIPTOR.services_by_name["Models"].full_name
+MAX_PARTS = 128
+"""Of one call: a stream makes room for another after 1 GiB."""
+
+PIECE = 1 << 20
+_MAX_STREAMS = 4
+_MAX_WAITING = 8
+_MAX_MANIFESTS = 32
+_WRITE_SECONDS = 30.0
+_CALLS_PER_SECOND = 4.0
+_CALLS_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A folder as it was when its manifest was made."""
+
+    state: FolderState
+    manifest: Manifest
+
+
+class ModelGiver(models_pb2_grpc.ModelsServicer):
+    """The Models service of one node."""
+
+    def __init__(self, cluster: str, folders: Sequence[Path], roster: Callable[[], Roster | None]) -> None:
+        """`roster` gives the one in use, or None where there is none that is valid."""
+        self._cluster = cluster
+        self._folders = folders
+        self._roster = roster
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._making: dict[FolderState, asyncio.Task[Manifest]] = {}
+        self._turn = asyncio.Lock()
+        self._readers: list[str] = []
+        self._calls = Buckets(_CALLS_PER_SECOND, _CALLS_AT_ONCE)
+        self._stop = threading.Event()
+
+    async def stop(self) -> None:
+        """Ends the reading of folders."""
+        self._stop.set()
+        if self._making:
+            await asyncio.wait(self._making.values())
+
+    async def Describe(  # noqa: N802
+        self, request: models_pb2.DescribeModelRequest, context: Any
+    ) -> models_pb2.ModelManifest:
+        """Raises PermissionDenied (NOT_A_MEMBER), NotFound (MODEL_NOT_FOUND), ResourceExhausted
+        (RATE_LIMITED, MODELS_BUSY), ModelError (MODEL_FOLDER_UNUSABLE)."""
+        self._calls.check(self._member(context))
+        folder = None if request.model.startswith("/") else await asyncio.to_thread(self._find, request.model)
+        if folder is None:
+            raise not_found(request.model, "this node does not have it")
+        return (await self.manifest(folder)).message()
+
+    async def Read(  # type: ignore[override]  # noqa: N802 - writes to the context, named by the rpc
+        self, request: models_pb2.ReadModelRequest, context: Any
+    ) -> None:
+        """Raises PermissionDenied (NOT_A_MEMBER), NotFound (UNKNOWN_MANIFEST), InvalidInput
+        (BAD_MODEL_RANGE), ResourceExhausted (RATE_LIMITED, MODELS_BUSY), ModelError (MODEL_CHANGED),
+        Unavailable (SLOW_PEER)."""
+        caller = self._member(context)
+        self._calls.check(caller)
+        known = self._known.get(request.manifest)
+        if known is None:
+            raise NotFound("no such manifest", hint="ask for the model again", reason="UNKNOWN_MANIFEST")
+        if request.file >= len(known.manifest.files):
+            raise _bad_range()
+        file, end = known.manifest.files[request.file], request.first + request.parts
+        if not 1 <= request.parts <= MAX_PARTS or end > file.parts:
+            raise _bad_range()
+        with self._slot(caller), self._open(known, file.name) as descriptor:
+            for start in range(request.first * PART, min(end * PART, file.size), PIECE):
+                stop = min(start + PIECE, file.size)
+                data = await asyncio.to_thread(os.pread, descriptor, stop - start, start)
+                if self._member(context) != caller or len(data) < stop - start:
+                    raise _changed(known.state.path)
+                await _write(context, models_pb2.ModelPiece(data=data))
+
+    async def manifest(self, folder: Path) -> Manifest:
+        """What a folder holds; read once for as long as nothing in it changes, one folder at a time.
+
+        Raises NotFound (MODEL_NOT_FOUND), ResourceExhausted (MODELS_BUSY), ModelError
+        (MODEL_FOLDER_UNUSABLE).
+        """
+        state = await asyncio.to_thread(FolderState.read, folder)
+        for known in self._known.values():
+            if known.state == state:
+                return known.manifest
+        if state not in self._making:
+            if len(self._making) >= _MAX_WAITING:
+                raise _busy()
+            task = asyncio.get_running_loop().create_task(self._make(state))
+            self._making[state] = task
+            task.add_done_callback(
+                lambda done: (self._making.pop(state), done.cancelled() or done.exception())
+            )
+        return await asyncio.shield(self._making[state])
+
+    async def _make(self, state: FolderState) -> Manifest:
+        async with self._turn:
+            manifest = await asyncio.to_thread(Manifest.of, state.path, self._stop)
+        if await asyncio.to_thread(FolderState.read, state.path) != state:
+            raise _changed(state.path)
+        self._known[manifest.digest] = _Known(state, manifest)
+        if len(self._known) > _MAX_MANIFESTS:
+            self._known.popitem(last=False)
+        return manifest
+
+    def _made(self, state: FolderState, task: asyncio.Task[Manifest]) -> None:
+        del self._making[state]
+        if not task.cancelled():
+            task.exception()  # whoever waits sees it; a caller that gave up does not
+
+    def _find(self, name: str) -> Path | None:
+        return local_model(name, self._folders)
+
+    def _member(self, context: Any) -> str:
+        """The caller, who stands in the roster now. Raises PermissionDenied (NOT_A_MEMBER)."""
+        caller, roster = peer_identity(context), self._roster()
+        if (
+            roster is None
+            or caller.role is not Role.MEMBER
+            or caller.cluster != self._cluster
+            or all(caller.id != one.id for one in roster.members)
+        ):
+            raise PermissionDenied("the caller is no member of this cluster", reason="NOT_A_MEMBER")
+        return caller.id
+
+    @contextlib.contextmanager
+    def _slot(self, caller: str) -> Iterator[None]:
+        """One of the few streams that there are, one for each caller."""
+        if len(self._readers) >= _MAX_STREAMS or caller in self._readers:
+            raise _busy()
+        self._readers.append(caller)
+        try:
+            yield
+        finally:
+            self._readers.remove(caller)
+
+    @contextlib.contextmanager
+    def _open(self, known: _Known, name: str) -> Iterator[int]:
+        try:
+            descriptor = open_inside(known.state.path, name)
+        except (OSError, SealringError):
+            raise _changed(known.state.path) from None
+        try:
+            found = os.fstat(descriptor)
+            if (name, found.st_size, found.st_mtime_ns) not in known.state.files:
+                raise _changed(known.state.path)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+async def _write(context: Any, piece: models_pb2.ModelPiece) -> None:
+    try:
+        async with asyncio.timeout(_WRITE_SECONDS):
+            await context.write(piece)
+    except TimeoutError:
+        raise Unavailable("the caller does not read what it asked for", reason="SLOW_PEER") from None
+
+
+def _busy() -> ResourceExhausted:
+    return ResourceExhausted(
+        "this node passes on as many models as it may at once", hint="try again", reason="MODELS_BUSY"
+    )
+
+
+def _bad_range() -> InvalidInput:
+    return InvalidInput("the manifest has no such parts", reason="BAD_MODEL_RANGE")
+
+
+def _changed(folder: Path) -> ModelError:
+    return ModelError(
+        f"the folder {folder.name} has changed meanwhile", hint="try again", reason="MODEL_CHANGED"
+    )

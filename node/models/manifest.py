@@ -1,0 +1,170 @@
+"""What a model's folder holds, part by part: by this members pass a model on and check what they get."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import threading
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+
+from sealring.mesh.errors import Cancelled, ModelError
+from sealring.v1 import models_pb2
+
+PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+"""Files that belong to a model. Python files are not among them: no code comes with a model."""
+
+PART = 8 << 20
+"""Bytes that are hashed together, and sent anew where they arrive damaged."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_DIGEST = hashlib.sha256().digest_size
+_MAX_FILES = 1024
+_MAX_BYTES = 3 << 40
+"""Of all files: their hashes then fit into one message."""
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """One file: its size in bytes and the SHA-256 of every part, one after the other."""
+
+    name: str
+    size: int
+    hashes: bytes
+
+    @property
+    def parts(self) -> int:
+        return -(-self.size // PART)
+
+    def length(self, part: int) -> int:
+        """Bytes of a part; the last one is shorter."""
+        return min(PART, self.size - part * PART)
+
+    def fits(self, part: int, digest: bytes) -> bool:
+        """Whether a part's SHA-256 is the right one."""
+        return self.hashes[part * _DIGEST :][:_DIGEST] == digest
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files of a model by name."""
+
+    files: tuple[ModelFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over the names, sizes and hashes."""
+        total = hashlib.sha256()
+        for file in self.files:
+            for field in (file.name.encode(), file.size.to_bytes(8, "big"), file.hashes):
+                total.update(len(field).to_bytes(8, "big") + field)
+        return total.digest()
+
+    def message(self) -> models_pb2.ModelManifest:
+        """As it is sent."""
+        files = [
+            models_pb2.ModelFile(name=file.name, size=file.size, parts=file.hashes) for file in self.files
+        ]
+        return models_pb2.ModelManifest(files=files)
+
+    @classmethod
+    def from_message(cls, message: models_pb2.ModelManifest) -> Manifest:
+        """A manifest that another member sent. Raises ModelError (BAD_MANIFEST)."""
+        if not 1 <= len(message.files) <= _MAX_FILES or sum(one.size for one in message.files) > _MAX_BYTES:
+            raise _bad("it is empty or too large")
+        files = tuple(ModelFile(one.name, one.size, one.parts) for one in message.files)
+        names = [file.name for file in files]
+        folded = {name.lower() for name in names}  # a Mac's disk takes "A" and "a" for one file
+        if names != sorted(names) or len(folded) < len(names) or not all(map(belongs, names)):
+            raise _bad("its names are not those of a model's files, each once and in order")
+        if "config.json" not in folded or any(len(one.hashes) != _DIGEST * one.parts for one in files):
+            raise _bad("it has no config.json, or not one hash for every part")
+        return cls(files)
+
+    @classmethod
+    def of(cls, folder: Path, stop: threading.Event | None = None) -> Manifest:
+        """Reads every file of a model's folder; ends early with Cancelled once `stop` is set.
+
+        Raises ModelError (MODEL_FOLDER_UNUSABLE) for a folder that cannot be passed on.
+        """
+        try:
+            names = sorted(entry.name for entry in os.scandir(folder) if belongs(entry.name))
+            files = tuple(_read(folder, name, stop) for name in names)
+        except OSError as error:
+            raise _unusable(folder, f"cannot be read: {error.strerror}") from None
+        try:
+            return cls.from_message(cls(files).message())
+        except ModelError as error:
+            raise _unusable(folder, f"cannot be passed on: {error.message}") from None
+
+
+def belongs(name: str) -> bool:
+    """Whether a file of this name belongs to a model."""
+    return _NAME.fullmatch(name) is not None and any(fnmatch(name, pattern) for pattern in PATTERNS)
+
+
+def open_inside(folder: Path, name: str) -> int:
+    """A descriptor of a regular file of a model's folder.
+
+    Links are followed within the folder, and from a snapshot of the Hugging Face cache to its model's blobs;
+    never further. Raises ModelError (MODEL_FOLDER_UNUSABLE), OSError.
+    """
+    home = folder.resolve()
+    path = (home / name).resolve()
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if path.parent not in (home, blobs):
+        raise _unusable(folder, f"has a link that leads elsewhere, {name}")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _unusable(folder, f"holds {name}, which is no file")
+    return descriptor
+
+
+def hash_parts(descriptor: int, size: int, stop: threading.Event | None = None) -> list[bytes]:
+    """The SHA-256 of every part of the first `size` bytes. Raises OSError, Cancelled."""
+    hashes = []
+    for start in range(0, size, PART):
+        total, at, end = hashlib.sha256(), start, min(start + PART, size)
+        while at < end:
+            if stop is not None and stop.is_set():
+                raise Cancelled("the node stops")
+            block = os.pread(descriptor, min(_BLOCK, end - at), at)
+            if not block:
+                raise OSError(0, "a file has become shorter")
+            total.update(block)
+            at += len(block)
+        hashes.append(total.digest())
+    return hashes
+
+
+def _read(folder: Path, name: str, stop: threading.Event | None) -> ModelFile:
+    descriptor = open_inside(folder, name)
+    try:
+        size = os.fstat(descriptor).st_size
+        return ModelFile(name, size, b"".join(hash_parts(descriptor, size, stop)))
+    finally:
+        os.close(descriptor)
+
+
+def _bad(why: str) -> ModelError:
+    return ModelError(f"a model's manifest is unusable: {why}", reason="BAD_MANIFEST")
+
+
+def _unusable(folder: Path, why: str) -> ModelError:
+    return ModelError(
+        f"the folder {folder.name} {why}",
+        reason="MODEL_FOLDER_UNUSABLE",
+        hint="copy the model itself into the folder",
+    )

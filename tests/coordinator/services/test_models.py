@@ -1,0 +1,66 @@
+"""Orders to nodes about models, and bounds on what nodes say of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sealring.coordinator.services.models import Models, check_held
+from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.mesh.clock import monotonic_clock
+from sealring.mesh.errors import DeadlineExceeded, InvalidInput, SealringError, Unavailable
+from sealring.mesh.rpc.problem import to_problem
+from sealring.v1.membership_pb2 import HeldModel, ModelChanged
+
+
+def online() -> tuple[Sessions, NodeSession]:
+    sessions = Sessions()
+    session = NodeSession("alpha", bytes(16), clock=monotonic_clock)
+    sessions.open(session)
+    return sessions, session
+
+
+async def test_a_node_is_told_and_its_refusal_passed_on() -> None:
+    sessions, session = online()
+    models = Models(sessions)
+    problem = to_problem(InvalidInput("no", reason="BAD_MODEL_NAME"))
+    for number, answer in enumerate((ModelChanged(), ModelChanged(problem=problem)), 1):
+        asking = asyncio.create_task(models.change("alpha", "org/model", remove=False))
+        await asyncio.sleep(0)
+        models.answered(session, ModelChanged(id=number, problem=answer.problem if number > 1 else None))
+        if number == 1:
+            await asking
+        else:
+            with pytest.raises(SealringError) as raised:
+                await asking
+            assert raised.value.reason == "BAD_MODEL_NAME"
+
+
+async def test_nodes_that_do_not_answer() -> None:
+    sessions, session = online()
+    with pytest.raises(DeadlineExceeded):
+        await Models(sessions, timeout=0.0).change("alpha", "m", remove=True)
+    with pytest.raises(Unavailable):
+        await Models(sessions).change("beta", "m", remove=True)
+    models = Models(sessions)
+    asking = asyncio.create_task(models.change("alpha", "m", remove=True))
+    await asyncio.sleep(0)
+    models.gone(session)
+    with pytest.raises(Unavailable):
+        await asking
+    for name in ("", "x" * 300, "a\nb"):
+        with pytest.raises(InvalidInput):
+            await models.change("alpha", name, remove=False)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"name": "x" * 300}, {"name": "a\x1b"}, {"problem": "x" * 2000}, {"size": 1 << 60}]
+)
+def test_what_nodes_say_is_bounded(fields: dict[str, Any]) -> None:
+    check_held([HeldModel(name="a", size=2, done=1)] * 64)
+    with pytest.raises(InvalidInput):
+        check_held([HeldModel(**fields)])
+    with pytest.raises(InvalidInput):
+        check_held([HeldModel()] * 65)

@@ -1,0 +1,136 @@
+"""How a node gets models: in turn, from members or the hub, and only those it got can be removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from localhub import LocalHub, local_hub
+
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound, SealringError, Unavailable
+from sealring.node.daemon.engines import EngineKeeper
+from sealring.node.daemon.fetching import Fetcher
+from sealring.node.daemon.memory import MemoryMeter
+from sealring.node.models.landing import Landing
+
+
+class Members:
+    """Members that have one model, or do not answer before they are told to."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.asked: list[str] = []
+        self.may = asyncio.Event()
+        self.may.set()
+        self.error: SealringError | None = None
+
+    async def fetch(self, model: str, landing: Landing, progress: Any) -> bool:
+        self.asked.append(model)
+        progress(1, 2)
+        await self.may.wait()
+        if self.error is not None:
+            raise self.error
+        if model in self.names:
+            (landing.path / "config.json").write_text("{}")
+        return model in self.names
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LocalHub]:
+    with local_hub("org/model", {"config.json": b"{}", "model.safetensors": b"weights"}) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        yield running
+
+
+def make(tmp_path: Path, members: Members, *, allowed: bool = True) -> Fetcher:
+    folders = [tmp_path / "own", tmp_path / "fetched"]
+    return Fetcher(folders, tmp_path / "fetched", members, allowed=allowed)  # type: ignore[arg-type]
+
+
+async def test_members_are_asked_before_the_hub(hub: LocalHub, tmp_path: Path) -> None:
+    members = Members("org/model")
+    fetcher = make(tmp_path, members)
+    assert await fetcher.fetch("org/model") == tmp_path / "fetched" / "org" / "model"
+    assert members.asked == ["org/model"]
+    assert not hub.asked
+    assert fetcher.pulls == {}
+
+
+async def test_what_no_member_has_comes_from_the_hub(hub: LocalHub, tmp_path: Path) -> None:
+    fetcher = make(tmp_path, Members())
+    found = await fetcher.fetch("org/model")
+    assert {path.name for path in found.iterdir()} == {"config.json", "model.safetensors"}
+    assert not Landing(tmp_path / "fetched", "org/model").path.exists()
+
+
+async def test_a_fetch_that_fails_says_why_until_the_next(hub: LocalHub, tmp_path: Path) -> None:
+    members = Members("org/model")
+    members.error = Unavailable("they are gone")
+    fetcher = make(tmp_path, members)
+    with pytest.raises(Unavailable):
+        await fetcher.fetch("org/model")
+    assert fetcher.pulls["org/model"].problem == "they are gone"
+    members.error = None
+    with pytest.raises(NotFound):
+        await fetcher.fetch("other")
+    await fetcher.fetch("org/model")
+    assert set(fetcher.pulls) == {"other"}
+
+
+async def test_who_gives_up_does_not_end_it_and_a_second_one_joins(tmp_path: Path) -> None:
+    members = Members("model")
+    members.may.clear()
+    fetcher = make(tmp_path, members)
+    first, second = (asyncio.create_task(fetcher.fetch("model")) for _ in range(2))
+    while not members.asked:
+        await asyncio.sleep(0)
+    first.cancel()
+    assert (fetcher.pulls["model"].done, fetcher.pulls["model"].size) == (1, 2)
+    members.may.set()
+    assert await second == tmp_path / "fetched" / "model"
+    assert members.asked == ["model"]
+
+
+async def test_nothing_is_fetched_where_the_owner_does_not_allow_it(tmp_path: Path) -> None:
+    members = Members("model")
+    with pytest.raises(FailedPrecondition) as raised:
+        await make(tmp_path, members, allowed=False).fetch("model")
+    assert raised.value.reason == "DOWNLOADS_NOT_ALLOWED"
+    for name in ("../x", "a/b/c", "/etc", ""):
+        with pytest.raises(InvalidInput):
+            await make(tmp_path, members).fetch(name)
+    assert not members.asked
+
+
+async def test_only_what_was_fetched_is_removed(tmp_path: Path) -> None:
+    fetcher = make(tmp_path, Members("model"))
+    (tmp_path / "own" / "mine").mkdir(parents=True)
+    (tmp_path / "own" / "mine" / "config.json").write_text("{}")
+    await fetcher.fetch("model")
+    await fetcher.remove("model")
+    assert list((tmp_path / "fetched").rglob("*.json")) == []
+    with pytest.raises(FailedPrecondition) as raised:
+        await fetcher.remove("mine")
+    assert raised.value.reason == "MODEL_NOT_FETCHED_HERE"
+    assert (tmp_path / "own" / "mine" / "config.json").exists()
+    with pytest.raises(NotFound):
+        await fetcher.remove("model")
+    with pytest.raises(InvalidInput):
+        await fetcher.remove("../own/mine")
+
+
+async def test_a_model_is_measured_only_where_it_is_and_fetched_to_be_served(tmp_path: Path) -> None:
+    members = Members("model")
+    fetcher = make(tmp_path, members)
+    keeper = EngineKeeper([tmp_path / "own", tmp_path / "fetched"], MemoryMeter(None), fetcher)
+    with pytest.raises(NotFound) as raised:
+        await keeper.profile("model")
+    assert raised.value.metadata["fetchable"] == "yes"
+    assert not members.asked
+    assert await keeper.find("model", fetch=True) == tmp_path / "fetched" / "model"
+    assert await keeper.find("model") == tmp_path / "fetched" / "model"

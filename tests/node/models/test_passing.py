@@ -1,0 +1,375 @@
+"""Models between members: over real mTLS, with a real roster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from sealring.mesh.errors import ModelError, ResourceExhausted, Unavailable
+from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc.tls import PeerChannel, server_credentials
+from sealring.node.models import giving, landing, manifest
+from sealring.node.models.asking import ModelAsker
+from sealring.node.models.giving import SERVICE, ModelGiver
+from sealring.node.models.landing import Landing
+from sealring.node.models.manifest import Manifest
+from sealring.v1 import models_pb2, models_pb2_grpc
+
+PART = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (manifest, landing, giving):
+        monkeypatch.setattr(module, "PART", PART)
+    monkeypatch.setattr(giving, "PIECE", PART // 4)
+    monkeypatch.setattr(giving, "MAX_PARTS", 3)
+    monkeypatch.setattr("sealring.node.models.asking.MAX_PARTS", 3)
+    monkeypatch.setattr("sealring.node.models.asking._BUSY_SECONDS", 0.02)
+
+
+def make_model(folder: Path, parts: int = 5) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(random.Random(7).randbytes(parts * PART - 100))
+    (folder / "code.py").write_text("import os")
+    return folder
+
+
+class Member:
+    """A member that passes on what lies in its folder."""
+
+    def __init__(self, cluster: Any, folder: Path, roster: Callable[[], Any]) -> None:
+        self.party = cluster.party()
+        self.giver = ModelGiver("testbed", [folder], roster)
+        self.server = Server([(models_pb2_grpc.add_ModelsServicer_to_server, self.giver, SERVICE)])
+
+
+class World:
+    """Members with folders, and one roster for all."""
+
+    def __init__(self, cluster: Any, tmp_path: Path) -> None:
+        self.cluster, self.tmp_path = cluster, tmp_path
+        self.members: list[Member] = []
+        self.own = cluster.party()
+        self.roster: Any = None
+
+    async def add(self, name: str) -> Member:
+        member = Member(self.cluster, self.tmp_path / name, lambda: self.roster)
+        port = member.server.listen("127.0.0.1:0", server_credentials(member.party.store()))
+        member.party.address = f"127.0.0.1:{port}"
+        await member.server.start()
+        self.members.append(member)
+        return member
+
+    def sign(self, *without: Any) -> None:
+        parties = [self.own, *(one.party for one in self.members)]
+        _, self.roster = self.cluster.roster(members=[one for one in parties if one not in without])
+
+    def asker(self) -> ModelAsker:
+        return ModelAsker("testbed", self.own.id, self.own.store(), lambda: self.roster)
+
+    def landing(self) -> Landing:
+        return Landing(self.tmp_path / "own", "org/model")
+
+    @asynccontextmanager
+    async def stub(self, member: Member, party: Any = None) -> AsyncIterator[Any]:
+        name = PeerIdentity("testbed", Role.MEMBER, member.party.id).server_name
+        channel = PeerChannel(member.party.address, (party or self.own).store(), name)
+        try:
+            yield models_pb2_grpc.ModelsStub(channel.get())
+        finally:
+            await channel.close()
+
+
+@pytest.fixture
+async def world(cluster: Any, tmp_path: Path) -> AsyncIterator[World]:
+    world = World(cluster, tmp_path)
+    yield world
+    for member in world.members:
+        await member.giver.stop()
+        await member.server.stop(0)
+
+
+async def refusal(call: Any) -> str:
+    try:
+        if hasattr(call, "read"):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        else:
+            await call
+    except grpc.RpcError as error:
+        return from_rpc_error(error).reason
+    return "none"
+
+
+def ignore(done: int, size: int) -> None:
+    pass
+
+
+async def test_a_model_comes_from_the_member_that_has_it(world: World) -> None:
+    there = make_model(world.tmp_path / "a" / "model")
+    await world.add("a")
+    await world.add("empty")
+    world.sign()
+    told: list[tuple[int, int]] = []
+    landing = world.landing()
+    assert await world.asker().fetch("org/model", landing, lambda *now: told.append(now))
+    assert not landing.target.exists()
+    found = landing.publish()
+    assert found == world.tmp_path / "own" / "org" / "model"
+    assert not landing.path.exists()
+    names = {"config.json", "empty.txt", "model.safetensors"}
+    assert {path.name for path in found.iterdir()} == names
+    assert all((found / name).read_bytes() == (there / name).read_bytes() for name in names)
+    assert told[-1] == (Manifest.of(there).size, Manifest.of(there).size)
+
+
+async def test_nobody_has_it(world: World) -> None:
+    await world.add("empty")
+    world.sign()
+    assert not await world.asker().fetch("org/model", world.landing(), ignore)
+
+
+async def test_it_goes_on_behind_what_has_come(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(world.tmp_path / "a" / "model")
+    await world.add("a")
+    world.sign()
+    landing = world.landing()
+    assert await world.asker().fetch("org/model", landing, ignore)
+    weights = landing.path / "model.safetensors"
+    whole = weights.read_bytes()
+    damaged = bytearray(whole[: 3 * PART + 17])  # as kill -9 leaves it, and a part that the disk lost
+    damaged[2 * PART + 5] ^= 1
+    weights.write_bytes(damaged)
+    (landing.path / "stranger.txt").write_text("not of this model")
+    sent: list[int] = []
+    real = giving._write
+
+    async def write(context: Any, piece: models_pb2.ModelPiece) -> None:
+        sent.append(len(piece.data))
+        await real(context, piece)
+
+    monkeypatch.setattr(giving, "_write", write)
+    again = Landing(world.tmp_path / "own", "org/model")
+    assert await world.asker().fetch("org/model", again, ignore)
+    assert weights.read_bytes() == whole
+    assert again.done == Manifest.of(world.tmp_path / "a" / "model").size
+    assert sum(sent) == len(whole) - 2 * PART
+    assert not (landing.path / "stranger.txt").exists()
+
+
+async def test_another_member_goes_on_where_one_lies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sends other bytes than its manifest says: it is asked no more, what was right is kept."""
+    for name in ("a", "b"):
+        make_model(world.tmp_path / name / "model")
+    liar, _ = await world.add("a"), await world.add("b")
+    world.sign()
+    liar_state = await liar.giver.manifest(world.tmp_path / "a" / "model")
+    real, lied = os.pread, []
+
+    def pread(descriptor: int, count: int, at: int) -> bytes:
+        data = real(descriptor, count, at)
+        if count == PART // 4 and at == 2 * PART and not lied:
+            lied.append(at)
+            return bytes(len(data))
+        return data
+
+    monkeypatch.setattr(giving.os, "pread", pread)
+    landing = world.landing()
+    assert await world.asker().fetch("org/model", landing, ignore)
+    assert lied
+    assert Manifest.of(landing.path).digest == liar_state.digest
+
+
+async def test_members_with_different_models_do_not_mix(world: World) -> None:
+    """The second one's parts are of no use; nothing of them is taken."""
+    make_model(world.tmp_path / "a" / "model")
+    make_model(world.tmp_path / "b" / "model", parts=6)
+    await world.add("a")
+    await world.add("b")
+    world.sign()
+    landing = world.landing()
+    assert await world.asker().fetch("org/model", landing, ignore)
+    wanted = {Manifest.of(world.tmp_path / name / "model").digest for name in "ab"}
+    assert Manifest.of(landing.path).digest in wanted
+
+
+async def test_a_model_that_nobody_gives_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(world.tmp_path / "a" / "model")
+    await world.add("a")
+    world.sign()
+    real = giving._write
+
+    async def write(context: Any, piece: models_pb2.ModelPiece) -> None:
+        await real(context, models_pb2.ModelPiece(data=bytes(len(piece.data))))
+
+    monkeypatch.setattr(giving, "_write", write)
+    with pytest.raises(Unavailable) as raised:
+        await world.asker().fetch("org/model", world.landing(), ignore)
+    assert raised.value.reason == "MODEL_NOT_FETCHED"
+
+
+async def test_a_full_disk_is_said_before_anything_comes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(world.tmp_path / "a" / "model")
+    await world.add("a")
+    world.sign()
+    monkeypatch.setattr(landing, "SPARE", 1 << 60)
+    with pytest.raises(ResourceExhausted) as raised:
+        await world.asker().fetch("org/model", world.landing(), ignore)
+    assert raised.value.reason == "DISK_FULL"
+
+
+# Attacks
+
+
+async def test_only_members_of_the_roster_are_answered(world: World) -> None:
+    make_model(world.tmp_path / "a" / "model")
+    member = await world.add("a")
+    world.sign()
+    request = models_pb2.DescribeModelRequest(model="model")
+    gateway, stranger = world.cluster.party(Role.GATEWAY), world.cluster.party()
+    for party in (gateway, stranger):
+        async with world.stub(member, party) as stub:
+            assert await refusal(stub.Describe(request)) == "NOT_A_MEMBER"
+            assert await refusal(stub.Read(models_pb2.ReadModelRequest())) == "NOT_A_MEMBER"
+    async with world.stub(member) as stub:
+        assert await refusal(stub.Describe(request)) == "none"
+        world.roster = None  # expired
+        assert await refusal(stub.Describe(request)) == "NOT_A_MEMBER"
+
+
+async def test_who_is_thrown_out_gets_no_further_part(world: World) -> None:
+    folder = make_model(world.tmp_path / "a" / "model")
+    member = await world.add("a")
+    world.sign()
+    digest = (await member.giver.manifest(folder)).digest
+    going = asyncio.Event()
+    real = giving._write
+
+    async def write(context: Any, piece: models_pb2.ModelPiece) -> None:
+        await real(context, piece)
+        going.set()
+        world.sign(world.own)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(giving, "_write", write)
+        async with world.stub(member) as stub:
+            call = stub.Read(models_pb2.ReadModelRequest(manifest=digest, file=2, first=0, parts=3))
+            assert await refusal(call) == "NOT_A_MEMBER"
+    assert going.is_set()
+
+
+@pytest.mark.parametrize(
+    "name", ["../model", "/etc", "model/../../x", "", "a/b/c", ".partial", "x" * 300, "\0"]
+)
+async def test_names_that_lead_elsewhere(world: World, name: str) -> None:
+    make_model(world.tmp_path / "a" / "model")
+    make_model(world.tmp_path / "a" / ".partial" / "model")
+    member = await world.add("a")
+    world.sign()
+    async with world.stub(member) as stub:
+        assert await refusal(stub.Describe(models_pb2.DescribeModelRequest(model=name))) == "MODEL_NOT_FOUND"
+
+
+async def test_links_that_lead_out_are_not_followed(world: World) -> None:
+    folder = make_model(world.tmp_path / "a" / "model")
+    member = await world.add("a")
+    world.sign()
+    secret = world.tmp_path / "identity.json"
+    secret.write_text("secret")
+    (folder / "extra.json").symlink_to(secret)
+    async with world.stub(member) as stub:
+        request = models_pb2.DescribeModelRequest(model="model")
+        assert await refusal(stub.Describe(request)) == "MODEL_FOLDER_UNUSABLE"
+        (folder / "extra.json").unlink()
+        manifest = Manifest.from_message(await stub.Describe(request))
+        (folder / "config.json").unlink()
+        (folder / "config.json").symlink_to(secret)  # between the manifest and the reading
+        call = stub.Read(models_pb2.ReadModelRequest(manifest=manifest.digest, file=0, first=0, parts=1))
+        assert await refusal(call) == "MODEL_CHANGED"
+
+
+async def test_ranges_and_manifests_that_there_are_not(world: World) -> None:
+    folder = make_model(world.tmp_path / "a" / "model")
+    member = await world.add("a")
+    world.sign()
+    digest = (await member.giver.manifest(folder)).digest
+    bad = [(9, 0, 1), (2, 0, 0), (2, 0, 4), (2, 4, 2), (2, (1 << 32) - 1, 1), (1, 0, 1)]
+    async with world.stub(member) as stub:
+        for file, first, parts in bad:
+            asked = models_pb2.ReadModelRequest(manifest=digest, file=file, first=first, parts=parts)
+            assert await refusal(stub.Read(asked)) == "BAD_MODEL_RANGE"
+        assert await refusal(stub.Read(models_pb2.ReadModelRequest(manifest=b"x"))) == "UNKNOWN_MANIFEST"
+
+
+async def test_one_stream_for_each_caller_and_few_in_all(world: World) -> None:
+    folder = make_model(world.tmp_path / "a" / "model")
+    member = await world.add("a")
+    world.sign()
+    digest = (await member.giver.manifest(folder)).digest
+    asked = models_pb2.ReadModelRequest(manifest=digest, file=2, first=0, parts=3)
+    async with world.stub(member) as stub:
+        for held in ([world.own.id], ["others"] * 4):
+            member.giver._readers = list(held)
+            assert await refusal(stub.Read(asked)) == "MODELS_BUSY"
+        member.giver._readers = []
+        assert await refusal(stub.Read(asked)) == "none"
+        assert member.giver._readers == []
+        reasons = [await refusal(stub.Read(models_pb2.ReadModelRequest())) for _ in range(64)]
+        assert "RATE_LIMITED" in reasons
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [],
+        [("config.json", 1, 1), ("../x.json", 1, 1)],
+        [("config.json", 1, 1), ("a.json", 1, 1)],
+        [("CONFIG.json", 1, 1), ("config.json", 1, 1)],
+        [("config.json", 1, 0)],
+        [("config.json", 1 << 60, 1)],
+        [("config.json", 1, 1), ("run.py", 1, 1)],
+        [("a.json", 1, 1)],
+    ],
+)
+def test_manifests_that_are_refused(files: list[tuple[str, int, int]]) -> None:
+    message = models_pb2.ModelManifest(
+        files=[
+            models_pb2.ModelFile(name=name, size=size, parts=bytes(32 * parts)) for name, size, parts in files
+        ]
+    )
+    with pytest.raises(ModelError) as raised:
+        Manifest.from_message(message)
+    assert raised.value.reason == "BAD_MANIFEST"
+
+
+async def test_a_busy_member_is_asked_again(world: World) -> None:
+    make_model(world.tmp_path / "a" / "model")
+    member = await world.add("a")
+    world.sign()
+    member.giver._readers = ["others"] * 4
+    fetching = asyncio.create_task(world.asker().fetch("org/model", world.landing(), ignore))
+    real, refused = member.giver._slot, asyncio.Event()
+
+    def slot(caller: str) -> Any:
+        refused.set()
+        return real(caller)
+
+    member.giver._slot = slot  # type: ignore[method-assign,assignment]
+    await refused.wait()
+    member.giver._readers = []
+    assert await fetching

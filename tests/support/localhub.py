@@ -1,0 +1,152 @@
+"""A Hugging Face hub on loopback, with the real one's paths, headers and redirects."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+COMMIT = "c" * 40
+
+
+class LocalHub:
+    """Serves one repository. Large files are redirected to another path, as to the hub's storage."""
+
+    def __init__(self, repository: str, files: dict[str, bytes]) -> None:
+        self.repository = repository
+        self.files = files
+        self.asked: list[tuple[str, str, str]] = []
+        """Method, path and range of every request."""
+        self.breaks_after: int | None = None
+        """Bytes of a body after which the connection is cut, once."""
+        self.stalls: threading.Event | None = None
+        """Instead of being cut it is held until this is set."""
+        self.stalled = threading.Event()
+        self.url = self.storage = ""
+
+    def large(self, name: str) -> bool:
+        return name.endswith(".safetensors")
+
+    def etag(self, name: str) -> str:
+        content = self.files[name]
+        if self.large(name):
+            return hashlib.sha256(content).hexdigest()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+    def sent(self, method: str, part: str) -> list[str]:
+        """The ranges of the requests with this method whose path holds `part`."""
+        return [ranges for verb, path, ranges in self.asked if verb == method and part in path]
+
+
+def _siblings(hub: LocalHub) -> list[dict[str, Any]]:
+    found = []
+    for name, content in hub.files.items():
+        one: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": "b" * 40}
+        if hub.large(name):
+            one["lfs"] = {"sha256": hub.etag(name), "size": len(content), "pointerSize": 134}
+        found.append(one)
+    return found
+
+
+def _tree(hub: LocalHub) -> list[dict[str, Any]]:
+    found = []
+    for name, content in hub.files.items():
+        one: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": "b" * 40}
+        if hub.large(name):
+            one["lfs"] = {"oid": hub.etag(name), "size": len(content), "pointerSize": 134}
+        found.append(one)
+    return found
+
+
+@contextmanager
+def local_hub(repository: str, files: dict[str, bytes]) -> Iterator[LocalHub]:
+    hub = LocalHub(repository, files)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self.answer(body=False)
+
+        def do_GET(self) -> None:
+            self.answer(body=True)
+
+        def answer(self, *, body: bool) -> None:
+            path = self.path.partition("?")[0]
+            hub.asked.append((self.command, path, self.headers.get("range", "")))
+            name = path.rpartition("/")[2]
+            model = {"id": repository, "sha": COMMIT, "siblings": _siblings(hub), "private": False}
+            if path.startswith(f"/api/models/{repository}/tree/"):
+                self.give_json(_tree(hub))
+            elif path.startswith(f"/api/models/{repository}"):
+                self.give_json(model)
+            elif path.startswith(f"/{repository}/resolve/") and name in hub.files:
+                self.resolve(name, body=body)
+            elif path.startswith("/storage/") and name in hub.files:
+                self.give(hub.files[name], {"etag": f'"{hub.etag(name)}"'}, body=body)
+            else:
+                self.send_response(404)
+                self.send_header("x-error-code", "RepoNotFound")
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+        def resolve(self, name: str, *, body: bool) -> None:
+            headers = {"x-repo-commit": COMMIT, "etag": f'"{hub.etag(name)}"'}
+            if not hub.large(name):
+                self.give(hub.files[name], headers, body=body)
+                return
+            self.send_response(302)
+            for key, value in headers.items():
+                self.send_header("x-linked-etag" if key == "etag" else key, value)
+            self.send_header("x-linked-size", str(len(hub.files[name])))
+            self.send_header("location", f"{hub.storage}/storage/{name}")
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def give_json(self, value: object) -> None:
+            self.give(json.dumps(value).encode(), {"content-type": "application/json"}, body=True)
+
+        def give(self, content: bytes, headers: dict[str, str], *, body: bool) -> None:
+            start, total, status = 0, len(content), 200
+            asked = self.headers.get("range", "")
+            if asked.startswith("bytes="):
+                first, _, last = asked[6:].partition("-")
+                start, end = int(first), int(last) + 1 if last else total
+                content, status = content[start:end], 206
+                headers = {**headers, "content-range": f"bytes {start}-{start + len(content) - 1}/{total}"}
+            self.send_response(status)
+            for key, value in {**headers, "accept-ranges": "bytes"}.items():
+                self.send_header(key, value)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            if not body:
+                return
+            if hub.breaks_after is not None and len(content) > hub.breaks_after:
+                self.wfile.write(content[: hub.breaks_after])
+                hub.breaks_after = None
+                self.close_connection = True
+                if hub.stalls is not None:
+                    hub.stalled.set()
+                    hub.stalls.wait(200)
+                return
+            self.wfile.write(content)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    hub.storage = f"http://localhost:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
