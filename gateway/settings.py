@@ -63,7 +63,7 @@ class GatewaySettings(BaseModel):
         default=256, ge=1, le=100_000, description="requests that may wait for each ring"
     )
     drain_timeout: Seconds = Field(
-        default=5.0, ge=0, le=600, description="how long answers under way may take when the gateway stops"
+        default=30.0, ge=0, le=600, description="how long answers under way may take when the gateway stops"
     )
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from sealring.mesh.errors import ConfigError
         ("key_requests_at_once", 1, 512, 100_000),
         ("peer_requests_per_second", 1e-9, 200, 1e6),
         ("queue_limit", 1, 256, 100_000),
-        ("drain_timeout", 0, 5, 600),
+        ("drain_timeout", 0, 30, 600),
     ],
 )
 def test_numbers_have_their_default_and_limits(field: str, low: float, default: float, high: float) -> None:

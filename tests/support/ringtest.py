@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -103,6 +104,14 @@ class Ring:
                     if error.code() not in _FORMING:
                         raise
                     await asyncio.sleep(0.2)
+
+    async def stop(self, name: str) -> None:
+        """One of its components, as a supervisor stops it."""
+        children = self.cluster._children
+        process = children._children[name].process
+        children._expected.add(process.pid)
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
 
     async def status(self) -> Any:
         """The first ring, as the coordinator sees it."""

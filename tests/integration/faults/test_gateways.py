@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 
 import grpc
@@ -81,3 +82,26 @@ async def test_answers_go_on_without_the_gateway_that_schedules(place, second):
         assert answer == expected[f"{name}, sealed"], "over the other gateway"
     await second.cluster.start()
     assert [broken.part(node, "engine.main").pid for node in broken.cluster.node_names] == engines
+
+
+async def test_gateways_that_are_restarted_one_after_the_other_fail_no_request(place, second):
+    broken, expected = place.ring, place.expected
+    await broken.serving()
+    addresses = [second.cluster.grpc_address, broken.cluster.grpc_address]
+
+    async def restart():
+        for name, start, address in (
+            (NAME, second.cluster.start, addresses[0]),
+            ("gateway", partial(broken.cluster._start, "gateway", "gateway"), addresses[1]),
+        ):
+            await broken.stop(name)
+            await start()
+            async with grpc.aio.insecure_channel(address) as channel:
+                await wait_ready(channel)
+
+    answers = {name: Answer() for name in PROMPTS}
+    async with broken.sealing(gateway=addresses) as client, asyncio.timeout(2 * LIMIT_SECONDS):
+        told = Told(30, restart)
+        await asyncio.gather(*(ask_sealed(client, name, answer, told) for name, answer in answers.items()))
+    for name, answer in answers.items():
+        assert answer == expected[f"{name}, sealed"]

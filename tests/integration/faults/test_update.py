@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from typing import Any
 
@@ -21,16 +20,8 @@ async def node_called(ring: Ring, name: str) -> Any:
     return next(one for one in answer.nodes if one.name == name)
 
 
-async def stop(ring: Ring, name: str) -> None:
-    children = ring.cluster._children
-    process = children._children[name].process
-    children._expected.add(process.pid)
-    process.send_signal(signal.SIGTERM)
-    await process.wait()
-
-
 async def update_coordinator(ring: Ring) -> None:
-    await stop(ring, "coordinator")
+    await ring.stop("coordinator")
     await ring.cluster._start("coordinator", "coordinator")
 
 
@@ -42,7 +33,7 @@ async def update_node(ring: Ring, name: str, *, meanwhile: Any = None) -> None:
         await meanwhile
     while (await node_called(ring, name)).ring:
         await asyncio.sleep(0.1)
-    await stop(ring, name)
+    await ring.stop(name)
     await ring.cluster.start_node(name)
     while (await node_called(ring, name)).manifest != updated.MANIFEST.hex():
         await asyncio.sleep(0.1)
