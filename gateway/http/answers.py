@@ -11,11 +11,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sealring.api.answers import Asked, Choice
+from sealring.gateway.inference.sending import SendWatch
 from sealring.mesh.errors import Cancelled, Internal, SealringError
 from sealring.v1 import inference_pb2 as inference
-
-SEND_SECONDS = 60.0
-"""How long a client may leave its connection's buffers full."""
 
 PING_SECONDS = 8.0
 """How long a stream tells nothing, at most; also before the answer's start, so that errors have a status."""
@@ -179,8 +177,7 @@ class EventStream(Response):
 class _Writer:
     """Sends parts of a body; raises Cancelled where the client does not take one for `SEND_SECONDS`.
 
-    One timer watches all of a stream's sends: nearly all of them end at once. Another one sends `ping`, if
-    there is any, whenever nothing was sent for `PING_SECONDS`.
+    A timer sends `ping`, if there is any, whenever nothing was sent for `PING_SECONDS`.
     """
 
     def __init__(self, send: Send, ping: bytes = b"") -> None:
@@ -188,52 +185,41 @@ class _Writer:
         self._ping = ping
         self._pinging: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._since = 0.0
-        self._stuck = False
+        self._watch = SendWatch()
 
     def __enter__(self) -> None:
-        self._task = asyncio.current_task()
-        self._timer = self._loop.call_later(SEND_SECONDS, self._look)
+        self._watch.__enter__()
         self._last = self._loop.time()
         self._beat = self._loop.call_later(PING_SECONDS, self._keep_alive)
 
     def __exit__(self, *error: object) -> None:
-        self._timer.cancel()
+        self._watch.__exit__(*error)
         self._beat.cancel()
         if self._pinging is not None:
             self._pinging.cancel()
 
     async def write(self, part: bytes, *, more: bool = True) -> None:
-        self._since = self._last = self._loop.time()
+        self._last = self._loop.time()
+        self._watch.begin()
         try:
             await self._send({"type": "http.response.body", "body": part, "more_body": more})
         except OSError:
             raise Cancelled("the client went away") from None
         except asyncio.CancelledError:
-            if not self._stuck:
+            if not self._watch.stuck:
                 raise
             raise Cancelled("the client does not read") from None
-        self._since = 0.0
+        self._watch.end()
 
     def _keep_alive(self) -> None:
         now = self._loop.time()
         left = self._last + PING_SECONDS - now
         if left <= 0:
             left, self._last = PING_SECONDS, now
-            if self._ping and not self._since:
+            if self._ping and not self._watch.sending:
                 self._pinging = self._loop.create_task(self._send_ping())
         self._beat = self._loop.call_later(left, self._keep_alive)
 
     async def _send_ping(self) -> None:
         with contextlib.suppress(OSError):  # the next part will tell
             await self._send({"type": "http.response.body", "body": self._ping, "more_body": True})
-
-    def _look(self) -> None:
-        """Cancels the task, once, when its send began too long ago."""
-        now = self._loop.time()
-        left = self._since + SEND_SECONDS - now if self._since else SEND_SECONDS
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
-        elif self._task is not None:
-            self._stuck = True
-            self._task.cancel()

@@ -18,6 +18,7 @@ import grpc.aio
 
 from sealring.gateway.access.interceptor import KEY_ID
 from sealring.gateway.inference.answer import Answer
+from sealring.gateway.inference.sending import SendWatch
 from sealring.gateway.inference.timings import CURRENT, HEADER, Timings
 from sealring.gateway.metrics import Metrics
 from sealring.gateway.scheduler import Request
@@ -227,8 +228,11 @@ class InferenceService(inference_grpc.InferenceServicer):
         CURRENT.set(timings)
         events_of = self._backend.generate(request, key=_caller(context), tenant=KEY_ID.get() or "")
         async with contextlib.aclosing(events_of) as events:
-            async for event in events:
-                yield event
+            with SendWatch() as watch:
+                async for event in events:
+                    watch.begin()
+                    yield event
+                    watch.end()
         context.set_trailing_metadata(((HEADER, timings.header()),))
 
     async def ListModels(  # noqa: N802

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sealring.gateway.http import answers
 from sealring.gateway.http.answers import _Writer, collect, unless_disconnected
+from sealring.gateway.inference import sending
 from sealring.mesh.errors import Cancelled, Internal
 from sealring.v1 import inference_pb2 as inference
 
@@ -107,7 +107,7 @@ async def test_only_who_does_not_read_is_cancelled_for_it(monkeypatch: pytest.Mo
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    monkeypatch.setattr(answers, "SEND_SECONDS", 0.01)
+    monkeypatch.setattr(sending, "SEND_SECONDS", 0.01)
     with pytest.raises(Cancelled, match="does not read"):
         await asyncio.create_task(write())
 
@@ -115,13 +115,14 @@ async def test_only_who_does_not_read_is_cancelled_for_it(monkeypatch: pytest.Mo
 async def test_a_writer_that_waits_for_its_answer_and_not_its_client_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answers, "SEND_SECONDS", 0.001)
+    monkeypatch.setattr(sending, "SEND_SECONDS", 0.001)
 
     async def send(message: Any) -> None: ...
 
     writer = _Writer(send)
-    looks, look = [], writer._look
-    writer._look = lambda: (looks.append(True), look())[1]  # type: ignore[method-assign]
+    watch = writer._watch
+    looks, look = [], watch._look
+    watch._look = lambda: (looks.append(True), look())[1]  # type: ignore[method-assign]
     with writer:
         await writer.write(b"a")
         while len(looks) < 3:

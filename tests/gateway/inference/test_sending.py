@@ -1,0 +1,48 @@
+"""A client that does not read its answer over gRPC holds a connection's buffers, and only for a while."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+import pytest
+from httpedge import ScriptedBackend
+
+from sealring.gateway.inference import sending
+from sealring.gateway.inference.service import SERVICE, InferenceService
+from sealring.mesh.rpc.server import INFERENCE, Server
+from sealring.v1 import inference_pb2 as inference
+from sealring.v1 import inference_pb2_grpc as inference_grpc
+
+PROMPT = inference.Envelope(clear=inference.Prompt(text="x"))
+
+
+async def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "SEND_SECONDS", 0.3)
+    made = 0
+
+    class Endless(ScriptedBackend):
+        async def generate(self, request, *, key="", tenant=""):  # type: ignore[no-untyped-def]
+            nonlocal made
+            self.texts = ["x" * 100_000] * 1000
+            async for event in super().generate(request, key=key, tenant=tenant):
+                made += len(event.delta.text)
+                yield event
+
+    backend = Endless()
+    service = InferenceService(backend, lambda: b"")
+    add = inference_grpc.add_InferenceServicer_to_server
+    server = Server([(add, service, SERVICE)], port=INFERENCE)
+    address = f"127.0.0.1:{server.listen('127.0.0.1:0', None)}"
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(200):
+            stub = inference_grpc.InferenceStub(channel)
+            call = stub.Generate(inference.GenerateRequest(model="demo", envelope=PROMPT))
+            await call.read()
+            while not backend.closed:
+                await asyncio.sleep(0.02)
+            call.cancel()
+    finally:
+        await server.stop(0)
+    assert made < 16 << 20, "of the 100 MB of its answer"
