@@ -4,6 +4,9 @@ A member is lost that was evicted or banned, that drains or is trusted too littl
 one that is away. What was asked for by hand is kept: a ring stays on the nodes that the deployment names, and
 in the layers of its split; with both it waits. A number of stages gives way, until as many nodes are there
 again and nobody uses the ring.
+
+A member that has become slow (`pace.py`) gives its place to another node, once nobody uses the ring, unless
+the deployment names its nodes.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Set
 
 import structlog
 
@@ -19,6 +22,7 @@ from sealring.coordinator.planning.planner import plan_hash
 from sealring.coordinator.planning.profiles import Answer
 from sealring.coordinator.planning.survey import Survey
 from sealring.coordinator.rings.deployments import DeploymentService
+from sealring.coordinator.rings.pace import Shunned
 from sealring.coordinator.rings.rings import Rings
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
@@ -41,12 +45,15 @@ class _Try:
 
     ring: admin_pb2.RingPlan
     lost: set[str]
+    slow: Set[str]
     over: frozenset[str]
     at: float
 
     def same(self, other: _Try) -> bool:
         """Whether the other would come to the same, unless a node has got the model since."""
-        known = (self.ring, self.lost, self.over) == (other.ring, other.lost, other.over)
+        known = (self.ring, self.lost, self.slow, self.over) == (
+            *(other.ring, other.lost, other.slow, other.over),
+        )
         return known and other.at < self.at + _RETRY_SECONDS
 
 
@@ -80,6 +87,7 @@ class Moves:
         self._quiet: dict[str, float] = {}
         self._moving: set[str] = set()
         self._tried: dict[str, _Try] = {}
+        self._shunned = Shunned()
 
     async def run(self) -> None:
         """Move what has to move, as soon as it can. Runs until cancelled."""
@@ -95,21 +103,27 @@ class Moves:
             lost = self._lost(ring, now)
             for member in lost:
                 self._rings.offline(member)  # also of a ring of which nothing was heard
-            if lost or self._may_grow(deployment, ring, now):
-                self._try(deployment, ring, lost, now)
+            slow = self._slow(deployment, ring, now) if not lost else frozenset()
+            if lost or slow or self._may_grow(deployment, ring, now):
+                self._try(deployment, ring, lost, slow, now)
             else:
                 self._tried.pop(ring.ring, None)
 
     def _try(
-        self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, lost: set[str], now: float
+        self,
+        deployment: StoredDeployment,
+        ring: admin_pb2.RingPlan,
+        lost: set[str],
+        slow: Set[str],
+        now: float,
     ) -> None:
         """Begin a move, unless it was tried a moment ago and the same nodes are there."""
-        over = self._survey.free([stage.member for stage in ring.stages])
-        now_tried, before = _Try(ring, lost, over, now), self._tried.get(ring.ring)
+        over = self._without(ring, slow)
+        now_tried, before = _Try(ring, lost, slow, over, now), self._tried.get(ring.ring)
         again = before is None or not before.same(now_tried)
         if again and ring.ring not in self._moving and (lost or len(over) >= deployment.asked.stages):
             self._tried[ring.ring] = now_tried
-            self._spawn(self._move(deployment.name, ring.ring, lost))
+            self._spawn(self._move(deployment.name, ring.ring, lost, slow))
 
     def resume(self) -> None:
         """Go on with the drains of this coordinator's last run; before any ring is formed."""
@@ -217,16 +231,33 @@ class Moves:
 
     def _may_grow(self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, now: float) -> bool:
         """Whether it has fewer stages than were asked for, and nobody has used it for a while."""
-        quiet = now >= self._quiet.get(ring.ring, now) + self._grace
-        return quiet and len(ring.stages) < deployment.asked.stages
+        return self._is_quiet(ring, now) and len(ring.stages) < deployment.asked.stages
+
+    def _slow(self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, now: float) -> Set[str]:
+        """The ring's members that have become slow and can be replaced now."""
+        slow = self._rings.slow(ring.ring)
+        self._shunned.note(slow, now)
+        able = slow and not deployment.asked.members and self._is_quiet(ring, now)
+        return slow if able and self._without(ring, slow) else frozenset()
+
+    def _without(self, ring: admin_pb2.RingPlan, slow: Set[str]) -> frozenset[str]:
+        """The nodes over which a ring may be planned anew, without its slow members."""
+        stages = [stage.member for stage in ring.stages]
+        free = self._survey.free(stages)
+        return self._shunned.over(stages, slow, free) if slow else free
+
+    def _is_quiet(self, ring: admin_pb2.RingPlan, now: float) -> bool:
+        """Whether nobody has used it for a while."""
+        return now >= self._quiet.get(ring.ring, now) + self._grace
 
     # Moving
 
-    async def _move(self, name: str, ring: str, lost: set[str]) -> None:
-        """Plan one ring anew, without the members that are `lost`; without any, to give it what was asked."""
+    async def _move(self, name: str, ring: str, lost: set[str], slow: Set[str] = frozenset()) -> None:
+        """Plan one ring anew, without the members that are `lost` or `slow`; without any, to give it what was
+        asked."""
         self._moving.add(ring)
         try:
-            await self._move_ring(name, ring, lost)
+            await self._move_ring(name, ring, lost, slow)
         except SealringError as error:
             tell = log.warning if lost else log.info
             tell("ring_not_moved", ring=ring, reason=error.reason, why=error.message)
@@ -235,7 +266,7 @@ class Moves:
         finally:
             self._moving.discard(ring)
 
-    async def _move_ring(self, name: str, ring: str, lost: set[str]) -> None:
+    async def _move_ring(self, name: str, ring: str, lost: set[str], slow: Set[str]) -> None:
         deployment = self._store.deployments.get(name)
         old = next((one for one in deployment.plan.rings if one.ring == ring), None)
         if old is None:  # its deployment was deleted and made anew
@@ -243,6 +274,10 @@ class Moves:
         freed = [stage.member for stage in old.stages]
         spec = self._spec(deployment, freed)
         answers = await self._survey.ask(spec, freed=freed)
+        if slow:
+            spec.stages = 0 if spec.split else len(freed)
+            over = self._without(old, slow)
+            answers = {member: answer for member, answer in answers.items() if member in over}
         async with self._deployments.changing:
             deployment = self._store.deployments.get(name)
             digest = deployment.plan.profile.digest
@@ -258,7 +293,7 @@ class Moves:
                 )
                 details = {
                     "deployment": name,
-                    "leaving": " ".join(sorted(lost)),
+                    "leaving": " ".join(sorted(lost | slow)),
                     "plan_hash": changed.plan_hash,
                 }
                 self._store.audit.append(self._clock(), "coordinator", "move_ring", ring, details)

@@ -7,6 +7,7 @@ the load nor on how long the prompts are. It changes when one of the machines do
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Collection, Set
 from statistics import median
 
 READINGS = 12
@@ -15,6 +16,9 @@ READINGS = 12
 SLOW = 2.0
 """From this many times what its steps took before, against the others', a member counts as slow: policy, well
 above what other programs and kinds of answers make of it for a while."""
+
+SHUN_SECONDS = 3600.0
+"""How long a member that was slow takes nobody's place: what is hot or swaps now may do so again soon."""
 
 
 class Pace:
@@ -45,3 +49,24 @@ class Pace:
             return 0.0
         factor = median(shares) / self._usual[member]
         return factor if factor >= SLOW else 0.0
+
+
+class Shunned:
+    """The members that have been slow lately, and who may stand in a ring in their place."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def note(self, slow: Collection[str], now: float) -> None:
+        """These members are slow now."""
+        self._until = {one: until for one, until in self._until.items() if now < until}
+        self._until.update(dict.fromkeys(slow, now + SHUN_SECONDS))
+
+    def over(self, stages: Collection[str], slow: Set[str], free: Set[str]) -> frozenset[str]:
+        """Of the `free` nodes those over which a ring may be planned anew without its `slow` members.
+
+        Nobody while they do not make a ring of as many stages: a slow ring is better than a smaller one.
+        """
+        staying = frozenset(stages) - slow
+        over = frozenset(free) - slow - (self._until.keys() - staying)
+        return over if slow and staying <= over and len(over) >= len(stages) else frozenset()

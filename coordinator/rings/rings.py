@@ -243,13 +243,19 @@ class Rings:
             if health.attended:
                 running.machine.attended(health.epoch, self._clock())
             running.pace.beaten(session.member, health.step_us, len(running.machine.members))
-            self._tell_pace(session, running)
+        self._tell_pace(session)
         if first:
             self._compare(session, heartbeat)
 
-    def _tell_pace(self, session: NodeSession, running: RunningRing) -> None:
+    def slow(self, ring: str) -> frozenset[str]:
+        """The members of a ring that have become slow."""
+        running = self._running.get(ring)
+        return frozenset(filter(running.pace.slow, running.machine.members) if running else ())
+
+    def _tell_pace(self, session: NodeSession) -> None:
         """Says of a member that has become slow that it has."""
-        factor = running.pace.slow(session.member)
+        member = session.member
+        factor = max((running.pace.slow(member) for _, running in self._of(member)), default=0.0)
         if bool(factor) != bool(session.slow):
             log.warning(
                 "member_slow" if factor else "member_not_slow", member=session.member, factor=round(factor, 1)

@@ -200,6 +200,8 @@ class FakeNode:
         self.profiles = True
         self.instance = instance or secrets.token_bytes(16)
         self.busy = False
+        self.step_us = 0
+        self.beats = 0
         self.steps = 0
         self.said: dict[str, Any] = {}
         self.messages: list[membership_pb2.CoordinatorMessage] = []
@@ -259,8 +261,10 @@ class FakeNode:
 
     async def beat(self) -> None:
         self.steps += self.busy
+        self.beats += 1
+        step_us = self.step_us and self.step_us + self.beats % 7  # what does not change is no new reading
         rings = [
-            membership_pb2.RingHealth(ring=ring, epoch=epoch, steps=self.steps)
+            membership_pb2.RingHealth(ring=ring, epoch=epoch, steps=self.steps, step_us=step_us)
             for ring, epoch in self.running.items()
         ]
         heartbeat = membership_pb2.Heartbeat(

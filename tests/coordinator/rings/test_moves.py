@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sealring.coordinator.rings.moves import Moves
+from sealring.coordinator.rings.pace import READINGS
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.errors import SealringError
 from sealring.v1 import admin_pb2, membership_pb2
@@ -73,6 +75,38 @@ async def test_who_is_away_for_long_is_replaced(start_cluster: Any) -> None:
         assert (entry.action, entry.details["leaving"]) == ("move_ring", nodes[1].id)
     finally:
         await cluster.close()
+
+
+async def test_who_has_become_slow_is_replaced_once_nobody_uses_the_ring(start_cluster: Any) -> None:
+    cluster = await start_cluster(**QUICK)
+    try:
+        nodes = await three(cluster)
+        for node in nodes:
+            node.step_us, node.busy = 1000, True
+        await deploy(cluster)
+        await ring_state(cluster, SERVING)
+        await beaten(nodes, 2 * READINGS)
+        spare = await cluster.node("spare")
+        nodes[1].step_us = 5000
+        while cluster.coordinator.rings.slow("demo-0") != {nodes[1].id}:
+            await beaten(nodes, 1)
+        await beaten([spare], 15)  # longer than the time after which an idle ring is quiet
+        assert await members(cluster) == {"alpha", "beta", "gamma"}, "it is in use"
+        nodes[0].busy = nodes[1].busy = nodes[2].busy = False
+        while await members(cluster) != {"alpha", "gamma", "spare"}:
+            await beaten([spare], 1)
+        await ring_state(cluster, SERVING, epoch=2)
+        entry = cluster.coordinator.store.audit.entries(after=0, limit=100)[-1]
+        assert (entry.action, entry.details["leaving"]) == ("move_ring", nodes[1].id)
+    finally:
+        await cluster.close()
+
+
+async def beaten(nodes: list[FakeNode], times: int) -> None:
+    """Waits until each of them has sent so many more heartbeats."""
+    until = {node: node.beats + times for node in nodes}
+    while any(node.beats < beats for node, beats in until.items()):
+        await asyncio.sleep(0.02)
 
 
 async def test_fewer_nodes_take_over_until_there_are_as_many_again(start_cluster: Any) -> None:

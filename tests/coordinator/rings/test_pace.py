@@ -2,7 +2,10 @@
 
 import random
 
-from sealring.coordinator.rings.pace import READINGS, Pace
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealring.coordinator.rings.pace import READINGS, SHUN_SECONDS, Pace, Shunned
 
 USUAL = {"a": 900, "b": 2000, "c": 1400}
 
@@ -53,3 +56,37 @@ def test_what_is_told_twice_or_not_at_all_counts_for_nothing() -> None:
         pace.beaten("b", 6000, len(USUAL))
     pace.beaten("stranger", 1, 99)
     assert (pace.slow("b"), pace.slow("stranger")) == (0, 0)
+
+
+NODES = "abcde"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sets(st.sampled_from(NODES)), st.sets(st.sampled_from(NODES)), st.integers(1, 3000)),
+        max_size=40,
+    )
+)
+def test_rings_do_not_swap_slow_members_back_and_forth(
+    moments: list[tuple[set[str], set[str], int]],
+) -> None:
+    """Whoever is slow and whoever is there: who was slow within the hour comes into no ring."""
+    ring, shunned, now = ["a", "b", "c"], Shunned(), 0.0
+    was_slow: dict[str, float] = {}
+    for hot, there, seconds in moments:
+        now += seconds
+        slow = frozenset(hot.intersection(ring))
+        shunned.note(slow, now)
+        was_slow.update(dict.fromkeys(slow, now))
+        over = shunned.over(ring, slow, frozenset(there.union(ring)))
+        come = {node for node in over if node not in ring}
+        assert not come & {node for node, at in was_slow.items() if now - at < SHUN_SECONDS}
+        if over:
+            assert slow
+            assert not slow & over
+            assert over.issuperset(set(ring) - slow)
+            ring = sorted(over)[:3]
+            assert len(ring) == 3
+        else:
+            able = (there - set(ring)) - {one for one, at in was_slow.items() if now - at < SHUN_SECONDS}
+            assert len(able) < len(slow) or not slow
