@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TextIO
 
 from sealring.mesh.errors import Internal, SealringError
 
@@ -16,8 +16,7 @@ def answer(work: Callable[[], dict[str, Any]]) -> int:
 
     Whatever else is printed meanwhile, by libraries for one, goes to standard error.
     """
-    own = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    own = _own_output()
     try:
         told: dict[str, Any] = {"result": work()}
     except SealringError as error:
@@ -26,6 +25,22 @@ def answer(work: Callable[[], dict[str, Any]]) -> int:
     with own:
         own.write(json.dumps(told) + "\n")
     return 0 if "result" in told else 1
+
+
+def answers(works: Iterable[Callable[[], dict[str, Any]]]) -> int:
+    """The same for several: a line for each as soon as it is there, so that a crash loses no other's."""
+    with _own_output() as own:
+        for work in works:
+            own.write(json.dumps(work()) + "\n")
+            own.flush()
+    return 0
+
+
+def _own_output() -> TextIO:
+    """Standard output, and whoever else writes there from now on writes to standard error."""
+    own = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return own
 
 
 def result_of(said: bytes, otherwise: str) -> dict[str, Any]:

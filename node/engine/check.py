@@ -175,8 +175,23 @@ def _source(path_or_config: str | Path | dict[str, Any], seed: int) -> _Source:
     if path.is_dir():
         model, config = load_lazily(path)
         return _Source(config, "real", lambda: model, lambda lo, hi: load_stage(path, lo, hi))
+    config = read_configurations(path)
+    if key:
+        if key not in config:
+            raise ModelError(
+                f"{path} has no configuration {key}", reason="MODEL_NOT_FOUND", hint="check the key"
+            )
+        config = config[key]
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} is not a JSON object", reason="BAD_MODEL_CONFIG", hint="give a config.json")
+    return _random_source(config, seed)
+
+
+def read_configurations(file: str | Path) -> dict[str, Any]:
+    """A JSON file that holds a configuration, or several by key. Raises ModelError."""
+    path = Path(file)
     try:
-        config = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
     except OSError as error:
         raise ModelError(
             f"there is no model folder or configuration {path}",
@@ -187,15 +202,9 @@ def _source(path_or_config: str | Path | dict[str, Any], seed: int) -> _Source:
         raise ModelError(
             f"{path} is not JSON", reason="BAD_MODEL_CONFIG", hint="give a config.json"
         ) from error
-    if key:
-        if not isinstance(config, dict) or key not in config:
-            raise ModelError(
-                f"{path} has no configuration {key}", reason="MODEL_NOT_FOUND", hint="check the key"
-            )
-        config = config[key]
-    if not isinstance(config, dict):
+    if not isinstance(found, dict):
         raise ModelError(f"{path} is not a JSON object", reason="BAD_MODEL_CONFIG", hint="give a config.json")
-    return _random_source(config, seed)
+    return found
 
 
 def _random_source(config: dict[str, Any], seed: int) -> _Source:

@@ -6,12 +6,16 @@ model around a text model, say) uses that of its text model.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 
-from .layout import Arguments, Place, get_argument
+from . import sparse_index
+from .layout import Arguments, Place, get_argument, set_argument
 
 _SHOWN = """
     afmoe apertus baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear bailing_moe_v3 cohere
@@ -66,6 +70,18 @@ class Adapter:
         """What a skipped layer returns for these arguments."""
         return get_argument(arguments, self.state[0])
 
+    def handed_on(self, model: nn.Module, layer: int, arguments: Arguments) -> list[Any]:
+        """What crosses in front of a layer, by the arguments that it would be given: an array, or None, for
+        each of `state`."""
+        return [get_argument(arguments, place) for place in self.state]
+
+    def resume(
+        self, model: nn.Module, layer: int, arguments: Arguments, arrived: dict[Place, mx.array]
+    ) -> None:
+        """Gives what arrived to the layer that a stage starts with, in the place of its own arguments."""
+        for place, array in arrived.items():
+            set_argument(arguments, place, array)
+
 
 class _Afm7(Adapter):
     """The layers at the end read the cache of the last layer that has one.
@@ -105,6 +121,75 @@ class _Hunyuan(Adapter):
         return arguments[0][0], arguments[0][3]
 
 
+class _DeepseekV41(Adapter):
+    """Streams with the weights that mix them, and a dict that some layers write and later ones read.
+
+    What of the dict crosses is told by the function by which mlx-lm's own pipeline learns it. Its arrays grow
+    with the row, so `sparse_index` makes them of as many numbers per token as there may be.
+    """
+
+    def passed(self, arguments: Arguments, followed: Followed | None) -> Any:
+        return tuple(arguments[0])
+
+    def handed_on(self, model: nn.Module, layer: int, arguments: Arguments) -> list[Any]:
+        streams, pre_mix = arguments[0]
+        step = _index_step(model, layer, arguments)
+        return [streams, pre_mix, *(step.to_wire(name) for name in sparse_index.SHARED)]
+
+    def resume(
+        self, model: nn.Module, layer: int, arguments: Arguments, arrived: dict[Place, mx.array]
+    ) -> None:
+        arguments[0][:] = [arrived.pop(place) for place in self.state[:2]]
+        step = _index_step(model, layer, arguments)
+        for (_, name), array in arrived.items():
+            step.from_wire(str(name), array, arguments[1]["cache"])
+
+
+def _index_step(model: nn.Module, layer: int, arguments: Arguments) -> sparse_index.Step:
+    module, args = _module_of(model), model.args
+    shape, start = arguments[0][0].shape[:2], arguments[1]["start_pos"]
+    crossing = module._crossing(args, layer)
+    keys = {
+        name: module._index_keys(args, crossing[name], start + shape[1])
+        for name in crossing.keys() & {"topk_idx", "candidates"}
+    }
+    return sparse_index.Step(args, crossing, keys, start, arguments[1]["shared"], shape)
+
+
+def _module_of(model: nn.Module) -> ModuleType:
+    """The module that defines the model."""
+    return sys.modules[type(model).__module__]
+
+
+class _KimiK3(Adapter):
+    """Every few layers the state becomes a block, and every layer attends to all blocks so far."""
+
+    def passed(self, arguments: Arguments, followed: Followed | None) -> Any:
+        return arguments[0][0], arguments[1]["blocks"]
+
+    def resume(
+        self, model: nn.Module, layer: int, arguments: Arguments, arrived: dict[Place, mx.array]
+    ) -> None:
+        arguments[0][0] = arrived[self.state[0]]
+        for block in arrived.get(self.state[1], ()):
+            arguments[1]["blocks"].append(block)  # which computes the block's norm as it did before
+
+
+class _MuseSpark(Adapter):
+    """A layer norms the next one's input: a stage norms its first layer's itself, as in mlx-lm's pipeline."""
+
+    def passed(self, arguments: Arguments, followed: Followed | None) -> Any:
+        return arguments[0][0], None
+
+    def resume(
+        self, model: nn.Module, layer: int, arguments: Arguments, arrived: dict[Place, mx.array]
+    ) -> None:
+        super().resume(model, layer, arguments, arrived)
+        norm = model.layers[layer].input_layernorm
+        normed = _module_of(model).pre_norm(arguments[0][0], norm, dtype=norm.weight.dtype)
+        arguments[1]["attn_input"] = normed
+
+
 class _Rwkv7(Adapter):
     """Every layer mixes in the first layer's values, which travel with the state."""
 
@@ -114,9 +199,14 @@ class _Rwkv7(Adapter):
 
 _NAMED = {
     "afm7": _Afm7(batches=False),
+    "deepseek_v41": _DeepseekV41(
+        state=((0,), (1,), *(("shared", name) for name in sparse_index.SHARED)), batches=False
+    ),
     "gemma3n": _Gemma3n(per_layer=(3,)),
     "gemma4_text": _Gemma4(per_layer=("per_layer_input",)),
     "hunyuan": _Hunyuan(state=((0,), (3, 0), (3, 1))),
+    "kimi_k3": _KimiK3(state=((0,), ("blocks", "raw"))),
+    "muse_spark": _MuseSpark(batches=False),
     "rwkv7": _Rwkv7(state=((0,), (1,))),
     "talkie": Adapter(state=((1,), (0,)), every_layer=((0,),)),  # every layer adds the embeddings, its first
 }

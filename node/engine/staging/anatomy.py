@@ -7,7 +7,9 @@ is the only thing that a model has to tell.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +81,7 @@ def dissect(model: nn.Module, model_type: str) -> Anatomy:
     layers = list(layers)
     donors = adapter.donors(model)
     try:
-        first, second = (_Probe(model, layers, donors, rows, tokens) for rows, tokens in PROBES)
+        first, second = (_Probe(model, layers, adapter, donors, rows, tokens) for rows, tokens in PROBES)
     except Exception as error:  # a model's own code may need a device, or more than tokens
         raise not_runnable(model_type, error) from error
     try:
@@ -87,7 +89,7 @@ def dissect(model: nn.Module, model_type: str) -> Anatomy:
     except Unsuitable as reason:
         raise not_stageable(model_type, str(reason)) from None
     try:
-        boundaries = _boundaries(adapter, donors, first, second, len(layers))
+        boundaries = _boundaries(adapter, donors, first, second, layers)
     except Unsuitable as reason:
         owners: tuple[tuple[int, ...], ...] = tuple((0,) for _ in first.owners())
         return Anatomy(
@@ -137,13 +139,23 @@ class _Probe:
     """One lazy run of the whole model, watched."""
 
     def __init__(
-        self, model: nn.Module, layers: list[Any], donors: dict[int, int], rows: int, tokens: int
+        self,
+        model: nn.Module,
+        layers: list[Any],
+        adapter: Adapter,
+        donors: dict[int, int],
+        rows: int,
+        tokens: int,
     ) -> None:
         self.order: list[int] = []
-        self.returns_state = True
+        self.no_chain = ""
+        """Why the layers are no chain in which each hands one array to the next, if they are not."""
         self.arguments: dict[int, Arguments] = {}
+        self.handed_on: dict[int, list[Any]] = {}
         self.keys_values: dict[int, tuple[mx.array, mx.array]] = {}
         self._reads: dict[tuple[int, str], set[float]] = {}
+        self._model = model
+        self._adapter = adapter
         self._cache = full_cache(model)
         self._now = 0.0
         self._donors = set(donors.values())
@@ -168,17 +180,38 @@ class _Probe:
     def _watcher(self, index: int) -> Call:
         def call(original: Call, *args: Any, **kwargs: Any) -> Any:
             self.order.append(index)
-            self.arguments[index] = (list(args), kwargs)
+            arguments = self.arguments[index] = (list(args), kwargs)
+            self.handed_on[index] = self._adapter.handed_on(self._model, index, arguments)
             self._now = index + 0.5
+            given = self._changeable(original, args, kwargs)
             with recorded_updates(self._cache_of(args, kwargs), index in self._donors) as updates:
                 result = original(*args, **kwargs)
             if updates:
                 self.keys_values[index] = updates[0]
             self._now = index + 1.0
-            self.returns_state &= isinstance(result, mx.array)
+            changed = [name for name, (value, held) in given.items() if _ids(value) != held]
+            if changed and not self.no_chain:
+                self.no_chain = (
+                    f"layer {index} changes its argument {changed[0]}, which later layers may read"
+                )
+            if not isinstance(result, mx.array) and not self.no_chain:
+                self.no_chain = f"layer {index} returns {_described(result)}, not one array"
             return result
 
         return call
+
+    def _changeable(
+        self, layer: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, tuple[Any, set[int]]]:
+        """The arguments besides arrays and caches that a layer can change, and what they hold now."""
+        caches = {id(part) for cache in self._cache for part in (cache, *parts_of(cache))}
+        return {
+            name: (value, _ids(value))
+            for name, value in _named(layer, args, kwargs)
+            if (isinstance(value, (list, dict)) or hasattr(value, "__dict__"))
+            and not isinstance(value, nn.Module)
+            and id(value) not in caches
+        }
 
     def _cache_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         passed = {id(value) for value in leaves([args, kwargs])}
@@ -201,43 +234,67 @@ class _Probe:
         return owners
 
 
+def _named(call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """A layer's arguments by their names."""
+    names = [name for name in inspect.signature(call).parameters if name not in kwargs]
+    return [*zip(names, args, strict=False), *kwargs.items()]
+
+
+def _ids(value: Any) -> set[int]:
+    """What a container or an object holds."""
+    return {id(leaf) for leaf in leaves(vars(value) if hasattr(value, "__dict__") else value)}
+
+
+def _described(result: Any) -> str:
+    if isinstance(result, (list, tuple)):
+        return f"{len(result)} values ({', '.join(type(one).__name__ for one in result)})"
+    return f"a {type(result).__name__}"
+
+
 def _boundaries(
-    adapter: Adapter, donors: dict[int, int], first: _Probe, second: _Probe, count: int
+    adapter: Adapter, donors: dict[int, int], first: _Probe, second: _Probe, layers: list[Any]
 ) -> tuple[Boundary, ...]:
     """What crosses in front of each layer. Raises Unsuitable."""
-    if first.order != list(range(count)):
-        raise Unsuitable("its layers are not called once each, in order")
-    if not first.returns_state and type(adapter) is Adapter:
-        raise Unsuitable("a layer hands more than one array to the next, and sealring has not learnt which")
-    if type(adapter) is Adapter and adapter.state == Adapter.state:
-        for index in range(count):
-            _check_one_state(first.arguments[index], second.arguments[index])
+    count = len(layers)
+    for place, layer in enumerate(first.order):
+        if place >= count or layer != place:
+            again = "again " if layer in first.order[:place] else ""
+            raise Unsuitable(f"layer {layer} is called {again}after layer {first.order[place - 1]}")
+    if len(first.order) != count:
+        raise Unsuitable(f"layer {len(first.order)} is never called")
+    if type(adapter) is Adapter:
+        if first.no_chain:
+            raise Unsuitable(first.no_chain)
+        if adapter.state == Adapter.state:
+            for index, layer in enumerate(layers):
+                _check_one_state(index, layer, first.arguments[index], second.arguments[index])
     return tuple(_boundary(adapter, donors, first, second, index) for index in range(count))
 
 
-def _check_one_state(first: Arguments, second: Arguments) -> None:
+def _check_one_state(index: int, layer: nn.Module, first: Arguments, second: Arguments) -> None:
     """Refuses layers that are given anything per token besides their state, such as token ids."""
-    found = 0
-    for one, two in zip(leaves(list(first)), leaves(list(second)), strict=True):
-        if isinstance(one, mx.array) and one.dtype != mx.bool_:
-            try:
-                find_layout("argument", one, two)
-            except Unsuitable:
-                continue
-            found += 1
-    if found != 1:
-        raise Unsuitable("its layers need more than what the layer before them hands on")
+    found = []
+    for (name, one), (_, two) in zip(
+        _named(layer.__call__, *first), _named(layer.__call__, *second), strict=True
+    ):
+        for left, right in zip(leaves(one), leaves(two), strict=True):
+            if isinstance(left, mx.array) and left.dtype != mx.bool_:
+                with contextlib.suppress(Unsuitable):
+                    find_layout(name, left, right)
+                    found.append(name)
+    if len(found) != 1:
+        given = f"{' and '.join(found)} per token" if found else "nothing per token"
+        raise Unsuitable(f"layer {index} is given {given}, where sealring knows one array to hand on")
 
 
 def _boundary(
     adapter: Adapter, donors: dict[int, int], first: _Probe, second: _Probe, index: int
 ) -> Boundary:
-    def layout(name: str, place: Place) -> Layout | None:
-        one, two = (get_argument(probe.arguments[index], place) for probe in (first, second))
-        return None if one is None else find_layout(name, one, two)
-
     names = ["hidden", *(f"state_{number}" for number in range(1, len(adapter.state)))]
-    state = [(place, layout(name, place)) for name, place in zip(names, adapter.state, strict=True)]
+    handed_on = zip(names, adapter.state, first.handed_on[index], second.handed_on[index], strict=True)
+    state = [
+        (place, None if one is None else find_layout(name, one, two)) for name, place, one, two in handed_on
+    ]
     shared = []
     for donor in sorted({donor for reader, donor in donors.items() if donor < index <= reader}):
         one, two = first.keys_values[donor], second.keys_values[donor]
@@ -246,7 +303,10 @@ def _boundary(
             for part, name in enumerate(("keys", "values"))
         )
         shared.append((donor, keys, values))
-    each = layout("per_layer", adapter.per_layer) if adapter.per_layer else None
+    each = None
+    if adapter.per_layer is not None:
+        one, two = (get_argument(probe.arguments[index], adapter.per_layer) for probe in (first, second))
+        each = None if one is None else find_layout("per_layer", one, two)
     if each is not None:
         each = Layout(each.name, each.dtype, 0, 1, (len(first.order) - index, *each.tail))
     present = tuple((place, found) for place, found in state if found is not None)

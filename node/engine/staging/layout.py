@@ -48,7 +48,8 @@ PROBES = ((2, 3), (5, 7))
 """Two batches, rows x tokens: an axis whose length goes from 2 to 5 between them is that of the rows."""
 
 Place = tuple[int | str, ...]
-"""A layer argument by its position or keyword, then an element of it: (3, 1) is `args[3][1]`."""
+"""A layer argument by its position or keyword, then a part of it: (3, 1) is `args[3][1]`, ("shared", "keys")
+is `kwargs["shared"].get("keys")`, or `kwargs["shared"].keys` of what is no dict."""
 
 Arguments = tuple[list[Any], dict[str, Any]]
 
@@ -68,8 +69,13 @@ def get_argument(arguments: Arguments, place: Place) -> Any:
     """What stands at the place, None if nothing does."""
     container, key = _key(arguments, place[0])
     value = container[key] if isinstance(container, list) else container.get(key)
-    for element in place[1:]:
-        value = None if value is None else value[element]
+    for part in place[1:]:
+        if value is None:
+            break
+        if isinstance(part, int):
+            value = value[part]
+        else:
+            value = value.get(part) if isinstance(value, dict) else getattr(value, part)
     return value
 
 

@@ -149,12 +149,19 @@ class Stage:
 
         def call(original: Call, *args: Any, **kwargs: Any) -> Any:
             arguments = (list(args), kwargs)
-            for (place, layout), array in zip(boundary.state, self._step.arrived, strict=False):
-                if index == self.spec.lo or place in self._anatomy.adapter.every_layer:
-                    set_argument(arguments, place, layout.from_wire(array))
-            if boundary.per_layer is not None and self._anatomy.adapter.per_layer is not None:
+            adapter = self._anatomy.adapter
+            arrived = {
+                place: layout.from_wire(array)
+                for (place, layout), array in zip(boundary.state, self._step.arrived, strict=False)
+            }
+            if index == self.spec.lo:
+                adapter.resume(self.model, index, arguments, arrived)
+            else:
+                for place in adapter.every_layer:
+                    set_argument(arguments, place, arrived[place])
+            if boundary.per_layer is not None and adapter.per_layer is not None:
                 each = self._step.arrived[-1][:, :, index - self.spec.lo]
-                set_argument(arguments, self._anatomy.adapter.per_layer, each)
+                set_argument(arguments, adapter.per_layer, each)
             return original(*arguments[0], **arguments[1])
 
         return call
@@ -176,12 +183,12 @@ class Stage:
 
     def _outputs(self, updates: dict[int, list[tuple[mx.array, mx.array]]]) -> list[mx.array]:
         """What crosses the boundary at `hi`, in the order of `Boundary`."""
-        boundary, step = self._anatomy.boundaries[self.spec.hi], self._step
-        constant = () if self.spec.is_head else self._anatomy.adapter.every_layer
+        boundary, step, adapter = self._anatomy.boundaries[self.spec.hi], self._step, self._anatomy.adapter
+        constant = () if self.spec.is_head else adapter.every_layer
+        found = adapter.handed_on(self.model, self.spec.hi, step.next_arguments[0])
+        handed_on = dict(zip(adapter.state, found, strict=True))
         outputs = [
-            step.arrived[number]
-            if place in constant
-            else layout.to_wire(get_argument(step.next_arguments[0], place))
+            step.arrived[number] if place in constant else layout.to_wire(handed_on[place])
             for number, (place, layout) in enumerate(boundary.state)
         ]
         for donor, keys_layout, values_layout in boundary.donors:

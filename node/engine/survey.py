@@ -1,0 +1,62 @@
+"""What sealring can do with each of many configurations, with random weights.
+
+`python -m sealring.node.engine.survey FILE OPTIONS KEY...`, options as JSON, prints a line of JSON for each.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from typing import Any
+
+from sealring.mesh.errors import ModelError
+from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.node.engine.apart import answers
+from sealring.node.engine.check import check, read_configurations
+from sealring.node.engine.staging import build_skeleton
+from sealring.node.engine.staging.adapters import Adapter
+from sealring.node.engine.staging.anatomy import dissect, full_cache
+from sealring.node.engine.staging.caches import OneRow, for_one_row, trimmable
+from sealring.node.engine.staging.quantization import BITS, cache_quantization
+
+
+def survey(config: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The outcome of `check` (`exact`, `wrong` or `refused`), and what the caches allow. Raises InvalidInput.
+
+    `adapter`: whether sealring has a hook of its own for it. `rows_together`: whether rows that decode share
+    a step. `kv_bits`: in how many bits its KV cache can be kept. `prefixes`: whether kept prefixes can be cut
+    to `any` length or serve as a `whole` only.
+    """
+    told: dict[str, Any] = {"model_type": config["model_type"]}
+    try:
+        report = check(config, **options)
+    except ModelError as error:
+        return told | {"outcome": "refused", "reason": error.reason, "why": error.message}
+    model = build_skeleton(config)
+    anatomy = dissect(model, report.model_type)
+    cache = for_one_row(full_cache(model), anatomy.adapter.batches)
+    try:
+        cache_quantization(model, report.model_type, BITS[0])
+        kv_bits = list(BITS)
+    except ModelError:
+        kv_bits = []
+    return told | {
+        "outcome": "exact" if report.right else "wrong",
+        "stages": len(report.stages),
+        "adapter": type(anatomy.adapter) is not Adapter or anatomy.adapter.state != Adapter.state,
+        "rows_together": not isinstance(cache, OneRow),
+        "kv_bits": kv_bits,
+        "prefixes": "any" if trimmable(cache) else "whole",
+    }
+
+
+def main() -> int:
+    forbid_core_files()
+    file, options, *keys = sys.argv[1:]
+    configurations = read_configurations(file)
+    return answers(partial(survey, configurations[key], **json.loads(options)) for key in keys)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
