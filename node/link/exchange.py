@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -149,7 +150,13 @@ class Links(links_pb2_grpc.LinksServicer):
         channel = await connect_to(peer, addresses, self._store)
         try:
             async with asyncio.timeout(seconds):
-                return await self._initiate(params, session, talk, channel)
+                try:
+                    return await self._initiate(params, session, talk, channel)
+                except BaseException as error:
+                    # Its frames hold the call, and that the connection. Those of a cancelled TaskGroup are a
+                    # cycle, so they would be there until the next collection, which may be hours away.
+                    traceback.clear_frames(error.__traceback__)
+                    raise
         except TimeoutError:
             raise HandshakeError("handshake took too long", reason="HANDSHAKE_TIMEOUT") from None
         except (grpc.RpcError, asyncio.InvalidStateError) as error:  # the latter: it had ended before a write

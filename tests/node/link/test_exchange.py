@@ -1,10 +1,13 @@
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
+import psutil
 import pytest
 from onpath import ATTACKS, Proxy
+from patience import until
 
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki.certificates import PeerIdentity, Role
@@ -114,6 +117,32 @@ async def test_a_handshake_that_is_early_waits(cluster) -> None:
         await asyncio.sleep(0.5)
         second = await shake(nodes[1], plan(roster, nodes[1]))
         assert (await first).outgoing_pass == second.incoming_pass
+
+
+async def test_a_handshake_that_is_given_up_leaves_no_connection(cluster) -> None:
+    """Also before the next collection of garbage."""
+
+    async with daemons(cluster, 3) as nodes:
+        ports = {int(node.party.address.rpartition(":")[2]) for node in nodes}
+
+        def connections() -> int:
+            found = psutil.Process().net_connections()
+            return sum(one.status == psutil.CONN_ESTABLISHED and one.laddr.port in ports for one in found)
+
+        _, roster = cluster.roster([node.party for node in nodes])
+        gc.disable()
+        try:
+            for epoch in (1, 2):  # the middle one never calls
+                given_up = [
+                    asyncio.create_task(shake(nodes[n], plan(roster, nodes[n], epoch))) for n in (0, 2)
+                ]
+                await until(connections)
+                for task in given_up:
+                    task.cancel()
+                await asyncio.wait(given_up)
+                await until(lambda: not connections())
+        finally:
+            gc.enable()
 
 
 async def refused(*establishing) -> set[str]:
