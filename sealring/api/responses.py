@@ -37,6 +37,32 @@ _IGNORED = frozenset({"client_metadata", "include", "prompt_cache_retention", "s
 _NEUTRAL: dict[str, Any] = {"background": False, "truncation": "disabled", "top_logprobs": 0}
 """Fields that would change the answer, taken with this value, or null."""
 
+_ECHOED: dict[str, Any] = {
+    "background": False,
+    "completed_at": None,
+    "frequency_penalty": 0.0,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": None,
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": False,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "usage": None,
+}
+"""What a response has beside its answer, as openresponses.org requires it: the request's own, or this."""
+
 _LONGEST_NAME = 64
 _CUSTOM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
@@ -109,14 +135,8 @@ def ask_responses(value: _Object, request_id: str) -> Asked:
     """Raises InvalidInput with `param`, which names the field."""
     tools = _Tools()
     body = parse_chat(_chat(value, tools))
-    echoed = {
-        "tool_choice": value.get("tool_choice") or "auto",
-        "tools": value.get("tools") or [],
-        "parallel_tool_calls": value.get("parallel_tool_calls") is not False,
-        "instructions": value.get("instructions"),
-        "metadata": value.get("metadata") or {},
-        "store": False,
-    }
+    given = {name: item for name, item in value.items() if name in _ECHOED and item is not None}
+    echoed = {**_ECHOED, **given, "tools": [_whole_tool(tool) for tool in value.get("tools") or []]}
     request = chat_request(body, request_id)
     return Asked(
         request,
@@ -124,6 +144,13 @@ def ask_responses(value: _Object, request_id: str) -> Asked:
         bool(body.stream),
         body.user or "",
     )
+
+
+def _whole_tool(tool: _Object) -> _Object:
+    """With the fields that functions always have in answers."""
+    if tool.get("type") != "function":
+        return tool
+    return {"description": None, "parameters": None, "strict": None, **tool}
 
 
 def _chat(value: _Object, tools: _Tools) -> _Object:
@@ -258,6 +285,7 @@ class ResponseRenderer(Renderer):
             "error": None,
             "incomplete_details": None,
             **echoed,
+            "store": False,
             "output": [],
         }
         self._items: list[_Object] = []
@@ -375,7 +403,9 @@ class ResponseRenderer(Renderer):
         status = "completed" if reason == "stop" else "incomplete"
         told = self._close(status)
         self._response |= {"status": status, "output": self._items, "usage": _usage(finished, self._thought)}
-        if reason != "stop":
+        if reason == "stop":
+            self._response["completed_at"] = int(time.time())
+        else:
             self._response["incomplete_details"] = {"reason": "max_output_tokens"}
         return told + self._event(f"response.{status}", response=self._response)
 

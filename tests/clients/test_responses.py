@@ -46,6 +46,68 @@ async def test_a_response_whole_and_streamed(client: openai.AsyncOpenAI) -> None
         assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (5, 3, 8)
 
 
+REQUIRED: dict[str, Any] = {
+    "id": str,
+    "object": str,
+    "created_at": int,
+    "completed_at": (int, type(None)),
+    "status": str,
+    "incomplete_details": (dict, type(None)),
+    "model": str,
+    "previous_response_id": type(None),
+    "instructions": (str, type(None)),
+    "output": list,
+    "error": (dict, type(None)),
+    "tools": list,
+    "tool_choice": (str, dict),
+    "truncation": str,
+    "parallel_tool_calls": bool,
+    "text": dict,
+    "top_p": (int, float),
+    "presence_penalty": (int, float),
+    "frequency_penalty": (int, float),
+    "top_logprobs": int,
+    "temperature": (int, float),
+    "reasoning": (dict, type(None)),
+    "usage": (dict, type(None)),
+    "max_output_tokens": (int, type(None)),
+    "max_tool_calls": (int, type(None)),
+    "store": bool,
+    "background": bool,
+    "service_tier": str,
+    "metadata": dict,
+    "safety_identifier": (str, type(None)),
+    "prompt_cache_key": (str, type(None)),
+}
+"""What openresponses.org's compliance cases demand of a response."""
+
+
+@pytest.mark.parametrize("change", [{}, {"tools": [{"type": "function", "name": "look"}], "temperature": 0}])
+async def test_a_response_has_all_fields_of_open_responses(
+    port: int, calling: Any, change: dict[str, Any]
+) -> None:
+    said = [
+        {"type": "message", "role": "system", "content": "You are a pirate."},
+        {"type": "message", "role": "user", "content": "My name is Alice."},
+        {"type": "message", "role": "assistant", "content": "Hello Alice!"},
+        {"type": "message", "role": "user", "content": "What is my name?"},
+    ]
+    body = {"model": "demo", "input": said, **change}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        whole = (await http.post("/v1/responses", json=body)).json()
+    streamed = [one["response"] for one in await events(port, body) if "response" in one]
+    assert [one["status"] for one in (whole, *streamed)] == ["completed", *["in_progress"] * 2, "completed"]
+    for response in (whole, *streamed):
+        assert set(response) == set(REQUIRED)
+        for name, kinds in REQUIRED.items():
+            assert isinstance(response[name], kinds), name
+        for tool in response["tools"]:
+            assert set(tool) == {"type", "name", "description", "parameters", "strict"}
+    assert whole["completed_at"] >= whole["created_at"]
+    assert whole["temperature"] == change.get("temperature", 1)
+    assert {item["type"] for item in whole["output"]} >= {"message", "function_call"}
+
+
 async def test_items_do_not_overlap_and_the_end_holds_what_was_streamed(port: int, calling: Any) -> None:
     told = await events(port, {**ASK, "tools": [LOOK]})
     assert [one["sequence_number"] for one in told] == list(range(len(told)))
