@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from sealring.mesh.member.proof import Purpose, SignProof, by_roster_keys, of_id
 from sealring.mesh.pki.certificates import PeerIdentity, Role, role_server_name
 from sealring.mesh.roster.codec import PAYLOAD_TYPE
 from sealring.mesh.roster.difference import roster_update
+from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore, server_credentials
 from sealring.mesh.system.addresses import free_port
@@ -99,6 +101,7 @@ class Listener:
 @pytest.fixture
 async def talk(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     monkeypatch.setattr(session_module, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(session_module, "Backoff", partial(Backoff, 0.01, 0.1))
     store = TlsStore(cluster.material(PeerIdentity("testbed", Role.COORDINATOR, "coordinator")))
     party = cluster.party()
     coordinator = Coordinator(by_roster_keys([cluster.roster_key]), party.signer.public_key)
