@@ -143,6 +143,7 @@ async def test_a_model_that_does_not_fit_any_more_waits_for_another_node(start_c
         )
         await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=nodes[2].id))
         await says(cluster, DOWN, "gamma was evicted; others could not take over")
+        assert cluster.coordinator.rings.obstacles("another-0") == {}
         told = [one.ring for one in cluster.coordinator.rings.snapshot() if one.HasField("ring")]
         assert [(one.phase, one.deployment) for one in told] == [(DOWN, "demo")], (
             "for gateways that start now"
