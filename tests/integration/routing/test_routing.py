@@ -24,7 +24,7 @@ async def test_every_turn_of_a_conversation_finds_its_prefix(rings):
     for number in range(16):
         first = answer = await ask(rings, turn(number))
         said = []
-        for more in ("Why?", "And then?"):
+        for more in ("Why?", "And then?") if number < 6 else ():
             said += [answer.text, more]
             answer = await ask(rings, turn(number, *said))
             assert answer.ring == first.ring
@@ -33,8 +33,8 @@ async def test_every_turn_of_a_conversation_finds_its_prefix(rings):
     assert len(homes) == 2
     after = [await rings.counted(name) for name in routed]
     by_key, hits, moved = (new - old for new, old in zip(after, before, strict=True))
-    assert (by_key, moved) == (48, 0)
-    assert hits >= 32
+    assert (by_key, moved) == (28, 0)
+    assert hits >= 12
     assert await rings.counted("prefix_cache_tokens") > 0
     assert await rings.counted("prefix_cache_bytes") > 0
 
@@ -74,26 +74,28 @@ async def test_sealed_conversations_stay_with_their_rings(rings):
 async def test_one_key_under_two_api_keys_shares_nothing(rings, other_key):
     """Neither a prefix nor the place: which ring a key prefers differs from tenant to tenant."""
     before = await rings.counted("requests_routed_by_key_total")
-    pairs = set()
-    for number in range(20):
+    pairs, asked = set(), 0
+    while len(pairs) < 2 and asked < 40:
         mine, theirs = [
-            await ask(rings, turn(number), max_tokens=1, key=key, prompt_cache_key=f"key {number}")
+            await ask(rings, turn(asked), max_tokens=1, key=key, prompt_cache_key=f"key {asked}")
             for key in (rings.key, other_key)
         ]
         pairs.add(mine.ring == theirs.ring)
+        asked += 2
     assert pairs == {True, False}
 
     secret = [{"role": "user", "content": "Only one of us has ever asked this, nobody else may see. " * 8}]
     home = (await ask(rings, secret, max_tokens=1, prompt_cache_key="k")).ring
     assert (await ask(rings, secret, max_tokens=1, prompt_cache_key="k")).cached >= 64
-    seen = {}
-    for number in range(30):
-        guess = f"guess {number}"
+    seen, guesses = {}, 0
+    while home not in seen and guesses < 30:
+        guess = f"guess {guesses}"
         answer = await ask(rings, secret, max_tokens=1, key=other_key, prompt_cache_key=guess)
         seen.setdefault(answer.ring, answer.cached)
+        guesses += 1
     assert home in seen, "guesses have reached the ring that keeps it"
     assert set(seen.values()) == {0}
-    assert await rings.counted("requests_routed_by_key_total") - before == 72
+    assert await rings.counted("requests_routed_by_key_total") - before == asked + 2 + guesses
 
 
 async def test_a_key_that_is_no_text_is_refused_and_the_gateway_goes_on(rings):
