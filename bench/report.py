@@ -105,7 +105,7 @@ def faults(runs: list[dict[str, Any]]) -> str:
         for name, outcome in run["cases"].items():
             rounds.setdefault(name, []).append(outcome)
     lines: list[Sequence[str]] = [_FAULT_COLUMNS, ["---"] * len(_FAULT_COLUMNS)]
-    for name, found in rounds.items():
+    for name, found in sorted(rounds.items()):
         done = [one for one in found if not one["lacking"]]
         bad = [one["lost"] + one["wrong"] + len(one["left"]) + bool(one["broken"]) for one in done]
         saw = {error for one in done for error in one["errors"]} | {"broken" for one in done if one["broken"]}
