@@ -1,0 +1,89 @@
+"""A coordinator that nobody reaches any more, its standby, and the coordinator when it is reached again."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Ring, chat, started
+
+from sealring.cli.calls.operator import connect, read_bundle
+from sealring.cli.local.cluster import LocalCluster
+from sealring.cli.setup.settings_files import as_toml
+from sealring.coordinator.backup import backup, restore
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.standby.follow import promote
+from sealring.mesh.system.addresses import free_port
+from sealring.v1 import admin_pb2, membership_pb2
+
+pytestmark = CLUSTER
+QUESTION = chat("What is the capital of France?")
+
+
+async def follow(cluster: LocalCluster, listen: str) -> CoordinatorSettings:
+    """Starts the standby, as docs/operators.md says; returns when it has followed the coordinator once."""
+    own = cluster._settings("coordinator")
+    changed = {
+        "state_dir": str(cluster.state_dir / "standby"),
+        "listen": listen,
+        "join_listen": f"127.0.0.1:{free_port()}",
+        "standby": own["listen"],
+    }
+    settings = CoordinatorSettings(**(own | changed))
+    copy = cluster.state_dir / "backup"
+    await asyncio.to_thread(backup, CoordinatorSettings(**own), copy)
+    await asyncio.to_thread(restore, settings, copy, standby=True)
+    file = cluster.state_dir / "config" / "standby.toml"
+    file.write_bytes(as_toml("coordinator", own | changed))
+    database = settings.state_dir / "coordinator.db"
+    before = database.stat().st_ino
+    await cluster._children.start("standby", ["--config", str(file), "coordinator", "run"])
+    await cluster.admin.call("CreateJoinToken", role="ROLE_NODE", note="something to copy")
+    while database.stat().st_ino == before:
+        await asyncio.sleep(0.1)
+    return settings
+
+
+async def ring_of(admin: Any) -> Any:
+    """The ring, once both of its nodes are online there."""
+    while True:
+        nodes = (await admin.call("ListNodes", wait_for_ready=True)).nodes
+        rings = (await admin.call("ListDeployments")).deployments[0].rings
+        online = [one for one in nodes if one.state == admin_pb2.NODE_STATE_ONLINE and one.memory_usable]
+        if len(online) == 2 and rings[0].phase == membership_pb2.RING_PHASE_SERVING:
+            return rings[0]
+        await asyncio.sleep(0.1)
+
+
+async def test_the_standby_of_a_coordinator_that_is_cut_off_takes_over(tmp_path: Path) -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    settings = {"coordinator": {"standby": listen}}
+    cluster = LocalCluster(tmp_path / "state", MODEL, nodes=2, name="demo", settings=settings)
+    async with cluster, started(cluster, stages=2) as ring, asyncio.timeout(3 * LIMIT_SECONDS):
+        await take_over(cluster, ring, listen)
+
+
+async def take_over(cluster: LocalCluster, ring: Ring, listen: str) -> None:
+    before = await ring.serving()
+    expected = await ring.ask(QUESTION, 200)
+    standby = await follow(cluster, listen)
+    process = cluster._children._children["coordinator"].process
+    cluster._children._expected.add(process.pid)
+    deposed = psutil.Process(process.pid)
+    deposed.send_signal(signal.SIGSTOP)  # as silent as one behind a cable that is cut
+    answered = asyncio.create_task(ring.ask(QUESTION, 200))
+    promote(standby)
+    bundle = standby.state_dir / "operator"
+    while read_bundle(bundle).coordinator != listen:
+        await asyncio.sleep(0.1)
+    async with connect(bundle) as admin:
+        assert (await ring_of(admin)).epoch == before.epoch
+        assert await answered == expected
+        deposed.send_signal(signal.SIGCONT)
+        assert await process.wait() != 0  # it is told, and stops for good
+        assert "DEPOSED" in cluster.logs["coordinator"].read_text()
+        assert (await ring_of(admin)).epoch == before.epoch
+        assert await ring.ask(QUESTION, 200) == expected
