@@ -17,7 +17,16 @@ from sealring.cli.calls.operator import Admin, call_admin, run_admin
 from sealring.cli.calls.waiting import wait_until_serving
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.options import AsJson, Seconds
-from sealring.cli.terminal.output import moment, plain, print_json, print_table, progress, say, size
+from sealring.cli.terminal.output import (
+    moment,
+    plain,
+    print_data,
+    print_json,
+    print_table,
+    progress,
+    say,
+    size,
+)
 from sealring.mesh.errors import InvalidInput, NotFound
 from sealring.mesh.prompt.deployment_limits import (
     MAX_CONTEXT,
@@ -241,13 +250,16 @@ def plan(context: typer.Context, spec: Any, as_json: AsJson = False) -> None:
 
     async def work(admin: Admin) -> Any:
         await name_members(admin, spec)
-        return await admin.call("PlanDeployment", spec=spec, seconds=PLAN_SECONDS)
+        planned = await admin.call("PlanDeployment", spec=spec, seconds=PLAN_SECONDS)
+        return planned, await admin.call("ListNodes")
 
-    answer = run_admin(context, work)
+    answer, nodes = run_admin(context, work)
     if as_json:
         print_json(plain(answer.plan))
         return
     print_plan(answer.plan)
+    print_data("")
+    print_change(answer.plan, plain(nodes)["nodes"])
 
 
 @command(app, "list", example="sealring deployment list", section="cli", fields=ADMIN)
@@ -324,6 +336,27 @@ def print_plan(plan: Any) -> None:
         title += f", KV in {plan.spec.kv_bits} bits" if plan.spec.kv_bits else ""
         columns = ["rank", "node", "layers", "weights", "KV per row", "usable", "trust"]
         print_table(columns, rows, title=title)
+    for reason in plan.reasons:
+        print_data(reason)
+
+
+def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:
+    """What every online node holds before and after, KV caches of all rows included. The planner leaves a
+    tenth of what is usable alone."""
+    stages = {stage.member: (ring, stage) for ring in plan.rings for stage in ring.stages}
+    rows = []
+    for node in nodes:
+        if node["state"] == "offline":
+            continue
+        usable, before = node["memory_usable"], node["memory_used"]
+        after, where = before, node["ring"]
+        if node["id"] in stages:
+            ring, stage = stages[node["id"]]
+            after = stage.weight_bytes + min(ring.kv_budget, plan.spec.max_rows * stage.kv_bytes)
+            where = f"{ring.ring} {stage.first_layer}-{stage.end_layer - 1}"
+        free = size(max(0, usable - after))
+        rows.append([node["name"], size(usable), size(before), size(after), free, where])
+    print_table(["node", "usable", "before", "after", "free after", "ring"], rows, title="memory of nodes")
 
 
 def print_deployments(found: list[dict[str, Any]]) -> None:

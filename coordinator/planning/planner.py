@@ -26,6 +26,7 @@ from sealring.coordinator.planning.arrangement import (
     snake,
 )
 from sealring.coordinator.planning.demand import Demand, capacity, check_profile
+from sealring.coordinator.planning.reasons import reasons
 from sealring.coordinator.planning.refusals import does_not_fit, split_does_not_fit, too_few_nodes, usable
 from sealring.coordinator.planning.specs import check_spec
 from sealring.mesh.crypto.encoding import canonical_json
@@ -49,7 +50,7 @@ def plan(
     KV_BITS_UNSUPPORTED), FailedPrecondition (NOT_ENOUGH_NODES, NODE_NOT_USABLE), ResourceExhausted
     (DOES_NOT_FIT).
     """
-    spec = check_spec(spec)
+    asked, spec = spec, check_spec(spec)
     check_profile(profile)
     members = usable(spec, candidates)
     _check_shape(spec, profile)
@@ -58,7 +59,11 @@ def plan(
     else:
         spec.context, rings = _by_memory(spec, profile, members, candidates)
         spec.stages = len(rings[0])
-    return _finish(spec, profile, rings)
+    made = _finish(spec, profile, rings)
+    wanted = asked.context or profile.max_context or DEFAULT_CONTEXT
+    demand = _demand(made.spec, profile, made.spec.context)
+    made.reasons.extend(reasons(asked, made.spec, demand, rings, members, wanted))
+    return made
 
 
 def kv_budget(stage: admin_pb2.StagePlan) -> int:

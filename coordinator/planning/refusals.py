@@ -114,15 +114,13 @@ def does_not_fit(
     weights = sum(demand.weights) + sum(demand.extras(stages))
     biggest = max(demand.per_layer)
     message = (
-        f"the model needs {_size(needed)} ({_size(weights)} of weights and {_size(sum(demand.row))} for one "
+        f"the model needs {size(needed)} ({size(weights)} of weights and {size(sum(demand.row))} for one "
         f"sequence of {context} tokens" + (f", times {replicas} replicas" if replicas > 1 else "") + ") and "
-        f"{_nodes(len(members))} {_size(available)} to give"
+        f"{_nodes(len(members))} {size(available)} to give"
     )
     if needed <= available:
-        message += f", but no cut into layers of up to {_size(biggest)} fits each node"
-    shown = ", ".join(
-        f"{member.name}: {_size(capacity(member.memory_usable))}" for member in members[:_SHOWN]
-    )
+        message += f", but no cut into layers of up to {size(biggest)} fits each node"
+    shown = ", ".join(f"{member.name}: {size(capacity(member.memory_usable))}" for member in members[:_SHOWN])
     return ResourceExhausted(
         message,
         hint=_hint(largest),
@@ -141,8 +139,8 @@ def split_does_not_fit(
     """One stage of a split by hand is too large for its member."""
     available = capacity(member.memory_usable)
     return ResourceExhausted(
-        f"stage {rank} needs {_size(needed)} with {context} tokens of context and node {member.name} "
-        f"has {_size(available)} to give",
+        f"stage {rank} needs {size(needed)} with {context} tokens of context and node {member.name} "
+        f"has {size(available)} to give",
         hint=_hint(largest, "give this stage fewer layers"),
         reason="DOES_NOT_FIT",
         param="split",
@@ -162,8 +160,9 @@ def _nodes(count: int) -> str:
     return f"{count} node has" if count == 1 else f"{count} nodes have"
 
 
-def _size(count: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
+def size(count: int) -> str:
+    """Bytes for people."""
+    for unit, least in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= least:
+            return f"{count / least:.1f} {unit}"
     return f"{count} bytes"

@@ -786,6 +786,7 @@ class DeploymentPlan(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     RINGS_FIELD_NUMBER: _builtins.int
     PLAN_HASH_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
     plan_hash: _builtins.str
     @_builtins.property
     def spec(self) -> Global___DeploymentSpec:
@@ -795,6 +796,10 @@ class DeploymentPlan(_message.Message):
     def profile(self) -> _model_pb2.ModelProfile: ...
     @_builtins.property
     def rings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingPlan]: ...
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """for people: why it is so"""
+
     def __init__(
         self,
         *,
@@ -802,10 +807,11 @@ class DeploymentPlan(_message.Message):
         profile: _model_pb2.ModelProfile | None = ...,
         rings: _abc.Iterable[Global___RingPlan] | None = ...,
         plan_hash: _builtins.str = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_hash", b"plan_hash", "profile", b"profile", "rings", b"rings", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_hash", b"plan_hash", "profile", b"profile", "reasons", b"reasons", "rings", b"rings", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

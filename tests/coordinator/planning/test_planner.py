@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import combinations, pairwise, permutations
 from typing import Any
 
@@ -83,6 +84,32 @@ def test_exactly_the_stages_asked_for() -> None:
     assert head.kv_bytes == 3 * 1024 * 2048
     assert made.rings[0].kv_budget == min(kv_budget(stage) for stage in made.rings[0].stages)
     assert made.rings[0].ring == "demo-0"
+
+
+def test_a_plan_says_why_it_is_so() -> None:
+    def why(**changes: object) -> str:
+        return "\n".join(plan(spec(**changes), profile(), THREE).reasons)
+
+    assert "fits on one node: 1000.0 MiB of weights" in why()
+    assert "--stages 3 spreads it over 3" in why()
+    assert "memory for 46 sequences" in why()
+    assert "memory for" not in why(max_rows=2)
+    assert "2 nodes for each ring, as asked" in why(stages=2)
+    assert "the split by hand fits" in why(split=[3, 6])
+    few = [member(number, GIB // 2) for number in (1, 2, 3)]
+    assert "3 nodes for each ring, for 2 would not hold it" in "\n".join(plan(spec(), profile(), few).reasons)
+    long = plan(spec(), profile(max_context=1 << 20), THREE)
+    assert long.spec.context < 1 << 20
+    assert "for 1048576 do not fit" in "\n".join(long.reasons)
+
+
+def test_members_that_have_the_model_come_first() -> None:
+    has = member(1, 2 * GIB)
+    others = [dataclasses.replace(member(number, 64 * GIB), fetches=True) for number in (2, 3)]
+    assert names(plan(spec(), profile(), [*others, has])) == ["node-1"]
+    made = plan(spec(stages=2), profile(), [*others, has])
+    assert names(made)[0] == "node-1"
+    assert f"{names(made)[1]} first get the model" in "\n".join(made.reasons)
 
 
 def test_layers_follow_memory() -> None:

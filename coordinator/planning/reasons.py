@@ -1,0 +1,53 @@
+"""Why a plan is as it is, in a line for each thing that the planner chose by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sealring.coordinator.planning.arrangement import Candidate, Ring
+from sealring.coordinator.planning.demand import Demand
+from sealring.coordinator.planning.refusals import size
+from sealring.v1 import admin_pb2
+
+_SHOWN = 8
+
+
+def reasons(
+    asked: admin_pb2.DeploymentSpec,
+    made: admin_pb2.DeploymentSpec,
+    demand: Demand,
+    rings: Sequence[Ring],
+    able: Sequence[Candidate],
+    wanted: int,
+) -> list[str]:
+    """`asked` is what the operator gave, `made` the same with every default, `able` who could have served,
+    `wanted` the context that was tried first, in tokens."""
+    told = []
+    stages = len(rings[0])
+    most = min(len(able) // made.replicas, len(demand.weights))
+    weights = size(sum(demand.weights) + sum(demand.extras(stages)))
+    holds = f"{weights} of weights and {size(sum(demand.row))} for a sequence of {made.context} tokens"
+    if asked.split:
+        told.append(f"the split by hand fits: {holds}")
+    elif asked.stages:
+        told.append(f"{_nodes(stages)} for each ring, as asked: {holds}")
+    elif stages == 1:
+        spread = f"; --stages {most} spreads it over {most}" if most > 1 else ""
+        told.append(f"fits on one node: {holds}{spread}")
+    else:
+        told.append(f"{_nodes(stages)} for each ring, for {stages - 1} would not hold it: {holds}")
+    if made.context < wanted:
+        told.append(
+            f"a context of {made.context} tokens, for {wanted} do not fit (--kv-bits 8 or more nodes help)"
+        )
+    if not asked.max_rows:
+        told.append(f"memory for {made.max_rows} sequences of that length at once")
+    fetching = [member.name for ring in rings for member, _ in ring if member.fetches]
+    if fetching:
+        more = f" and {len(fetching) - _SHOWN} more" if len(fetching) > _SHOWN else ""
+        told.append(f"{', '.join(fetching[:_SHOWN])}{more} first get the model from a node that has it")
+    return told
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
