@@ -118,6 +118,14 @@ SharePrefixes = Annotated[
         rich_help_panel=_SHAPE,
     ),
 ]
+Speculate = Annotated[
+    bool,
+    typer.Option(
+        "--speculate",
+        help="give a request that is alone on its ring several tokens a step where they can be guessed",
+        rich_help_panel=_SHAPE,
+    ),
+]
 PrefillChunk = Annotated[
     int,
     typer.Option(
@@ -143,6 +151,7 @@ def make_spec(
     prefill_chunk: PrefillChunk = 0,
     kv_bits: KvBits = 0,
     share_prefixes: SharePrefixes = False,
+    speculate: Speculate = False,
 ) -> Any:
     """The deployment that the options describe. Raises InvalidInput (BAD_SPLIT)."""
     from sealring.v1 import admin_pb2
@@ -164,6 +173,7 @@ def make_spec(
         prefill_chunk=prefill_chunk,
         kv_bits=kv_bits,
         share_prefixes=share_prefixes,
+        speculate=speculate,
     )
 
 

@@ -45,6 +45,7 @@ class RunningRing:
             prefill_chunk=self.spec.prefill_chunk,
             model_type=self.model_type,
             share_prefixes=self.spec.share_prefixes,
+            speculate=self.spec.speculate,
             protocol=self.protocol,
             patience=self.patience,
         )

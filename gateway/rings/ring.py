@@ -74,6 +74,7 @@ class ServingEpoch:
     share_prefixes: bool
     min_trust: int
     roster_version: int
+    speculate: bool = False
 
 
 @dataclass(slots=True)
@@ -344,6 +345,7 @@ class Ring:
                     max_tokens=opened.max_tokens,
                     prefixes=opened.prefixes,
                     answered=opened.answered,
+                    drafts=opened.drafts,
                 )
             )
         elif kind == "refused":
@@ -467,6 +469,7 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         max_rows=serving.max_rows,
         prefill_chunk=serving.prefill_chunk,
         prefixes=min(each.prefixes for each in attached),
+        speculate=serving.speculate,
         rows_in_turn=all(each.rows_in_turn for each in attached),
         kept=tuple(_kept_by_all(attached)),
     )

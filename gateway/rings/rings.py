@@ -166,6 +166,7 @@ class Rings:
             max_rows=state.max_rows,
             prefill_chunk=state.prefill_chunk,
             share_prefixes=state.share_prefixes,
+            speculate=state.speculate,
             context=ring.context,
             min_trust=ring.min_trust,
             roster_version=self._roster.version,

@@ -97,8 +97,9 @@ class MemberMemory:
 class RingFacts:
     """One epoch of a ring, as its roster and its members state it. `members` are in the order of ranks.
 
-    `rows_in_turn`: on every member a step takes about as long as its rows would one after the other. `kept`
-    are the prefixes of earlier epochs that every member still has, with their names in this epoch.
+    `rows_in_turn`: on every member a step takes about as long as its rows would one after the other.
+    `speculate`: the deployment wants that tokens are guessed. `kept` are the prefixes of earlier epochs that
+    every member still has, with their names in this epoch.
     """
 
     members: tuple[MemberMemory, ...]
@@ -106,6 +107,7 @@ class RingFacts:
     prefill_chunk: int
     prefixes: control.PrefixSupport.ValueType = control.PREFIX_SUPPORT_UNSPECIFIED
     rows_in_turn: bool = False
+    speculate: bool = False
     kept: tuple[tuple[Origin, Names], ...] = ()
 
     @property

@@ -26,6 +26,7 @@ from sealring.gateway.scheduler.budget import PrefillBudget
 from sealring.gateway.scheduler.changes import ChangeCost
 from sealring.gateway.scheduler.chunkcost import LonePrefill
 from sealring.gateway.scheduler.crowd import Crowd
+from sealring.gateway.scheduler.drafting import Drafting
 from sealring.gateway.scheduler.lane import ANNOUNCED, Lane
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.prefill import PrefillLine
@@ -53,6 +54,7 @@ class Announced:
     first: list[Row]
     ending: list[Row]
     follows: bool = False  # a step of the same lane that was under way, so that they are a round apart
+    drafts: int = 0
     before: tuple[int, int, int] = (0, 0, 0)  # prefill steps, their tokens, and changes up to it
 
     @property
@@ -82,6 +84,7 @@ class StepPlanner:
         self._awaited = 0  # the last step of a rush that brings first tokens
         self._changing = ChangeCost()
         self._balance = Balance(self.ledger, self._changing)
+        self._drafting = Drafting(ring)
         self._before = (0, 0, 0)
         self._rounds = 0.0
         self._dropped: list[int] = []
@@ -167,8 +170,9 @@ class StepPlanner:
             self._turns.note(self._lanes[row.lane])
         return False
 
-    def done(self, number: int, now: float) -> Announced | None:
-        """Takes a step as done, and with it all earlier ones that sample nothing; `now` is in seconds.
+    def done(self, number: int, now: float, tokens: int = 1) -> Announced | None:
+        """Takes a step as done, which brought so many tokens, and with it all earlier ones that sample
+        nothing; `now` is in seconds.
 
         None for one that was taken as done already. Raises InvalidInput (BAD_STEP) for one that was never
         announced, or out of order.
@@ -186,6 +190,10 @@ class StepPlanner:
             self.executed(number)
         self._settle(step)
         if step.lane is not None:
+            if step.drafts:
+                self._drafting.done(tokens, now - step.lane.done_at)
+            elif step.follows and step.before == step.lane.before:
+                self._drafting.measure(now - step.lane.done_at)
             self._measure(step, step.lane, now)
             self._turns.wake(step.lane)
         else:
@@ -332,9 +340,12 @@ class StepPlanner:
         return None
 
     def _decode(self, lane: Lane) -> control.Step | None:
+        drafts = self._drafting.wanted(lane, self.ledger.rows + self.waiting)
+        if self._drafting.under_way(lane) or (drafts and lane.outstanding):
+            return None  # a step with drafts stands alone
         leaving = lane.leaving()
         joining = lane.ready
-        moving = self._moving(lane, len(leaving))
+        moving = [] if drafts else self._moving(lane, len(leaving))
         if not (moving or lane.must_change(leaving, self.pressed, self._change_interval)):
             step = self._step([])
         elif lane.stuck:
@@ -346,12 +357,14 @@ class StepPlanner:
             step = self._step(leaving, joining, moving)
             self._parked(lane, moving)
             self._before = (*self._before[:2], self._before[2] + 1)
-        step.decode.lane = lane.number
+        step.decode.lane, step.decode.drafts = lane.number, drafts
+        if drafts:
+            self._drafting.announced(lane, drafts)
         self._lone.broken()
         follows = lane.outstanding > 0
         ending = lane.count_step()
         self._latest[lane.number] = self._sampled[step.number] = Announced(
-            step.number, lane, lane.steps, [], ending, follows, self._before
+            step.number, lane, lane.steps, [], ending, follows, drafts, self._before
         )
         return step
 
@@ -376,7 +389,8 @@ class StepPlanner:
         self, leaving: list[Row], joining: list[Row] | None = None, moving: list[Row] | None = None
     ) -> control.Step:
         self._number += 1
-        step = control.Step(number=self._number, changes=self.prefixes.changes())
+        step = control.Step(number=self._number, changes=self._drafting.settling())
+        step.changes.extend(self.prefixes.changes())
         for row in moving or ():
             step.changes.add().park.row = row.number
             row.phase = Phase.PREFILLED

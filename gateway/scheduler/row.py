@@ -29,7 +29,8 @@ class Row:
 
     A row has `begun` once its first chunk is announced. It may begin with the first `reused` tokens of a kept
     `prefix`; `names` are of its prompt's prefixes, and chunks also end at `cuts`. The last `answered` of its
-    prompt's tokens are those of its answer that an earlier epoch brought.
+    prompt's tokens are those of its answer that an earlier epoch brought. At most `drafts` tokens may be
+    guessed in a step.
 
     A request for several answers has a row for each: one that is prefilled, the `source` of the others, its
     `copies`, which become what it is when its prompt ends. Answers that an earlier epoch has begun have rows
@@ -43,6 +44,7 @@ class Row:
     closed: bool = False
     prompt_tokens: int = 0
     answered: int = 0
+    drafts: int = 0
     params_bytes: int = 0
     prefilled: int = 0
     begun: bool = False

@@ -167,9 +167,10 @@ class Scheduler:
         max_tokens: int,
         prefixes: bytes = b"",
         answered: int = 0,
+        drafts: int = 0,
     ) -> list[Action]:
         """The head has tokenized a row; `max_tokens` is the most that it may generate. Of the `prompt_tokens`
-        the last `answered` were generated in an earlier epoch.
+        the last `answered` were generated in an earlier epoch. A step may guess `drafts` tokens of it.
 
         Raises InvalidInput (BAD_STEP, BAD_PREFIXES) for what cannot be: the epoch must end.
         """
@@ -182,7 +183,7 @@ class Scheduler:
         if answered != len(row.told.tokens) and not row.request.sealed:
             raise InvalidInput(f"the head goes on with row {number} from elsewhere", reason="BAD_STEP")
         row.prompt_tokens, row.params_bytes, row.ceiling = prompt_tokens, params_bytes, max_tokens
-        row.answered = answered
+        row.answered, row.drafts = answered, drafts
         row.names = split(prefixes, prompt_tokens)
         row.limit = max_tokens if row.request.max_tokens else min(max_tokens, EXTENSION)
         capacity = epoch.planner.ledger.capacity
@@ -194,6 +195,7 @@ class Scheduler:
         for copy in row.copies:
             copy.prompt_tokens = copy.prefilled = prompt_tokens
             copy.limit, copy.ceiling, copy.phase = row.limit, row.ceiling, Phase.WAITING
+            copy.drafts = drafts
         if not epoch.planner.can_hold(row):
             self._fail(row, _too_large(row, capacity))
         elif not row.request.begun:
@@ -218,7 +220,7 @@ class Scheduler:
         if done.more:
             self._outputs(epoch.rows, done, now)
             return self._take()
-        step = epoch.planner.done(done.step, now)
+        step = epoch.planner.done(done.step, now, len(done.outputs))
         if step is None:
             return self._take()
         self._outputs(epoch.rows, done, now)

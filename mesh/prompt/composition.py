@@ -23,6 +23,8 @@ MAX_PARAMS_BYTES = 1 << 20
 MAX_PREFIXES = 1024
 MAX_CHOICES = 8
 MAX_CHANGES = 8192
+MAX_DRAFTS = 15
+"""Tokens that one step may guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,17 @@ class Parking:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """Of the tokens that a step with drafts sampled for a row, so many are `accepted`; of those that it put
+    into the row's caches, the last `surplus` go."""
+
+    row: int
+    lane: int
+    accepted: int
+    surplus: int
+
+
 class Origin(NamedTuple):
     """What a kept prefix is, for all members and in all epochs: the first tokens of a row of an epoch."""
 
@@ -125,17 +138,17 @@ class Dropping:
     prefix: int
 
 
-_ORDER = ((Adopting,), (Keeping, Dropping), (Parking,), (Admission, Eviction))
-Change: TypeAlias = Admission | Eviction | Parking | Keeping | Adopting | Dropping
+_ORDER = ((Adopting,), (Settling,), (Keeping, Dropping), (Parking,), (Admission, Eviction))
+Change: TypeAlias = Admission | Eviction | Parking | Keeping | Adopting | Dropping | Settling
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedStep:
     """One step with everything that a member derives from it.
 
-    `changes` are in order: adoptions, keeps and drops, parks, all others. Exactly one of `chunks` and `rows`
-    is non-empty, or neither. `sampled` are the rows that get a token, in the order of the token record on the
-    closing edge (uint32 [len(sampled)]).
+    `changes` are in order: adoptions, settled rows, keeps and drops, parks, all others. Exactly one of
+    `chunks` and `rows` is non-empty, or neither. `sampled` are the rows that get a token, in the order of the
+    token record on the closing edge (uint32 [len(sampled)]); a row with `drafts` is there once more for each.
     `digest` is 32 bytes over the composition after the changes and this step's work.
     """
 
@@ -146,6 +159,7 @@ class ResolvedStep:
     lane: int | None
     rows: tuple[int, ...]
     sampled: tuple[int, ...]
+    drafts: int = 0
 
 
 class Composition:
@@ -163,6 +177,7 @@ class Composition:
         self._lane_of: dict[int, int] = {}
         self._lane_steps: dict[int, int] = {}
         self._lane_base: dict[int, int] = {}  # row in a lane -> its tokens less the steps of its lane
+        self._drafted: dict[int, int] = {}  # row that is not settled -> drafts of its last step
         self._prefixes: dict[int, Origin] = {}
         self._highest_row = 0
         self._highest_prefix = 0
@@ -219,6 +234,7 @@ class Composition:
         chunks: tuple[Chunk, ...] = ()
         lane: int | None = None
         rows: tuple[int, ...] = ()
+        drafts = 0
         if work == "prefill":
             chunks = self._prefill(step.prefill.chunks)
             sampled = tuple(row for chunk in chunks for row in chunk.sampled)
@@ -227,13 +243,37 @@ class Composition:
             rows = self.lane_rows(lane)
             if not rows:
                 raise _bad(f"lane {lane} has no rows to decode")
-            self._lane_steps[lane] = self._lane_steps.get(lane, 0) + 1
-            sampled = rows
+            drafts = step.decode.drafts
+            sampled = self._draft(rows, drafts) if drafts else rows
+            self._check_settled(rows[0])
+            if drafts:
+                self._drafted[rows[0]] = drafts
+            self._lane_steps[lane] = self._lane_steps.get(lane, 0) + 1 + drafts
         else:
             sampled = ()
-        self._tokens = self._count() if changes or chunks else self._tokens + len(rows)
-        digest = self._digest(lane, chunks)
-        return ResolvedStep(step.number, digest, changes, chunks, lane, rows, sampled)
+        self._tokens = self._count() if changes or chunks else self._tokens + len(rows) * (1 + drafts)
+        digest = self._digest(lane, chunks, drafts, changes)
+        return ResolvedStep(step.number, digest, changes, chunks, lane, rows, sampled, drafts)
+
+    def _draft(self, rows: tuple[int, ...], drafts: int) -> tuple[int, ...]:
+        if len(rows) != 1 or drafts > MAX_DRAFTS:
+            raise _bad(f"{drafts} drafts for {len(rows)} rows are too many")
+        return rows * (1 + drafts)
+
+    def _check_settled(self, row: int) -> None:
+        if row in self._drafted:
+            raise _bad(f"row {row} has drafts that are not settled")
+
+    def _settle(self, row: int, tokens: int) -> Settling:
+        drafts = self._drafted.pop(row, 0)
+        lane = self._lane_of.get(row)
+        if not drafts or lane is None:
+            raise _bad(f"row {row} has no drafts to settle")
+        surplus = self._held(row, lane) - tokens
+        if not 0 <= surplus <= drafts:
+            raise _bad(f"row {row} cannot hold {tokens} tokens")
+        self._lane_base[row] -= surplus
+        return Settling(row, lane, 1 + drafts - surplus, surplus)
 
     def _count(self) -> int:
         alone = sum(done for done, _ in self._prefilling.values())
@@ -250,6 +290,8 @@ class Composition:
             return self._evict(change.evict.row)
         if kind == "park":
             return self._park(change.park.row)
+        if kind == "settle":
+            return self._settle(change.settle.row, change.settle.tokens)
         self._digest_of_prefixes = None
         if kind == "keep":
             return self._keep(change.keep)
@@ -295,6 +337,8 @@ class Composition:
             raise _bad(f"row {row} is not ready to be admitted")
         if lane >= MAX_LANES:
             raise _bad(f"lane {lane} is above {MAX_LANES - 1}")
+        for other in self._lanes.get(lane, ())[:1]:
+            self._check_settled(other)
         del self._prefilling[row]
         self._lanes.setdefault(lane, []).append(row)
         self._lane_of[row] = lane
@@ -309,6 +353,7 @@ class Composition:
         lane = self._lane_of.get(row)
         if lane is None:
             raise _bad(f"row {row} is in no lane to be parked")
+        self._check_settled(row)
         held = self._held(row, lane)
         index = self._leave(row, lane)
         self._prefilling[row] = (held, held)
@@ -328,6 +373,7 @@ class Composition:
         """Takes a row out of its lane; returns the place that it had."""
         del self._lane_of[row]
         del self._lane_base[row]
+        self._drafted.pop(row, None)
         rows = self._lanes[lane]
         index = rows.index(row)
         rows.pop(index)
@@ -383,10 +429,15 @@ class Composition:
             self._copies += choices - 1
         self._prefilling[chunk.row] = (chunk.start, chunk.prompt_tokens)
 
-    def _digest(self, lane: int | None, chunks: tuple[Chunk, ...]) -> bytes:
-        digest = hashlib.sha256(b"sealring composition v4")
-        head = (self._epoch, self._last_step, -1 if lane is None else lane, len(chunks))
-        digest.update(struct.pack(">QQiI", *head))
+    def _digest(
+        self, lane: int | None, chunks: tuple[Chunk, ...], drafts: int, changes: tuple[Change, ...]
+    ) -> bytes:
+        digest = hashlib.sha256(b"sealring composition v5")
+        settled = [change for change in changes if isinstance(change, Settling)]
+        head = (self._epoch, self._last_step, -1 if lane is None else lane, drafts, len(settled), len(chunks))
+        digest.update(struct.pack(">QQiIII", *head))
+        for change in settled:
+            digest.update(struct.pack(">QI", change.row, change.surplus))
         for chunk in chunks:
             digest.update(
                 struct.pack(">QIIIQ", chunk.row, chunk.start, chunk.end, chunk.params_bytes, chunk.prefix)

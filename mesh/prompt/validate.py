@@ -21,6 +21,7 @@ MAX_CONTENT_BYTES = 4 << 20
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_TEMPERATURE = 2.0
+MAX_DRAFT_TOKENS = 256
 MAX_TOP_K = 1 << 20
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.1, 10.0
 MAX_REPETITION_CONTEXT_SIZE = 4096
@@ -174,6 +175,8 @@ def _check_sampling(sampling: inference.Sampling) -> None:
         raise _bad_sampling("top_p", "above 0 and at most 1")
     if sampling.HasField("min_p") and not 0.0 <= sampling.min_p <= 1.0:
         raise _bad_sampling("min_p", "from 0 to 1")
+    if sampling.num_draft_tokens > MAX_DRAFT_TOKENS:
+        raise _bad_sampling("num_draft_tokens", f"from 0 to {MAX_DRAFT_TOKENS}")
     if sampling.HasField("top_k") and sampling.top_k > MAX_TOP_K:
         raise _bad_sampling("top_k", f"from 0 to {MAX_TOP_K}")
     if sampling.HasField("logprobs") and sampling.logprobs > MAX_LOGPROBS:

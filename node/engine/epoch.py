@@ -37,8 +37,10 @@ from sealring.mesh.prompt.composition import (
     Keeping,
     Parking,
     ResolvedStep,
+    Settling,
 )
 from sealring.node.engine import params, records
+from sealring.node.engine.drafts import Runs
 from sealring.node.engine.feedback import LocalFeedback, RingFeedback
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lanes, Row
@@ -86,6 +88,9 @@ class Prompts(Protocol):
     def parameters(self, row: int) -> bytes:
         """The row's parameter record."""
 
+    def drafts(self, row: int, last: int, count: int) -> list[int]:
+        """So many tokens that may follow the row's `last` one."""
+
     def prefilled(self, row: int) -> None:
         """The row's prompt is not needed any more."""
 
@@ -108,7 +113,8 @@ class Prompts(Protocol):
         """Which of a step's sampled rows ask for log-probabilities; `first` where it is their first token."""
 
     def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
-        """A step's tokens have come round, or it was executed and has none: as many as `step.sampled`.
+        """A step's tokens have come round, or it was executed and has none: as many as `step.sampled`, or
+        fewer where they follow drafts.
 
         `logprobs` by the index among them, of the rows that ask.
         """
@@ -166,6 +172,7 @@ class StageEpoch:
         self._allowance = allowance
         self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
         self._lanes = Lanes()
+        self._runs = Runs()
         self._transfer = transfer()
         self._prefixes = prefixes
         self._failed = False
@@ -212,6 +219,8 @@ class StageEpoch:
             return None
         try:
             resolved = self._composition.apply(step)
+            if resolved.drafts and self._channel is None:
+                raise InvalidInput("a ring of one guesses no tokens", reason="BAD_STEP")
             self._allowance.check(self._composition)
             self._check_ahead(resolved.number)
             if (taken := self._inbox or self._intake) is not None:
@@ -307,7 +316,9 @@ class StageEpoch:
                 self._change(step)
             if step.number == 1:
                 self._prefixes.settle()
-            if step.rows:
+            if step.drafts:
+                self._verify(step)
+            elif step.rows:
                 self._decode(step)
             elif step.chunks:
                 self._prefill(step)
@@ -319,6 +330,11 @@ class StageEpoch:
             self.drop()
 
     def _change(self, step: ResolvedStep) -> None:
+        for change in step.changes:
+            if isinstance(change, Settling):
+                if self._prompts is not None:
+                    self._runs.settle(change)
+                self._lanes.settle(change)
         self._keep_and_drop(step)
         self._lanes.apply(
             change for change in step.changes if isinstance(change, Admission | Eviction | Parking)
@@ -331,6 +347,7 @@ class StageEpoch:
         for change in step.changes:
             if isinstance(change, Eviction):
                 self._feedback.forget(change.row)
+                self._runs.forget(change.row)
                 self._prompts.forget(change.row)
 
     def _keep_and_drop(self, step: ResolvedStep) -> None:
@@ -383,6 +400,41 @@ class StageEpoch:
         lane.age += 1
         if lane.age % _SETTLE_EVERY == 0:
             _launch(_states(lane.cache))
+
+    def _verify(self, step: ResolvedStep) -> None:
+        """Computes a row's last token and the drafts behind it."""
+        assert step.lane is not None
+        times = StepTimes(step.number, time.perf_counter(), decode=True)
+        lane = self._lanes.check(step.lane, step.rows)
+        length = len(step.sampled)
+        if self._prompts is not None:
+            inputs = [mx.array([self._drafted(step)], mx.uint32)]
+        else:
+            landing = self._transfer.landing(self._spec.receives, 1, length)
+            self._await(landing, step, times)
+            inputs = landing.arrays
+        times.fed = time.perf_counter()
+        outputs = self._stage(inputs, lane.cache)
+        if lane.sampler is None:
+            departure = self._transfer.departure(outputs)
+            times.built = time.perf_counter()
+            header = records.state_record(step, self._spec.hands_on, 1, length)
+            self._launch_state(step, header, departure, [], times)
+        else:
+            tokens, told, asking = lane.sampler.run(outputs[0][0])
+            departure = self._transfer.departure([tokens] if told is None else [tokens, told])
+            times.built = time.perf_counter()
+            self._launch_tokens(step, asking, tokens, departure, times)
+
+    def _drafted(self, step: ResolvedStep) -> list[int]:
+        """At the head: the row's last token and as many behind it as the step has drafts."""
+        assert self._prompts is not None
+        assert isinstance(self._feedback, RingFeedback)
+        (row,) = step.rows
+        last = int(np.frombuffer(self._feedback.last([row]), np.uint32)[0])
+        run = [last, *self._prompts.drafts(row, last, step.drafts)]
+        self._runs.sent(step, run)
+        return run
 
     def _own_tokens(self, step: ResolvedStep, times: StepTimes) -> list[mx.array]:
         """In a ring of one the last tokens never leave the device."""
@@ -591,10 +643,13 @@ class StageEpoch:
         assert isinstance(self._feedback, RingFeedback)
         assert self._prompts is not None
         words = np.frombuffer(data, np.uint32)
-        tokens = words[: record.rows].tolist()
-        self._feedback.arrived(record.step, tokens)
+        step, tokens = record.step, words[: record.rows].tolist()
+        if step.drafts:
+            tokens = self._runs.came(step, tokens)
+            step = dataclasses.replace(step, sampled=step.sampled[: len(tokens)])
+        self._feedback.arrived(step, tokens)
         told = unpack(record.asking, words[record.rows :]) if record.asking else {}
-        self._prompts.deliver(record.step, tokens, told)
+        self._prompts.deliver(step, tokens, told)
 
 
 def _launch(*arrays: object) -> None:

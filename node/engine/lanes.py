@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from sealring.mesh.errors import Internal
-from sealring.mesh.prompt.composition import Admission, Eviction, Keeping, Parking
+from sealring.mesh.prompt.composition import Admission, Eviction, Keeping, Parking, Settling
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import caches
@@ -107,6 +107,14 @@ class Lanes:
             return self._prefilling[keeping.row].cache
         lane = self._lanes[keeping.lane]
         return lane.cache if len(lane.rows) == 1 else caches.look_at(lane.cache, keeping.index)
+
+    def settle(self, change: Settling) -> None:
+        """A lane's one row goes on behind the last token that counts."""
+        lane = self._lanes[change.lane]
+        if change.surplus:
+            caches.trim(lane.cache, change.surplus)
+        if lane.sampler is not None:
+            lane.sampler.settle(change.accepted)
 
     def apply(self, changes: Iterable[Admission | Eviction | Parking]) -> None:
         """Carries out a step's changes; each lane's caches are touched once, whatever the changes' number."""

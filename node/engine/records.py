@@ -42,8 +42,8 @@ def incoming(step: ResolvedStep, spec: StageSpec, asking: Asking = ()) -> list[I
             return []
         return [Incoming(tokens_record(step, asking), step, len(step.sampled), 1, asking)]
     if step.rows:
-        rows = len(step.rows)
-        return [Incoming(state_record(step, spec.receives, rows, 1), step, rows, 1)]
+        rows, tokens = len(step.rows), 1 + step.drafts
+        return [Incoming(state_record(step, spec.receives, rows, tokens), step, rows, tokens)]
     records = []
     for chunk in step.chunks:
         if chunk.params_bytes:

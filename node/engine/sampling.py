@@ -10,12 +10,14 @@ else is in the batch.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.grammar import Masks
 from sealring.node.engine.logprobs import Asking, Reporter, asking_of
 from sealring.node.engine.params import RowParameters
@@ -73,6 +75,37 @@ class Sampler:
         one = Sampler([self._rows[index]], [int(self._now()[index])])
         one._history = self._history_of([index])
         return one
+
+    def run(self, logits: mx.array) -> tuple[mx.array, mx.array | None, Asking]:
+        """Logits [tokens, vocabulary] of one row behind a token and its drafts: the tokens that it would get
+        behind each if all before were right, what is told beside them, and to which of them.
+
+        The sampler is not to be used before `settle` has told how many were. Raises InvalidInput (BAD_STEP)
+        for a row with a grammar.
+        """
+        (row,) = self._rows
+        if row.matcher is not None:
+            raise InvalidInput("a row with a grammar has no drafts", reason="BAD_STEP")
+        count, first = logits.shape[0], int(self._now()[0])
+        histories: list[History] = []
+        self._run = first, histories
+        if row.adjusts:  # what is chosen depends on what was before
+            chosen = []
+            for place in range(count):
+                chosen.append(self(logits[place : place + 1]))
+                histories.append(dataclasses.replace(self._history))
+            tokens = mx.concatenate(chosen)
+        else:
+            tokens = Sampler(self._rows * count, range(first, first + count))(logits)
+        asking = asking_of([row.logprobs] * count)
+        return tokens, Reporter(asking)(logits, tokens) if asking else None, asking
+
+    def settle(self, tokens: int) -> None:
+        """Goes on behind the first `tokens` of the run's."""
+        first, histories = self._run
+        if histories:
+            self._history = histories[tokens - 1]
+        self._restart(np.array([first + tokens], dtype=_U64))
 
     def _history_of(self, keep: Sequence[int]) -> History:
         """Of the rows with these indices, as far as they have one."""

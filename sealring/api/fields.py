@@ -63,7 +63,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "adapters": (),
     "draft_model": (),
     "frequency_context_size": (),
-    "num_draft_tokens": (),
     "presence_context_size": (),
     "role_mapping": (),
     "xtc_probability": (0,),

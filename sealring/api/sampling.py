@@ -12,6 +12,7 @@ from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import MAX_CHOICES
 from sealring.mesh.prompt.validate import (
     MAX_DEADLINE_MS,
+    MAX_DRAFT_TOKENS,
     MAX_LOGIT_BIASES,
     MAX_PENALTY,
     MAX_PRIORITY,
@@ -46,6 +47,7 @@ class CommonBody(Body):
     top_k: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    num_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=2 * _INT64)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
@@ -79,6 +81,8 @@ def make_request(
         sampling.top_k = max(0, body.top_k)
     if body.min_p is not None:
         sampling.min_p = body.min_p
+    if body.num_draft_tokens is not None:
+        sampling.num_draft_tokens = body.num_draft_tokens
     if body.repetition_penalty:  # 0 is off, too: mlx_lm.server's default
         sampling.repetition_penalty = body.repetition_penalty
     if body.repetition_context_size is not None:

@@ -208,9 +208,8 @@ class Attempt:
             number,
             delta.parsed.reasoning,
             tuple(ToolCall(call.name, call.arguments, call.id) for call in delta.parsed.tool_calls),
-            delta.parsed.stop,
         )
-        if not (told.text or told.logprobs or told.reasoning or told.tool_calls or told.stop):
+        if not (told.text or told.logprobs or told.reasoning or told.tool_calls):
             return None
         choice.pieces.append(told)
         return told

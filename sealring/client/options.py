@@ -21,5 +21,7 @@ class SamplingOptions(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[int, float]
+    num_draft_tokens: int | None
+    """Tokens guessed in one step at most, where the deployment speculates; 0: none."""
     logprobs: int | None
     """How many likeliest tokens are told beside each one, at most 20; None for no log-probabilities."""

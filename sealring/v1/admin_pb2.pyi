@@ -647,6 +647,7 @@ class DeploymentSpec(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
     SHARE_PREFIXES_FIELD_NUMBER: _builtins.int
+    SPECULATE_FIELD_NUMBER: _builtins.int
     KV_BITS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """what clients call it; [A-Za-z0-9._/-], at most 128 characters"""
@@ -668,6 +669,8 @@ class DeploymentSpec(_message.Message):
     """tokens; 0: 256"""
     share_prefixes: _builtins.bool
     """Prompts in clear may begin with a kept prefix of another API key's prompt; who asks can tell by the time."""
+    speculate: _builtins.bool
+    """a request that is alone on its ring gets several tokens a step, where the head guesses them"""
     kv_bits: _builtins.int
     """of keys and values in the caches: 8 or 4; 0: the model's own precision"""
     @_builtins.property
@@ -693,11 +696,12 @@ class DeploymentSpec(_message.Message):
         members: _abc.Iterable[_builtins.str] | None = ...,
         prefill_chunk: _builtins.int = ...,
         share_prefixes: _builtins.bool = ...,
+        speculate: _builtins.bool = ...,
         kv_bits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kv_bits", b"kv_bits", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "prefill_chunk", b"prefill_chunk", "replicas", b"replicas", "share_prefixes", b"share_prefixes", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kv_bits", b"kv_bits", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "prefill_chunk", b"prefill_chunk", "replicas", b"replicas", "share_prefixes", b"share_prefixes", "speculate", b"speculate", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -479,6 +479,7 @@ class RowOpened(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     prompt_tokens: _builtins.int
     params_bytes: _builtins.int
@@ -491,6 +492,8 @@ class RowOpened(_message.Message):
     """
     answered: _builtins.int
     """the last ones of prompt_tokens are tokens of the answer, from a Resume"""
+    drafts: _builtins.int
+    """at most in one step"""
     def __init__(
         self,
         *,
@@ -500,10 +503,11 @@ class RowOpened(_message.Message):
         max_tokens: _builtins.int = ...,
         prefixes: _builtins.bytes = ...,
         answered: _builtins.int = ...,
+        drafts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "max_tokens", b"max_tokens", "params_bytes", b"params_bytes", "prefixes", b"prefixes", "prompt_tokens", b"prompt_tokens", "row", b"row"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "drafts", b"drafts", "max_tokens", b"max_tokens", "params_bytes", b"params_bytes", "prefixes", b"prefixes", "prompt_tokens", b"prompt_tokens", "row", b"row"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -597,6 +601,7 @@ class Change(_message.Message):
     DROP_FIELD_NUMBER: _builtins.int
     PARK_FIELD_NUMBER: _builtins.int
     ADOPT_FIELD_NUMBER: _builtins.int
+    SETTLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admit(self) -> Global___Admit: ...
     @_builtins.property
@@ -615,6 +620,10 @@ class Change(_message.Message):
     def adopt(self) -> Global___Adopt:
         """in the first step, before all others"""
 
+    @_builtins.property
+    def settle(self) -> Global___Settle:
+        """before all others but adoptions"""
+
     def __init__(
         self,
         *,
@@ -624,12 +633,13 @@ class Change(_message.Message):
         drop: Global___Drop | None = ...,
         park: Global___Park | None = ...,
         adopt: Global___Adopt | None = ...,
+        settle: Global___Settle | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "park", b"park"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "park", b"park", "settle", b"settle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "park", b"park"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "park", b"park", "settle", b"settle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict", "keep", "drop", "park", "adopt"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict", "keep", "drop", "park", "adopt", "settle"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -764,6 +774,32 @@ class Adopt(_message.Message):
 Global___Adopt: _TypeAlias = Adopt  # noqa: Y015
 
 @_typing.final
+class Settle(_message.Message):
+    """A row of which the last step computed drafts holds so many tokens, counted from the prompt's first; caches are
+    cut to that. Until then the row is not stepped, parked, or joined by others in its lane.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    row: _builtins.int
+    tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        row: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["row", b"row", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Settle: _TypeAlias = Settle  # noqa: Y015
+
+@_typing.final
 class Drop(_message.Message):
     """A kept prefix is given up."""
 
@@ -861,15 +897,21 @@ class Decode(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LANE_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     lane: _builtins.int
+    drafts: _builtins.int
+    """Of a lane of one row: so many tokens that the head guesses are computed along with the last one, and a token
+    is sampled behind each. StepDone has an output for each that counts.
+    """
     def __init__(
         self,
         *,
         lane: _builtins.int = ...,
+        drafts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts", "lane", b"lane"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1459,6 +1459,7 @@ class RingState(_message.Message):
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
     MODEL_TYPE_FIELD_NUMBER: _builtins.int
     SHARE_PREFIXES_FIELD_NUMBER: _builtins.int
+    SPECULATE_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     PATIENCE_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
@@ -1473,6 +1474,7 @@ class RingState(_message.Message):
     model_type: _builtins.str
     share_prefixes: _builtins.bool
     """among prompts in clear, whoever asks"""
+    speculate: _builtins.bool
     protocol: _builtins.int
     """of the epoch"""
     patience: _builtins.int
@@ -1490,12 +1492,13 @@ class RingState(_message.Message):
         prefill_chunk: _builtins.int = ...,
         model_type: _builtins.str = ...,
         share_prefixes: _builtins.bool = ...,
+        speculate: _builtins.bool = ...,
         protocol: _builtins.int = ...,
         patience: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "deployment", b"deployment", "epoch", b"epoch", "max_rows", b"max_rows", "model_type", b"model_type", "patience", b"patience", "phase", b"phase", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "reason", b"reason", "ring", b"ring", "share_prefixes", b"share_prefixes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "deployment", b"deployment", "epoch", b"epoch", "max_rows", b"max_rows", "model_type", b"model_type", "patience", b"patience", "phase", b"phase", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "reason", b"reason", "ring", b"ring", "share_prefixes", b"share_prefixes", "speculate", b"speculate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

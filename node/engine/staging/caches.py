@@ -93,6 +93,14 @@ def trimmable(cache: Cache) -> bool:
     )
 
 
+def trim(cache: Cache, tokens: int) -> None:
+    """Takes the last tokens off one row's cache, in place. Raises Internal unless it is `trimmable`."""
+    for entry in cache:
+        for part in parts_of(entry):
+            if not hasattr(part, "trim") or part.trim(tokens) != tokens:
+                raise Internal("a cache was to be cut and cannot")
+
+
 def first_tokens(cache: Cache, tokens: int) -> Cache:
     """A lazy copy of the first tokens of one row's cache, with arrays no longer than they need be.
 

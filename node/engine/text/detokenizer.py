@@ -114,12 +114,7 @@ class StopStrings:
         self._longest = max(map(len, self._stops), default=0)
         self._firsts = {stop[0] for stop in self._stops}
         self._held = ""
-        self.matched = ""
-        """The stop string that ended the answer."""
-
-    @property
-    def stopped(self) -> bool:
-        return bool(self.matched)
+        self.stopped = False
 
     def add(self, text: str) -> str:
         """The text that may be handed out now; after it `stopped` tells whether the answer has ended."""
@@ -129,9 +124,9 @@ class StopStrings:
         found = [(held.find(stop) + len(stop), -len(stop)) for stop in self._stops if stop in held]
         if found:
             end, negative_length = min(found)
-            start = end + negative_length
-            self.matched, self._held = held[start:end], ""
-            return held[:start]
+            self.stopped = True
+            self._held = ""
+            return held[: end + negative_length]
         start = self._candidate(held)
         self._held = held[start:]
         return held[:start]

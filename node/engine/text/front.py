@@ -29,6 +29,7 @@ from sealring.mesh.errors import (
 )
 from sealring.mesh.prompt.composition import (
     MAX_CHOICES,
+    MAX_DRAFTS,
     MAX_PARAMS_BYTES,
     Adopting,
     Chunk,
@@ -40,6 +41,7 @@ from sealring.mesh.prompt.prefix_names import KEY_BYTES, PrefixNames
 from sealring.mesh.prompt.validate import MAX_SCORED, validate_prompt
 from sealring.mesh.rpc.problem import to_problem
 from sealring.node.engine import params
+from sealring.node.engine.drafts import Lookup
 from sealring.node.engine.grammar import Follower, Grammars, left_its_grammar
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.text.chat import encode_chat, sections_of
@@ -139,15 +141,12 @@ class Answer:
 
     def divide(self, text: str) -> tuple[str, inference.Parsed | None]:
         """What of the text of `add` is text, and what the model's parsers found beside it."""
-        parsed = None
-        if self._sections is not None:
-            text, parsed = self._sections.take(text, self.finish)
-            if self._sections.over:
-                self.finish = inference.FINISH_REASON_STOP
-        if self._stops.stopped:
-            parsed = parsed or inference.Parsed()
-            parsed.stop = self._stops.matched
-        return text, parsed
+        if self._sections is None:
+            return text, None
+        told = self._sections.take(text, self.finish)
+        if self._sections.over:
+            self.finish = inference.FINISH_REASON_STOP
+        return told
 
     def resume(self, resume: inference.Resume) -> None:
         """Goes to where the answer was when its ring broke; whatever was told then is not told again.
@@ -188,6 +187,7 @@ class OpenRow:
     parameters: bytes
     answer: Answer
     names: PrefixNames | None
+    lookup: Lookup
     copies: list[int] = field(default_factory=list)
     scored: Sequence[int] = ()
     generated: list[int] = field(default_factory=list)
@@ -383,6 +383,7 @@ class Front:
             params_bytes=len(record),
             max_tokens=max_tokens - len(answered),
             answered=len(answered),
+            drafts=0 if grammar else _drafts(prompt.sampling),
             prefixes=names.extend(tokens.tobytes()) if names else b"",
         )
 
@@ -397,9 +398,11 @@ class Front:
             follower = None if matcher is None else Follower(matcher, tokenizer.end_tokens)
             return Answer(detokenizer, stops, tokenizer.end_tokens, max_tokens, log, sections, follower)
 
-        row = OpenRow(tokens, record, answer(), names, list(numbers[1:]), ids if scores else ())
+        known = tokens.tobytes()
+        scored = ids if scores else ()
+        row = OpenRow(tokens, record, answer(), names, Lookup(known), list(numbers[1:]), scored)
         row.answer.resume(resume)
-        return opened, [row, *(OpenRow(None, b"", answer(), None) for _ in row.copies)]
+        return opened, [row, *(OpenRow(None, b"", answer(), None, Lookup(known)) for _ in row.copies)]
 
     def _room(self, prompt_tokens: int, param: str) -> int:
         """Tokens that the context leaves for the answer, at least one."""
@@ -431,6 +434,10 @@ class Front:
         if opened is None:
             raise _not_open(row)
         return opened.parameters
+
+    def drafts(self, row: int, last: int, count: int) -> list[int]:
+        opened = self._rows.get(row)
+        return [last] * count if opened is None else opened.lookup.drafts(last, count)
 
     def prefilled(self, row: int) -> None:
         if (opened := self._rows.get(row)) is not None:
@@ -516,6 +523,7 @@ class Front:
         output.text, parsed = answer.divide(text)
         if parsed is not None:
             output.parsed.CopyFrom(parsed)
+        opened.lookup.add(token)
         output.token = token
         output.tokens, output.finish = answer.tokens, answer.finish
         if opened.names is not None:
@@ -540,6 +548,11 @@ def refusal(row: int, error: BaseException) -> engine.EngineEvent:
             hint="check it for unusual characters",
         )
     return engine.EngineEvent(refused=control.RowRefused(row=row, problem=to_problem(error)))
+
+
+def _drafts(sampling: inference.Sampling) -> int:
+    """Tokens that one step may guess."""
+    return sampling.num_draft_tokens if sampling.HasField("num_draft_tokens") else MAX_DRAFTS
 
 
 def _not_kept(prefix: int) -> InvalidInput:

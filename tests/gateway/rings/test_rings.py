@@ -338,7 +338,9 @@ async def settle(rings: Rings) -> None:
 
 async def test_what_roster_and_coordinator_agree_on_is_attached_to(monkeypatch: pytest.MonkeyPatch) -> None:
     rings, ring = watched(monkeypatch)
-    state = membership.RingState(ring="ring-0", epoch=3, share_prefixes=True, model_type="llama", **SERVES)  # type: ignore[arg-type]
+    state = membership.RingState(
+        ring="ring-0", epoch=3, share_prefixes=True, speculate=True, model_type="llama", **SERVES
+    )  # type: ignore[arg-type]
     rings.ring_state(state)
     serving = ring.events[-1]
     assert (serving.epoch, serving.max_rows, serving.prefill_chunk, serving.share_prefixes) == (

@@ -40,6 +40,7 @@ from sealring.mesh.prompt.composition import (
     Keeping,
     Origin,
     Parking,
+    Settling,
 )
 from sealring.mesh.prompt.prefix_names import NAME_BYTES, boundaries, split
 from sealring.v1 import control_pb2 as control
@@ -99,6 +100,7 @@ class ModelRing:
         self.named: set[int] = set()  # rows whose prefixes the head names: no copies
         self.reused = 0
         self.moved = 0
+        self.guessed = 0
 
     def execute(self, step: control.Step) -> None:
         resolved = self.composition.apply(step)
@@ -107,6 +109,10 @@ class ModelRing:
                 self.lengths.pop(change.row)
             elif isinstance(change, Parking):
                 self.moved += 1
+            elif isinstance(change, Settling):
+                self.lengths[change.row] -= change.surplus
+                said = self.generated[change.row] - self.answered[change.row]
+                assert self.lengths[change.row] == self.prompts[change.row] + said - 1
             elif isinstance(change, Keeping):
                 self.keep(change)
             elif isinstance(change, Adopting):
@@ -119,12 +125,15 @@ class ModelRing:
             if chunk.prefix:
                 self.reuse(chunk)
         for row in resolved.rows:
-            self.lengths[row] += 1
+            self.lengths[row] += 1 + resolved.drafts
             limit = self.limits[row]
             assert self.lengths[row] <= self.prompts[row] + limit - 1, "stepped at its limit"
         self.check_memory()
         if resolved.chunks or resolved.rows:
-            self.running.append((step.number, resolved.sampled, resolved.lane))
+            right = step.number * 7919 % (1 + resolved.drafts)
+            self.guessed += right
+            sampled = resolved.sampled[: 1 + right] if resolved.drafts else resolved.sampled
+            self.running.append((step.number, sampled, resolved.lane))
         if resolved.lane is not None:
             outstanding = sum(1 for _, _, lane in self.running if lane == resolved.lane)
             assert outstanding <= 2
@@ -214,6 +223,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([4000, 20_000, 100_000, 600]),
         support=st.sampled_from(control.PrefixSupport.values()),
         in_turn=st.booleans(),
+        speculate=st.booleans(),
     )
     def start(
         self,
@@ -223,9 +233,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget: int,
         support: control.PrefixSupport.ValueType,
         in_turn: bool,
+        speculate: bool,
     ) -> None:
         members = tuple(MemberMemory(10 + rank, 100 * rank, budget * 10) for rank in range(stages))
-        self.facts_of = RingFacts(members, max_rows, chunk, support, in_turn)
+        self.facts_of = RingFacts(members, max_rows, chunk, support, in_turn, speculate)
 
     @precondition(lambda self: self.ring is None)
     @rule()
@@ -335,6 +346,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_tokens=limit,
                 prefixes=names_of(content, prompt),
                 answered=answered,
+                drafts=15,
             )
         )
 
@@ -498,6 +510,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         if self.ring is not None:
             target(float(self.ring.reused), label="tokens reused")
+            target(float(self.ring.guessed), label="tokens guessed")
         if self.ring is None:
             self.attach()
         assert self.ring is not None

@@ -28,7 +28,7 @@ QUESTIONS = ["What is the capital of France?", "What is the opposite of hot?", "
 async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(
     arrangements, reference, stages, kv_bits
 ):
-    ring = await arrangements.have(stages=stages, kv_bits=kv_bits, prefill_chunk=64)
+    ring = await arrangements.have(stages=stages, kv_bits=kv_bits, prefill_chunk=64, speculate=True)
     assert ring.deployment.plan.spec.kv_bits == kv_bits
 
     async def row(contents, max_tokens, delay):
@@ -46,7 +46,7 @@ async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(
 
 @SHAPES
 async def test_prompts_that_begin_alike_are_computed_once(arrangements, reference, stages, kv_bits):
-    ring = await arrangements.have(stages=stages, kv_bits=kv_bits, prefill_chunk=64)
+    ring = await arrangements.have(stages=stages, kv_bits=kv_bits, prefill_chunk=64, speculate=True)
     hits = await ring.counted("prefix_cache_hits_total")
     queries = await ring.counted("prefix_cache_queries_total")
     total = 0
@@ -69,9 +69,17 @@ async def test_prompts_that_begin_alike_are_computed_once(arrangements, referenc
     assert await ring.counted("prefix_cache_queries_total") - queries > total
 
 
-async def checked(ring, reference, messages, kv_bits):
+@SHAPES
+async def test_an_answer_that_is_alone_gets_the_tokens_of_the_whole_model_by_drafts(
+    arrangements, reference, stages, kv_bits
+):
+    ring = await arrangements.have(stages=stages, kv_bits=kv_bits, prefill_chunk=64, speculate=True)
+    await checked(ring, reference, dialogue("Hi.", "List the months. " * 4), kv_bits, max_tokens=80)
+
+
+async def checked(ring, reference, messages, kv_bits, max_tokens=40):
     """What the ring answers, which is what the whole model would."""
-    answer = await ask(ring, messages, max_tokens=40)
-    expected = reference.reply(messages, 40, kv_bits=kv_bits)
+    answer = await ask(ring, messages, max_tokens=max_tokens)
+    expected = reference.reply(messages, max_tokens, kv_bits=kv_bits)
     assert (answer.text, answer.prompt_tokens) == (expected.text, expected.prompt_tokens)
     return answer

@@ -1,0 +1,118 @@
+"""Answers with drafts are those without, whatever is guessed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from stagering import CHUNK, Prompts, Ring, prompt_of, stages_of
+
+from sealring.mesh.errors import InvalidInput
+from sealring.node.engine.params import RowParameters
+from sealring.v1 import control_pb2 as control
+
+TOKENS = 14
+PARAMETERS = {
+    "greedy": RowParameters(),
+    "drawn": RowParameters(temperature=1.0, top_p=0.9, seed=5),
+    "told": RowParameters(temperature=0.7, top_k=20, seed=3, logprobs=2),
+    "penalties": RowParameters(
+        temperature=0.8,
+        seed=9,
+        repetition_penalty=1.5,
+        repetition_context_size=6,
+        frequency_penalty=0.5,
+        logprobs=0,
+    ),
+}
+
+
+class Gateway:
+    """Steps one row as a gateway would, one step after the other."""
+
+    def __init__(self, ring: Ring, prompt: int) -> None:
+        self._ring, self._number, self._prompt = ring, 0, prompt
+        self.answer = ring.prompts.answers[1]
+
+    def step(self, *changes: control.Change, **work: object) -> None:
+        self._number += 1
+        self._ring.announce(control.Step(number=self._number, changes=changes, **work))  # type: ignore[arg-type]
+        self._ring.wait_for(self._number)
+
+    def prefill(self) -> None:
+        record = len(self._ring.prompts.parameters(1))
+        chunk = control.Chunk(row=1, end=self._prompt, prompt_tokens=self._prompt, params_bytes=record)
+        self.step(prefill=control.Prefill(chunks=[chunk]))
+
+    def decode(self, *changes: control.Change, drafts: int = 0) -> None:
+        self.step(*changes, decode=control.Decode(lane=0, drafts=drafts))
+
+    def settle(self) -> control.Change:
+        return control.Change(settle=control.Settle(row=1, tokens=self._prompt + len(self.answer) - 1))
+
+
+ADMIT = control.Change(admit=control.Admit(row=1, lane=0))
+
+
+def answered(family: str, size: int, row: RowParameters, guess: list[int] | None, right: float) -> Prompts:
+    """An answer with 3 drafts in every other step; `guess` is what it will be, drafts are right by chance."""
+    prompt = prompt_of(family, 1, CHUNK - 1)
+    prompts = Prompts({1: (prompt, row)})
+    ring = Ring(stages_of(family, size), prompts)
+    gateway, choices = Gateway(ring, len(prompt)), random.Random(2)
+
+    def drafts(last: int, count: int) -> list[int]:
+        assert guess is not None
+        assert last == gateway.answer[-1]
+        coming = guess[len(gateway.answer) :][:count]
+        coming += [0] * (count - len(coming))
+        return [token if choices.random() < right else token + 1 for token in coming]
+
+    prompts.guess = drafts
+    try:
+        gateway.prefill()
+        gateway.decode(ADMIT)
+        settling: list[control.Change] = []
+        while len(gateway.answer) < TOKENS:
+            many = 3 if guess is not None and choices.random() < 0.7 else 0
+            gateway.decode(*settling, drafts=many)
+            settling = [gateway.settle()] if many else []
+    finally:
+        ring.close()
+    return prompts
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize(("family", "size"), [("llama", 3), ("qwen3:8", 2)])
+def test_answers_are_the_same(family: str, size: int, name: str) -> None:
+    row = PARAMETERS[name]
+    plain = answered(family, size, row, None, 0)
+    for right in (0.0, 0.6, 1.0):
+        drafted = answered(family, size, row, plain.answers[1] + [0] * 4, right)
+        assert drafted.answers[1][:TOKENS] == plain.answers[1][:TOKENS]
+        if right == 1.0:
+            assert len(drafted.steps) < len(plain.steps)
+        for one, other in zip(drafted.logprobs[1][:TOKENS], plain.logprobs[1], strict=False):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+            assert [token for token, _ in one.top] == [token for token, _ in other.top]
+
+
+def test_a_gateway_that_miscounts_ends_the_epoch() -> None:
+    prompts = Prompts({1: ([1, 2, 3], RowParameters())})
+    ring = Ring(stages_of("llama", 2), prompts)
+    gateway = Gateway(ring, 3)
+    prompts.guess = lambda last, count: [(last + 1) % 300] * count
+    try:
+        gateway.prefill()
+        gateway.decode(ADMIT)
+        before = len(gateway.answer)
+        gateway.decode(drafts=3)
+        right = len(gateway.answer) - before
+        wrong = gateway.settle()
+        wrong.settle.tokens += -1 if right == 4 else 1
+        with pytest.raises(AssertionError):
+            gateway.decode(wrong)
+    finally:
+        ring.close()
+    assert isinstance(ring.faults[0], InvalidInput)
+    assert ring.faults[0].reason == "BAD_STEP"
