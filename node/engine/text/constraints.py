@@ -9,15 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import parse_json_object
+from sealring.node.engine.text.piecewise import BREAK, PIECES, Arguments, Pieces, as_json
 from sealring.node.engine.text.sections import Format, parameters
 from sealring.v1 import inference_pb2 as inference
-
-_COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""JSON with at most one space behind commas and colons: models otherwise write spaces until they are cut."""
 
 _SYNTAX = {
     "json_tools": ('\n{"name": "%s", "arguments": ', "}\n", False),
@@ -28,9 +25,11 @@ _SYNTAX = {
         "\n```<｜tool▁call▁end｜>",
         True,
     ),
+    "kimi_k2": ("<|tool_call_begin|>functions.%s:#<|tool_call_argument_begin|>", "<|tool_call_end|>", True),
     "deepseek": ("<｜tool▁call▁begin｜>%s<｜tool▁sep｜>", "<｜tool▁call▁end｜>", True),
 }
-"""By parser: what stands around a call's arguments, and whether one pair of markers holds several calls."""
+"""By parser: what stands around a call's arguments (# is a number), and whether one pair of markers holds
+several calls. Those that write arguments one by one are in node.engine.text.piecewise."""
 
 
 def grammar_of(prompt: inference.Prompt, form: Format, special: Mapping[int, str], said: str) -> str:
@@ -42,7 +41,7 @@ def grammar_of(prompt: inference.Prompt, form: Format, special: Mapping[int, str
     chat = prompt.chat
     calls = form.call is not None and bool(chat.tools)
     strict = calls and any(tool.strict for tool in chat.tools)
-    known = form.name in _SYNTAX
+    known = form.name in _SYNTAX or form.name in PIECES
     if strict and not known:
         raise InvalidInput(
             "this model's tool calls cannot be held to a schema",
@@ -77,7 +76,7 @@ class _Writer:
             start = f"{self._thoughts(said)} SPACE? answer"
             self._rules.append(f"answer: schema{' | call (SPACE? call)*' if calls else ''}")
             self._rules.append(
-                f"schema: {final} {_json(parse_json_object(prompt.schema, 'response_format'))}"
+                f"schema: {final} {as_json(parse_json_object(prompt.schema, 'response_format'))}"
             )
             if calls:
                 self._add_calls()
@@ -115,15 +114,36 @@ class _Writer:
             kinds = []
             for index, tool in enumerate(self._chat.tools):
                 schema = {"type": "object", **(parameters(tool) if tool.strict else {})}
-                around = self._literal(before % tool.name), self._literal(after)
-                self._rules.append(f"tool_{index}: {around[0]} {_json(schema)} {around[1]}")
+                begins = " /[0-9]{1,3}/ ".join(map(self._literal, (before % tool.name).split("#")))
+                self._rules.append(f"tool_{index}: {begins} {as_json(schema)} {self._literal(after)}")
                 kinds.append(f"tool_{index}")
             one = "(" + " | ".join(kinds) + ")"
             body = f"{one} (SPACE? {one})*" if several and not self._chat.one_call else one
             self._rules.append(f"rest_of_call: {body} {self._literal(end)}")
+        elif self._form.name in PIECES:
+            self._add_pieces(PIECES[self._form.name], end)
         else:
             self._rules.append(f"rest_of_call{self._up_to(end)}" if end else "rest_of_call: FREE")
         self._rules.append(f"call: {self._literal(begin)} rest_of_call")
+
+    def _add_pieces(self, pieces: Pieces, end: str) -> None:
+        """Calls whose arguments are written one by one; those of tools that are not strict are free."""
+        kinds, others = list[str](), list[str]()
+        for index, tool in enumerate(self._chat.tools):
+            begins = f" {BREAK} ".join(map(self._literal, (pieces.call % tool.name).split("\n")))
+            if tool.strict:
+                made = Arguments(self._form.name, tool.name, parameters(tool), self._literal, f"args_{index}")
+                rest = f"{made.body()} {self._literal(pieces.end.strip())}"
+                self._rules += made.rules
+            else:
+                rest = f"free_{index}"
+                self._rules.append(f"{rest}{self._up_to(pieces.end.strip() or end)}")
+            self._rules.append(f"tool_{index}: {begins} {rest} {BREAK * bool(pieces.breaks)}")
+            (kinds if tool.strict or pieces.end else others).append(f"tool_{index}")
+        one = "(" + " | ".join(kinds) + ")"
+        body = f"{one}+" if pieces.several and not self._chat.one_call else one
+        ends = [f"{body} {self._literal(end)}"] if kinds else []
+        self._rules.append(f"rest_of_call: {' | '.join([*ends, *others])}")
 
     def _literal(self, text: str) -> str:
         """Of text with special tokens in it."""
@@ -135,7 +155,3 @@ class _Writer:
         if start < len(text):
             found.append(json.dumps(text[start:], ensure_ascii=False))
         return " ".join(found)
-
-
-def _json(schema: dict[str, Any]) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": _COMPACT})

@@ -60,7 +60,7 @@ def test_what_asks_for_nothing_has_no_grammar() -> None:
     assert grammar_of(prompt_with(strict=False), HERMES, {}, "") == ""
     assert grammar_of(prompt_with(), Format(), {}, "") == ""  # a model that calls nothing
     assert grammar_of(inference.Prompt(text="x"), HERMES, {}, "") == ""
-    unknown = Format(None, ("<a>", "</a>"), name="qwen3_coder")
+    unknown = Format(None, ("<a>", "</a>"), name="pythonic")
     assert grammar_of(prompt_with(strict=False, call_required=True), unknown, {}, "") == ""
 
 
@@ -115,7 +115,7 @@ def test_with_tools_the_answer_is_a_call_or_fits_the_schema() -> None:
         False,
         False,
     ]
-    unknown = Format(None, ("<a>", "</a>"), name="qwen3_coder")
+    unknown = Format(None, ("<a>", "</a>"), name="pythonic")
     grammar = grammar_of(prompt_with(schema=True, strict=False), unknown, {}, "")
     assert takes(grammar, '{"n": 1}', "<a>whatever</a>", "text") == [True, True, False]
 
@@ -171,5 +171,5 @@ def test_other_syntaxes() -> None:
     calls = f"hm<｜tool▁calls▁begin｜>{one}\n{one}<｜tool▁calls▁end｜>"
     assert takes(grammar, calls, calls.replace("1", '"1"')) == [True, False]
     with pytest.raises(InvalidInput) as caught:
-        grammar_of(prompt_with(), Format(None, ("<a>", "</a>"), name="qwen3_coder"), {}, "")
+        grammar_of(prompt_with(), Format(None, ("<a>", "</a>"), name="pythonic"), {}, "")
     assert caught.value.reason == "NO_STRICT_TOOLS"

@@ -1,0 +1,173 @@
+"""Calls whose arguments are written one by one: what their grammar lets through, the model's parser reads."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sealring.mesh.errors import InvalidInput
+from sealring.node.engine import mlx_lm_import
+from sealring.node.engine.grammar import Follower, Grammars
+from sealring.node.engine.text.constraints import grammar_of
+from sealring.node.engine.text.parsers import parse_dsml
+from sealring.node.engine.text.sections import Format
+from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
+from sealring.v1 import inference_pb2 as inference
+
+MODEL = Path(__file__).parents[4] / "examples" / "demo_model" / "model"
+PARSERS = ["qwen3_coder", "glm47", "gemma4", "function_gemma", "dsml", "kimi_k2"]
+FLAT = ("gemma4", "function_gemma")
+LONGEST = 400
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(MODEL)
+
+
+@cache
+def grammars() -> Grammars:
+    return Grammars(tokenizer, 1536)
+
+
+def takes(grammar: str, answer: str) -> bool:
+    """Whether it is a whole answer."""
+    follower = Follower(grammars().compile(grammar), tokenizer().end_tokens)
+    return all(map(follower.allows, [*tokenizer().encode_markers(answer), *tokenizer().end_tokens]))
+
+
+def form_of(name: str) -> Format:
+    if name == "dsml":
+        return Format(None, ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"), parse_dsml, name)
+    mlx_lm_import.install()
+    module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
+    return Format(None, (module.tool_call_start, module.tool_call_end), module.parse_tool_call, name)
+
+
+def schema_of(choices: random.Random, parser: str) -> dict[str, Any]:
+    kinds: list[dict[str, Any]] = [
+        {"type": "string"},
+        {"type": "string", "enum": ["a", "two words", "é"]},
+        {"type": "integer"},
+        {"type": "integer", "minimum": -3, "maximum": 12},
+        {"type": "number", "minimum": 0, "maximum": 1},
+        {"type": "boolean"},
+        {"type": "null"},
+    ]
+    if parser not in FLAT:
+        items = {"type": "array", "items": {"type": "string"}, "maxItems": 2}
+        inner = {"x": {"type": "integer"}, "y": {"type": "string", "maxLength": 3}}
+        kinds += [
+            items,
+            {"type": "object", "properties": inner, "required": ["x"], "additionalProperties": False},
+        ]
+    properties = {f"arg_{at}": choices.choice(kinds) for at in range(choices.randint(0, 4))}
+    required = [name for name in properties if choices.random() < 0.5]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def asked(schema: dict[str, Any], *, strict: bool = True, **fields: Any) -> inference.Prompt:
+    tools = [inference.Tool(name="look", parameters=json.dumps(schema), strict=strict)]
+    chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="x")], tools=tools, **fields)
+    return inference.Prompt(chat=chat)
+
+
+def read(form: Format, text: str, schema: dict[str, Any]) -> Any:
+    assert form.call is not None
+    assert form.parse is not None
+    tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
+    found = form.parse(text.removesuffix(form.call[1]), tools)
+    (call,) = found if isinstance(found, list) else [found]
+    assert call["name"] == "look"
+    return call["arguments"]
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1 << 20))
+def test_whatever_its_grammar_lets_through_is_read_as_an_instance(parser: str, seed: int) -> None:
+    """A call of tokens drawn at random, with a liking for those that end something."""
+    choices = random.Random(seed)
+    schema, form = schema_of(choices, parser), form_of(parser)
+    grammar = grammar_of(asked(schema, call_required=True, one_call=True), form, {}, "")
+    matcher = grammars().compile(grammar).deep_copy()
+    told: list[int] = []
+    while not matcher.is_stopped() and len(told) < LONGEST:
+        if matcher.is_accepting():
+            break
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        free = [int(token) for token in np.flatnonzero(bits)]
+        assert free, "nothing may follow"
+        ending = [token for token in free if tokenizer().spelling(token)[:1] in b'<\n"}],']
+        token = choices.choice(ending if ending and choices.random() < 0.7 else free)
+        assert matcher.consume_token(token)
+        told.append(token)
+    text = b"".join(map(tokenizer().spelling, told))
+    if matcher.is_accepting():
+        jsonschema.validate(read(form, text.decode(errors="replace"), schema), schema)
+
+
+WRITTEN = {
+    "qwen3_coder": (
+        "\n<function=look>\n<parameter=city>\nParis\nFR\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+        "</function>\n</tool_call>"
+    ),
+    "glm47": (
+        "look\n<arg_key>city</arg_key>\n<arg_value>Paris\nFR</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>3</arg_value>\n</tool_call>"
+    ),
+    "gemma4": 'call:look{city:<|"|>Paris\nFR<|"|>,days:3}<tool_call|>',
+    "function_gemma": "call:look{city:<escape>Paris\nFR<escape>,days:3}<end_function_call>",
+    "dsml": (
+        '\n<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="city" string="true">Paris\nFR'
+        "</｜DSML｜parameter>\n"
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>"
+    ),
+    "kimi_k2": (
+        '<|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{"city": "Paris\\nFR", "days": 3}'
+        "<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+}
+TRIP = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+}
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_calls_as_the_models_templates_write_them(parser: str) -> None:
+    form, call = form_of(parser), WRITTEN[parser]
+    grammar = grammar_of(asked(TRIP, call_required=True, one_call=True), form, {}, "")
+    answers = [call, call.replace("3", "x"), call.replace("city", "town")]
+    assert [takes(grammar, answer) for answer in answers] == [True, False, False]
+    assert read(form, call, TRIP) == {"city": "Paris\nFR", "days": 3}
+    assert form.call is not None
+    free = grammar_of(asked(TRIP), form, {}, "")
+    assert takes(free, "no call")
+    assert takes(free, f"so {form.call[0]}{call}")
+    loose = grammar_of(asked(TRIP, strict=False, call_required=True), form, {}, "")
+    answers = [call, "text", call.replace("look", "other")]
+    assert [takes(loose, answer) for answer in answers] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "argument", [{"type": "string", "pattern": "a"}, {"enum": [1, "null"]}, {"type": ["string", "null"]}]
+)
+def test_what_a_parser_could_not_tell_apart_is_refused(argument: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"n": argument}}
+    for parser in ("qwen3_coder", "gemma4"):
+        with pytest.raises(InvalidInput) as caught:
+            grammar_of(asked(schema), form_of(parser), {}, "")
+        assert caught.value.reason == "NO_STRICT_TOOLS"
