@@ -118,6 +118,10 @@ class RosterKeeper:
         """The newest root metadata that was followed."""
         return self._reader.root
 
+    def now(self) -> float:
+        """The time of day, which a clock that is set back does not turn back."""
+        return self._reader.now()
+
     @property
     def expired(self) -> bool:
         return self._reader.expired()

@@ -226,13 +226,14 @@ class ReplayGuard:
     def __init__(self, capacity: int = 65536, *, clock: Clock = wall_clock) -> None:
         self._capacity = capacity
         self._clock = clock
-        self._latest = clock()
+        self._forgotten = 0
+        """Nothing that expires by then is taken: of these, ids were forgotten."""
         self._seen: OrderedDict[bytes, tuple[int, bytes, int]] = OrderedDict()
 
     def check_times(self, info: RequestInfo) -> None:
         """Require a request that lives, and for an hour at most. Raises EnvelopeError (ENVELOPE_EXPIRED)."""
-        self._latest = now = max(self._latest, self._clock())
-        if not now < info.expires <= now + MAX_LIFETIME_SECONDS + SKEW_SECONDS:
+        now = self._clock()
+        if not max(now, self._forgotten) < info.expires <= now + MAX_LIFETIME_SECONDS + SKEW_SECONDS:
             raise EnvelopeError(
                 "sealed request has expired, or expires too far ahead",
                 reason="ENVELOPE_EXPIRED",
@@ -258,9 +259,9 @@ class ReplayGuard:
         self._seen[info.request_id] = (info.expires, digest, epoch)
 
     def _forget_expired(self) -> None:
-        now = self._latest
+        now = self._clock()
         for request_id in [name for name, (expires, _, _) in self._seen.items() if expires <= now]:
-            del self._seen[request_id]
+            self._forgotten = max(self._forgotten, self._seen.pop(request_id)[0])
 
 
 def _recipient(sealing_key: bytes) -> tuple[Suite, _PublicKey]:

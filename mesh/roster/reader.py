@@ -95,9 +95,9 @@ class RosterReader:
 
         A clock that was moved back does not bring an expired roster to life again.
         """
-        return self._current is None or self._current.expired(self._now())
+        return self._current is None or self._current.expired(self.now())
 
-    def _now(self) -> float:
+    def now(self) -> float:
         """The wall clock's time, and no less than the newest roster proves (decision 24): when it was signed,
         and how long ago, by a clock that nobody can set, it was accepted."""
         return max(self._clock(), self._state.issued + self._boot() - self._learned_at)
@@ -109,7 +109,7 @@ class RosterReader:
         that a newer roster without this machine's own key (ROSTER_SELF_ABSENT) takes the old one out of use.
         """
         with self._lock:
-            now = self._now()
+            now = self.now()
             roster = _open(envelope, self._root, now)
             _check_history(roster, self._state, self._raise_alarm)
             _check_content(roster, now)
@@ -135,7 +135,7 @@ class RosterReader:
             root = self._root
             for envelope in envelopes:
                 root = follow_root(envelope, root)
-            check_root_times(root, now=self._now())
+            check_root_times(root, now=self.now())
             self._root = root
             return root
 

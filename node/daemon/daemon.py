@@ -105,7 +105,7 @@ class Daemon:
         self._fetcher = Fetcher(folders, fetched, asker, allowed=settings.allow_downloads)
         self._engines = EngineKeeper(folders, self._meter, self._fetcher)
         self.links = Links(state.peer.cluster, signer, self.store, revoked=self._rosters.revoked)
-        self.unsealer = Unsealer(self._sealing_key, self._own_id)
+        self.unsealer = Unsealer(self._sealing_key, self._own_id, clock=self._rosters.now)
         name = role_server_name(Role.COORDINATOR)
         self._channel = PeerChannel(state.coordinator, self.store, name)
         self._prover = Prover(
