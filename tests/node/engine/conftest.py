@@ -41,6 +41,17 @@ def _on_the_cpu() -> None:
     mx.set_default_device(mx.cpu)
 
 
+@pytest.fixture(autouse=True)
+def _without_compilation() -> Iterator[None]:
+    """For a CPU MLX has g++ compile each kernel, for a second, where this machine has not run it before.
+
+    Engines that are processes of their own do compile.
+    """
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _free_the_stages_of_rings() -> Iterator[None]:
     yield

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -16,14 +15,6 @@ from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 
 VOCABULARY = 50
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _without_compilation() -> Iterator[None]:
-    """mlx-lm compiles its filters anew for every value of their parameters."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 @cache
