@@ -19,7 +19,7 @@ from sealring.mesh.errors import SealringError
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 
-TOKENS = 60
+TOKENS = 40
 END = 2
 """The demo model's end of sequence, which these answers are not to choose."""
 

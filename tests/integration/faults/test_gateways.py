@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import grpc
 import pytest_asyncio
-from answering import PROMPTS, Answer, Told, ask_all, ask_sealed
+from answering import Answer, Told, ask_all, ask_sealed
+from harness import FEW
 from ringtest import CLUSTER, LIMIT_SECONDS
 
 from sealring.cli.setup.settings_files import as_toml
@@ -18,6 +19,9 @@ from sealring.v1 import inference_pb2_grpc
 
 pytestmark = CLUSTER
 NAME = "gateway-2"
+EACH = {"clear": ("greedy", "drawn", "logprobs"), "sealed": ("long prompt", "penalties", "stops")}
+"""One answer of each kind, in clear or sealed; one more comes over HTTP."""
+SEALED = ("drawn", "penalties", "stops", "logprobs")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -62,21 +66,23 @@ async def test_answers_go_on_without_the_gateway_that_schedules(place, second):
     engines = [broken.part(node, "engine.main").pid for node in broken.cluster.node_names]
     addresses = [second.cluster.grpc_address, broken.cluster.grpc_address]
     async with broken.sealing(gateway=addresses[0]) as client:
-        assert await ask_all(second, client) == expected, "as a guest"
+        as_guest = await ask_all(second, client, **FEW)
+        assert as_guest.items() <= expected.items(), "as a guest"
 
         async def kill():
             await broken.cluster._children.kill_one("gateway")
 
-        assert await ask_all(second, client, Told(100, kill)) == expected, "as who takes over"
+        taken_over = await ask_all(second, client, Told(60, kill), **EACH)
+        assert taken_over.items() <= expected.items(), "as who takes over"
     await broken.cluster._start("gateway", "gateway")
     await broken.serving()
 
     async def kill_second():
         await broken.cluster._children.kill_one(NAME)
 
-    answers = {name: Answer() for name in PROMPTS}
+    answers = {name: Answer() for name in SEALED}
     async with broken.sealing(gateway=addresses) as client, asyncio.timeout(2 * LIMIT_SECONDS):
-        told = Told(60, kill_second)
+        told = Told(40, kill_second)
         await asyncio.gather(*(ask_sealed(client, name, answer, told) for name, answer in answers.items()))
     for name, answer in answers.items():
         assert answer == expected[f"{name}, sealed"], "over the other gateway"
@@ -99,7 +105,7 @@ async def test_gateways_that_are_restarted_one_after_the_other_fail_no_request(p
             async with grpc.aio.insecure_channel(address) as channel:
                 await wait_ready(channel)
 
-    answers = {name: Answer() for name in PROMPTS}
+    answers = {name: Answer() for name in SEALED}
     async with broken.sealing(gateway=addresses) as client, asyncio.timeout(2 * LIMIT_SECONDS):
         told = Told(30, restart)
         await asyncio.gather(*(ask_sealed(client, name, answer, told) for name, answer in answers.items()))
