@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from sealring.node import scratch
+
 SEALRING = str(Path(sys.executable).with_name("sealring"))
 
 
@@ -21,6 +23,7 @@ class Machine:
 
     def __init__(self, folder: Path, within: Sequence[str] = ()) -> None:
         folder.mkdir(mode=0o700, parents=True)
+        scratch.claim()  # so that a machine that joins finds what MLX had to compile for others
         self.folder = folder
         self.within = within
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}

@@ -11,7 +11,7 @@ from sealring.mesh.prompt.composition import ResolvedStep
 from sealring.node.engine import main
 from sealring.node.engine.epoch import StageEpoch
 
-SLOW_SECONDS = 8.0
+SLOW_SECONDS = 6.0
 SLOW_STEPS = {"head": 1, "tail": 5}
 
 _genuine = StageEpoch.execute
