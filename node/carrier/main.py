@@ -5,10 +5,13 @@ Ends when its control pipe ends, when told to, or at the first fault, which it r
 
 from __future__ import annotations
 
+import gc
+
 from sealring.mesh.system.lean import hide_rich
 
 if __name__ == "__main__":
     hide_rich()  # before structlog
+    gc.disable()  # of what imports make hardly anything is garbage: looking takes a tenth of their time
 
 import argparse
 import os
@@ -180,6 +183,8 @@ def _check_progress(counters: Counters) -> None:
 
 
 def main() -> None:
+    gc.freeze()
+    gc.enable()
     forbid_core_files()
     mx.set_default_device(mx.cpu)  # before any thread: buffers of records are no work for the engine's GPU
     parser = argparse.ArgumentParser(prog="sealring carrier", description=__doc__)

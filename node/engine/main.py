@@ -8,10 +8,13 @@ computes, one reads commands, and at the head the front turns text to tokens; an
 
 from __future__ import annotations
 
+import gc
+
 from sealring.mesh.system.lean import hide_rich
 
 if __name__ == "__main__":
     hide_rich()  # before structlog
+    gc.disable()  # of what imports make hardly anything is garbage: looking takes a tenth of their time
 
 import argparse
 import os
@@ -286,6 +289,8 @@ class Engine:
 
 def main() -> NoReturn:
     """Runs the engine on the descriptors that the command line names."""
+    gc.freeze()
+    gc.enable()
     forbid_core_files()
     parser = argparse.ArgumentParser(
         prog="python -m sealring.node.engine.main", description="started by the node daemon"
