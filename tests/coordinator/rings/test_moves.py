@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,9 @@ async def test_who_is_away_for_long_is_replaced(start_cluster: Any) -> None:
         await cluster.close()
 
 
-async def test_who_has_become_slow_is_replaced_once_nobody_uses_the_ring(start_cluster: Any) -> None:
+async def test_who_has_become_slow_is_replaced_once_nobody_uses_the_ring(
+    start_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = await start_cluster(**QUICK)
     try:
         nodes = await three(cluster)
@@ -92,6 +95,16 @@ async def test_who_has_become_slow_is_replaced_once_nobody_uses_the_ring(start_c
             await beaten(nodes, 1)
         await beaten([spare], 15)  # longer than the time after which an idle ring is quiet
         assert await members(cluster) == {"alpha", "beta", "gamma"}, "it is in use"
+        moves = cluster.coordinator.moves
+        (deployment,) = cluster.coordinator.store.deployments.all()
+        asked = admin_pb2.DeploymentSpec()
+        asked.CopyFrom(deployment.asked)
+        asked.members.extend(node.id for node in nodes)
+        pinned = dataclasses.replace(deployment, asked=asked)
+        with monkeypatch.context() as quiet:
+            quiet.setattr(moves, "_is_quiet", lambda ring, now: True)
+            found = [moves._slow(one, one.plan.rings[0], 0.0) for one in (deployment, pinned)]
+        assert found == [{nodes[1].id}, set()]
         nodes[0].busy = nodes[1].busy = nodes[2].busy = False
         while await members(cluster) != {"alpha", "gamma", "spare"}:
             await beaten([spare], 1)
