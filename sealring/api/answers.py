@@ -27,6 +27,9 @@ class Choice:
     reasoning: str = ""
     reasoning_tokens: int = 0
     calls: list[inference.ToolCall] = field(default_factory=list)
+    stop: str = ""
+    """The stop string that ended it."""
+
     logprobs: list[inference.TokenLogprob] = field(default_factory=list)
 
     def add(self, delta: inference.Delta) -> None:
@@ -38,6 +41,7 @@ class Choice:
                 self.reasoning += delta.parsed.reasoning
                 self.reasoning_tokens = delta.tokens
             self.calls.extend(delta.parsed.tool_calls)
+            self.stop = self.stop or delta.parsed.stop
 
 
 @dataclass(frozen=True)

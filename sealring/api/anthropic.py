@@ -178,12 +178,13 @@ class MessageRenderer(Renderer):
             "usage": {"input_tokens": started.prompt_tokens, "output_tokens": 0},
         }
         self._blocks = self._calls = 0
-        self._open = ""
+        self._open = self._matched = ""
 
     def first(self) -> bytes:
         return event({"type": "message_start", "message": self._message}, "message_start")
 
     def delta(self, delta: inference.Delta) -> bytes:
+        self._matched = delta.parsed.stop
         return b"".join(self._piece(kind, piece) for kind, piece in pieces(delta))
 
     def _piece(self, kind: str, piece: str | inference.ToolCall) -> bytes:
@@ -227,8 +228,10 @@ class MessageRenderer(Renderer):
 
     def last(self, finished: inference.Finished) -> bytes:
         told = self._close()
-        change = {"stop_reason": self._stop(finished), "stop_sequence": None}
-        told += event({"type": "message_delta", "delta": change, "usage": _usage(finished)}, "message_delta")
+        told += event(
+            {"type": "message_delta", "delta": self._stop(finished), "usage": _usage(finished)},
+            "message_delta",
+        )
         return told + event({"type": "message_stop"}, "message_stop")
 
     def whole(self, answers: list[Choice], finished: inference.Finished) -> bytes:
@@ -237,12 +240,18 @@ class MessageRenderer(Renderer):
         whole.parsed.reasoning = answer.reasoning
         whole.parsed.tool_calls.extend(answer.calls)
         content = [{**_EMPTY[kind], **self._block(kind, piece)} for kind, piece in pieces(whole)]
-        told = {"content": content, "stop_reason": self._stop(finished), "usage": _usage(finished)}
+        self._matched = answer.stop
+        told = {"content": content, **self._stop(finished), "usage": _usage(finished)}
         return json.dumps({**self._message, **told}).encode()
 
-    def _stop(self, finished: inference.Finished) -> str:
+    def _stop(self, finished: inference.Finished) -> dict[str, str | None]:
+        """Calls come first: clients make them only where they are what the answer ended with."""
         (reason,) = self.reasons(finished)
-        return "tool_use" if self._calls and reason == "stop" else _STOPS[reason]
+        if self._calls and reason == "stop":
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        if self._matched:
+            return {"stop_reason": "stop_sequence", "stop_sequence": self._matched}
+        return {"stop_reason": _STOPS[reason], "stop_sequence": None}
 
     def error(self, error: SealringError) -> bytes:
         return event(anthropic_error(error), "error")

@@ -208,8 +208,9 @@ class Attempt:
             number,
             delta.parsed.reasoning,
             tuple(ToolCall(call.name, call.arguments, call.id) for call in delta.parsed.tool_calls),
+            delta.parsed.stop,
         )
-        if not (told.text or told.logprobs or told.reasoning or told.tool_calls):
+        if not (told.text or told.logprobs or told.reasoning or told.tool_calls or told.stop):
             return None
         choice.pieces.append(told)
         return told

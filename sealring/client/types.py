@@ -86,7 +86,7 @@ class Delta:
     """The next piece of an answer; `tokens` counts all that were generated so far of its `choice`, from 0.
 
     `logprobs` has the tokens that were generated, where the question asked for them. `reasoning` comes before
-    the text, `tool_calls` after it.
+    the text, `tool_calls` after it. `stop` is the stop string that ended the answer.
     """
 
     text: str
@@ -95,6 +95,7 @@ class Delta:
     choice: int = 0
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    stop: str = ""
 
 
 @dataclass(frozen=True)

@@ -507,13 +507,16 @@ Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class Parsed(_message.Message):
-    """What the head's parsers found in an answer to a chat. The reasoning comes before the text of the same delta, the calls after it."""
+    """What the head found in an answer. The reasoning comes before the text of the same delta, the calls after it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REASONING_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     reasoning: _builtins.str
+    stop: _builtins.str
+    """the stop string that ended the answer"""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]: ...
     def __init__(
@@ -521,10 +524,11 @@ class Parsed(_message.Message):
         *,
         reasoning: _builtins.str = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        stop: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reasoning", b"reasoning", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reasoning", b"reasoning", "stop", b"stop", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -41,6 +41,18 @@ async def test_a_message_whole_and_streamed(client: Any, backend: Any) -> None:
     assert backend.requests[0].max_tokens == 50
 
 
+async def test_the_stop_sequence_that_ended_an_answer_is_named(client: Any, backend: Any) -> None:
+    backend.texts, backend.parsed = ["one ", ""], [None, inference.Parsed(stop="two")]
+    asked = {**ASK, "stop_sequences": ["two"]}
+    whole = await client.messages.create(**asked)
+    async with client.messages.stream(**asked) as stream:
+        streamed = await stream.get_final_message()
+    for answer in (whole, streamed):
+        assert [block.text for block in answer.content] == ["one "]
+        assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "two")
+    assert list(backend.requests[0].envelope.clear.stop) == ["two"]
+
+
 async def test_thinking_and_tools_go_there_and_back(client: Any, calling: Any) -> None:
     asked = {**ASK, "tools": [TOOL], "system": [{"type": "text", "text": "s", "cache_control": {}}]}
     whole = await client.messages.create(**asked)

@@ -114,7 +114,12 @@ class StopStrings:
         self._longest = max(map(len, self._stops), default=0)
         self._firsts = {stop[0] for stop in self._stops}
         self._held = ""
-        self.stopped = False
+        self.matched = ""
+        """The stop string that ended the answer."""
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.matched)
 
     def add(self, text: str) -> str:
         """The text that may be handed out now; after it `stopped` tells whether the answer has ended."""
@@ -124,9 +129,9 @@ class StopStrings:
         found = [(held.find(stop) + len(stop), -len(stop)) for stop in self._stops if stop in held]
         if found:
             end, negative_length = min(found)
-            self.stopped = True
-            self._held = ""
-            return held[: end + negative_length]
+            start = end + negative_length
+            self.matched, self._held = held[start:end], ""
+            return held[:start]
         start = self._candidate(held)
         self._held = held[start:]
         return held[:start]

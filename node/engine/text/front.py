@@ -141,12 +141,15 @@ class Answer:
 
     def divide(self, text: str) -> tuple[str, inference.Parsed | None]:
         """What of the text of `add` is text, and what the model's parsers found beside it."""
-        if self._sections is None:
-            return text, None
-        told = self._sections.take(text, self.finish)
-        if self._sections.over:
-            self.finish = inference.FINISH_REASON_STOP
-        return told
+        parsed = None
+        if self._sections is not None:
+            text, parsed = self._sections.take(text, self.finish)
+            if self._sections.over:
+                self.finish = inference.FINISH_REASON_STOP
+        if self._stops.stopped:
+            parsed = parsed or inference.Parsed()
+            parsed.stop = self._stops.matched
+        return text, parsed
 
     def resume(self, resume: inference.Resume) -> None:
         """Goes to where the answer was when its ring broke; whatever was told then is not told again.

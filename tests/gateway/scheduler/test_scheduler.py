@@ -568,6 +568,17 @@ def test_steps_that_cannot_be_done_end_the_epoch(number: int) -> None:
     assert caught.value.reason == "BAD_STEP"
 
 
+def test_what_a_step_brings_may_come_in_several_messages() -> None:
+    driver = Driver(1)
+    driver.ask("a", max_tokens=1)
+    part = control.StepDone(step=1, more=True)
+    part.outputs.add(row=1, text="x", tokens=1)
+    driver.take(driver.scheduler.step_done(part, 0.0))
+    assert driver.finished == {}
+    driver.take(driver.scheduler.step_done(control.StepDone(step=1), 0.0))
+    assert driver.finished == {"a": 1}
+
+
 def test_a_step_that_samples_nothing_is_done_when_the_head_has_executed_it() -> None:
     driver = Driver(1, chunk=10)
     driver.ask("a", prompt=45, max_tokens=1)

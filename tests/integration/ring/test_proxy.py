@@ -116,7 +116,7 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, reference, tmp_
             "stream": False,
         },
     }
-    found, counts, held = {}, [], []
+    found, counts, held, stopped = {}, [], [], []
     async with proxy(ring, tmp_path) as (sealed, _):
         for url in (ring.cluster.http_url, sealed):
             async with httpx.AsyncClient(base_url=url, timeout=LIMIT_SECONDS) as http:
@@ -124,6 +124,8 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, reference, tmp_
                     found[url, path] = (await http.post(path, json=body)).json()
                 counting = {name: asked["/v1/messages"][name] for name in ("model", "messages", "tools")}
                 counts.append((await http.post("/v1/messages/count_tokens", json=counting)).json())
+                ending = {**asked["/v1/messages"], "stop_sequences": [expected.text[4:8]]}
+                stopped.append((await http.post("/v1/messages", json=ending)).json())
                 bodies = (CALLING, {**CALLING, "tool_choice": "required"}, FITTING, IMPOSSIBLE)
                 held.append([(await http.post("/v1/chat/completions", json=body)).json() for body in bodies])
     for (url, path), answer in found.items():
@@ -136,6 +138,9 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, reference, tmp_
         assert told(answer) == expected.text, (url, path)
     chat = found[sealed, "/v1/chat/completions"]
     assert counts == [{"input_tokens": chat["usage"]["prompt_tokens"]}] * 2
+    for answer in stopped:
+        assert answer["content"][0]["text"] == expected.text[:4]
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", expected.text[4:8])
     for *calls, fitting, impossible in held:
         for answer in calls:
             (choice,) = answer["choices"]

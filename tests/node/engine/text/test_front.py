@@ -194,6 +194,7 @@ def test_a_stop_string_ends_an_answer_and_is_no_part_of_it() -> None:
     assert tell(made, b"one <sto two <stop> three") == "one <sto two "
     assert made.finish == inference.FINISH_REASON_STOP
     assert made.tokens == len("one <sto two <stop>")
+    assert made.divide("") == ("", inference.Parsed(stop="<stop>"))
 
 
 def test_withheld_text_is_told_at_the_end() -> None:
