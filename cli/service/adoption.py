@@ -24,7 +24,10 @@ MAX_FILES = 10_000
 _MAX_DEPTH = 3
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LEFT_BEHIND = frozenset({"tmp"})
+_MODELS = "models"
+"""What a node has fetched: too much to copy, and no secret. It stays where it is."""
+
+_LEFT_BEHIND = frozenset({"tmp", _MODELS})
 
 
 @contextmanager
@@ -104,15 +107,22 @@ def in_the_way(folder: str) -> FailedPrecondition:
 
 
 def remove_state(opened: int, source: Path) -> None:
-    """Removes what was copied. Raises FailedPrecondition (STATE_LEFT_BEHIND) for what cannot be removed."""
+    """Removes all but the models that a node has fetched.
+
+    Raises FailedPrecondition (STATE_LEFT_BEHIND) for what cannot be removed.
+    """
+    kept = False
     with contextlib.suppress(OSError):
         for name in os.listdir(opened):
-            if stat.S_ISDIR(os.stat(name, dir_fd=opened, follow_symlinks=False).st_mode):
+            if name == _MODELS:
+                kept = True
+            elif stat.S_ISDIR(os.stat(name, dir_fd=opened, follow_symlinks=False).st_mode):
                 shutil.rmtree(name, dir_fd=opened)
             else:
                 os.unlink(name, dir_fd=opened)
-        source.rmdir()
-    if os.path.lexists(source):
+        if not kept:
+            source.rmdir()
+    if set(os.listdir(opened)) - {_MODELS} if kept else os.path.lexists(source):
         raise FailedPrecondition(
             f"the service has the state in {source} now, which could not be removed there",
             hint="remove it yourself: two machines with one identity keep each other out",

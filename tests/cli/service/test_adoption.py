@@ -165,3 +165,20 @@ def test_a_folder_of_another_user_is_refused(source: Path) -> None:
     with pytest.raises(FailedPrecondition) as error, stopped(source, os.geteuid()):
         pass
     assert error.value.reason == "UNSAFE_STATE"
+
+
+def test_models_that_were_fetched_stay_where_they_are(tmp_path: Path, source: Path) -> None:
+    weights = source / "models" / "org" / "model" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    (tmp_path / "above").mkdir()
+    above = os.open(tmp_path / "above", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with stopped(source, None) as opened:
+            copy_state(opened, above, "node", None)
+            remove_state(opened, source)
+    finally:
+        os.close(above)
+    assert [path.name for path in source.iterdir()] == ["models"]
+    assert weights.read_bytes() == b"weights"
+    assert not (tmp_path / "above" / "node" / "models").exists()
