@@ -187,20 +187,7 @@ def _ratios(result: Result, other: str, field: str) -> list[float]:
 
 
 def checks(result: Result) -> list[Check]:
-    return [
-        Check(
-            "model from a member, rate over one plain TLS stream",
-            _ratios(result, "tls", "wall_s"),
-            TARGET,
-            True,
-        ),
-        Check(
-            "model from a member, rate over one TLS stream with SHA-256",
-            _ratios(result, "tls_checked", "wall_s"),
-            TARGET,
-            True,
-        ),
-    ]
+    return [Check("model from a member over TLS stream", _ratios(result, "tls", "wall_s"), TARGET, True)]
 
 
 def tables(result: Result) -> list[Table]:
