@@ -21,13 +21,16 @@ QUESTION = "What is the weather in Paris?"
 RESULT = "21 degrees in Paris"
 
 
-def look(city: str) -> str:
-    """Tells the weather of a city."""
+def get_weather(city: str) -> str:
+    """Get the weather"""
     return f"21 degrees in {city}"
 
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOL = {"type": "function", "function": {"name": "look", "description": "weather", "parameters": SCHEMA}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Get the weather", "parameters": SCHEMA},
+}
 
 
 def run_litellm(url: str, model: str, tools: bool) -> list[str]:
@@ -40,8 +43,8 @@ def run_litellm(url: str, model: str, tools: bool) -> list[str]:
         if tools:
             first = litellm.completion(messages=messages, tools=[TOOL], **asked).choices[0].message
             call = first.tool_calls[0]
-            result = look(**json.loads(call.function.arguments))
-            answer = {"role": "tool", "tool_call_id": call.id, "name": "look", "content": result}
+            result = get_weather(**json.loads(call.function.arguments))
+            answer = {"role": "tool", "tool_call_id": call.id, "name": "get_weather", "content": result}
             messages += [first.model_dump(), answer]
             asked["tools"] = [TOOL]
         pieces = litellm.completion(messages=messages, stream=True, **asked)
@@ -63,12 +66,12 @@ def run_langchain(url: str, model: str, tools: bool) -> list[str]:
         chat = ChatOpenAI(
             model=model, base_url=f"{url}/v1", api_key="none", use_responses_api=responses, max_retries=0
         )
-        bound: Any = chat.bind_tools([look]) if tools else chat
+        bound: Any = chat.bind_tools([get_weather]) if tools else chat
         messages: list[Any] = [HumanMessage(QUESTION)]
         if tools:
             messages.append(bound.invoke(messages))
             (call,) = messages[-1].tool_calls
-            messages.append(ToolMessage(look(**call["args"]), tool_call_id=call["id"]))
+            messages.append(ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"]))
         streamed = "".join(piece.text for piece in bound.stream(messages))
         messages += [bound.invoke(messages), HumanMessage("Thanks.")]
         told += [streamed, chat.invoke(messages).text]
@@ -82,7 +85,7 @@ def run_pydantic_ai(url: str, model: str, tools: bool) -> list[str]:
 
     async def converse(kind: Any) -> list[str]:
         provider = OpenAIProvider(base_url=f"{url}/v1", api_key="none")
-        agent = Agent(kind(model, provider=provider), tools=[look] if tools else [])
+        agent = Agent(kind(model, provider=provider), tools=[get_weather] if tools else [])
         first = await agent.run(QUESTION)
         async with agent.run_stream("Again?", message_history=first.all_messages()) as stream:
             streamed = await stream.get_output()
@@ -116,7 +119,9 @@ def run_llm(url: str, model: str, tools: bool) -> list[str]:
         entry = {"model_id": "ring", "model_name": model, "api_base": f"{url}/v1", "supports_tools": True}
         Path(folder, "extra-openai-models.yaml").write_text(json.dumps([{**entry, "api_key_name": "ring"}]))
         Path(folder, "keys.json").write_text('{"ring": "none"}')
-        source = 'def look(city: str) -> str:\n    "Tells the weather."\n    return "21 degrees in " + city\n'
+        source = (
+            'def get_weather(city: str) -> str:\n    "Get the weather"\n    return "21 degrees in " + city\n'
+        )
         functions = ["--functions", source] if tools else []
         command = [str(Path(sys.executable).parent / "llm"), "-m", "ring"]
         told = []
@@ -150,7 +155,7 @@ def run_openai_agents(url: str, model: str, tools: bool) -> list[str]:
     async def converse(kind: Any) -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
             served = kind(model, client)
-            given = [function_tool(look)] if tools else []
+            given = [function_tool(get_weather)] if tools else []
             agent: Any = Agent(name="a", instructions="Be short.", model=served, tools=given)
             first = await Runner.run(agent, QUESTION)
             stream = Runner.run_streamed(agent, [*first.to_input_list(), {"role": "user", "content": "?"}])
