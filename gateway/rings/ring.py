@@ -250,7 +250,10 @@ class Ring:
             for request in self.scheduler.drain():
                 self._forward(streams, request)
             return
-        self._perform(self.scheduler.attach(ring_facts(serving, attached)))
+        facts = ring_facts(serving, attached)
+        if facts.speculate and not facts.speculates:
+            log.warning("ring_cannot_speculate", ring=self.name, stages=facts.stages)
+        self._perform(self.scheduler.attach(facts))
 
     def _end(self, streams: ControlStreams, reason: str) -> bool:
         if self._streams is not streams:

@@ -115,6 +115,11 @@ class RingFacts:
         return len(self.members)
 
     @property
+    def speculates(self) -> bool:
+        """Whether tokens are guessed: caches are cut then, as for rows that begin with a part of a prefix."""
+        return self.speculate and self.stages > 1 and self.prefixes == control.PREFIX_SUPPORT_ANY
+
+    @property
     def lanes(self) -> int:
         """Lanes that rows are spread over.
 

@@ -91,10 +91,7 @@ class Drafting:
     """Which steps of one epoch have drafts, and what has to be said after them."""
 
     def __init__(self, ring: RingFacts) -> None:
-        cuttable = (
-            ring.prefixes == control.PREFIX_SUPPORT_ANY
-        )  # as rows are that begin with a part of a prefix
-        self._possible = ring.speculate and cuttable and ring.stages > 1
+        self._possible = ring.speculates
         self._depth = Depth()
         self._row = 0
         self._run: _Run | None = None

@@ -1,0 +1,116 @@
+"""What a token costs the tail: the few highest of a vocabulary against a sort of all of it.
+
+CPU time of one process by turns, on logits that fall off as a power of the rank, as those of trained models
+roughly do, and on wider ones, whose nucleus is larger than the few highest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from bench.frame import Result, Table
+from bench.verdict import Check, ratios
+
+QUICK = ("--rounds", "1", "--steps", "3")
+QUICK_SECONDS = 30.0
+
+_ROWS = (1, 8)
+_TEMPERED = {"temperature": 0.7, "seed": 1}
+KINDS = {
+    "top_k 40": {**_TEMPERED, "top_k": 40},
+    "top_p 0.9": {**_TEMPERED, "top_p": 0.9},
+    "top_p 0.9, wide": {**_TEMPERED, "top_p": 0.9},
+    "5 log-probabilities": {"logprobs": 5},
+}
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Milliseconds of CPU a step, round by round, by kind and rows, of either way."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for kind in KINDS:
+        for rows in _ROWS:
+            ways: dict[str, list[float]] = {"few": [], "all": []}
+            for number in range(options.rounds):
+                for way in ("few", "all") if number % 2 else ("all", "few"):
+                    ways[way].append(_measure(kind, rows, way, options))
+            found[f"{kind}, {rows} rows" if rows > 1 else f"{kind}, 1 row"] = ways
+    return {"vocabulary": options.vocabulary, "steps": options.steps, "kinds": found}
+
+
+def _measure(kind: str, rows: int, way: str, options: argparse.Namespace) -> float:
+    step = _step(kind, rows, options.vocabulary)
+    if way == "few":
+        return _timed(step, options.steps)
+    from sealring.node.engine import highest, ranks
+
+    usual = highest.worthwhile
+    try:
+        highest.worthwhile = ranks.worthwhile = _never  # type: ignore[attr-defined]
+        return _timed(step, options.steps)
+    finally:
+        highest.worthwhile = ranks.worthwhile = usual  # type: ignore[attr-defined]
+
+
+def _never(vocabulary: int) -> bool:
+    return False
+
+
+def _step(kind: str, rows: int, vocabulary: int) -> Callable[[], None]:
+    import mlx.core as mx
+
+    from sealring.node.engine.params import RowParameters
+    from sealring.node.engine.sampling import Sampler
+
+    mx.set_default_device(mx.cpu)
+    source = np.random.default_rng(0)
+    fall = 0.5 if "wide" in kind else 2.0
+    ranked = -fall * np.log(np.arange(1, vocabulary + 1))
+    logits = mx.array(np.stack([source.permutation(ranked) for _ in range(rows)]).astype(np.float32))
+    sampler = Sampler([RowParameters(**KINDS[kind])] * rows, [0] * rows)  # type: ignore[arg-type]
+
+    def step() -> None:
+        tokens = sampler(logits)
+        told = sampler.report(logits, tokens)
+        mx.eval(tokens if told is None else told)
+
+    return step
+
+
+def _timed(step: Callable[[], None], steps: int) -> float:
+    step()
+    begun = time.process_time()
+    for _ in range(steps):
+        step()
+    return round((time.process_time() - begun) / steps * 1e3, 3)
+
+
+def checks(result: Result) -> list[Check]:
+    """Each round's worst kind. A nucleus that the few highest do not hold costs a sort all the same."""
+    kinds = result["kinds"]
+    wide = [kind for kind in kinds if "wide" in kind]
+    return [
+        Check("CPU of sampling, few highest / a sort", _worst(kinds, kinds.keys() - wide), 0.6),
+        Check("CPU of sampling, wide nucleus / a sort", _worst(kinds, wide), 1.1),
+    ]
+
+
+def _worst(kinds: dict[str, dict[str, list[float]]], names: Iterable[str]) -> list[float]:
+    rounds = zip(*(ratios(kinds[name]["few"], kinds[name]["all"]) for name in names), strict=True)
+    return [max(one or 0.0 for one in each) for each in rounds]
+
+
+def tables(result: Result) -> list[Table]:
+    rows = [
+        [kind, *(" ".join(map(str, ways[way])) for way in ways)] for kind, ways in result["kinds"].items()
+    ]
+    return [Table("ms of CPU a step, round by round", ["rows", "the few highest", "all sorted"], rows)]
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vocabulary", type=int, default=152_064)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6, help="tokens of each row and round")
