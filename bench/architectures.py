@@ -1,0 +1,109 @@
+"""Writes docs/models.md from docs/models.json: what sealring can do with each architecture of mlx-lm.
+
+`python -m bench.architectures FILE...` first makes docs/models.json of what `sealring model check --all
+--json` printed. The page says how to make that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[1] / "docs"
+FOUND, PAGE = DOCS / "models.json", DOCS / "models.md"
+
+INTRODUCTION = """\
+# Models
+
+What sealring can do with the architectures of mlx-lm 0.32.2. Each line is a small configuration of
+`tests/data`, with random float32 weights, on a CPU. The names are those of mlx-lm; after a colon stands a
+variant.
+
+This page is made of `docs/models.json` by `python -m bench.architectures`. To check them again:
+
+```
+python tests/support/small_models.py > models.json
+sealring model check models.json --all --stages 3 --json > found.json
+python -m bench.architectures found.json
+```
+
+## Served in stages
+
+Each of these gives the same logits in three stages as whole, bit for bit: prompts in chunks, rows that join
+and leave, states that pass through records. A row's logits are those that it gets alone, but for rounding.
+
+- **hook**: sealring has code of its own for it, since its layers do more than hand one state on.
+- **rows**: *together* if the rows that decode share a step, so that weights are read once for all of them;
+  *in turn* if one is computed after the other, which is slower and as right.
+- **kv-bits**: whether `deploy --kv-bits` can keep its KV cache in 8 or 4 bits. Keys and values must be a
+  multiple of 32 wide for that, which those of some configurations here are not: a model's profile tells.
+- **prefixes**: *any* if a kept prefix can be used as far as it is equal; *whole* if only as a whole, for a
+  state or a sliding window cannot be cut. What guesses tokens ahead would need *any*, too, to take back
+  wrong ones.
+"""
+
+REFUSED = """\
+## Refused
+
+A deployment of these fails before it serves, with this reason. Those that cannot be split can be served by
+one machine.
+"""
+
+GRAMMARS = """\
+## Grammars
+
+Answers by JSON schema and tool calls that are held to a grammar need a tokenizer that can be read
+(`NO_GRAMMARS` says so otherwise). They do not depend on the architecture: the head masks the logits of
+whatever model there is.
+"""
+
+
+def page(found: dict[str, dict[str, Any]]) -> str:
+    """The page, of what `sealring model check --all --json` told of each configuration."""
+    names = sorted(found, key=str.lower)
+    exact = [name for name in names if found[name]["outcome"] == "exact"]
+    wrong = [name for name in names if found[name]["outcome"] == "wrong"]
+    assert not wrong, f"wrong in stages: {wrong}"
+    refused = [name for name in names if name not in exact]
+    served = _table(
+        ["architecture", "hook", "rows", "kv-bits", "prefixes"],
+        [[name, *_abilities(found[name])] for name in exact],
+    )
+    why = _table(
+        ["architecture", "reason", "why"],
+        [[name, f"`{found[name]['reason']}`", found[name]["why"]] for name in refused],
+    )
+    count = f"{len(exact)} configurations are served in stages, {len(refused)} are refused, none is wrong.\n"
+    return "\n".join([INTRODUCTION, count, served, REFUSED, why, GRAMMARS])
+
+
+def _abilities(one: dict[str, Any]) -> list[str]:
+    return [
+        "yes" if one["adapter"] else "",
+        "together" if one["rows_together"] else "in turn",
+        "yes" if one["kv_bits"] else "no",
+        one["prefixes"],
+    ]
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> None:
+    if files := sys.argv[1:]:
+        merged: dict[str, Any] = {}
+        for file in files:
+            merged |= json.loads(Path(file).read_bytes())
+        lines = [
+            f"  {json.dumps(name)}: {json.dumps(merged[name])}" for name in sorted(merged, key=str.lower)
+        ]
+        FOUND.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    PAGE.write_text(page(json.loads(FOUND.read_bytes())))
+
+
+if __name__ == "__main__":
+    main()
