@@ -76,17 +76,19 @@ def check(
     stages: int | None = None,
     rows: int = 3,
     seed: int = 0,
+    dtype: mx.Dtype = mx.float32,
 ) -> CheckReport:
     """Compares the whole model with its stages, with real weights for a model folder, else with random ones.
 
     `path_or_config`: a model folder, a config.json, `file.json#key` for one of several configurations in a
     file, or a configuration. `splits`: layers per stage; `stages`: as many stages of about the same size.
+    `dtype` is that of random weights.
 
     Raises InvalidInput, ModelError.
     """
     if not 1 <= rows <= _MAX_ROWS:
         raise InvalidInput(f"rows must be 1 to {_MAX_ROWS}", hint="choose fewer rows", param="rows")
-    source = _source(path_or_config, seed)
+    source = _source(path_or_config, seed, dtype)
     model = source.whole()
     anatomy = dissect(build_skeleton(source.config), source.config["model_type"])
     count = len(anatomy.layers)
@@ -167,9 +169,9 @@ class _Source:
     stage: Callable[[int, int], Stage]
 
 
-def _source(path_or_config: str | Path | dict[str, Any], seed: int) -> _Source:
+def _source(path_or_config: str | Path | dict[str, Any], seed: int, dtype: mx.Dtype) -> _Source:
     if isinstance(path_or_config, dict):
-        return _random_source(path_or_config, seed)
+        return _random_source(path_or_config, seed, dtype)
     name, _, key = str(path_or_config).partition("#")
     path = Path(name)
     if path.is_dir():
@@ -184,7 +186,7 @@ def _source(path_or_config: str | Path | dict[str, Any], seed: int) -> _Source:
         config = config[key]
     if not isinstance(config, dict):
         raise ModelError(f"{path} is not a JSON object", reason="BAD_MODEL_CONFIG", hint="give a config.json")
-    return _random_source(config, seed)
+    return _random_source(config, seed, dtype)
 
 
 def read_configurations(file: str | Path) -> dict[str, Any]:
@@ -207,12 +209,12 @@ def read_configurations(file: str | Path) -> dict[str, Any]:
     return found
 
 
-def _random_source(config: dict[str, Any], seed: int) -> _Source:
+def _random_source(config: dict[str, Any], seed: int, dtype: mx.Dtype) -> _Source:
     return _Source(
         config,
         "random",
-        lambda: random_model(config, seed=seed),
-        lambda lo, hi: random_stage(config, lo, hi, seed=seed),
+        lambda: random_model(config, seed=seed, dtype=dtype),
+        lambda lo, hi: random_stage(config, lo, hi, seed=seed, dtype=dtype),
     )
 
 

@@ -25,7 +25,7 @@ def random_model(config: dict[str, Any], *, seed: int, dtype: mx.Dtype = mx.floa
     """
     mx.random.seed(seed)
     model = build_skeleton(config)
-    quantization = config.get("quantization")
+    quantization: dict[str, Any] | None = config.get("quantization")
     parameters = []
     for name, value in tree_flatten(model.parameters()):
         if mx.issubdtype(value.dtype, mx.floating):
@@ -35,11 +35,23 @@ def random_model(config: dict[str, Any], *, seed: int, dtype: mx.Dtype = mx.floa
         parameters.append((name, value))
     model.update(tree_unflatten(parameters))
     if quantization is not None:
+        size = quantization["group_size"]
+        predicate = getattr(model, "quant_predicate", None) or (lambda path, module: True)
+
+        def chosen(path: str, module: nn.Module) -> bool | dict[str, Any]:
+            """As mlx-lm converts: what is wide enough, by a setting of its own where it has one."""
+            if not hasattr(module, "to_quantized"):
+                return False
+            own: bool | dict[str, Any] = quantization.get(path, predicate(path, module))
+            width = own["group_size"] if isinstance(own, dict) else size
+            return own if module.weight.shape[-1] % width == 0 else False
+
         nn.quantize(
             model,
-            group_size=quantization["group_size"],
+            group_size=size,
             bits=quantization["bits"],
             mode=quantization.get("mode", "affine"),
+            class_predicate=chosen,
         )
     return model
 

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from small_models import tiny
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine.check import check
@@ -42,6 +43,9 @@ REFUSED = {
 }
 
 
+SPLIT = sorted(ALL.keys() - REFUSED.keys() - CRASHES - {"iquestloopcoder"})
+
+
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("key", CACHES_DIFFER)
 def test_masks_hold_where_the_cache_that_they_are_made_from_is_elsewhere(key: str, stages: int) -> None:
@@ -57,6 +61,43 @@ def test_every_one_of_these_is_right_or_refused(key: str) -> None:
         assert caught.value.reason == REFUSED[key]
         return
     assert check(MORE[key], stages=3, rows=3, seed=2).right
+
+
+FOUR_BITS = {"group_size": 32, "bits": 4}
+FIRST_LAYER_FINER = {
+    f"model.layers.0.self_attn.{name}_proj": {"bits": 8, "group_size": 32} for name in "qkvo"
+}
+QUANTIZED = {
+    "4 bits": FOUR_BITS,
+    "8 bits": FOUR_BITS | {"bits": 8},
+    "mixed bits": FOUR_BITS | FIRST_LAYER_FINER,
+    "mxfp4": FOUR_BITS | {"mode": "mxfp4"},
+}
+
+
+@pytest.mark.parametrize("key", SPLIT)
+@pytest.mark.sweep
+def test_other_stages_and_weights_are_as_right(key: str) -> None:
+    """Uneven stages, one layer to a stage, quantized weights, bfloat16 where MLX has it on a CPU."""
+    config = tiny(ALL[key], key)
+    layers = len(build_skeleton(config).layers)
+    most = max(1, layers - 2)
+    variations: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "uneven": (config, {"splits": [1, most, layers - 1 - most] if layers > 2 else [1] * layers}),
+        "one layer each": (config, {"splits": [1] * layers}),
+        "bfloat16": (config, {"stages": 2, "dtype": mx.bfloat16}),
+    }
+    for name, how in QUANTIZED.items():
+        variations[name] = (config | {"quantization": how}, {"stages": 2})
+    wrong = []
+    for name, (varied, options) in variations.items():
+        try:
+            right = check(varied, rows=3, seed=4, **options).right
+        except ModelError as error:  # of mixtures of experts, MLX has only float32 on a CPU
+            right = error.reason == "MODEL_NOT_RUNNABLE" and "only supports float32" in error.message
+        if not right:
+            wrong.append(name)
+    assert wrong == []
 
 
 @pytest.mark.sweep
