@@ -30,6 +30,7 @@ from sealring.gateway.scheduler import (
     Request,
     RingFacts,
     Scheduler,
+    StepCosts,
 )
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import (
@@ -474,6 +475,10 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         prefixes=min(each.prefixes for each in attached),
         speculate=serving.speculate,
         rows_in_turn=all(each.rows_in_turn for each in attached),
+        costs=StepCosts.of(
+            [(each.rows, each.tokens, each.microseconds / 1e6) for each in member.times]
+            for member in attached
+        ),
         kept=tuple(_kept_by_all(attached)),
     )
 

@@ -14,6 +14,7 @@ from sealring.gateway.scheduler.actions import (
     Request,
     RingFacts,
 )
+from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.scheduler import Load, Scheduler
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "Request",
     "RingFacts",
     "Scheduler",
+    "StepCosts",
 ]

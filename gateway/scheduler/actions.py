@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from sealring.gateway.scheduler.costs import StepCosts
 from sealring.mesh.errors import SealringError
 from sealring.mesh.prompt.composition import MAX_LANES, Origin
 from sealring.mesh.prompt.prefix_names import Names
@@ -98,8 +99,8 @@ class RingFacts:
     """One epoch of a ring, as its roster and its members state it. `members` are in the order of ranks.
 
     `rows_in_turn`: on every member a step takes about as long as its rows would one after the other.
-    `speculate`: the deployment wants that tokens are guessed. `kept` are the prefixes of earlier epochs that
-    every member still has, with their names in this epoch.
+    `speculate`: the deployment wants that tokens are guessed. `costs`: what steps were timed to take. `kept`
+    are the prefixes of earlier epochs that every member still has, with their names in this epoch.
     """
 
     members: tuple[MemberMemory, ...]
@@ -108,6 +109,7 @@ class RingFacts:
     prefixes: control.PrefixSupport.ValueType = control.PREFIX_SUPPORT_UNSPECIFIED
     rows_in_turn: bool = False
     speculate: bool = False
+    costs: StepCosts = field(default_factory=StepCosts)
     kept: tuple[tuple[Origin, Names], ...] = ()
 
     @property

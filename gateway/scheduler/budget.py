@@ -1,283 +1,208 @@
-"""How many prompt tokens are prefilled beside rows that decode, by measuring how much that delays them.
+"""How many prompt tokens go beside rows that decode, and how often, by what steps cost (scheduler.costs).
 
 What a client sees is a lane's round: the time from one of its decode steps to the next. Prefill steps in
-between make the round longer, so the difference between rounds with and without them is what prefill costs,
-whatever the stages, the links and the model are.
+between make it longer. Three things are wanted at once:
 
-The target is the 95th percentile of the time between tokens: with prefill it is at most one and a half times
-what it is without. Every round gets as many prompt tokens as keep to that (gateway.scheduler.even). There are
-two exceptions: where even one prompt token is too much, because a step of few tokens may cost as much as a
-decode step, and where such small steps would be mostly fixed cost. Then the allowance is saved up and spent
-in one round of every `SPREAD`, so that less than one token in twenty is late.
+* nineteen of twenty tokens come within `MOST` times what they take undisturbed;
+* ninety-nine of a hundred come within `NEARLY_ALL` times that;
+* prompts take at most `PROMPT` times as long as if nothing else ran.
 
-A prefill step that takes longer than a decode step holds up everything behind it in every stage, while
-several short ones follow each other through the pipeline. So steps that go together are as short as their
-fixed cost allows (gateway.scheduler.chunkcost); `alone` says how short.
+Plans are of two kinds: an even share in every round, or a burst in one of `RARELY`, which fewer than one
+token in twenty feels. All are compared whenever a window of rounds begins, so there is nothing to search for
+while it runs, and a prompt waits for `RARELY` rounds at most. Of those that keep to what is wanted of tokens
+the one with the fastest prompts is taken, unless these would take twice as long as they may; then the one is
+taken whose worst miss is the smallest. Where many short prompts wait for every row that runs, an early first
+token for them is worth more than an even stream for the others.
+
+What rounds really take corrects the table: rounds without prefill what decode steps cost, those with it what
+prefill steps cost (the later in a prompt, the more).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from math import ceil, sqrt
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
 from statistics import median
+from typing import NamedTuple
 
-from sealring.gateway.scheduler.chunkcost import ChunkCost
-from sealring.gateway.scheduler.even import EvenShare, most_take
+from sealring.gateway.scheduler.costs import StepCosts
 
-SHARE = 0.4
-"""Part of a round's own time by which prefill makes it longer, other than for a crowd of short prompts."""
+MOST, NEARLY_ALL = 1.4, 3.0
+"""Times its undisturbed length: a round that nineteen of twenty, and ninety-nine of a hundred, may take. Of
+the one and a half that are wanted a tenth is left to what rounds differ by anyway."""
 
-SAVED, SPREAD = 12.0, 32
-"""Rounds' time that is spent in one where the share is too small for a step, and rounds until the next."""
+PROMPT = 3.0
+"""Times as long as alone that prompts may take."""
 
-CAUTIOUS = 1 / 8
-"""Part of what is saved up that is spent at first after a little in every round, where rows are computed in
-turn: a token at a prompt's end costs several times as much there as one at its beginning."""
+CROWD = 8.0
+"""Short prompts that wait, besides one, for each row that runs count for so many times as much as one."""
 
-FIRST_ROUNDS = 4
-"""Rounds announced before any chunk goes beside running rows; the second of them has then been measured."""
+RARELY = 21
+"""Rounds of which a burst is in one, so that fewer than one token in twenty is late."""
 
-CLEAN_EVERY = 40
-"""Rounds with prefill after which one goes without, to measure how long a round takes by itself."""
+CLEAN_EVERY = 32
+"""Rounds of which one goes without prefill, to see what it takes by itself."""
 
-CHANGED_CLEAN_EVERY = 4
-"""The same when the number of running rows has changed since the last such round."""
-
-TRIED_EVERY = 3.0
-"""Rounds between small prefill steps while it is being found out how many tokens fit into a round."""
-
-PROBE_EVERY, GROW_EVERY = 40, 8
-"""One round in so many gets more prefill, to see whether that fits: usually, and for as long as it fits."""
-
-EVEN = 0.1
-"""A little prefill in every round is preferred to much in a few if its speed is at least this part of it."""
-
-_SPREAD = 0.3  # of a round; what differs more was disturbed
-_RETRY_ROUNDS, _MOST_ROUNDS = 64, 512  # until it is tried again whether a little goes, doubling
-_SAMPLES, _LATEST = 64, 8
-_AMISS = 1.5  # times what it was believed to take
+_STEPS = (1, 2, 4, 8, 16)
+_SIZES = (1, 2, 3, 4, 5, 6, *(half << power for power in range(2, 13) for half in (2, 3)))
+_CLEAN_SEEN, _SEEN = 15, 60  # rounds without prefill, and with it, that tell
+_DOUBT = 6  # of them are taken to be as the table says before they were seen
 _WHOLE = 1e-6  # of a round, summed up from its lanes' parts
-_OTHER = 0.25  # of the rows that ran, or of what rounds took
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What runs and waits: `rows` in so many `lanes`; `prompts` of so many `tokens` each, in the mean, which
+    count for `crowd` short ones."""
+
+    rows: int
+    lanes: int
+    prompts: int
+    tokens: int
+    crowd: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """So many steps of at most so many tokens at the beginning of a window of so many rounds."""
+
+    size: int
+    steps: int
+    rounds: float
+
+
+class Cut(NamedTuple):
+    """A way to cut what waits: tokens of a chunk, chunks of all prompts, seconds of each in a stage."""
+
+    size: int
+    steps: int
+    seconds: float
+
+
+class Drift:
+    """How many times what the table says steps really take, and `least`: the median of so many seen last."""
+
+    def __init__(self, seen: int, least: float) -> None:
+        self._seen = deque([1.0] * _DOUBT, maxlen=seen)
+        self._least = least
+        self.times = 1.0
+
+    def add(self, seconds: float, believed: float) -> None:
+        self._seen.append(min(seconds / believed, 10.0))
+        self.times = max(self._least, median(self._seen))
 
 
 class PrefillBudget:
-    """Seconds in, tokens out. `largest` is the most that a prefill step may have, all its rows together.
+    """`largest` is the most tokens that a chunk may have.
 
-    `rows_in_turn` is as of RingFacts: a token costs about as much as a row there, few of them little.
-    Elsewhere a step of few tokens costs nearly as much as one of many.
+    `fine`: rows and tokens are computed in turn, so any number of tokens may be the best. Elsewhere chunks
+    have a length that was timed, whose kernels are loaded.
     """
 
-    def __init__(self, largest: int, stages: int, rows_in_turn: bool = False) -> None:
-        self.cost = ChunkCost()
-        self._most_parts = max(1, stages // 2)
-        self._rows_in_turn = rows_in_turn
-        self._even = EvenShare(self._most_parts * largest, rows_in_turn)
-        self._largest = largest
+    def __init__(self, costs: StepCosts, largest: int, stages: int, fine: bool = False) -> None:
+        self._costs = costs
         self._stages = stages
-        self._own: deque[float] = deque(maxlen=_SAMPLES)
-        self._round = self._spread = 0.0
-        self._since_clean = 0.0
-        self._opened = self._begins = -1.0
-        self._window_ends = float(FIRST_ROUNDS)
-        self._share = SHARE
-        self._steps = 0
-        self._size = 0
-        self._retry_even = self._probe_at = 0.0
-        self._wait = _RETRY_ROUNDS
-        self._doubted = False
-        self._saving, self._amiss = 1.0, 0.0
-        self._rows = 1
+        sizes = _SIZES if fine else [size for size, _ in costs.tokens]
+        self._sizes = [size for size in sizes if size < largest] + [largest]
+        self._decodes = Drift(_CLEAN_SEEN, 0.1)
+        self._chunks = Drift(_SEEN, 1.0)  # what idle stages hide of a chunk is not counted on
+        self._plan = self._found = Plan(0, 0, 0.0)
+        self._asked: tuple[Load, float, float] | None = None  # what that was found for
+        self._left = 0
+        self._ends = self._clean = 0.0
 
-    def measure(self, seconds: float, steps: int, tokens: int, rows: int = 1) -> None:
-        """Takes in one round of a lane: how long it took, and how many prefill steps and tokens were in it.
+    def measure(self, seconds: float, steps: int, prefill: float, rows: int, lanes: int) -> None:
+        """A lane's round took so long, with so many prefill steps in it that the table takes for `prefill`
+        seconds in all; so many rows run in so many lanes."""
+        if steps:
+            own = self._round(rows, lanes)
+            self._chunks.add(seconds - own, self._with(own, lanes, steps, prefill / steps) - own)
+        else:
+            self._decodes.add(seconds, self._round(rows, lanes) / self._decodes.times)
+            self._clean = 0.0
 
-        `rows` run in all lanes.
+    def alone(self, prompts: int, tokens: int) -> int:
+        """Tokens of a chunk where so many prompts of so many tokens each have to go and nothing else does.
+
+        One prompt is through soonest; several have their first tokens soonest in the mean.
         """
-        seconds = max(0.0, seconds)
-        if not steps:
-            if abs(rows - self._rows) > _OTHER * self._rows:
-                self._own.clear()
-                self._rows = rows
-                self._even.begin_anew()
-                self._retry_even, self._wait = 0.0, _RETRY_ROUNDS
-            self._own.append(seconds)
-            self._know()
-            self._since_clean = 0.0
-        elif self._own:
-            longer = seconds - self._round
-            if self._even.trying or tokens not in (self._even.tokens, self._even.more):
-                self._tell(longer, steps, tokens)
-            self._even.measure(tokens, longer, self._allowed, self._spread)
+        part = 0.5 if prompts > 1 else 1.0
+        cuts = reversed(self._chunked(prompts, tokens))
+        return min(cuts, key=lambda cut: self._alone(cut, part)).size
 
-    @property
-    def _allowed(self) -> float:
-        """Seconds by which rounds may be longer. Where fewer tokens make them shorter slow moments do not
-        count, for prefill is as slow in them."""
-        return SHARE * (self._round if self._rows_in_turn else self._round + self._spread)
-
-    def _know(self) -> None:
-        """Updates what rounds take without prefill, and by how much most of them differ from that."""
-        latest = list(self._own)[-_LATEST:]
-        if abs(median(latest) - median(self._own)) > _OTHER * median(self._own):
-            self._own = deque(latest, maxlen=_SAMPLES)  # the machine is not as it was
-        self._round = median(self._own)
-        self._spread = min(most_take(self._own) - self._round, _SPREAD * self._round)
-
-    def _tell(self, longer: float, steps: int, tokens: int) -> None:
-        """What one of so many steps took in a stage that together made a round so much longer.
-
-        Of little steps a part may be hidden where stages wait for others, so they tell nothing otherwise.
-        """
-        others = self._stages - 1
-        part = self._round / self._stages
-        if longer > steps * part:
-            took = (longer + others * part) / (steps + others)
-            if self.cost.known:
-                self._amiss = max(self._amiss, took / self.cost.seconds(tokens / steps))
-            self.cost.add(tokens / steps, took)
-        elif longer > self._allowed or not others:
-            self.cost.add(tokens / steps, max(0.0, longer) / steps)
-
-    def alone(self, tokens: int, rows: int) -> int:
-        """The tokens of a prefill step where so many, of so many prompts, have to go and nothing else does.
-
-        k steps of c seconds are through N stages after (k + N - 1) c, and the prompts that end with them
-        after about (k / 2 + N - 1/2) c in the mean; both are least for steps whose fixed costs together are
-        as much as the rest of those that fill the pipeline. Short prompts are not cut while others wait.
-        """
-        turns = self._stages - 1 if rows == 1 else 2 * self._stages - 1
-        if not turns:
-            return self._largest
-        ratio = self.cost.ratio
-        least = ratio if rows == 1 else max(ratio, tokens / rows)  # whole prompts, where there are several
-        return max(1, min(self._largest, ceil(max(least, sqrt(tokens * ratio / turns)))))
-
-    def tokens(self, rounds: float, share: float, todo: tuple[int, int], rows: int = 1) -> int:
-        """The most tokens that a prefill step may have now; 0: none yet.
-
-        `rounds` have been announced so far in the epoch; so many rows run. `share` is how much longer rounds
-        may get; `todo` is as of `alone`.
-        """
-        if abs(rows - self._rows) > _OTHER * self._rows and self._since_clean >= CHANGED_CLEAN_EVERY:
-            self._since_clean = CLEAN_EVERY
-        if rounds >= self._window_ends - _WHOLE or share > 2 * self._share:
-            self._open(rounds, share, todo)
-        elif rounds > self._opened:
-            return 0
-        return self._size if self._steps else 0
+    def tokens(self, rounds: float, load: Load) -> int:
+        """Tokens of the prefill step that goes now; 0: none. `rounds` were announced so far."""
+        if rounds >= self._ends - _WHOLE:
+            self._begin(rounds, load)
+        return self._plan.size if self._left else 0
 
     def spend(self) -> None:
         """A prefill step is announced."""
-        self._steps = max(0, self._steps - 1)
+        self._left = max(0, self._left - 1)
 
-    def _open(self, rounds: float, share: float, todo: tuple[int, int]) -> None:
-        """Begins a window: a part of a round, or the rounds over which the allowance is saved up.
-
-        The whole allowance is spent at its beginning.
-        """
-        self._begins = self._window_ends if 0 <= rounds - self._window_ends < 1 else rounds
-        self._opened, self._share = rounds, share
-        if not self._own:  # answers of a token or two: nothing to measure, nobody to disturb
-            self._set(1.0, self.alone(*todo), 1)
-        elif self._since_clean >= CLEAN_EVERY:
-            self._set(1.0, 0, 0)
-            self._since_clean = 0.0
-        elif not (share > SHARE and self._ahead(share, self.alone(*todo))) and not self._little():
-            self._set(float(SPREAD), *self._spent())
-
-    def _set(self, window: float, size: int, steps: int) -> None:
-        self._window_ends = self._begins + window
-        self._since_clean += window
-        self._size, self._steps = size, steps
-
-    def _ahead(self, share: float, most: int) -> bool:
-        """As much in a round as a larger share allows by what steps are believed to cost, if that is much."""
-        if not self.cost.known:
-            self._set(1.0, most, 1)
-            return True
-        size, steps = self._burst(share * self._round, most)
-        if self._slow(size * steps):
-            return False
-        self._set(1.0, size, steps)
-        return True
-
-    def _slow(self, tokens: int) -> bool:
-        """Whether so many in every round are much fewer than what is saved up."""
-        size, steps = self._saved()
-        return not tokens or tokens < EVEN * size * steps / SPREAD
-
-    def _little(self) -> bool:
-        """Tokens for every round, if a little in each is possible and not much slower than saving up."""
-        even = self._even
-        if not even.tokens or (not even.trying and self._slow(even.tokens)):
-            if self._opened < self._retry_even:
-                return False
-            if self._doubted:
-                self._doubted = False
-                self._set(2.0, 0, 0)
-                return True
-            self._try_even()
-        tokens = even.tokens
-        if not even.trying and self._opened >= self._probe_at:
-            self._probe_at = self._opened + (GROW_EVERY if even.growing else PROBE_EVERY)
-            self._wait = _RETRY_ROUNDS
-            tokens = even.more
-        useful = int(tokens / max(1.0, self.cost.ratio))
-        parts = max(1, min(self._most_parts, useful), ceil(tokens / self._largest))
-        size = min(self._largest, tokens // parts)
-        if even.trying:
-            self._set(TRIED_EVERY, size, parts)
+    def _begin(self, rounds: float, load: Load) -> None:
+        if self._clean >= CLEAN_EVERY:
+            self._plan, self._clean = Plan(0, 0, 1.0), 0.0
         else:
-            self._set(1 / parts, size, 1)
-            self._saving = self._amiss = 0.0
-        return True
+            asked = load, round(self._decodes.times, 1), round(self._chunks.times, 1)
+            if asked != self._asked:
+                self._asked, self._found = asked, self._best(load)
+            self._plan = self._found
+            self._clean += self._plan.rounds
+        self._left = self._plan.steps
+        begins = self._ends if rounds - self._ends < 1 else rounds
+        self._ends = begins + self._plan.rounds
 
-    def _try_even(self) -> None:
-        """Begins to try how much there may be in every round.
+    def _best(self, load: Load) -> Plan:
+        cuts = self._chunked(load.prompts, load.tokens)
+        own = self._round(load.rows, load.lanes)
+        alone = min(self._alone(cut) for cut in cuts)
+        crowd = max(1.0, CROWD * (load.crowd - 1) / load.rows)
 
-        Before it is tried another time, it is seen what rounds take by themselves now: they may be longer
-        for a reason of their own.
+        def missed(longer: float, wanted: float, takes: float) -> float:
+            late, slow = longer / own / wanted, crowd * takes / alone / PROMPT
+            return slow / 2 if late <= 1 and slow <= 2 else max(late, slow)
+
+        def plans() -> Iterator[tuple[float, Plan]]:
+            for cut in cuts:
+                # as many for every lane, else some would have more than others
+                for steps, parts in (
+                    (1, 1),
+                    *((each, load.lanes) for each in _STEPS if load.lanes * each > 1),
+                ):
+                    longer = self._with(own, load.lanes, steps * parts, cut.seconds)
+                    takes = ceil(cut.steps / (steps * parts)) * longer
+                    yield missed(longer, MOST, takes), Plan(cut.size, steps, 1 / parts)
+            for steps in _STEPS:
+                longer = self._with(own, load.lanes, steps, cut.seconds)
+                takes = ceil(cut.steps / steps) * (longer + (RARELY - 1) * own)
+                yield missed(longer, NEARLY_ALL, takes), Plan(cut.size, steps, RARELY)
+
+        return min(plans(), key=lambda found: found[0])[1]
+
+    def _with(self, own: float, lanes: int, steps: int, each: float) -> float:
+        """What a round of `own` seconds takes with so many prefill steps of so many seconds.
+
+        A step that takes longer than a decode step holds up what is behind it in every stage anew.
         """
-        self._even.begin(self.cost.within(self._allowed, self._largest) // 4 if self.cost.known else 1)
-        self._doubted = True
-        self._retry_even = self._opened + self._wait
-        self._wait = min(2 * self._wait, _MOST_ROUNDS)
+        turn = own / max(lanes, self._stages)
+        return max(own + steps * each, (self._stages - 1) * each + turn)
 
-    def _spent(self) -> tuple[int, int]:
-        """Tokens of a step, and steps, for what is saved up.
+    def _chunked(self, prompts: int, tokens: int) -> list[Cut]:
+        """The ways to cut so many prompts of so many tokens each."""
+        shorter = sum(size < tokens for size in self._sizes)
+        chunk, times = self._costs.chunk, self._chunks.times
+        return [
+            Cut(size, prompts * ceil(tokens / size), times * chunk(min(size, tokens)))
+            for size in self._sizes[: shorter + 1]
+        ]
 
-        Where rows are computed in turn, what is known of steps may be of when prompts had fewer tokens behind
-        them, so after a little in every round it begins with a part, and goes on with twice as much unless
-        that took longer than it should.
-        """
-        if not self._rows_in_turn:
-            return self._saved()
-        times = 2.0 if self._amiss < _AMISS else 1 / self._amiss
-        self._saving, self._amiss = max(CAUTIOUS, min(1.0, times * self._saving)), 0.0
-        return self._saved(self._saving)
+    def _alone(self, cut: Cut, part: float = 1.0) -> float:
+        """Seconds until prompts are through that have the ring to themselves, or such a part of them."""
+        return (part * cut.steps + self._stages - part) * cut.seconds
 
-    def _saved(self, part: float = 1.0) -> tuple[int, int]:
-        """Tokens of a step, and steps, that are worth what is saved up, or a part of it."""
-        seconds = part * SAVED * self._round / self._dearer
-        if not self.cost.known:
-            return 1, 1
-        _, each = self.cost.line()
-        size, steps = self._burst(seconds, self.alone(min(int(seconds / max(each, 1e-9)), 1 << 20), 1))
-        # where no step costs so little, one with as many tokens as double its cost
-        return (size, steps) if size else (max(1, min(self._largest, int(self.cost.ratio))), 1)
-
-    @property
-    def _dearer(self) -> float:
-        """How much dearer a little in every round is than estimated, where few tokens are measured."""
-        longer = self._even.longer if self._rows_in_turn else 0.0
-        return max(1.0, longer / self.cost.seconds(self._even.tokens)) if longer and self.cost.known else 1.0
-
-    def _burst(self, seconds: float, most: int) -> tuple[int, int]:
-        """Tokens of a step, and steps, that make a round longer by so much when they go at once."""
-        part = self._round / self._stages
-        one = seconds if seconds <= part else (seconds + (self._stages - 1) * part) / self._stages
-        size = self.cost.within(one, most)
-        if not size:
-            return 0, 1
-        each = max(self.cost.seconds(size), 1e-9)
-        return size, max(1, int((seconds - (self._stages - 1) * max(0.0, each - part)) / each))
+    def _round(self, rows: int, lanes: int) -> float:
+        """Seconds of a round without prefill."""
+        return self._decodes.times * max(lanes, self._stages) * self._costs.decode(rows / lanes)

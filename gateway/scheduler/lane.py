@@ -33,7 +33,7 @@ class Lane:
         self.outstanding = 0
         self.steps = 0
         self.done_at = 0.0
-        self.before = (0, 0, 0)
+        self.before = (0, 0.0, 0)
         self._closed: dict[int, Row] = {}
         self._ended: dict[int, Row] = {}
         self._changed_at = 0
@@ -94,28 +94,13 @@ class Lane:
             self._ended.pop(row.number, None)
         for row in joining:
             self.rows[row.number] = row
-            row.last_lane_step = self.steps + row.limit - 1 - row.stepped
+            row.last_lane_step = self.steps + row.limit - 1
             self._expect(row)
         self._changed_at = self.steps
 
     def left(self, row: Row) -> int:
         """Steps of this lane before the row is at its limit."""
         return row.last_lane_step - self.steps
-
-    def movable(self, steps: int) -> list[Row]:
-        """Rows that are wanted and have so many steps left and memory for them, those with most first."""
-        found = [
-            row
-            for row in self._going()
-            if self.left(row) >= steps and self._want(row) > self.steps and row.number not in self._ended
-        ]
-        return sorted(found, key=lambda row: (-self.left(row), row.number))
-
-    def park(self, rows: list[Row]) -> None:
-        """Rows leave that go on in another lane."""
-        for row in rows:
-            row.stepped = row.limit - 1 - self.left(row)
-        self.change(rows, [])
 
     @property
     def since_change(self) -> int:

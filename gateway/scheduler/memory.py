@@ -40,7 +40,6 @@ class Ledger:
         self._alike = LanesAlike(range(self.regular))
         self._others_alike = LanesAlike(range(self.regular, self.lanes))
         self._held: dict[int, tuple[int, int]] = {}
-        self._most_and_fewest: tuple[int, int] | None = None
         self._tokens = 0
         self.kept_tokens = 0
         self._kept = 0
@@ -59,9 +58,6 @@ class Ledger:
     @property
     def rows(self) -> int:
         return len(self._held)
-
-    def lane_rows(self, lane: int) -> int:
-        return len(self._sizes[lane])
 
     def usage(self) -> float:
         """The reserved part of the budget on the member that is fullest, 0 to 1."""
@@ -118,7 +114,6 @@ class Ledger:
         self._note(lane)
 
     def _note(self, lane: int) -> None:
-        self._most_and_fewest = None
         sizes = self._sizes[lane]
         alike = self._alike if lane < self.regular else self._others_alike
         alike.put(lane, len(sizes), sizes[-1] if sizes else 0)
@@ -130,22 +125,6 @@ class Ledger:
         fits = self._fits(self._growth(lane, rounded(tokens)))
         self.reserve(row, lane, tokens if fits else size)
         return fits
-
-    def sizes(self) -> tuple[int, int]:
-        """Rows of the regular lanes with the most and with the fewest."""
-        if self._most_and_fewest is None:
-            counts = [rows for rows, _ in self._alike]
-            self._most_and_fewest = max(counts), min(counts)
-        return self._most_and_fewest
-
-    def fits_better(self, row: int, leaving: int) -> bool:
-        """Whether a row placed now would go to a lane with two rows fewer than its own keeps."""
-        lane, size = self._held[row]
-        rows = len(self._sizes[lane])
-        self.release(row)
-        best = self.place(size)
-        self.reserve(row, lane, size)
-        return best is not None and best < self.regular and len(self._sizes[best]) + 2 <= rows - leaving
 
     def move(self, row: int) -> int:
         """Puts a row that is in no lane where it fits best now; returns the lane."""

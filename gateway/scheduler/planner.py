@@ -1,15 +1,14 @@
 """The steps of one epoch: which rows are prefilled, stepped, admitted and evicted, and in what order.
 
 Lanes take turns, and each has at most two steps announced. While any run, prefill keeps to a budget
-(gateway.scheduler.budget, gateway.scheduler.crowd); when nothing decodes, prefill steps go back to back, as
-many as fill the pipeline and one more. In a rush, prefilled rows are held until the others are prefilled.
-Evictions that belong to no lane's own step ride on the next step of any kind.
+(gateway.scheduler.budget); when nothing decodes, prefill steps go back to back, as many as fill the pipeline
+and some more. Evictions that belong to no lane's own step ride on the next step of any kind.
+
+Where to look: rows are admitted and evicted by `_step`, when is said by `Lane.must_change`; a chunk's length
+by `_chunk_tokens`.
 
 A row at its limit is not stepped again, and is not evicted before its last token has arrived: its lane waits
 for that token instead of having a step announced ahead. That costs one round trip to the gateway at most.
-
-A row that is moved to another lane is parked by a step of its lane. Once its last token there has come back
-round the ring, it waits to be admitted to the lane where it fits best, as a prefilled row does.
 
 A step that samples nothing sends nothing back round the ring. It is done when the head says so, by StepDone
 or by the number of steps that it has executed, or when the tokens of a later step are back.
@@ -17,15 +16,12 @@ or by the number of steps that it has executed, or when the tokens of a later st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sealring.gateway.scheduler.actions import RingFacts
-from sealring.gateway.scheduler.balance import Balance
-from sealring.gateway.scheduler.budget import PrefillBudget
+from sealring.gateway.scheduler.budget import Load, PrefillBudget
 from sealring.gateway.scheduler.changes import ChangeCost
-from sealring.gateway.scheduler.chunkcost import LonePrefill
-from sealring.gateway.scheduler.crowd import Crowd
 from sealring.gateway.scheduler.drafting import Drafting
 from sealring.gateway.scheduler.lane import ANNOUNCED, Lane
 from sealring.gateway.scheduler.memory import Ledger
@@ -40,13 +36,15 @@ EXTENSION = 1024
 """Tokens that a row without a limit of its own reserves at a time."""
 
 BURST = 16
-"""Prefill steps under way at most beside running lanes, in a ring of fewer stages."""
+"""Prefill steps under way at most while lanes run, in a ring of fewer stages."""
+
+AHEAD = 3
+"""Prefill steps under way besides one for each stage, so that none waits for the gateway."""
 
 
 @dataclass(slots=True, eq=False)
 class Announced:
-    """A step that is not done. `first` get their first token, or were parked after it, `ending` get their
-    last allowed one."""
+    """A step that is not done. `first` get their first token, `ending` their last allowed one."""
 
     number: int
     lane: Lane | None
@@ -55,7 +53,7 @@ class Announced:
     ending: list[Row]
     follows: bool = False  # a step of the same lane that was under way, so that they are a round apart
     drafts: int = 0
-    before: tuple[int, int, int] = (0, 0, 0)  # prefill steps, their tokens, and changes up to it
+    before: tuple[int, float, int] = (0, 0.0, 0)  # prefill steps, their seconds by the table, and changes
 
     @property
     def sampled(self) -> bool:
@@ -77,19 +75,13 @@ class StepPlanner:
         self._turns = Turns()
         self.prefixes = PrefixCache(self.ledger, ring.prefixes, ring.kept)
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk)
-        self._budget = PrefillBudget(ring.prefill_chunk, ring.stages, ring.rows_in_turn)
-        self._lone = LonePrefill(self._budget.cost, ring.stages)
-        self._crowd = Crowd()
-        self._held: list[Row] = []
-        self._awaited = 0  # the last step of a rush that brings first tokens
+        self._budget = PrefillBudget(ring.costs, ring.prefill_chunk, ring.stages, ring.rows_in_turn)
         self._changing = ChangeCost()
-        self._balance = Balance(self.ledger, self._changing)
         self._drafting = Drafting(ring)
-        self._before = (0, 0, 0)
+        self._before = (0, 0.0, 0)
         self._rounds = 0.0
         self._dropped: list[int] = []
         self._sampled: dict[int, Announced] = {}  # under way, by rising number
-        self._latest: dict[int, Announced] = {}  # decode step by lane
         self._silent: dict[int, Announced] = {}
         self._prefills_outstanding = 0
         self._number = 0
@@ -196,17 +188,17 @@ class StepPlanner:
                 self._drafting.measure(now - step.lane.done_at)
             self._measure(step, step.lane, now)
             self._turns.wake(step.lane)
-        else:
-            self._lone.done(number, step.sampled, now)
-        self._crowd.tick(now, bool(len(self._line)) and self._line.todo.short)
         return step
 
     def _measure(self, step: Announced, lane: Lane, now: float) -> None:
         if step.follows:
-            steps, tokens, changes = (new - old for new, old in zip(step.before, lane.before, strict=True))
-            self._budget.measure(now - lane.done_at, steps, tokens, self._running_rows)
+            steps, changes = step.before[0] - lane.before[0], step.before[2] - lane.before[2]
+            prefill = step.before[1] - lane.before[1]
+            seconds = max(0.0, now - lane.done_at)
             if not steps:
-                self._changing.measure(now - lane.done_at, changes, self.ledger.sizes()[0])
+                self._changing.measure(seconds, changes)
+            if not changes:
+                self._budget.measure(seconds, steps, prefill, *self._decoding())
         lane.done_at, lane.before = now, step.before
 
     def _settle(self, step: Announced) -> None:
@@ -222,37 +214,13 @@ class StepPlanner:
 
     def tokens_out(self, step: Announced) -> None:
         """Must follow once the outputs of a step that is done have been looked at, and rows closed."""
-        held = step.lane is None and self._holds()
         for row in step.first:
             if row.phase is Phase.PREFILLED:
-                if held:
-                    self._held.append(row)
-                else:
-                    self._ready(row)
+                self._ready(row)
 
-    def _rush(self) -> bool:
-        """Whether prompts go first, and prefilled rows wait for them."""
-        if not (len(self._line) and self._line.todo.short):
-            return False
-        return self._crowd.rush(self._line.crowd(self.waiting), self._running_rows)
-
-    def _holds(self) -> bool:
-        """Whether prefilled rows wait: in a rush, and until its last first tokens have arrived, because rows
-        that came a moment later would wait for the lanes' next change."""
-        return self._rush() or self._awaited in self._sampled
-
-    @property
-    def _running_rows(self) -> int:
-        """About how many rows decode; one at least."""
-        return max(1, self.ledger.rows - len(self._line) - len(self._held))
-
-    def _release(self) -> None:
-        """Lets rows decode that were held."""
-        if self._held and not self._holds():
-            for row in self._held:
-                if row.phase is Phase.PREFILLED:
-                    self._ready(row)
-            self._held.clear()
+    def _decoding(self) -> tuple[int, int]:
+        """Rows that decode, and lanes of them; one each at least."""
+        return max(1, sum(len(lane.rows) for lane in self._turns)), max(1, len(self._turns))
 
     def sweep(self) -> None:
         """Frees lanes of which nothing more is wanted. Must come before rows are started."""
@@ -262,13 +230,8 @@ class StepPlanner:
     def steps(self) -> Iterator[control.Step]:
         """Everything that can be announced now."""
         self._extend()
-        self._release()
-        while True:
-            step = self._next_prefill() or self._next_decode()
-            if step is None:
-                break
+        while step := self._next_prefill() or self._next_decode():
             yield step
-            self._release()
         if self._dropped and not self.under_way:
             yield self._step([])
 
@@ -281,53 +244,45 @@ class StepPlanner:
             lane.extend(row, limit)
 
     def _next_prefill(self) -> control.Step | None:
-        if not len(self._line):
+        running = bool(len(self._turns))
+        most = max(self._ring.stages + AHEAD, BURST if running else 0)
+        if not len(self._line) or self._prefills_outstanding >= most:
             return None
-        running = len(self._turns)
-        if self._prefills_outstanding >= max(self._ring.stages + 1, BURST if running else 0):
-            return None
-        todo = self._line.todo
-        tokens = self._prefill_tokens() if running else self._budget.alone(todo.tokens, todo.rows)
+        tokens = self._chunk_tokens()
         if not tokens:
             return None
         step = self._step([])  # before the chunks, lest it drops a prefix that one of them begins with
-        rush = self._rush()
-        chunks = self._line.take(tokens)
+        chunks = self._line.take(tokens, self._ring.costs.chunk)
         for row, chunk in chunks:
             self.prefixes.chunk(row, chunk.start)
         step.prefill.chunks.extend(chunk for _, chunk in chunks)
-        self._count_prefill(step.number, sum(chunk.end - chunk.start for _, chunk in chunks), bool(running))
+        steps, prefill, changes = self._before
+        takes = sum(self._ring.costs.chunk(chunk.end - chunk.start) for _, chunk in chunks)
+        self._before = steps + 1, prefill + takes, changes
         first = [each for row, _ in chunks if not row.remaining for each in row.group]
         ending = [row for row in first if row.limit == 1]
         self._prefills_outstanding += 1
-        if first and rush:
-            self._awaited = step.number
         under_way = self._sampled if first else self._silent
         under_way[step.number] = Announced(step.number, None, 0, first, ending)
         # a decode step that has to wait for these rows' first token stalls the stages behind the head,
         # unless they have nothing else to do
-        alone = not (running or len(self._line) or self.waiting or self._held)
-        early = not rush and (self._ring.stages == 1 or alone)
+        early = self._ring.stages == 1 or not (running or len(self._line) or self.waiting)
         for row in first:
             row.phase = Phase.PREFILLED
             if early and row.limit > 1:
                 self._ready(row)
         return step
 
-    def _prefill_tokens(self) -> int:
-        """How many tokens the next prefill step may have beside running lanes."""
-        todo = self._line.todo
-        running = self._running_rows
-        share = self._crowd.share(self._line.crowd(self.waiting), running, todo.short)
-        return self._budget.tokens(self._rounds, share, (todo.tokens, todo.rows), running)
-
-    def _count_prefill(self, number: int, tokens: int, beside: bool) -> None:
-        steps, before, changes = self._before
-        self._before = steps + 1, before + tokens, changes
-        if beside:
+    def _chunk_tokens(self) -> int:
+        """The longest that a chunk may be now; 0 where none goes."""
+        tokens, crowd = self._line.todo(self.waiting)
+        if not len(self._turns):
+            return self._budget.alone(len(self._line), tokens)
+        load = Load(*self._decoding(), len(self._line), tokens, crowd)
+        found = self._budget.tokens(self._rounds, load)
+        if found:
             self._budget.spend()
-        else:
-            self._lone.announced(number, tokens)
+        return found
 
     def _next_decode(self) -> control.Step | None:
         while (lane := next(iter(self._turns), None)) and lane.outstanding < ANNOUNCED:
@@ -343,63 +298,40 @@ class StepPlanner:
         drafts = self._drafting.wanted(lane, self.ledger.rows + self.waiting)
         if self._drafting.under_way(lane) or (drafts and lane.outstanding):
             return None  # a step with drafts stands alone
-        leaving = lane.leaving()
-        joining = lane.ready
-        moving = [] if drafts else self._moving(lane, len(leaving))
-        if not (moving or lane.must_change(leaving, self.pressed, self._change_interval)):
+        leaving, joining = lane.leaving(), lane.ready
+        if not lane.must_change(leaving, self.pressed, self._change_interval):
             step = self._step([])
         elif lane.stuck:
             return None
         else:
             lane.ready = []
-            lane.park(moving)
             lane.change(leaving, joining)
-            step = self._step(leaving, joining, moving)
-            self._parked(lane, moving)
-            self._before = (*self._before[:2], self._before[2] + 1)
+            step = self._step(leaving, joining)
+            self._before = *self._before[:2], self._before[2] + 1
         step.decode.lane, step.decode.drafts = lane.number, drafts
         if drafts:
             self._drafting.announced(lane, drafts)
-        self._lone.broken()
         follows = lane.outstanding > 0
         ending = lane.count_step()
-        self._latest[lane.number] = self._sampled[step.number] = Announced(
+        self._sampled[step.number] = Announced(
             step.number, lane, lane.steps, [], ending, follows, drafts, self._before
         )
         return step
 
-    def _moving(self, lane: Lane, leaving: int) -> list[Row]:
-        """Rows to move to another lane; none while rows are coming that may fill the smaller lanes."""
-        if lane.number >= self.ledger.regular or self.waiting or len(self._line) or self.pressed:
-            return []
-        return self._balance.moving(lane, leaving, len(self._turns))
-
-    def _parked(self, lane: Lane, rows: list[Row]) -> None:
-        """Rows go on once the last step of the lane that holds them is done."""
-        if lane.outstanding:
-            self._latest[lane.number].first += rows
-            return
-        for row in rows:
-            self._ready(row)
-
     def _change_interval(self) -> int:
         return self._changing.interval(len(self._turns))
 
-    def _step(
-        self, leaving: list[Row], joining: list[Row] | None = None, moving: list[Row] | None = None
-    ) -> control.Step:
+    def _step(self, leaving: list[Row], joining: Sequence[Row] = ()) -> control.Step:
+        """The next step, with the changes that are due: what prefixes ask for, evictions, admissions."""
         self._number += 1
         step = control.Step(number=self._number, changes=self._drafting.settling())
         step.changes.extend(self.prefixes.changes())
-        for row in moving or ():
-            step.changes.add().park.row = row.number
-            row.phase = Phase.PREFILLED
         for row in leaving:
             self._drop(row)
         for number in self._dropped:
             step.changes.add().evict.row = number
         self._dropped.clear()
-        for row in joining or ():
+        for row in joining:
             admit = step.changes.add().admit
             admit.row, admit.lane = row.number, row.lane
             row.phase = Phase.DECODING

@@ -14,7 +14,7 @@ class Phase(enum.Enum):
     OPENING = enum.auto()  # at the head, which has not answered
     WAITING = enum.auto()  # tokenized; waits for memory
     PREFILLING = enum.auto()  # memory reserved; chunks are being announced
-    PREFILLED = enum.auto()  # all chunks announced, or parked; a token that it goes on with is on the way
+    PREFILLED = enum.auto()  # all chunks announced; its first token is on the way
     READY = enum.auto()  # may join its lane with the lane's next change
     DECODING = enum.auto()  # in a lane
     GONE = enum.auto()
@@ -57,7 +57,6 @@ class Row:
     lane: int = 0
     source: Row | None = None
     copies: tuple[Row, ...] = ()
-    stepped: int = 0  # decode steps that it had in lanes that it has left
     last_lane_step: int = 0  # the count of its lane's steps at which the limit is reached
     told: Answered = field(init=False)  # read for every token of every row, so it is no property
 

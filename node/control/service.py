@@ -395,5 +395,6 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         kv_budget=plan.kv_budget,
         prefixes=loaded.prefixes,
         rows_in_turn=loaded.rows_in_turn,
+        times=loaded.times,
         kept=epoch.kept,
     )

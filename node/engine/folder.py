@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,9 @@ from sealring.node.engine.staging.anatomy import not_runnable
 from sealring.node.engine.staging.caches import OneRow
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
-from sealring.node.engine.warm_up import warm_up
+from sealring.node.engine.warm_up import timed, warm_up
 from sealring.node.engine.weights import load_stage
+from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import model_pb2 as model
 
@@ -48,6 +49,7 @@ class Loaded:
     command: engine.LoadStage
     measured: dict[str, Any]
     grammars: Grammars | None
+    times: Sequence[control.StepTime] = ()
     prefixes: Prefixes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +79,7 @@ class Loaded:
             kv_bytes_per_row=per_row,
             prefixes=support(cache),
             rows_in_turn=device.rows_in_turn() or isinstance(cache, OneRow),
+            times=self.times,
         )
 
     def free(self) -> None:
@@ -106,6 +109,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             stage = load_stage(path, lo, hi, kv_bits=command.kv_bits)
             try:
                 warm_up(stage)
+                times = timed(stage, max(1, command.prefill_chunk))
             except (RuntimeError, ValueError) as error:
                 raise not_runnable(stage.spec.model_type, error) from error
         if front is not None:
@@ -116,7 +120,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
         raise
     log.info("stage_loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
     grammars = front.grammars if front else Grammars(partial(load_tokenizer, path), measured["vocab_size"])
-    return Loaded(stage, front, command, measured, grammars)
+    return Loaded(stage, front, command, measured, grammars, times)
 
 
 def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, chunk: int) -> tuple[int, int]:

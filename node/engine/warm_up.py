@@ -5,10 +5,13 @@ in the middle of its call, as some mixtures of experts look where tokens are rou
 lay there before. A landing tells whether it was evaluated, whatever its content, so a call of each kind that
 steps make shows it. `StageEpoch` asks the same of every step that it builds ahead, so none is missed
 silently.
+
+How long steps take is timed as well, for the scheduler to plan by (gateway.scheduler.costs).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import mlx.core as mx
@@ -19,8 +22,15 @@ from sealring.node.engine.staging import Stage, caches
 from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.transfer import Transfer, through_record, transfer
+from sealring.v1 import control_pb2 as control
 
 log = structlog.get_logger()
+
+TIMED_ROWS, TIMED_TOKENS = 16, (1, 4, 8, 16, 32, 128, 512)
+"""Rows of a decode step, and tokens of chunks, that are timed; of these also the longest that is allowed."""
+
+LONG = 0.5
+"""Seconds of a chunk after which no longer ones are timed."""
 
 
 def warm_up(stage: Stage) -> None:
@@ -34,6 +44,40 @@ def warm_up(stage: Stage) -> None:
     stage.awaits_input = not all(ahead)
     if stage.awaits_input:
         log.info("stage_awaits_input", model_type=stage.spec.model_type)
+
+
+def timed(stage: Stage, longest: int) -> list[control.StepTime]:
+    """How long steps of a stage take that is warmed up: of one row and of several, and of chunks of up to
+    `longest` tokens at the beginning of a prompt."""
+    made, found = transfer(), []
+    for tokens in sorted({tokens for tokens in TIMED_TOKENS if tokens < longest} | {longest}):
+        took = min(_seconds(stage, made, stage.make_cache(), 1, tokens) for _ in range(_times()))
+        found.append(_step_time(1, tokens, took))
+        if took > LONG:
+            break
+    rows = [stage.make_cache() for _ in range(TIMED_ROWS)]
+    for cache in rows:
+        _runs_ahead(stage, made, cache, 1, 1)
+    lane = caches.merge(rows)
+    took = min(_seconds(stage, made, lane, TIMED_ROWS, 1) for _ in range(1 + _times()))
+    made.close()
+    mx.clear_cache()
+    return [*found, _step_time(TIMED_ROWS, 1, took)]
+
+
+def _times() -> int:
+    """A GPU loads kernels and makes plans when it first meets a shape, and is not awake at once."""
+    return 1 if mx.default_device() == mx.cpu else 5
+
+
+def _seconds(stage: Stage, made: Transfer, cache: Cache, rows: int, tokens: int) -> float:
+    begun = time.perf_counter()
+    _runs_ahead(stage, made, cache, rows, tokens)
+    return time.perf_counter() - begun
+
+
+def _step_time(rows: int, tokens: int, seconds: float) -> control.StepTime:
+    return control.StepTime(rows=rows, tokens=tokens, microseconds=max(1, round(seconds * 1e6)))
 
 
 def _steps(stage: Stage) -> Iterator[bool]:

@@ -229,6 +229,7 @@ class Attached(_message.Message):
     PREFIXES_FIELD_NUMBER: _builtins.int
     ROWS_IN_TURN_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
     GUEST_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
@@ -249,6 +250,10 @@ class Attached(_message.Message):
     def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptPrefix]:
         """of earlier epochs; what the first step does not adopt is given up"""
 
+    @_builtins.property
+    def times(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTime]:
+        """of this member's stage, as it took when it was loaded"""
+
     def __init__(
         self,
         *,
@@ -261,15 +266,43 @@ class Attached(_message.Message):
         prefixes: Global___PrefixSupport.ValueType = ...,
         rows_in_turn: _builtins.bool = ...,
         kept: _abc.Iterable[Global___KeptPrefix] | None = ...,
+        times: _abc.Iterable[Global___StepTime] | None = ...,
         guest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring", "rows_in_turn", b"rows_in_turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring", "rows_in_turn", b"rows_in_turn", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attached: _TypeAlias = Attached  # noqa: Y015
+
+@_typing.final
+class StepTime(_message.Message):
+    """How long a step took a stage: of so many rows with so many tokens each. One of them is 1."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    MICROSECONDS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    tokens: _builtins.int
+    microseconds: _builtins.int
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        microseconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["microseconds", b"microseconds", "rows", b"rows", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTime: _TypeAlias = StepTime  # noqa: Y015
 
 @_typing.final
 class KeptPrefix(_message.Message):

@@ -23,6 +23,7 @@ from sealring.gateway.scheduler import (
     RingFacts,
     Scheduler,
 )
+from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.planner import StepPlanner
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -47,6 +48,18 @@ class Costs:
 
     link_ms: float = 0.5
 
+    def timed(self, stages: int) -> StepCosts:
+        """As one of so many stages would time it."""
+        return StepCosts.of(
+            [
+                [(rows, 1, (self.step_ms + rows * self.row_ms) / 1e3 / stages) for rows in (1, 16)]
+                + [
+                    (1, tokens, (self.prefill_ms / 1e3 + tokens * self.token_us / 1e6) / stages)
+                    for tokens in (2, 32, 128, 256)
+                ]
+            ]
+        )
+
 
 class _Head:
     """Knows which rows a step samples, as a head does, without the cost of a digest."""
@@ -62,7 +75,7 @@ class _Head:
                 self.lanes.setdefault(change.admit.lane, []).append(change.admit.row)
             else:
                 for rows in self.lanes.values():
-                    for row in {change.evict.row, change.park.row}.intersection(rows):
+                    for row in {change.evict.row}.intersection(rows):
                         rows.remove(row)
         if step.HasField("decode"):
             self._under_way.append((step.number, list(self.lanes[step.decode.lane])))
@@ -85,7 +98,7 @@ class SimulatedRing:
     def __init__(self, stages: int, rows: int, queue: int, costs: Costs, rows_in_turn: bool = False) -> None:
         self.now = 0.0
         self.cpu = 0.0
-        self.steps = self.sampled = self.moved = 0
+        self.steps = self.sampled = 0
         self.finished = self.failed = 0
         self.busy = 0.0
         self._step = costs.step_ms / 1e3 / stages
@@ -101,7 +114,8 @@ class SimulatedRing:
         self._sequence = itertools.count()
         self.scheduler = Scheduler(queue_limit=queue)
         member = MemberMemory(1024, 4096, 1 << 40)
-        facts = RingFacts((member,) * stages, rows, 256, rows_in_turn=rows_in_turn)
+        times = costs.timed(stages)
+        facts = RingFacts((member,) * stages, rows, 256, rows_in_turn=rows_in_turn, costs=times)
         self.lanes = facts.lanes
         self._do(self.scheduler.attach(facts))
 
@@ -153,7 +167,6 @@ class SimulatedRing:
 
     def _announce(self, step: control.Step) -> None:
         self.steps += 1
-        self.moved += sum(change.HasField("park") for change in step.changes)
         self._rows.step(step)
         tokens = sum(chunk.end - chunk.start for chunk in step.prefill.chunks)
         cost = self._cost(step, tokens)

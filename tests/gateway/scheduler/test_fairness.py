@@ -65,7 +65,7 @@ def run(work: list[tuple[str, int, int]], stages: int, max_rows: int) -> list[in
                     if change.HasField("admit"):
                         lanes.setdefault(change.admit.lane, []).append(change.admit.row)
                     for members in lanes.values():
-                        for row in {change.evict.row, change.park.row}.intersection(members):
+                        for row in {change.evict.row}.intersection(members):
                             members.remove(row)
                 started.extend(rows[chunk.row] for chunk in step.prefill.chunks if chunk.start == 0)
                 if step.HasField("decode"):

@@ -84,23 +84,7 @@ def test_rows_near_their_limit_ask_for_more() -> None:
     steps(lane, 1)
     closed.closed = True
     assert lane.wanting() == [near]
-    assert near not in lane.movable(0)
     lane.extend(near, 2 * EXTEND_AHEAD)
     assert lane.left(near) == 2 * EXTEND_AHEAD - 3
     assert lane.wanting() == []
     assert not lane.near
-
-
-def test_rows_with_most_steps_left_are_moved_first() -> None:
-    few, most, same = row(1, 10, 10), row(2, 50, 50), row(3, 50, 50)
-    lane = lane_of(few, most, same)
-    steps(lane, 3)
-    assert lane.movable(6) == [most, same, few]
-    assert lane.movable(7) == [most, same]
-    same.closed = True
-    assert lane.movable(7) == [most]
-    lane.park([most])
-    assert most.stepped == 3
-    assert lane.since_change == 0
-    other = lane_of(most)
-    assert other.left(most) == 46

@@ -97,9 +97,11 @@ def test_a_ring_has_a_lane_more_than_stages_where_a_step_costs_what_its_rows_do(
     facts = RingFacts((MemberMemory(1, 0, 16 * BLOCK),) * stages, 100, 64, rows_in_turn=in_turn)
     ledger = Ledger(facts)
     assert facts.lanes == ledger.regular == lanes
+    places = []
     for row in range(2 * lanes if lanes < 8 else 0):
-        ledger.reserve(row, ledger.place(BLOCK) or 0, BLOCK)
-    assert lanes > 8 or [ledger.lane_rows(lane) for lane in range(lanes)] == [2] * lanes
+        places.append(ledger.place(BLOCK) or 0)
+        ledger.reserve(row, places[-1], BLOCK)
+    assert sorted(places) == sorted([*range(lanes)] * 2 if places else [])
 
 
 def test_a_prefix_that_is_given_up_leaves_nothing_behind() -> None:
@@ -111,21 +113,3 @@ def test_a_prefix_that_is_given_up_leaves_nothing_behind() -> None:
     assert ledger.kept_bytes() == [138, 64]
     ledger.give_up(64)
     assert ledger.kept_bytes() == [0, 0]
-
-
-def test_a_row_moves_to_a_lane_with_two_rows_fewer_than_its_own_keeps() -> None:
-    ledger = Ledger(RingFacts((MemberMemory(1, 0, 16 * BLOCK),) * 2, 100, 64))
-    for row in range(3):
-        ledger.reserve(row, 0, BLOCK)
-    assert [ledger.fits_better(0, leaving) for leaving in (0, 1, 2)] == [True, True, False]
-    ledger.reserve(3, 1, BLOCK)
-    assert [ledger.fits_better(0, leaving) for leaving in (0, 1)] == [True, False]
-    ledger.reserve(4, 1, BLOCK)
-    assert not ledger.fits_better(0, 0)
-    assert ledger.move(0) == 0
-    alone = Ledger(RingFacts((MemberMemory(1, 0, 8 * BLOCK),) * 2, 100, 64))
-    for row, tokens in enumerate((BLOCK, BLOCK, BLOCK)):
-        alone.reserve(row, 0, tokens)
-    alone.reserve(3, 1, 5 * BLOCK)
-    assert not alone.fits_better(3, 0)
-    assert alone.rows == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sealring.gateway.scheduler import Request
-from sealring.gateway.scheduler.prefill import PrefillLine, Todo
+from sealring.gateway.scheduler.prefill import PrefillLine
 from sealring.gateway.scheduler.row import Row
 from sealring.mesh.prompt.composition import MAX_CHUNKS
 from sealring.v1 import inference_pb2 as inference
@@ -28,15 +28,15 @@ class Line(PrefillLine):
             self.add(each)
 
     def taken(self, tokens: int = 10) -> list[tuple[int, int, int]]:
-        return [(chunk.row, chunk.start, chunk.end) for _, chunk in self.take(tokens)]
+        return [(chunk.row, chunk.start, chunk.end) for _, chunk in self.take(tokens, float)]
 
 
 def test_the_oldest_and_the_shortest_take_turns_and_others_fill_up() -> None:
     line = Line(25, 5, 5)
-    assert line.taken() == [(1, 0, 9)], "equal parts; the second is too long beside it"
+    assert line.taken() == [(1, 0, 10)]
     assert line.taken() == [(2, 0, 5), (3, 0, 5)]
-    assert line.taken() == [(1, 9, 17)]
-    assert line.taken() == [(1, 17, 25)]
+    assert line.taken() == [(1, 10, 20)]
+    assert line.taken() == [(1, 20, 25)]
     assert len(line) == 0
 
 
@@ -60,13 +60,17 @@ def test_one_that_has_begun_and_does_not_fit_does_not_keep_others_back() -> None
     assert line.taken() == [(1, 0, 6), (3, 0, 4)]
 
 
-def test_only_long_prompts_are_cut_into_whole_chunks() -> None:
-    assert [end for _, _, end in Line(40).taken()] == [10]
-    assert [end for _, _, end in Line(31).taken()] == [8]
-    assert [end for _, _, end in Line(41).taken()] == [10]
+def test_prompts_are_also_cut_where_they_are_kept() -> None:
     cut = Line(20)
     cut.rows[1].cuts = (3, 12)
     assert [cut.taken() for _ in range(3)] == [[(1, 0, 3)], [(1, 3, 12)], [(1, 12, 20)]]
+
+
+def test_chunks_share_a_step_that_take_no_longer_than_one_of_its_length() -> None:
+    """A chunk costs as much as four tokens, whatever its length."""
+    line = Line(3, 3, 3)
+    picked = line.take(10, lambda tokens: 4.0 + tokens)
+    assert [chunk.row for _, chunk in picked] == [1, 2]
 
 
 def test_steps_have_so_many_chunks_at_most() -> None:
@@ -78,24 +82,22 @@ def test_only_a_rows_first_chunk_says_what_it_is() -> None:
     line = Line(20)
     one = line.rows[1]
     one.prefilled, one.prefix, one.copies = 4, 9, (row(2, 20),)
-    ((_, first),) = line.take(10)
-    ((_, second),) = line.take(10)
-    assert (first.start, first.end, first.prefix, first.params_bytes, first.choices) == (4, 12, 9, 7, 2)
-    assert (second.start, second.end, second.prefix, second.params_bytes, second.choices) == (12, 20, 0, 0, 0)
+    ((_, first),) = line.take(10, float)
+    ((_, second),) = line.take(10, float)
+    assert (first.start, first.end, first.prefix, first.params_bytes, first.choices) == (4, 14, 9, 7, 2)
+    assert (second.start, second.end, second.prefix, second.params_bytes, second.choices) == (14, 20, 0, 0, 0)
     assert (one.reused, first.prompt_tokens) == (4, 20)
     alone = Line(5)
-    assert alone.take(10)[0][1].choices == 0
+    assert alone.take(10, float)[0][1].choices == 0
 
 
 def test_what_waits_is_told_by_rows_and_tokens() -> None:
     line = Line(25)
-    assert line.todo == Todo(25, 1, pytest.approx(0.4), False)
-    assert line.crowd(0) == 0
+    assert line.todo(0) == (25, pytest.approx(0.4))
     line.taken()
-    assert line.todo.tokens == 25, "of all of the prompt where it is one"
+    assert line.todo(0)[0] == 25, "of all of the prompt"
     line.add(row(2, 10))
-    assert line.todo == Todo(16 + 10, 2, pytest.approx(1.4), True)
-    assert line.crowd(0) == pytest.approx(0.4)
-    assert line.crowd(3) == pytest.approx(1.4 * 2.5 - 1)
+    assert line.todo(0) == (17, pytest.approx(1.4))
+    assert line.todo(3) == (17, pytest.approx(1.4 * 2.5))
     line.discard(line.rows[1])
-    assert line.todo == Todo(10, 1, 1.0, True)
+    assert line.todo(0) == (10, 1.0)

@@ -7,7 +7,6 @@ import math
 from collections import deque
 from dataclasses import replace
 
-import pytest
 from hypothesis import HealthCheck, settings, target
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -25,10 +24,9 @@ from sealring.gateway.scheduler import (
     Request,
     RingFacts,
     Scheduler,
-    balance,
 )
 from sealring.gateway.scheduler.memory import rounded
-from sealring.gateway.scheduler.planner import BURST
+from sealring.gateway.scheduler.planner import AHEAD, BURST
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import EpochEnded, InvalidInput
 from sealring.mesh.prompt.composition import (
@@ -138,7 +136,9 @@ class ModelRing:
             outstanding = sum(1 for _, _, lane in self.running if lane == resolved.lane)
             assert outstanding <= 2
         else:
-            assert sum(1 for _, _, lane in self.running if lane is None) <= max(self.facts.stages + 1, BURST)
+            assert sum(1 for _, _, lane in self.running if lane is None) <= max(
+                self.facts.stages + AHEAD, BURST
+            )
 
     def keep(self, keeping: Keeping) -> None:
         assert self.facts.prefixes != control.PREFIX_SUPPORT_UNSPECIFIED
@@ -544,40 +544,3 @@ SchedulerMachine.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestScheduler = SchedulerMachine.TestCase
-
-
-class MovingMachine(SchedulerMachine):
-    """The same with rows that are moved as soon as lanes differ."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = pytest.MonkeyPatch()
-        self.patches.setattr(balance, "PATIENCE", 1)
-        self.patches.setattr(balance, "LEAST_LEFT", 1)
-        self.patches.setattr(balance.Balance, "_pays", lambda _, lane, rows, most: bool(rows))
-
-    @precondition(lambda self: self.ring is not None)
-    @rule(
-        limits=st.lists(st.sampled_from([2, 3, 70, 300]), min_size=8, max_size=8),
-        steps=st.integers(10, 150),
-        count=st.integers(4, 8),
-    )
-    def drift(self, limits: list[int], steps: int, count: int) -> None:
-        """Rows of very different lengths, and time for them to drift apart."""
-        for number, limit in enumerate(limits[:count]):
-            self.submit("abc"[number % 3], 5 + number, limit, 1000 if number % 3 else limit - 1)
-        while self.ring is not None and self.ring.opening:
-            self.answer_open(False)
-        self.steps_done(steps)
-
-    def teardown(self) -> None:
-        try:
-            super().teardown()
-            target(float(self.ring.moved if self.ring else 0), label="rows moved")
-        finally:
-            self.patches.undo()
-
-
-# An example has many times the steps of one without `drift`.
-MovingMachine.TestCase.settings = settings(SchedulerMachine.TestCase.settings, max_examples=20)
-TestMovedRows = MovingMachine.TestCase

@@ -5,7 +5,7 @@ A change of the scheduler that is meant to change this writes it anew and shows 
     PYTHONPATH=tests/support python -m tests.gateway.scheduler.test_transcripts
 
 A line holds the steps between two that change rows: `p64` a prefill of 64 tokens (`p8+8` of two rows), a
-number so many decode steps; then the step's changes: `+3/1` row 3 joins lane 1, `-3` is evicted, `~3` parked.
+number so many decode steps; then the step's changes: `+3/1` row 3 joins lane 1, `-3` is evicted.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ def _words(step: control.Step) -> list[str]:
     for change in step.changes:
         if change.HasField("admit"):
             changes.append(f"+{change.admit.row}/{change.admit.lane}")
-        elif change.HasField("park"):
-            changes.append(f"~{change.park.row}")
         elif change.HasField("evict"):
             changes.append(f"-{change.evict.row}")
     work = []

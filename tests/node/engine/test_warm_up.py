@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from sealring.node.engine.staging import Stage, random_stage
 from sealring.node.engine.transfer import SharedLanding
-from sealring.node.engine.warm_up import warm_up
+from sealring.node.engine.warm_up import TIMED_ROWS, timed, warm_up
 
 Archs = dict[str, dict[str, Any]]
 
@@ -152,3 +152,13 @@ def test_a_trial_leaves_nothing_in_memory(llama: dict[str, Any]) -> None:
     gc.collect()
     assert mx.get_active_memory() <= before
     assert mx.get_cache_memory() == 0
+
+
+def test_steps_are_timed_up_to_the_longest_chunk() -> None:
+    stage = stage_of(config_of("llama"))
+    warm_up(stage)
+    for longest, tokens in ((1, [1]), (40, [1, 4, 8, 16, 32, 40])):
+        *chunks, lane = timed(stage, longest)
+        assert [each.tokens for each in chunks] == tokens
+        assert (lane.rows, lane.tokens) == (TIMED_ROWS, 1)
+        assert all(each.microseconds for each in (*chunks, lane))
