@@ -13,6 +13,9 @@ from itertools import accumulate
 Times = tuple[tuple[int, float], ...]
 """Sizes, rising, and seconds of one stage, not falling."""
 
+_SHORTEST, _LONGEST = 1e-6, 3600.0
+"""Seconds that a step can take."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
@@ -25,12 +28,12 @@ class StepCosts:
     def of(cls, timed: Iterable[Sequence[tuple[int, int, float]]]) -> StepCosts:
         """From (rows, tokens of each, seconds) of every stage; what nobody has timed is guessed.
 
-        One row of one token is both a decode step and a chunk. Sizes and times below 1 and 0 do not count.
+        One row of one token is both a decode step and a chunk. Sizes and times that cannot be do not count.
         """
         slowest: dict[tuple[int, int], float] = {}
         for stage in timed:
             for rows, tokens, seconds in stage:
-                if rows >= 1 and tokens >= 1 and seconds > 0:
+                if rows >= 1 and tokens >= 1 and _SHORTEST <= seconds <= _LONGEST:
                     slowest[rows, tokens] = max(seconds, slowest.get((rows, tokens), 0.0))
         by_rows = sorted((rows, seconds) for (rows, tokens), seconds in slowest.items() if tokens == 1)
         by_tokens = sorted((tokens, seconds) for (rows, tokens), seconds in slowest.items() if rows == 1)

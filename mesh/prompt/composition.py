@@ -67,19 +67,10 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A prefilled or parked row that is appended to a lane."""
+    """A prefilled row that is appended to a lane."""
 
     row: int
     lane: int
-
-
-@dataclass(frozen=True, slots=True)
-class Parking:
-    """A row that leaves its lane, where `index` is its place, and is alone as a prefilled row is."""
-
-    row: int
-    lane: int
-    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +129,15 @@ class Dropping:
     prefix: int
 
 
-_ORDER = ((Adopting,), (Settling,), (Keeping, Dropping), (Parking,), (Admission, Eviction))
-Change: TypeAlias = Admission | Eviction | Parking | Keeping | Adopting | Dropping | Settling
+_ORDER = ((Adopting,), (Settling,), (Keeping, Dropping), (Admission, Eviction))
+Change: TypeAlias = Admission | Eviction | Keeping | Adopting | Dropping | Settling
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedStep:
     """One step with everything that a member derives from it.
 
-    `changes` are in order: adoptions, settled rows, keeps and drops, parks, all others. Exactly one of
+    `changes` are in order: adoptions, settled rows, keeps and drops, all others. Exactly one of
     `chunks` and `rows` is non-empty, or neither. `sampled` are the rows that get a token, in the order of the
     token record on the closing edge (uint32 [len(sampled)]); a row with `drafts` is there once more for each.
     `digest` is 32 bytes over the composition after the changes and this step's work.
@@ -203,7 +194,7 @@ class Composition:
         return {lane: tuple(rows) for lane, rows in sorted(self._lanes.items())}
 
     def prefilling(self) -> dict[int, tuple[int, int]]:
-        """Row -> (tokens done, tokens of the prompt), for rows in no lane; parked ones hold both."""
+        """Row -> (tokens done, tokens of the prompt), for rows in no lane."""
         return dict(self._prefilling)
 
     def prefixes(self) -> dict[int, int]:
@@ -288,8 +279,6 @@ class Composition:
             return self._admit(change.admit.row, change.admit.lane)
         if kind == "evict":
             return self._evict(change.evict.row)
-        if kind == "park":
-            return self._park(change.park.row)
         if kind == "settle":
             return self._settle(change.settle.row, change.settle.tokens)
         self._digest_of_prefixes = None
@@ -348,16 +337,6 @@ class Composition:
     def _held(self, row: int, lane: int) -> int:
         """Tokens of a row in a lane that are in its cache."""
         return self._lane_base[row] + self._lane_steps.get(lane, 0)
-
-    def _park(self, row: int) -> Parking:
-        lane = self._lane_of.get(row)
-        if lane is None:
-            raise _bad(f"row {row} is in no lane to be parked")
-        self._check_settled(row)
-        held = self._held(row, lane)
-        index = self._leave(row, lane)
-        self._prefilling[row] = (held, held)
-        return Parking(row, lane, index)
 
     def _evict(self, row: int) -> Eviction:
         if row in self._prefilling:
@@ -472,10 +451,10 @@ class Composition:
 
 
 def _check_order(changes: Sequence[Change]) -> None:
-    """A keep is of the rows as the step before left them, and so is what a parked row takes along."""
+    """A keep is of the rows as the step before left them."""
     kinds = [next(at for at, kinds in enumerate(_ORDER) if isinstance(change, kinds)) for change in changes]
     if kinds != sorted(kinds):
-        raise _bad("a prefix is adopted, kept or dropped, or a row parked, after other changes of a step")
+        raise _bad("a prefix is adopted, kept or dropped after other changes of a step")
 
 
 def _bad(message: str) -> InvalidInput:

@@ -35,7 +35,6 @@ from sealring.mesh.prompt.composition import (
     Dropping,
     Eviction,
     Keeping,
-    Parking,
     ResolvedStep,
     Settling,
 )
@@ -336,12 +335,7 @@ class StageEpoch:
                     self._runs.settle(change)
                 self._lanes.settle(change)
         self._keep_and_drop(step)
-        self._lanes.apply(
-            change for change in step.changes if isinstance(change, Admission | Eviction | Parking)
-        )
-        for change in step.changes:
-            if isinstance(change, Parking):  # else it holds on to the whole lane's caches
-                _launch(_states(self._lanes.alone(change.row)))
+        self._lanes.apply(change for change in step.changes if isinstance(change, Admission | Eviction))
         if self._feedback is None or self._prompts is None:
             return
         for change in step.changes:

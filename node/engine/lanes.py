@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from sealring.mesh.errors import Internal
-from sealring.mesh.prompt.composition import Admission, Eviction, Keeping, Parking, Settling
+from sealring.mesh.prompt.composition import Admission, Eviction, Keeping, Settling
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import caches
@@ -64,12 +64,6 @@ class Lane:
             elif row.sampler is not None:
                 self.sampler.extend(row.sampler)
 
-    def parked(self, index: int) -> Row:
-        """One row as it is now, which the lane is to be recomposed without."""
-        cache = self.cache if len(self.rows) == 1 else caches.look_at(self.cache, index)
-        sampler = None if self.sampler is None else self.sampler.extract(index)
-        return Row(self.rows[index], cache, sampler=sampler)
-
     def _recomposed(self, keep: Sequence[int], joining: Sequence[Row]) -> Cache:
         arriving = [row.cache for row in joining]
         if not keep:
@@ -96,11 +90,6 @@ class Lanes:
     def prefilling(self, row: int) -> Row:
         return self._prefilling[row]
 
-    def alone(self, row: int) -> Cache:
-        """The cache of a row in prefill or parked; [] of any other."""
-        found = self._prefilling.get(row)
-        return [] if found is None else found.cache
-
     def cache_of(self, keeping: Keeping) -> Cache:
         """The cache of one row, to look at."""
         if keeping.lane is None:
@@ -116,7 +105,7 @@ class Lanes:
         if lane.sampler is not None:
             lane.sampler.settle(change.accepted)
 
-    def apply(self, changes: Iterable[Admission | Eviction | Parking]) -> None:
+    def apply(self, changes: Iterable[Admission | Eviction]) -> None:
         """Carries out a step's changes; each lane's caches are touched once, whatever the changes' number."""
         keep: dict[int, list[int]] = {}
         joining: dict[int, list[Row]] = {}
@@ -127,10 +116,7 @@ class Lanes:
             lane = self._lanes.setdefault(change.lane, Lane())
             kept = keep.setdefault(change.lane, list(range(len(lane.rows))))
             joined = joining.setdefault(change.lane, [])
-            if isinstance(change, Parking):
-                index = kept.pop(change.index)
-                self._prefilling[change.row] = lane.parked(index)
-            elif isinstance(change, Admission):
+            if isinstance(change, Admission):
                 joined.append(self._prefilling.pop(change.row))
             elif change.index < len(kept):
                 kept.pop(change.index)

@@ -632,7 +632,6 @@ class Change(_message.Message):
     EVICT_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     DROP_FIELD_NUMBER: _builtins.int
-    PARK_FIELD_NUMBER: _builtins.int
     ADOPT_FIELD_NUMBER: _builtins.int
     SETTLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -645,10 +644,6 @@ class Change(_message.Message):
 
     @_builtins.property
     def drop(self) -> Global___Drop: ...
-    @_builtins.property
-    def park(self) -> Global___Park:
-        """parks come before admissions and evictions"""
-
     @_builtins.property
     def adopt(self) -> Global___Adopt:
         """in the first step, before all others"""
@@ -664,15 +659,14 @@ class Change(_message.Message):
         evict: Global___Evict | None = ...,
         keep: Global___Keep | None = ...,
         drop: Global___Drop | None = ...,
-        park: Global___Park | None = ...,
         adopt: Global___Adopt | None = ...,
         settle: Global___Settle | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "park", b"park", "settle", b"settle"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "settle", b"settle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "park", b"park", "settle", b"settle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "settle", b"settle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict", "keep", "drop", "park", "adopt", "settle"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict", "keep", "drop", "adopt", "settle"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -680,7 +674,7 @@ Global___Change: _TypeAlias = Change  # noqa: Y015
 
 @_typing.final
 class Admit(_message.Message):
-    """A row whose prompt is wholly prefilled, or that was parked, joins a lane, at its end."""
+    """A row whose prompt is wholly prefilled joins a lane, at its end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -722,27 +716,6 @@ class Evict(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Evict: _TypeAlias = Evict  # noqa: Y015
-
-@_typing.final
-class Park(_message.Message):
-    """A row leaves its lane with its cache and its sampler, and is alone until it is admitted to a lane or evicted."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ROW_FIELD_NUMBER: _builtins.int
-    row: _builtins.int
-    def __init__(
-        self,
-        *,
-        row: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["row", b"row"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Park: _TypeAlias = Park  # noqa: Y015
 
 @_typing.final
 class Keep(_message.Message):
@@ -809,7 +782,7 @@ Global___Adopt: _TypeAlias = Adopt  # noqa: Y015
 @_typing.final
 class Settle(_message.Message):
     """A row of which the last step computed drafts holds so many tokens, counted from the prompt's first; caches are
-    cut to that. Until then the row is not stepped, parked, or joined by others in its lane.
+    cut to that. Until then the row is not stepped or joined by others in its lane.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

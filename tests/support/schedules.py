@@ -31,13 +31,12 @@ def make_steps(
     lanes: int,
     cancelled: set[int] | None = None,
     sizes: Mapping[int, int] | None = None,
-    parks: bool = False,
 ) -> list[control.Step]:
     """A whole run: rows (prompt tokens, tokens to generate) come, are prefilled, decoded and evicted.
 
     What happens when is up to `choices`. Rows may be stepped more often than needed, as by a gateway that
     announces ahead. With `cancelled` some rows leave at any time, and are put there. `sizes` are those of the
-    rows' parameter records, where they are not of one block. With `parks` rows leave their lanes for others.
+    rows' parameter records, where they are not of one block.
     """
     waiting = sorted(rows)
     done: dict[int, int] = {}
@@ -47,15 +46,10 @@ def make_steps(
     finished: set[int] = set()
     changes: list[control.Change] = []
     steps: list[control.Step] = []
-    admitted: set[int] = set()  # by the changes of the next step
-    parked = 0
 
     def add(**work: Any) -> None:
-        nonlocal parked
         steps.append(control.Step(number=len(steps) + 1, changes=changes, **work))
         changes.clear()
-        admitted.clear()
-        parked = 0
 
     def evict(row: int) -> None:
         changes.append(control.Change(evict=control.Evict(row=row)))
@@ -73,20 +67,8 @@ def make_steps(
             lane_rows = {lane: members for lane, members in remaining.items() if members}
             evict(row)
             continue
-        settled = [
-            (lane, row) for lane, members in lane_rows.items() for row in members if row not in admitted
-        ]
-        actions += ["park"] * (parks and bool(settled))
         action = choices.choice(actions)
-        if action == "park":
-            lane, row = choices.choice(settled)
-            changes.insert(parked, control.Change(park=control.Park(row=row)))
-            parked += 1
-            lane_rows[lane].remove(row)
-            if not lane_rows[lane]:
-                del lane_rows[lane]
-            ready.append(row)
-        elif action == "prefill":
+        if action == "prefill":
             going_on = choices.randint(0 if waiting else 1, len(done)) if done else 0
             chunks = [(row, done[row]) for row in choices.sample(sorted(done), going_on)]
             while waiting and (not chunks or choices.random() < 0.4):
@@ -118,7 +100,6 @@ def make_steps(
                     continue
                 lane = choices.randrange(lanes)
                 lane_rows.setdefault(lane, []).append(row)
-                admitted.add(row)
                 changes.append(control.Change(admit=control.Admit(row=row, lane=lane)))
         elif action == "decode":
             lane = choices.choice(sorted(lane_rows))

@@ -37,7 +37,6 @@ from sealring.mesh.prompt.composition import (
     Eviction,
     Keeping,
     Origin,
-    Parking,
     Settling,
 )
 from sealring.mesh.prompt.prefix_names import NAME_BYTES, boundaries, split
@@ -97,7 +96,6 @@ class ModelRing:
         self.kept: dict[int, tuple[Content, int]] = {}
         self.named: set[int] = set()  # rows whose prefixes the head names: no copies
         self.reused = 0
-        self.moved = 0
         self.guessed = 0
 
     def execute(self, step: control.Step) -> None:
@@ -105,8 +103,6 @@ class ModelRing:
         for change in resolved.changes:
             if isinstance(change, Eviction):
                 self.lengths.pop(change.row)
-            elif isinstance(change, Parking):
-                self.moved += 1
             elif isinstance(change, Settling):
                 self.lengths[change.row] -= change.surplus
                 said = self.generated[change.row] - self.answered[change.row]

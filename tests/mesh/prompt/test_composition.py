@@ -20,7 +20,6 @@ from sealring.mesh.prompt.composition import (
     Eviction,
     Keeping,
     Origin,
-    Parking,
     ResolvedStep,
 )
 from sealring.v1 import control_pb2 as control
@@ -39,23 +38,17 @@ def valid_runs(draw: st.DrawFn) -> list[control.Step]:
     prompts: dict[int, int] = {}
     progress: dict[int, int] = {}
     lanes: dict[int, list[int]] = {}
-    held: dict[int, int] = {}
     highest = 0
     steps = []
     for number in range(1, draw(st.integers(1, 25)) + 1):
         step = control.Step(number=number)
-        for lane, row in [(lane, row) for lane, rows in lanes.items() for row in rows]:
-            if draw(st.integers(0, 5)) == 0:
-                step.changes.add().park.row = row
-                lanes[lane] = [each for each in lanes[lane] if each != row]
-                progress[row] = prompts[row] = held[row]
         lanes = {lane: rows for lane, rows in lanes.items() if rows}
         for row in [row for row, done in progress.items() if done == prompts[row]]:
             if draw(st.booleans()):
                 lane = draw(st.integers(0, 2))
                 step.changes.add().admit.CopyFrom(control.Admit(row=row, lane=lane))
                 lanes.setdefault(lane, []).append(row)
-                held[row] = progress.pop(row)
+                del progress[row]
         for row in [*progress, *(row for rows in lanes.values() for row in rows)]:
             if draw(st.integers(0, 5)) == 0:
                 step.changes.add().evict.row = row
@@ -65,8 +58,6 @@ def valid_runs(draw: st.DrawFn) -> list[control.Step]:
         kind = draw(st.sampled_from(["prefill", "prefill", "decode", "none"]))
         if kind == "decode" and lanes:
             step.decode.lane = draw(st.sampled_from(sorted(lanes)))
-            for row in lanes[step.decode.lane]:
-                held[row] += 1
         elif kind == "prefill":
             for row in sorted(row for row, done in progress.items() if done < prompts[row]):
                 if draw(st.booleans()):
@@ -123,7 +114,7 @@ def test_changes_tell_where_rows_were(steps: list[control.Step]) -> None:
         for change in composition.apply(step).changes:
             if isinstance(change, Admission):
                 mine.setdefault(change.lane, []).append(change.row)
-            elif isinstance(change, Parking) or (isinstance(change, Eviction) and change.lane is not None):
+            elif isinstance(change, Eviction) and change.lane is not None:
                 assert mine[change.lane].pop(change.index) == change.row
         assert {lane: tuple(rows) for lane, rows in mine.items() if rows} == composition.lanes()
         for lane, rows in mine.items():
@@ -235,57 +226,6 @@ def changed(number: int, *changes: control.Change) -> control.Step:
 
 def admit(row: int, lane: int) -> control.Change:
     return control.Change(admit=control.Admit(row=row, lane=lane))
-
-
-def park(row: int) -> control.Change:
-    return control.Change(park=control.Park(row=row))
-
-
-def test_a_parked_row_holds_what_it_has_and_joins_another_lane() -> None:
-    composition = make()
-    composition.apply(prefill(1, 5, 0, 4, 4))
-    composition.apply(control.Step(number=2, changes=[admit(5, 1)], decode=control.Decode(lane=1)))
-    assert composition.apply(changed(3, park(5))).changes == (Parking(5, 1, 0),)
-    assert composition.prefilling() == {5: (5, 5)}
-    assert composition.rows == 1
-    step = control.Step(number=4, changes=[admit(5, 2)], decode=control.Decode(lane=2))
-    assert composition.apply(step).rows == (5,)
-    keep = control.Change(keep=control.Keep(prefix=1, row=5, tokens=6))
-    resolved = composition.apply(changed(5, keep, park(5), admit(5, 1)))
-    assert isinstance(resolved.changes[0], Keeping)
-    assert resolved.changes[0].held == 6
-    assert composition.lanes() == {1: (5,)}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        [park(9)],  # unknown
-        [park(6)],  # in prefill
-        [park(5), park(5)],
-        [park(5), admit(5, 512)],
-        [admit(7, 1), park(7)],  # its cache is nowhere yet
-        [admit(7, 1), park(5)],
-    ],
-)
-def test_only_rows_that_a_lane_had_before_are_parked(changes: list[control.Change]) -> None:
-    composition = make()
-    composition.apply(prefill(1, 5, 0, 4, 4))
-    composition.apply(prefill(2, 6, 0, 4, 9))
-    composition.apply(prefill(3, 7, 0, 4, 4))
-    composition.apply(changed(4, admit(5, 1)))
-    with pytest.raises(InvalidInput) as caught:
-        composition.apply(changed(5, *changes))
-    assert caught.value.reason == "BAD_STEP"
-
-
-def test_a_parked_row_is_not_prefilled_on() -> None:
-    composition = make()
-    composition.apply(prefill(1, 5, 0, 4, 4))
-    composition.apply(changed(2, admit(5, 1)))
-    composition.apply(changed(3, park(5)))
-    with pytest.raises(InvalidInput):
-        composition.apply(prefill(4, 5, 4, 6, 6))
 
 
 def test_row_numbers_rise_and_are_never_used_twice() -> None:

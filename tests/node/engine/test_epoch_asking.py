@@ -96,7 +96,7 @@ def test_any_schedule_keeps_penalties_and_log_probabilities(
     rows = demanding_rows(family, numbered)
     cancelled: set[int] = set()
     sizes = {row: len(params.encode(parameters)) for row, (_, parameters) in rows.items()}
-    steps = make_steps(choices, numbered, lanes, cancelled, sizes, parks=True)
+    steps = make_steps(choices, numbered, lanes, cancelled, sizes)
     prompts = run(family, size, steps, rows)
     for row, length in numbered.items():
         prompt, parameters = rows[row]

@@ -15,7 +15,7 @@ from sealring.node.engine.params import RowParameters
 def test_rows_together_with_long_prompts_get_the_tokens_of_mlx_lm(family: str, size: int) -> None:
     lengths = dict(enumerate([(3, 11), (30, 8), (1, 9), (17, 6)], start=1))
     rows = {row: (prompt_of(family, row, length), RowParameters()) for row, (length, _) in lengths.items()}
-    answers = run(family, size, make_steps(random.Random(3), lengths, 2, parks=True), rows).answers
+    answers = run(family, size, make_steps(random.Random(3), lengths, 2), rows).answers
     for row, (_, tokens) in lengths.items():
         assert answers[row][:tokens] == expected(family, tuple(rows[row][0]))[:tokens], row
 

@@ -102,9 +102,7 @@ def test_answers_are_instances_of_their_schemas(seed: int) -> None:
         rows[row], lengths[row] = (prompt, sampled), (len(prompt), 8 if row in free else LONGEST)
         sizes[row] = len(params.encode(sampled))
     size = 1 + seed % 2
-    answers = run_on(
-        stages(size), make_steps(choices, lengths, 1, sizes=sizes, parks=True), rows, grammars()
-    ).answers
+    answers = run_on(stages(size), make_steps(choices, lengths, 1, sizes=sizes), rows, grammars()).answers
     (end,) = tokenizer().end_tokens
     for row in set(schemas) - set(free):
         follower = Follower(grammars().compile(rows[row][1].grammar), tokenizer().end_tokens)
