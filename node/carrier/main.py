@@ -183,9 +183,9 @@ def _check_progress(counters: Counters) -> None:
 
 
 def main() -> None:
+    forbid_core_files()
     gc.freeze()
     gc.enable()
-    forbid_core_files()
     mx.set_default_device(mx.cpu)  # before any thread: buffers of records are no work for the engine's GPU
     parser = argparse.ArgumentParser(prog="sealring carrier", description=__doc__)
     parser.add_argument("--control-fd", type=int, required=True)

@@ -289,9 +289,9 @@ class Engine:
 
 def main() -> NoReturn:
     """Runs the engine on the descriptors that the command line names."""
+    forbid_core_files()
     gc.freeze()
     gc.enable()
-    forbid_core_files()
     parser = argparse.ArgumentParser(
         prog="python -m sealring.node.engine.main", description="started by the node daemon"
     )

@@ -68,7 +68,8 @@ def parse(line: str) -> None:
 
 def lines_shown(file: Path) -> list[str]:
     """What stands behind `sealring` at the start of a line or of a piece of code."""
-    return [" ".join(found.replace("\\\n", " ").split()) for found in _SHOWN.findall(file.read_text())]
+    lines = [" ".join(found.replace("\\\n", " ").split()) for found in _SHOWN.findall(file.read_text())]
+    return [line.partition(" > ")[0] for line in lines]
 
 
 def commands_said(file: Path) -> set[str]:

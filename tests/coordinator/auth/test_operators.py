@@ -53,6 +53,8 @@ ADMIN = {
     "RevokeOperator",
     "CopyState",
     "StandDown",
+    "PullModel",
+    "RemoveModel",
 }
 REFUSED = {"OPERATOR_ROLE", "OPERATOR_REVOKED", "OPERATOR_EXPIRED", "WRONG_ROLE"}
 _ROLES = {"read": admin_pb2.OPERATOR_ROLE_READ, "admin": admin_pb2.OPERATOR_ROLE_ADMIN}

@@ -282,6 +282,7 @@ class Scene:
             planned=[(deployment, RING)],
             awaited=lambda ring: self.awaited,
             obstacles=lambda ring: self.obstacles,
+            slow=lambda ring: frozenset(),
             offline=lambda member: None,
         )
         unused: Any = None
