@@ -12,7 +12,7 @@ How long steps take is timed as well, for the scheduler to plan by (gateway.sche
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 import structlog
@@ -29,8 +29,9 @@ log = structlog.get_logger()
 TIMED_ROWS, TIMED_TOKENS = 16, (1, 4, 8, 16, 32, 128, 512)
 """Rows of a decode step, and tokens of chunks, that are timed; of these also the longest that is allowed."""
 
-LONG = 0.5
-"""Seconds of a chunk after which no longer ones are timed."""
+LONG = 0.25
+"""Seconds: a chunk that would take longer, by what the two before took, is not timed. After a fault all
+answers wait for this, and the table goes on in the same line."""
 
 
 def warm_up(stage: Stage) -> None:
@@ -49,12 +50,13 @@ def warm_up(stage: Stage) -> None:
 def timed(stage: Stage, longest: int) -> list[control.StepTime]:
     """How long steps of a stage take that is warmed up: of one row and of several, and of chunks of up to
     `longest` tokens at the beginning of a prompt."""
-    made, found = transfer(), []
+    made = transfer()
+    found: list[control.StepTime] = []
     for tokens in sorted({tokens for tokens in TIMED_TOKENS if tokens < longest} | {longest}):
+        if _expected(found, tokens) > LONG:
+            break
         took = min(_seconds(stage, made, stage.make_cache(), 1, tokens) for _ in range(_times()))
         found.append(_step_time(1, tokens, took))
-        if took > LONG:
-            break
     rows = [stage.make_cache() for _ in range(TIMED_ROWS)]
     for cache in rows:
         _runs_ahead(stage, made, cache, 1, 1)
@@ -63,6 +65,15 @@ def timed(stage: Stage, longest: int) -> list[control.StepTime]:
     made.close()
     mx.clear_cache()
     return [*found, _step_time(TIMED_ROWS, 1, took)]
+
+
+def _expected(found: Sequence[control.StepTime], tokens: int) -> float:
+    """Seconds of a chunk on the line through the last two that were timed; 0 before there are two."""
+    if len(found) < 2:
+        return 0.0
+    before, last = found[-2:]
+    each = max(0, last.microseconds - before.microseconds) / (last.tokens - before.tokens)
+    return (last.microseconds + each * (tokens - last.tokens)) / 1e6
 
 
 def _times() -> int:

@@ -154,6 +154,13 @@ def test_a_trial_leaves_nothing_in_memory(llama: dict[str, Any]) -> None:
     assert mx.get_cache_memory() == 0
 
 
+def test_chunks_that_would_take_long_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sealring.node.engine.warm_up.LONG", 0.0)
+    stage = stage_of(config_of("llama"))
+    warm_up(stage)
+    assert [(each.rows, each.tokens) for each in timed(stage, 512)] == [(1, 1), (1, 4), (TIMED_ROWS, 1)]
+
+
 def test_steps_are_timed_up_to_the_longest_chunk() -> None:
     stage = stage_of(config_of("llama"))
     warm_up(stage)
