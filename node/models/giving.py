@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             for start in range(request.first * PART, min(end * PART, file.size), PIECE):
                 stop = min(start + PIECE, file.size)
                 data = await asyncio.to_thread(os.pread, descriptor, stop - start, start)
-                if self._member(context) != caller or len(data) < stop - start:
+                self._member(context)  # as long as it is one
+                if len(data) < stop - start:
                     raise _changed(known.state.path)
                 await _write(context, models_pb2.ModelPiece(data=data))
 
@@ -129,9 +131,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
                 raise _busy()
             task = asyncio.get_running_loop().create_task(self._make(state))
             self._making[state] = task
-            task.add_done_callback(
-                lambda done: (self._making.pop(state), done.cancelled() or done.exception())
-            )
+            task.add_done_callback(partial(self._made, state))
         return await asyncio.shield(self._making[state])
 
     async def _make(self, state: FolderState) -> Manifest:
