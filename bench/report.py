@@ -111,7 +111,8 @@ def faults(runs: list[dict[str, Any]]) -> str:
         saw = {error for one in done for error in one["errors"]} | {"broken" for one in done if one["broken"]}
         worst = [max((one[key] for one in done), default=0) for key in ("pause", "back", "lost", "wrong")]
         left = {thing for one in done for thing in one["left"]}
-        quiet = "a pause" if worst[0] >= _PAUSE else "nothing"
+        quiet = "asked again" if any(one.get("again") for one in done) else ""
+        quiet = quiet or ("a pause" if worst[0] >= _PAUSE else "nothing")
         cells = (", ".join(sorted(saw)) or quiet, *(f"{one:.3g}" for one in worst), ", ".join(sorted(left)))
         verdict = Check(name, bad, 0).verdict
         lines.append((name, *(cells if done else ("",) * len(cells)), str(len(done)), verdict))

@@ -14,6 +14,7 @@ from sealring.gateway.access.keyfile import KeyFile
 from sealring.gateway.credentials import load_gateway
 from sealring.gateway.http.app import create_app
 from sealring.gateway.http.server import HttpServer
+from sealring.gateway.inference.kept import KeptAnswers
 from sealring.gateway.inference.service import SERVICE, InferenceService, RingBackend
 from sealring.gateway.metrics import Metrics
 from sealring.gateway.rings.rings import Rings
@@ -67,13 +68,16 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     gate = _gate(settings, metrics)
     http_tls = _tls(settings.http_tls_certificate, settings.http_tls_key)
     grpc_tls = _tls(settings.grpc_tls_certificate, settings.grpc_tls_key)
-    app = create_app(backend, exposition=metrics.exposition, gate=gate, cors_origins=settings.cors_origins)
+    kept = KeptAnswers()
+    app = create_app(
+        backend, exposition=metrics.exposition, kept=kept, gate=gate, cors_origins=settings.cors_origins
+    )
     edge = HttpServer(app, tls=http_tls)
     server = Server(
         [
             (
                 inference_grpc.add_InferenceServicer_to_server,
-                InferenceService(backend, metrics.exposition),
+                InferenceService(backend, metrics.exposition, kept),
                 SERVICE,
             )
         ],

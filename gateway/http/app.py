@@ -27,7 +27,7 @@ from sealring.gateway.access.gate import Gate
 from sealring.gateway.http.answers import EventStream, collect, started, together, unless_disconnected
 from sealring.gateway.http.body import read_json
 from sealring.gateway.http.guard import Guard
-from sealring.gateway.http.kept import KeptAnswers
+from sealring.gateway.inference.kept import KeptAnswers
 from sealring.gateway.inference.service import InferenceBackend
 from sealring.gateway.inference.timings import CURRENT, HEADER
 from sealring.mesh.rpc.protocol import software_version
@@ -49,10 +49,12 @@ def create_app(
     backend: InferenceBackend,
     *,
     exposition: Callable[[], bytes],
+    kept: KeptAnswers | None = None,
     gate: Gate | None = None,
     cors_origins: Sequence[str] = (),
 ) -> Starlette:
     """The ASGI application. `exposition` makes the body of /metrics; without a gate nobody needs a key.
+    `kept` are answers that another edge over the same backend may have begun.
 
     Pages of `cors_origins` may use it from a browser.
     """
@@ -63,7 +65,7 @@ def create_app(
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after"],
     )
-    edge = _Edge(backend, exposition)
+    edge = _Edge(backend, exposition, kept or KeptAnswers())
     return Starlette(
         routes=[
             Route("/", edge.page, methods=["GET"]),
@@ -107,10 +109,10 @@ PAGE = """<!doctype html>
 
 
 class _Edge:
-    def __init__(self, backend: InferenceBackend, exposition: Callable[[], bytes]) -> None:
+    def __init__(self, backend: InferenceBackend, exposition: Callable[[], bytes], kept: KeptAnswers) -> None:
         self._backend = backend
         self._exposition = exposition
-        self._kept = KeptAnswers()
+        self._kept = kept
 
     def answers(self, ask: Ask) -> Callable[[Request], Awaitable[Response]]:
         """The endpoint of one API's questions."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import math
 import os
 import secrets
@@ -18,6 +19,7 @@ import grpc.aio
 
 from sealring.gateway.access.interceptor import KEY_ID
 from sealring.gateway.inference.answer import Answer
+from sealring.gateway.inference.kept import KeptAnswers
 from sealring.gateway.inference.sending import SendWatch
 from sealring.gateway.inference.timings import CURRENT, HEADER, Timings
 from sealring.gateway.metrics import Metrics
@@ -217,23 +219,43 @@ def model_not_found(name: str, names: list[str]) -> NotFound:
 class InferenceService(inference_grpc.InferenceServicer):
     """`sealring.v1.Inference` over a backend."""
 
-    def __init__(self, backend: InferenceBackend, exposition: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        backend: InferenceBackend,
+        exposition: Callable[[], bytes],
+        kept: KeptAnswers | None = None,
+    ) -> None:
         self._backend = backend
         self._exposition = exposition
+        self._kept = kept or KeptAnswers()
 
     async def Generate(  # noqa: N802
         self, request: inference.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[inference.GenerateResponse]:
         timings = Timings()
         CURRENT.set(timings)
-        events_of = self._backend.generate(request, key=_caller(context), tenant=KEY_ID.get() or "")
-        async with contextlib.aclosing(events_of) as events:
+        async with contextlib.aclosing(self._events(request, context)) as events:
             with SendWatch() as watch:
                 async for event in events:
                     watch.begin()
                     yield event
                     watch.end()
         context.set_trailing_metadata(((HEADER, timings.header()),))
+
+    def _events(
+        self, request: inference.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[inference.GenerateResponse, None]:
+        """A new answer, or the one that has the call's `idempotency-key`."""
+        key_id, caller = KEY_ID.get() or "", _caller(context)
+
+        def start() -> AsyncGenerator[inference.GenerateResponse, None]:
+            return self._backend.generate(request, key=caller, tenant=key_id)
+
+        key = _metadata(context).get("idempotency-key")
+        if key is None:
+            return start()
+        digest = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
+        return self._kept.events(key_id, key, digest, start)
 
     async def ListModels(  # noqa: N802
         self, request: inference.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -256,6 +278,9 @@ def _caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     key_id = KEY_ID.get()
     if key_id:
         return key_id
-    metadata = dict(context.invocation_metadata() or ())
-    user = metadata.get("sealring-user")
-    return user if isinstance(user, str) and user else context.peer()
+    return _metadata(context).get("sealring-user") or context.peer()
+
+
+def _metadata(context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, str]:
+    """What is text of what came beside the call."""
+    return {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}

@@ -117,6 +117,10 @@ def joining_channel(address: str, authorities: tuple[bytes, ...]) -> grpc.aio.Ch
     return grpc.aio.secure_channel(address, credentials, options=channel_options(name))
 
 
+IDLE_MILLISECONDS = 10_000
+"""How long a connection is kept for no call: one that a renewal made beside an older stream's, say."""
+
+
 def channel_options(server_name: str) -> list[tuple[str, int | str]]:
     """Client options for a peer that has to prove `server_name`, whatever its address is."""
     return [
@@ -124,6 +128,7 @@ def channel_options(server_name: str) -> list[tuple[str, int | str]]:
         ("grpc.ssl_target_name_override", server_name),
         ("grpc.default_authority", server_name),
         ("grpc.enable_retries", 0),
+        ("grpc.client_idle_timeout_ms", IDLE_MILLISECONDS),
     ]
 
 

@@ -23,6 +23,11 @@ class Case:
     """Seconds that the cluster's certificates live, where that is not as usual."""
 
     @property
+    def again(self) -> bool:
+        """Whether connections of clients end, so that whoever asks in clear has to ask again."""
+        return any("gateway" in each or "client" in each for each in self.acts)
+
+    @property
     def name(self) -> str:
         return f"{' + '.join(self.acts)}, {self.moment}"
 

@@ -51,6 +51,8 @@ class Outcome:
     requests: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     wrong: int = 0
+    again: int = 0
+    """How often a client asked for an answer again."""
     pause: float = 0.0
     back: float = 0.0
     """Seconds until the ring served, all of it being there."""
@@ -70,6 +72,7 @@ class Outcome:
 
     def count(self, answer: Answer, expected: Answer) -> None:
         self.requests += 1
+        self.again += answer.again
         if answer.error:
             self.errors[answer.error] += 1
             begins = all(expected.texts.get(n, "").startswith(text) for n, text in answer.texts.items())
@@ -150,9 +153,9 @@ class Place:
     async def prepare(self, case: Case) -> None:
         """What has to be as it is before the case begins."""
 
-    async def ask(self, told: Told | None = None) -> dict[str, Answer]:
+    async def ask(self, told: Told | None = None, *, again: bool = False) -> dict[str, Answer]:
         """The answers that are compared."""
-        return await ask_all(self.ring, self.client, told, **(FEW if self.few else {}))
+        return await ask_all(self.ring, self.client, told, again=again, **(FEW if self.few else {}))
 
 
 @dataclass
@@ -224,7 +227,7 @@ async def suffer(place: Place, case: Case) -> Outcome:
         while not acting.done():
             told.append(Told())
             answer = Answer()
-            await ask_clear(place.ring, "greedy", answer, told[-1])
+            await ask_clear(place.ring, "greedy", answer, told[-1], again=case.again)
             outcome.count(answer, place.expected["greedy"])
             await asyncio.sleep(0.2)
 
@@ -233,7 +236,7 @@ async def suffer(place: Place, case: Case) -> Outcome:
         async with asyncio.timeout(4 * LIMIT_SECONDS), asyncio.TaskGroup() as group:
             acting = group.create_task(act())
             group.create_task(probe(acting))
-            answers = await place.ask(told[0])
+            answers = await place.ask(told[0], again=case.again)
             hit.set()
             for name, answer in answers.items():
                 outcome.count(answer, place.expected[name])

@@ -107,7 +107,8 @@ def line(case: Case, outcome: Outcome) -> str:
     errors = ", ".join(f"{count} x {name}" for name, count in outcome.errors.items()) or "none"
     said = [
         f"{case.name}: {'good' if outcome.good else 'BAD'}, of {outcome.requests} lost {outcome.lost}, wrong "
-        f"{outcome.wrong}, pause {outcome.pause:.1f} s, whole after {outcome.back:.1f} s, errors: {errors}",
+        f"{outcome.wrong}, asked again {outcome.again}, pause {outcome.pause:.1f} s, whole after "
+        f"{outcome.back:.1f} s, errors: {errors}",
         *(f"left {one}" for one in outcome.left),
         *outcome.notes,
         *([f"broken: {outcome.broken}"] if outcome.broken else []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
@@ -51,6 +52,8 @@ PROMPTS = {
     "logprobs": _prompt(_HOLDS, **_DRAWN, logprobs=2),
 }
 CHOICES = {"drawn": 3}
+_GONE = {"UNAVAILABLE", "STOPPING", "APIConnectionError", "RemoteProtocolError", "ReadError"}
+"""What a client in clear makes of a gateway that is gone. What a gateway tells of a ring has a reason."""
 
 
 @dataclass
@@ -62,6 +65,8 @@ class Answer:
     end: tuple[int, ...] = ()
     error: str = ""
     """The reason of what ended it before its time."""
+    again: int = field(default=0, compare=False)
+    """How often it was asked for again, where its client does that."""
 
 
 class Told:
@@ -84,43 +89,67 @@ async def ask_all(
     client: AsyncClient,
     told: Told | None = None,
     *,
+    again: bool = False,
     clear: Iterable[str] = PROMPTS,
     sealed: Iterable[str] = PROMPTS,
 ) -> dict[str, Answer]:
-    """Prompts in clear over gRPC and sealed, one over HTTP, at once. One that fails has an error."""
+    """Prompts in clear over gRPC and sealed, one over HTTP, at once. One that fails has an error.
+
+    With `again` clients that lose their gateway ask it again, as `sealring.client` does by itself.
+    """
     told = told or Told()
     plain, closed, http = {name: Answer() for name in clear}, {name: Answer() for name in sealed}, Answer()
     async with asyncio.timeout(2 * LIMIT_SECONDS):
         await asyncio.gather(
-            *(ask_clear(ring, name, answer, told) for name, answer in plain.items()),
+            *(ask_clear(ring, name, answer, told, again=again) for name, answer in plain.items()),
             *(ask_sealed(client, name, answer, told) for name, answer in closed.items()),
-            _ended(_http(ring, http, told), http),
+            _ended(lambda key: _http(ring, http, told, key), http, again=again),
         )
     return plain | {f"{name}, sealed": answer for name, answer in closed.items()} | {"http": http}
 
 
-async def ask_clear(ring: Ring, name: str, answer: Answer, told: Told) -> None:
+async def ask_clear(ring: Ring, name: str, answer: Answer, told: Told, *, again: bool = False) -> None:
     """One prompt in clear over gRPC; puts all it is told into `answer`."""
-    await _ended(_clear(ring, name, answer, told), answer)
+    await _ended(lambda key: _clear(ring, name, answer, told, key), answer, again=again)
 
 
 async def ask_sealed(client: AsyncClient, name: str, answer: Answer, told: Told) -> None:
     """One prompt sealed, as `ask_clear`."""
-    await _ended(_sealed(client, name, answer, told), answer)
+    await _ended(lambda key: _sealed(client, name, answer, told), answer)
 
 
-async def _ended(asking: Awaitable[None], answer: Answer) -> None:
-    try:
-        await asking
-    except grpc.aio.AioRpcError as error:
-        answer.error = from_rpc_error(error).reason
-    except SealringError as error:
-        answer.error = error.reason
-    except (openai.APIError, httpx.HTTPError) as error:
-        answer.error = str(getattr(error, "code", None) or type(error).__name__)
+async def _ended(asking: Callable[[str], Awaitable[None]], answer: Answer, *, again: bool = False) -> None:
+    key, until = secrets.token_hex(8) if again else "", time.monotonic() + LIMIT_SECONDS
+    while True:
+        before, answer.error = answer.texts, ""
+        answer.texts, answer.logprobs = {}, []
+        try:
+            await asking(key)
+        except grpc.aio.AioRpcError as error:
+            answer.error = from_rpc_error(error).reason
+        except SealringError as error:
+            answer.error = error.reason
+        except (openai.APIError, httpx.HTTPError) as error:
+            answer.error = str(getattr(error, "code", None) or type(error).__name__)
+        if any(_parts(text, answer.texts.get(choice, "")) for choice, text in before.items()):
+            answer.error = "TOLD_OTHERWISE"
+        if not (again and answer.error in _GONE and time.monotonic() < until):
+            return
+        answer.again += 1
+        await asyncio.sleep(0.2)
 
 
-async def _clear(ring: Ring, name: str, answer: Answer, told: Told) -> None:
+def _keyed(key: str) -> dict[str, str]:
+    """Who hangs up for good gives no key: an answer that has one goes on for a while."""
+    return {"idempotency-key": key} if key else {}
+
+
+def _parts(one: str, other: str) -> bool:
+    """Whether neither text begins with the other."""
+    return not (one.startswith(other) or other.startswith(one))
+
+
+async def _clear(ring: Ring, name: str, answer: Answer, told: Told, key: str) -> None:
     request = inference.GenerateRequest(
         model=ring.model,
         envelope=inference.Envelope(clear=PROMPTS[name]),
@@ -129,7 +158,8 @@ async def _clear(ring: Ring, name: str, answer: Answer, told: Told) -> None:
     )
     tokens = dict[int, int]()
     started = 0
-    call = ring.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=ring.metadata(), wait_for_ready=True)
+    metadata = (*(ring.metadata() or ()), *_keyed(key).items())
+    call = ring.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=metadata, wait_for_ready=True)
     async for event in call:
         if event.HasField("delta"):
             delta = event.delta
@@ -158,7 +188,7 @@ async def _sealed(client: AsyncClient, name: str, answer: Answer, told: Told) ->
     answer.end = (reason, whole.usage.prompt_tokens, whole.usage.completion_tokens)
 
 
-async def _http(ring: Ring, answer: Answer, told: Told) -> None:
+async def _http(ring: Ring, answer: Answer, told: Told, key: str) -> None:
     """The drawn one, as OpenAI's own client streams it."""
     sampling = PROMPTS["drawn"].sampling
     async with ring.openai() as client:
@@ -171,6 +201,7 @@ async def _http(ring: Ring, answer: Answer, told: Told) -> None:
             max_tokens=TOKENS,
             stream=True,
             stream_options={"include_usage": True},
+            extra_headers=_keyed(key),
         )
         async for chunk in stream:
             for choice in chunk.choices:

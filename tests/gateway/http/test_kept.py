@@ -1,14 +1,17 @@
 """`Idempotency-Key`: who asks again is told the same answer, and what is kept of answers is bounded."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from sealring.gateway.http import kept
-from sealring.gateway.http.kept import KeptAnswers
+from sealring.gateway.inference import kept
+from sealring.gateway.inference.kept import KeptAnswers
+from sealring.gateway.inference.service import InferenceService
 from sealring.mesh.errors import Cancelled, FailedPrecondition, InvalidInput, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
@@ -35,6 +38,28 @@ async def test_who_asks_again_is_told_the_same_answer_once_computed(
     reused = await ask(http, "a", max_tokens=3)
     assert (reused.status_code, reused.json()["error"]["code"]) == (422, "idempotency_key_reused")
     assert (await ask(http, "x" * 256)).status_code == 400
+
+
+async def test_who_asks_again_over_grpc_is_told_the_same_answer(backend: Any) -> None:
+    """The metadata of its call has the key."""
+    service = InferenceService(backend, lambda: b"")
+    prompt = inference.Envelope(clear=inference.Prompt(text="x"))
+    request = inference.GenerateRequest(model="demo", envelope=prompt)
+
+    async def call(key: str) -> list[inference.GenerateResponse]:
+        context: Any = SimpleNamespace(
+            invocation_metadata=lambda: (("idempotency-key", key),),
+            peer=lambda: secrets.token_hex(2),
+            set_trailing_metadata=lambda _: None,
+        )
+        return [event async for event in service.Generate(request, context)]
+
+    assert await call("a") == await call("a")
+    assert await call("b")
+    assert len(backend.requests) == 2
+    request.max_tokens = 3
+    with pytest.raises(FailedPrecondition):
+        await call("a")
 
 
 async def test_an_answer_goes_on_for_a_client_that_comes_back(http: httpx.AsyncClient, backend: Any) -> None:

@@ -14,6 +14,7 @@ from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import CertificateError, SealringError, Unauthenticated
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, role_server_name
+from sealring.mesh.rpc import tls
 from sealring.mesh.rpc.server import SERVER_OPTIONS
 from sealring.mesh.rpc.tls import (
     PeerChannel,
@@ -131,7 +132,10 @@ async def test_the_joining_port_takes_a_client_without_a_certificate_and_knows_i
     await server.stop(None)
 
 
-async def test_rotation_keeps_open_streams_and_moves_new_calls(ca: ClusterCA, tmp_path: Path) -> None:
+async def test_rotation_keeps_open_streams_and_moves_new_calls(
+    ca: ClusterCA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "IDLE_MILLISECONDS", 1000)
     newer = ClusterCA.create(tmp_path / "newer", "demo", now=wall_clock())
     both = (ca.certificate, newer.certificate)
     server_store = TlsStore(make_material(ca, Role.MEMBER, "node-b"))
@@ -147,6 +151,11 @@ async def test_rotation_keeps_open_streams_and_moves_new_calls(ca: ClusterCA, tm
     assert await ask(peer.get()) == "spiffe://demo/member/node-a2"
     await stream.write(b"after")
     assert await stream.read() == b"after"
+    async with asyncio.timeout(200):
+        while (state := peer.get().get_state()) is not grpc.ChannelConnectivity.IDLE:
+            await peer.get().wait_for_state_change(state)
+    await stream.write(b"idle")
+    assert await stream.read() == b"idle", "though the connection beside it had nothing to do"
     await stream.done_writing()
     assert await stream.read() is grpc.aio.EOF
     await peer.close()

@@ -1,0 +1,32 @@
+"""What many members cost: of the bench itself only that it does not wait for who is gone."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+import psutil
+import pytest
+
+from bench import members
+
+
+async def test_a_session_that_is_lost_ends_the_measurement() -> None:
+    class Lost:
+        challenges = 0
+
+        async def come(self, address: str) -> None:
+            pass
+
+        async def beat(self) -> None:
+            await asyncio.Event().wait()
+
+        async def listen(self) -> None:
+            raise RuntimeError("the coordinator ended a session")
+
+    options = argparse.Namespace(rosters=0, seconds=200)
+    given: Any = [Lost()]
+    settings: Any = argparse.Namespace(listen="")
+    with pytest.raises(ExceptionGroup, match="unhandled errors"):
+        await members._measure(settings, given, psutil.Process(), options)
